@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from mmgrpo.config.registry import bind, parse
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
 from pipelines.factory import with_settings
-from pipelines.options import ModelOptions, check_quantize
+from pipelines.options import check_quantize
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -136,14 +136,12 @@ class LanguageFamily:
         options, sampling = config.model, config.sampling
         self.refuse_other_architectures(locate(options.path))
         check_positions(config, locate(options.path))
-        common = {f.name for f in fields(ModelOptions)}
-        own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in common}
-        if "template" in own:
-            own["template"] = {name: TRUTHS.get(value, value) for name, value in own["template"].items()}
+        given = {"path": locate(options.path)}
+        if "template" in {f.name for f in fields(options)}:
+            given["template"] = {name: TRUTHS.get(value, value) for name, value in options.template.items()}
         model = importlib.import_module(self.module).load(
-            locate(options.path),
+            replace(options, **given),
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
-            **own,
         )
         if self.own_policy:
             return with_settings(importlib.import_module(self.module).policy(model, config, device), self, config)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Policy, Prompt
 from mmgrpo.update import LossRecipe
-from pipelines.training import Training
+from pipelines.training import PLAIN, Training
 
 
 def module(name: str) -> ModuleType:
@@ -33,17 +32,14 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(family(name).module)
 
 
-def load(family: ModuleType, folder: str | Path, **settings: Any) -> Any:
-    """A family's model; settings are those of ``Training`` and the family's own, and ``keep_reference``."""
+def load(family: ModuleType, folder: str | Path, training: Training = PLAIN, **settings: Any) -> Any:
+    """A family's model; settings are those of ``Training`` and the family's options, and ``keep_reference``."""
     keep = settings.pop("keep_reference", False)
-    names = {one.name for one in fields(Training)}
-    training = Training(**{name: value for name, value in settings.items() if name in names})
-    own = {name: value for name, value in settings.items() if name not in names}
-    if "options" in inspect.signature(family.load).parameters:
-        options = families()[family.__name__.split(".")[-1]].sections.model
-        model = family.load(options(path=str(folder), **own), training)
-    else:
-        model = family.load(folder, training, **own)
+    options = families()[family.__name__.split(".")[-1]].sections.model
+    names, own = ({one.name for one in fields(kind)} & settings.keys() for kind in (Training, options))
+    training = replace(training, **{name: settings.pop(name) for name in names})
+    made = options(path=str(folder), **{name: settings.pop(name) for name in own - names})
+    model = family.load(made, training, **settings)
     if keep:
         model.reference.keep()
     return model

@@ -5,7 +5,7 @@ prompts. Here every prompt is read by the network alone, sounds included, and wh
 tried when the model is loaded (``pipelines.own_forward``). Two more trials refuse a model whose logits do not depend
 on the sound, and a duration beyond which its processor drops the end of a clip.
 
-    load(path)     an ordinary folder or hub id: mistralai/Voxtral-Mini-3B-2507, ibm-granite/granite-speech-3.3-2b,
+    load(options)  an ordinary folder or hub id: mistralai/Voxtral-Mini-3B-2507, ibm-granite/granite-speech-3.3-2b,
                    Qwen/Qwen2.5-Omni-3B (its thinker, which hears and writes), zai-org/GLM-ASR-Nano-2512, ...
     tiny(folder)   the real architecture with random weights and a small vocabulary (audio_text_tiny.py)
 """
@@ -30,6 +30,7 @@ from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import LONGEST, clip_samples, setting_to_raise
 from pipelines.speech.audio_text_tiny import tiny
 from pipelines.speech.granite import read_granite
+from pipelines.speech.options import AudioTextOptions
 from pipelines.speech.processors import chat_of_processor, processed, read_hearing_processor
 from pipelines.training import PLAIN, Training
 
@@ -99,18 +100,8 @@ class AudioText(OwnForward):
         return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}, ()
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    freeze_encoder: bool = True,
-    seconds: float = 30.0,
-    instruction: str = "",
-) -> AudioText:
+def load(options: AudioTextOptions, training: Training = PLAIN) -> AudioText:
     """Load any language model that hears for training.
-
-    ``freeze_encoder`` freezes all but the language model where the network itself trains. ``seconds`` is the maximum
-    duration of a clip. ``instruction`` is the text behind the clips of a prompt that has none.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for a model of another kind and for one that does
     not hear clips of this duration to their end, ImportError where its processor needs a package.
@@ -119,7 +110,7 @@ def load(
     import transformers
     from transformers.models.auto import modeling_auto
 
-    source = locate(path, "mistralai/Voxtral-Mini-3B-2507")
+    source = locate(options.path, "mistralai/Voxtral-Mini-3B-2507")
     config = read_part(transformers.AutoConfig, source, trust_remote_code=False)
     kind = str(config.model_type)
     thinker = THINKERS.get(kind.removesuffix("_thinker"))
@@ -140,16 +131,16 @@ def load(
     model = AudioText(
         network,
         processor,
-        seconds,
+        options.seconds,
         training.compute_dtype,
         torch.device(training.device),
-        train_decoder(network, training, freeze_encoder),
+        train_decoder(network, training, options.freeze_encoder),
         training.gradient_checkpointing,
-        instruction,
+        options.instruction,
         bool(getattr(config, "has_lora_adapter", False)),
     )
     check_hearing(model, f"{source} ({kind})")
-    choose_way(model, f"{source} ({kind})", example(tone(min(1.0, seconds))))
+    choose_way(model, f"{source} ({kind})", example(tone(min(1.0, options.seconds))))
     return model
 
 

@@ -5,7 +5,7 @@ text, the completion consists of speech tokens <|s_0|>, <|s_1|>, ..., and a voco
 speech tokens and the end can be sampled, and never the end first: sampling and scoring have the same mask, so that
 log-probs are those of the sampled distribution.
 
-    load(path)     an ordinary folder or hub id: HKUSTAudio/Llasa-1B, or CosyVoice 2's converted by its own script
+    load(options)  an ordinary folder or hub id: HKUSTAudio/Llasa-1B, or CosyVoice 2's converted by its own script
                    (examples/grpo/cosyvoice2/pretrained_to_huggingface.py)
     tiny(folder)   a random Qwen2 over digits and tones (codec_speech_tiny.py)
 """
@@ -32,6 +32,7 @@ from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.speech import vocoders
 from pipelines.speech.codec_speech_tiny import tiny
+from pipelines.speech.options import CodecOptions
 from pipelines.training import PLAIN, Training, make_trainable
 
 __all__ = ["LORA_TARGETS", "CodecSpeech", "load", "tiny"]
@@ -162,20 +163,8 @@ def warn_of_begin(tokenizer: Any, begin: str, path: str | Path) -> None:
         )
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    speech_token: str = "<|s_{}|>",
-    instruction: str = "{text}",
-    begin: str = "",
-    end: str = "",
-    vocoder: str = "codec",
-    vocoder_path: str = "HKUSTAudio/xcodec2-hf",
-    reader: str = "",
-    reader_temperature: float = 1.0,
-) -> CodecSpeech:
-    """Load a speech language model for training; the arguments are the options of ``CodecOptions``.
+def load(options: CodecOptions, training: Training = PLAIN) -> CodecSpeech:
+    """Load a speech language model for training.
 
     Raises FileNotFoundError for a folder that is no model, and ValueError for one without speech tokens or with more of
     them than the vocoder has.
@@ -183,11 +172,12 @@ def load(
     require("speech", "transformers", "peft")
     from transformers import AutoModelForCausalLM
 
+    path = options.path
     source = locate(path, "HKUSTAudio/Llasa-1B")
     tokenizer = load_tokenizer(source)
-    codes = code_table(tokenizer, speech_token, path)
-    warn_of_begin(tokenizer, begin, path)
-    voice = vocoders.vocoder(vocoder, vocoder_path, training.device)
+    codes = code_table(tokenizer, options.speech_token, path)
+    warn_of_begin(tokenizer, options.begin, path)
+    voice = vocoders.vocoder(options.vocoder, options.vocoder_path, training.device)
     if len(codes) > voice.size():
         raise ValueError(
             f"model.vocoder: got one of {voice.size()} tokens, expected the {len(codes)} of '{path}'; name the vocoder "
@@ -196,18 +186,18 @@ def load(
     network = read_network(AutoModelForCausalLM, source, training)
     reference = make_trainable(network, training, LORA_TARGETS)
     reading = None
-    if reader:
-        named = load_instance(reader, "model.reader", Reader)
+    if options.reader:
+        named = load_instance(options.reader, "model.reader", Reader)
         order = sorted(codes, key=lambda place: codes[place])
-        reading = Reading(named, torch.tensor(order, device=training.device), reader_temperature)
+        reading = Reading(named, torch.tensor(order, device=training.device), options.reader_temperature)
     return CodecSpeech(
         network,
         tokenizer,
         codes,
-        end_ids(network, tokenizer, end, path),
-        instruction,
-        begin,
-        speech_token,
+        end_ids(network, tokenizer, options.end, path),
+        options.instruction,
+        options.begin,
+        options.speech_token,
         voice,
         reference,
         training.compute_dtype,

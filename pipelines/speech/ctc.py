@@ -4,7 +4,7 @@ WavLM; one clip in, its transcript out, one decision per transcript (``mmgrpo.po
 Every clip goes through the network alone, since padding changes what some of these models compute (group
 normalization over time), and once for all transcripts of its group.
 
-    load(path)           an ordinary folder or hub id: facebook/wav2vec2-base-960h, nvidia/parakeet-ctc-0.6b
+    load(options)        an ordinary folder or hub id: facebook/wav2vec2-base-960h, nvidia/parakeet-ctc-0.6b
     tiny(folder, kind)   a small model of a real architecture with random weights
 """
 
@@ -25,6 +25,7 @@ from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import clip_samples, setting_to_raise
 from pipelines.speech.ctc_tiny import tiny
+from pipelines.speech.options import CtcOptions
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 
 if TYPE_CHECKING:
@@ -102,20 +103,19 @@ class Ctc:
         save_network(folder, network, (self.processor,))
 
 
-def load(path: str | Path, training: Training = PLAIN, *, freeze_front_end: bool = True, seconds: float = 30.0) -> Ctc:
+def load(options: CtcOptions, training: Training = PLAIN) -> Ctc:
     """Load a CTC recognizer for training.
 
-    Where the network itself trains, ``freeze_front_end`` freezes the convolutions that read the sound. ``seconds`` is
-    the maximum duration of a clip. Raises FileNotFoundError for a folder that is no model, ValueError for a model of
+    Raises FileNotFoundError for a folder that is no model, ValueError for a model of
     another kind.
     """
     require("speech", "transformers", "peft")
     from transformers import AutoConfig, AutoModelForCTC, AutoProcessor
     from transformers.models.auto.modeling_auto import MODEL_FOR_CTC_MAPPING_NAMES
 
-    if not 0 < seconds <= 30:
-        raise ValueError(f"seconds: got {seconds:g}, expected more than 0 and at most 30")
-    source = locate(path, "facebook/wav2vec2-base-960h")
+    if not 0 < options.seconds <= 30:
+        raise ValueError(f"seconds: got {options.seconds:g}, expected more than 0 and at most 30")
+    source = locate(options.path, "facebook/wav2vec2-base-960h")
     kind = read_part(AutoConfig, source, trust_remote_code=False).model_type
     if kind not in MODEL_FOR_CTC_MAPPING_NAMES:
         raise ValueError(
@@ -132,11 +132,11 @@ def load(path: str | Path, training: Training = PLAIN, *, freeze_front_end: bool
     layers = {name.rpartition(".")[2] for name, module in network.named_modules() if isinstance(module, nn.Linear)}
     usual = [name for name in ("q_proj", "v_proj", "linear_q", "linear_v") if name in layers]
     targets = LORA_TARGETS.get(kind, usual or sorted(layers))
-    reference = make_trainable(network, training, targets, front if freeze_front_end else [])
+    reference = make_trainable(network, training, targets, front if options.freeze_front_end else [])
     return Ctc(
         network,
         read_part(AutoProcessor, source, trust_remote_code=False),
-        seconds,
+        options.seconds,
         training.compute_dtype,
         torch.device(training.device),
         reference,

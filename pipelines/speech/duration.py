@@ -5,7 +5,7 @@ Class k stands for k * ``frames_a_class`` frames of ``HOP`` samples at ``RATE`` 
 query token, whose last state is projected to the logits. Unlike the paper's network it reads the text only, not the
 spectrogram of a reference voice.
 
-    load(path, renderer_name=...)   a folder that ``save`` or ``tiny`` wrote
+    load(options)                   a folder that ``save`` or ``tiny`` wrote
     tiny(folder)                    a random network of the same architecture
     pretrain(network, ...)          cross-entropy to the durations of texts at a given pace
 """
@@ -29,8 +29,9 @@ from mmgrpo.runtime.randomness import derive, stream
 from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.pretrained import reading
+from pipelines.speech.options import DurationOptions
 from pipelines.speech.renderers import Renderer, renderer
-from pipelines.training import FrozenCopy
+from pipelines.training import PLAIN, FrozenCopy, Training
 
 __all__ = ["Duration", "DurationNetwork", "Shape", "load", "pretrain", "tiny"]
 
@@ -172,16 +173,16 @@ def refuse_incomplete(folder: Path) -> None:
         )
 
 
-def load(path: str | Path, *, renderer_name: str = "hibari", device: str | torch.device = "cpu") -> Duration:
+def load(options: DurationOptions, training: Training = PLAIN) -> Duration:
     """Load a duration network for training, with the renderer of its choices."""
-    folder = Path(path)
+    folder = Path(options.path)
     refuse_incomplete(folder)
     from safetensors.torch import load_file
 
     network = DurationNetwork(read_shape(folder / "config.json"))
     with reading(str(folder)):
         network.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    return family(network, renderer(renderer_name), device=device)
+    return family(network, renderer(options.renderer), device=training.device)
 
 
 def read_shape(path: Path) -> Shape:

@@ -174,10 +174,11 @@ class DurationFamily(Spoken):
         from mmgrpo.policies.categorical import CategoricalPolicy
         from pipelines.speech.duration import Shape, create, family, load, pretrain
         from pipelines.speech.renderers import renderer
+        from pipelines.training import Training
 
         options = config.model
         if path := weights or options.path:
-            model = load(locate(path), renderer_name=options.renderer, device=device)
+            model = load(replace(options, path=locate(path)), Training(device=device))
         else:
             shape = Shape(
                 classes=options.classes,

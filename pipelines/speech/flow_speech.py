@@ -10,7 +10,7 @@ Utterances differ in length, latents of a batch do not: behind the last frame of
 the weights are. What is there has no gradient and adds the same constant to old and new log-probabilities; as these are
 means over the whole latent, a frame counts as much in a short utterance as in a long one.
 
-    load(path, training, ...)       a folder or hub id in the layout of ``SWivid/F5-TTS``
+    load(options)                   a folder or hub id in the layout of ``SWivid/F5-TTS``
     tiny(folder)                    a small random checkpoint in that layout
 """
 
@@ -20,7 +20,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -45,6 +44,7 @@ from pipelines.speech.f5_checkpoint import (
 from pipelines.speech.f5_network import F5Network, F5Shape
 from pipelines.speech.flow_speech_tiny import tiny
 from pipelines.speech.mel import MelFormat, Vocoder, vocoder
+from pipelines.speech.options import FlowSpeechOptions
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
 __all__ = ["FlowSpeech", "Utterances", "load", "tiny"]
@@ -94,10 +94,10 @@ class FlowSpeech:
     training: Training
     reference: Reference
     form: MelFormat
-    seconds: float = 20.0
+    seconds: float
     """Of reference and speech together, at most."""
-    guidance: float = 1.0
-    pace: float = 15.0
+    guidance: float
+    pace: float
     """Characters per second of a row without a reference."""
     levels: str = CHECKPOINT
     """Noise levels: ``checkpoint``, F5-TTS's own, or another grid by name (``mmgrpo.diffusion.schedules.GRIDS``)."""
@@ -299,27 +299,16 @@ def seconds_of(prompt: Prompt) -> float:
     return float(seconds)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    folder: str = "F5TTS_v1_Base",
-    release: str = "v1",
-    head: str = "velocity",
-    sigma: float = 0.3,
-    vocoder_name: str = "griffin_lim",
-    **settings: Any,
-) -> FlowSpeech:
-    """Load a checkpoint for training; ``settings`` are fields of ``FlowSpeech`` (seconds, guidance, pace).
+def load(options: FlowSpeechOptions, training: Training = PLAIN) -> FlowSpeech:
+    """Load a checkpoint for training.
 
-    ``folder`` is the one of a hub's repository that has the checkpoint. ``release`` names the variant of the
-    architecture, which the files do not state. With ``head="drawn"`` the head of F5R-TTS predicts ln std of the
-    velocity; a checkpoint without one is given one that predicts ``sigma`` everywhere.
+    With ``options.head="drawn"`` the head of F5R-TTS predicts ln std of the velocity; a checkpoint without one is given
+    one that predicts ``options.sigma`` everywhere.
     """
-    source = located(path, folder)
+    source, old, drawn = located(options.path, options.folder), options.release == "v0", options.head == "drawn"
     tensors = read_tensors(Path(training.network or source))
-    shape = replace(shape_of(tensors), rotates_all=release == "v1", masks_text=release == "v1", spread=head == "drawn")
-    tensors = with_head(tensors, sigma) if shape.spread else {k: v for k, v in tensors.items() if HEAD not in k}
+    shape = replace(shape_of(tensors), rotates_all=not old, masks_text=not old, spread=drawn)
+    tensors = with_head(tensors, options.sigma) if shape.spread else {k: v for k, v in tensors.items() if HEAD not in k}
     network = F5Network(shape)
     with reading(str(source)):
         network.load_state_dict(tensors, strict=True)
@@ -327,4 +316,15 @@ def load(
     reference = make_trainable(network, training, TARGETS)
     form = MelFormat(mels=shape.mels)
     characters = read_vocabulary(source / "vocab.txt", shape.vocabulary)
-    return FlowSpeech(network, shape, characters, vocoder(vocoder_name, form), training, reference, form, **settings)
+    return FlowSpeech(
+        network,
+        shape,
+        characters,
+        vocoder(options.vocoder, form),
+        training,
+        reference,
+        form,
+        seconds=options.seconds,
+        guidance=options.guidance,
+        pace=options.pace,
+    )

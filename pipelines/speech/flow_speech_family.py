@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mmgrpo.config.plugins import locate
@@ -93,18 +93,10 @@ class FlowSpeechFamily(Spoken):
         path = locate(options.path)
         refuse_other_architectures(self.name, self.architectures, path)
         model = load(
-            path,
+            replace(options, path=path),
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
-            folder=options.folder,
-            release=options.release,
-            head=options.head,
-            sigma=options.sigma,
-            vocoder_name=options.vocoder,
-            seconds=options.seconds,
-            guidance=options.guidance,
-            pace=options.pace,
-            levels=config.sampling.grid,
         )
+        model.levels = config.sampling.grid
         return policy_over(model, self, config, device)
 
     def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:

@@ -5,7 +5,7 @@ in windows of 30 seconds (``windows``), whose features follow each other. Featur
 cached before the projector: with a frozen audio tower they are computed once for all completions of a group (and, with
 ``features_kept``, once per run), while the projector still trains with the language model.
 
-    load(path)     an ordinary folder or hub id: Qwen/Qwen2-Audio-7B-Instruct
+    load(options)  an ordinary folder or hub id: Qwen/Qwen2-Audio-7B-Instruct
     tiny(folder)   the real architecture with random weights and a small vocabulary (qwen_audio_tiny.py)
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,12 @@ from pipelines.conversation import (
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
+<<<<<<< HEAD
 from pipelines.speech.audio import clip_samples, duration_of, in_windows, setting_to_raise
+=======
+from pipelines.speech.audio import clip_samples, duration_of, in_windows
+from pipelines.speech.options import WindowedOptions
+>>>>>>> 1f654e8 (Load language and speech models from their options)
 from pipelines.speech.qwen_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
@@ -167,27 +171,20 @@ def padding_mask(tower: Any, lengths: Int[Tensor, "clips"]) -> Any:
     return create_bidirectional_mask(config=tower.config, inputs_embeds=shape, attention_mask=real.long())
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    freeze_encoder: bool = True,
-    seconds: float = 30.0,
-    windows: int = 1,
-) -> QwenAudio:
+def load(options: WindowedOptions, training: Training = PLAIN) -> QwenAudio:
     """Load a Qwen2-Audio model for training.
 
-    ``freeze_encoder`` freezes the audio tower where the network itself trains. ``seconds`` is the maximum duration of a
-    clip, at most 30, or 30 with several ``windows``, in which longer clips are read. Raises FileNotFoundError for a
-    folder that is no model.
+    Raises FileNotFoundError for a folder that is no model, ValueError for a duration that it does not read.
     """
     require("speech", "transformers", "peft")
     from transformers import Qwen2AudioForConditionalGeneration, Qwen2AudioProcessor
 
-    seconds = duration_of(seconds, windows)
-    source = locate(path, "Qwen/Qwen2-Audio-7B-Instruct")
+    seconds = duration_of(options.seconds, options.windows)
+    source = locate(options.path, "Qwen/Qwen2-Audio-7B-Instruct")
     network = read_network(Qwen2AudioForConditionalGeneration, source, training)
-    reference = make_trainable(network, training, LORA_TARGETS, [network.model.audio_tower] if freeze_encoder else [])
+    reference = make_trainable(
+        network, training, LORA_TARGETS, [network.model.audio_tower] if options.freeze_encoder else []
+    )
     return QwenAudio(
         network,
         read_part(Qwen2AudioProcessor, source, trust_remote_code=False),

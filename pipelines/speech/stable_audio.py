@@ -14,7 +14,7 @@ The latents always span the checkpoint's longest sound (47.6 s); a sound of fewe
 the pipeline. The unconditional branch of guidance has zeros for words and duration in cross-attention, and knows the
 duration by the global state.
 
-    load(path, seconds=..., guidance=...)   a folder or hub id of diffusers' StableAudioPipeline
+    load(options)                           a folder or hub id of diffusers' StableAudioPipeline
     tiny(folder)                            a random checkpoint of the same classes
 """
 
@@ -36,6 +36,7 @@ from mmgrpo.types import Audio, Prompt, Reference
 from pipelines import require
 from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_cut, refuse_media, stacked
 from pipelines.pretrained import locate, read_json, read_network, read_pipeline
+from pipelines.speech.options import StableAudioOptions
 from pipelines.speech.stable_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
 
@@ -196,34 +197,34 @@ class StableAudio:
             trained.save_pretrained(Path(folder) / TRANSFORMER)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    seconds: float = 0.0,
-    guidance: float = 7.0,
-    decode_batch_size: int = 4,
-) -> StableAudio:
+def load(options: StableAudioOptions, training: Training = PLAIN) -> StableAudio:
     """Load a Stable Audio model for training; T5, the projection of durations and the autoencoder are frozen.
-
-    ``path`` is a folder or a hub id. ``seconds`` is the duration of sounds whose prompt states none; 0 is the longest.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported schedulers and durations.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderOobleck, StableAudioPipeline
 
-    if guidance < 1:
-        raise ValueError(f"model.guidance: got {guidance}, expected at least 1, which is none")
-    source = locate(path, "stabilityai/stable-audio-open-1.0", "model_index.json")
+    if options.guidance < 1:
+        raise ValueError(f"model.guidance: got {options.guidance}, expected at least 1, which is none")
+    source = locate(options.path, "stabilityai/stable-audio-open-1.0", "model_index.json")
     sigmas = read_sigmas(source)
     network = read_network(transformer_class(), source, training, TRANSFORMER)
     parts = {"transformer": network, "scheduler": None}
     pipeline = read_pipeline(StableAudioPipeline, source, training, vae=AutoencoderOobleck, **parts)
     freeze((part for part in pipeline.components.values() if isinstance(part, nn.Module)), training.device)
     reference = make_trainable(network, training, LORA_TARGETS, frozen=[network.time_proj])
-    model = StableAudio(network, pipeline, sigmas, training, reference, seconds, float(guidance), decode_batch_size)
-    model.seconds = seconds or model.longest
+    model = StableAudio(
+        network,
+        pipeline,
+        sigmas,
+        training,
+        reference,
+        options.seconds,
+        float(options.guidance),
+        options.decode_batch_size,
+    )
+    model.seconds = options.seconds or model.longest
     model.seconds_of(Prompt("", "model.seconds"))
     return model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from pipelines.denoising import (
     read_whole,
     refuse_other_architectures,
 )
-from pipelines.options import ModelOptions, check_quantize
+from pipelines.options import check_quantize
 from pipelines.speech.options import CaptionData, SoundSampling, SpeechEval
 from pipelines.speech.spoken import Spoken
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
     from mmgrpo.types import Policy, Prompt
     from pipelines.export import Elsewhere
-
-COMMON = {f.name for f in fields(ModelOptions)}
-"""Options that all families have, which are no arguments of their ``load``."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,8 @@ class TextToAudioFamily(Spoken):
         options, path = config.model, locate(config.model.path)
         refuse_other_architectures(self.name, self.architectures, path)
         model = importlib.import_module(self.module).load(
-            path,
+            replace(options, path=path),
             Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
-            **{f.name: getattr(options, f.name) for f in fields(options) if f.name not in COMMON},
         )
         return policy_over(model, self, config, device)
 

@@ -4,7 +4,7 @@ The decoder's prefix states language and task and is no decision of the policy; 
 choose it before the options do. Tokens that Whisper's generation config suppresses, and time stamps, have probability 0
 in sampling and in scoring alike. With a frozen encoder, the states of a clip are computed once for all its completions.
 
-    load(path)     an ordinary folder or hub id: openai/whisper-tiny.en
+    load(options)  an ordinary folder or hub id: openai/whisper-tiny.en
     tiny(folder)   the real architecture with random weights and a small vocabulary
 """
 
@@ -31,6 +31,7 @@ from pipelines.conversation import completion_ids
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import MAX_SECONDS, clip_samples, duration_of, in_windows, setting_to_raise
 from pipelines.speech.by_clip import ClipCache, attend_by_clip
+from pipelines.speech.options import WhisperOptions
 from pipelines.speech.whisper_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
@@ -272,40 +273,30 @@ def declared_language(tokenizer: Any, generation: Any, config: Any) -> str:
     return ""
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    freeze_encoder: bool = True,
-    freeze_embeddings: bool = True,
-    language: str = "en",
-    task: str = "transcribe",
-    seconds: float = 30.0,
-    windows: int = 1,
-) -> Whisper:
+def load(options: WhisperOptions, training: Training = PLAIN, *, freeze_embeddings: bool = True) -> Whisper:
     """Load a Whisper model for training.
 
-    Where the network itself trains, ``freeze_embeddings`` freezes its token embedding and ``freeze_encoder`` its
-    encoder. ``language`` (a code or a name) and ``task`` (transcribe, translate) are those of rows that have none; an
-    English-only model takes en and transcribe only. ``seconds`` is the maximum duration of a clip; lower values are
-    faster, since the decoder attends to fewer encoder states. With several ``windows`` of 30 s longer clips are read,
-    whose states follow each other; Whisper was trained on one.
+    Where the network itself trains, ``freeze_embeddings`` freezes its token embedding. An English-only model takes
+    en and transcribe only. Lower ``seconds`` are faster, since the decoder attends to fewer encoder states. With
+    several ``windows`` of 30 s longer clips are read, whose states follow each other; Whisper was trained on one.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for options that the checkpoint does not take.
     """
     require("speech", "transformers", "peft")
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
     from transformers.models.whisper import WhisperTokenizerFast  # type: ignore[attr-defined]
 
-    seconds = duration_of(seconds, windows)
+    seconds = duration_of(options.seconds, options.windows)
     if training.gradient_checkpointing:
         raise ValueError("gradient_checkpointing: got True, expected False, since family 'whisper' does not support it")
-    source = locate(path, "openai/whisper-tiny.en")
+    source = locate(options.path, "openai/whisper-tiny.en")
     network = read_network(WhisperForConditionalGeneration, source, training)
     tokenizer: Any = read_part(WhisperTokenizerFast, source)
     generation = network.generation_config
     multilingual = is_multilingual(tokenizer, generation, network.config)
     try:
-        language = language_code(language)
-        prefix = prefix_ids(tokenizer, multilingual, language, task)
+        language = language_code(options.language)
+        prefix = prefix_ids(tokenizer, multilingual, language, options.task)
     except ValueError as error:
         raise ValueError(f"model.language, model.task: {error}") from error
     if multilingual and (own := declared_language(tokenizer, generation, network.config)) not in ("", language):
@@ -314,7 +305,7 @@ def load(
             f"as {language}; set model.language to {own} if that is what they speak",
             flush=True,
         )
-    frozen = [network.model.encoder] if freeze_encoder else []
+    frozen = [network.model.encoder] if options.freeze_encoder else []
     frozen += [network.get_input_embeddings()] if freeze_embeddings else []
     attend_by_clip(network)
     reference = make_trainable(network, training, LORA_TARGETS, frozen)
@@ -329,5 +320,5 @@ def load(
         reference,
         multilingual,
         language,
-        task,
+        options.task,
     )

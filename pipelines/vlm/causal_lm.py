@@ -1,13 +1,12 @@
 """Plain causal language models: text in, text out.
 
-load(path)     an ordinary folder or hub id: Qwen/Qwen2.5-0.5B-Instruct
+load(options)  an ordinary folder or hub id: Qwen/Qwen2.5-0.5B-Instruct
 tiny(folder)   a Qwen2 of a few thousand parameters over a small vocabulary of words
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.vlm.causal_lm_tiny import network_of, tiny
+from pipelines.vlm.options import TextOptions
 
 __all__ = ["LORA_TARGETS", "CausalLm", "load", "tiny", "toy"]
 
@@ -102,22 +102,15 @@ class CausalLm(Decoder):
         return ids
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    max_prompt_tokens: int = 0,
-    template: Mapping[str, Any] = NO_ARGUMENTS,
-) -> CausalLm:
-    """Load a language model for training; prompts of more than ``max_prompt_tokens`` are refused (0: no limit).
-    ``template`` are arguments of its chat template, e.g. ``{"enable_thinking": False}``.
+def load(options: TextOptions, training: Training = PLAIN) -> CausalLm:
+    """Load a language model for training.
 
     Raises FileNotFoundError for a folder that is no model.
     """
     require("vlm", "transformers", "peft")
     from transformers import AutoModelForCausalLM
 
-    source = locate(path, "Qwen/Qwen2.5-0.5B-Instruct")
+    source = locate(options.path, "Qwen/Qwen2.5-0.5B-Instruct")
     network = read_network(AutoModelForCausalLM, source, training)
     reference = make_trainable(network, training, LORA_TARGETS)
     return CausalLm(
@@ -125,9 +118,9 @@ def load(
         load_tokenizer(source),
         reference,
         training.compute_dtype,
-        max_prompt_tokens,
+        options.max_prompt_tokens,
         checkpointing=training.gradient_checkpointing,
-        template=template,
+        template=options.template,
     )
 
 

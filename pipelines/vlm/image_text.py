@@ -4,7 +4,7 @@ A family of its own is faster where there is one (``qwen_vl``, ``smolvlm``): it 
 batches prompts. Here every prompt is read by the network alone, and what the samples of its group share is tried when
 the model is loaded (``pipelines.own_forward``).
 
-    load(path)     an ordinary folder or hub id: Qwen/Qwen3-VL-4B-Instruct, google/gemma-3-4b-it, ...
+    load(options)  an ordinary folder or hub id: Qwen/Qwen3-VL-4B-Instruct, google/gemma-3-4b-it, ...
     tiny(folder)   the real architecture with random weights and a small vocabulary (image_text_tiny.py)
 """
 
@@ -21,7 +21,7 @@ import torch
 from PIL import Image as Pil
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import NO_ARGUMENTS, ChatTemplate, special_tokens, token_ids
+from mmgrpo.data.chat import ChatTemplate, special_tokens, token_ids
 from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
@@ -33,6 +33,7 @@ from pipelines.processors import read_processor
 from pipelines.training import PLAIN, Training
 from pipelines.vlm.image_text_tiny import tiny
 from pipelines.vlm.media import eight_bits, read_image, read_video, resize
+from pipelines.vlm.options import SmolVlmOptions
 from pipelines.vlm.qwen_vl import patchify
 
 __all__ = ["ImageText", "load", "tiny"]
@@ -221,17 +222,7 @@ class ImageText(OwnForward):
         return [_within(picture, most) if most else picture for picture in pictures]
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    freeze_vision: bool = True,
-    max_pixels: int = 0,
-    max_frames: int = 0,
-    fps: float = 0.0,
-    max_prompt_tokens: int = 0,
-    template: Mapping[str, Any] = NO_ARGUMENTS,
-) -> ImageText:
+def load(options: SmolVlmOptions, training: Training = PLAIN) -> ImageText:
     """Load any image-text-to-text model for training.
 
     ``freeze_vision`` freezes all but the language model where the network itself trains. Larger pictures are reduced
@@ -244,7 +235,7 @@ def load(
     from transformers import AutoConfig, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-    source = locate(path, "Qwen/Qwen3-VL-4B-Instruct")
+    source = locate(options.path, "Qwen/Qwen3-VL-4B-Instruct")
     kind = read_part(AutoConfig, source, trust_remote_code=False).model_type
     if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise ValueError(
@@ -252,7 +243,7 @@ def load(
             "choose another model.family"
         )
     network = read_network(AutoModelForImageTextToText, source, training)
-    reference = train_decoder(network, training, freeze_vision)
+    reference = train_decoder(network, training, options.freeze_vision)
     model = ImageText(
         network,
         read_processor(source, kind),
@@ -261,12 +252,14 @@ def load(
         torch.device(training.device),
         reference,
         training.gradient_checkpointing,
-        template,
+        options.template,
         stamped_clips(source, network.config) if kind in STAMPED else None,
     )
     choose_way(model, f"{source} ({kind})", EXAMPLE)
     frames, rate = (768, 2.0) if kind in STAMPED else (Limits.max_frames, Limits.fps)
-    model.limits = Limits(max_pixels, max_frames or frames, fps or rate, max_prompt_tokens)
+    model.limits = Limits(
+        options.max_pixels, options.max_frames or frames, options.fps or rate, options.max_prompt_tokens
+    )
     return model
 
 

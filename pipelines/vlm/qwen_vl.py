@@ -5,7 +5,7 @@ such a grid for every two frames. Positions have three axes (time, height, width
 ``2 / fps`` seconds times the config's ``tokens_per_second`` after the one before. They are computed once, when the
 prompt is encoded, so that sampling and old, new and reference log-probabilities share them.
 
-    load(path)     an ordinary folder or hub id: Qwen/Qwen2.5-VL-3B-Instruct
+    load(options)  an ordinary folder or hub id: Qwen/Qwen2.5-VL-3B-Instruct
     tiny(folder)   the real architecture with random weights and a small vocabulary (qwen_vl_tiny.py)
 """
 
@@ -14,14 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import NO_ARGUMENTS
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
@@ -36,6 +34,7 @@ from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 from pipelines.vlm.media import frame_pixel_limit, read_image, read_video, resize, smart_resize
+from pipelines.vlm.options import QwenVlOptions
 from pipelines.vlm.qwen_vl_tiny import tiny
 
 __all__ = ["LORA_TARGETS", "QwenVl", "load", "tiny"]
@@ -232,19 +231,7 @@ def patchify(
     return ordered.reshape(t * h * w, 3 * temporal * patch * patch), (t, h, w)
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    freeze_vision: bool = True,
-    min_pixels: int = 0,
-    max_pixels: int = 0,
-    frame_pixels: int = 0,
-    max_frames: int = 0,
-    fps: float = 0.0,
-    max_prompt_tokens: int = 0,
-    template: Mapping[str, Any] = NO_ARGUMENTS,
-) -> QwenVl:
+def load(options: QwenVlOptions, training: Training = PLAIN) -> QwenVl:
     """Load a Qwen2.5-VL model for training.
 
     ``freeze_vision`` freezes the vision tower where the network itself trains. Sizes are in pixels of one picture or
@@ -254,27 +241,27 @@ def load(
     require("vlm", "transformers", "peft")
     from transformers import AutoImageProcessor, Qwen2_5_VLForConditionalGeneration
 
-    source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct")
+    source = locate(options.path, "Qwen/Qwen2.5-VL-3B-Instruct")
     network = read_network(Qwen2_5_VLForConditionalGeneration, source, training)
     processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
     merged = (processor.patch_size * processor.merge_size) ** 2
-    low = min_pixels or processor.size["shortest_edge"]
-    reference = make_trainable(network, training, LORA_TARGETS, [network.model.visual] if freeze_vision else [])
+    low = options.min_pixels or processor.size["shortest_edge"]
+    reference = make_trainable(network, training, LORA_TARGETS, [network.model.visual] if options.freeze_vision else [])
     return QwenVl(
         network,
         load_tokenizer(source),
         processor,
         Limits(
             low,
-            max_pixels or processor.size["longest_edge"],
-            frame_pixels or 768 * merged,
-            max_frames or 768,
-            fps or 2.0,
-            max_prompt_tokens,
+            options.max_pixels or processor.size["longest_edge"],
+            options.frame_pixels or 768 * merged,
+            options.max_frames or 768,
+            options.fps or 2.0,
+            options.max_prompt_tokens,
         ),
         training.compute_dtype,
         torch.device(training.device),
         reference,
         training.gradient_checkpointing,
-        template,
+        options.template,
     )

@@ -4,7 +4,7 @@ A picture is enlarged and split into square tiles, each a fixed number of tokens
 followed by the whole picture as one tile. A video is a sequence of frames, one tile each, after its time in words;
 positions have one axis. Tiles and the text around them are those of the processors of transformers.
 
-    load(path)     an ordinary folder or hub id: HuggingFaceTB/SmolVLM2-500M-Video-Instruct
+    load(options)  an ordinary folder or hub id: HuggingFaceTB/SmolVLM2-500M-Video-Instruct
     tiny(folder)   the real architecture with random weights and a small vocabulary (smolvlm_tiny.py)
 """
 
@@ -25,7 +25,6 @@ from jaxtyping import Float
 from PIL import Image as Pil
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import NO_ARGUMENTS
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
@@ -40,6 +39,7 @@ from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 from pipelines.vlm.media import eight_bits, read_image, read_video
+from pipelines.vlm.options import SmolVlmOptions
 from pipelines.vlm.smolvlm_tiny import tiny
 
 __all__ = ["LORA_TARGETS", "SmolVlm", "load", "tiny"]
@@ -229,17 +229,7 @@ def clip_parts(times: Sequence[float], duration: float) -> list[dict[str, str]]:
     return [*parts, {"type": "text", "text": words.DEFAULT_MEDIA_OUTTRO}]
 
 
-def load(
-    path: str | Path,
-    training: Training = PLAIN,
-    *,
-    freeze_vision: bool = True,
-    max_pixels: int = 0,
-    max_frames: int = 0,
-    fps: float = 0.0,
-    max_prompt_tokens: int = 0,
-    template: Mapping[str, Any] = NO_ARGUMENTS,
-) -> SmolVlm:
+def load(options: SmolVlmOptions, training: Training = PLAIN) -> SmolVlm:
     """Load a SmolVLM, SmolVLM2 or Idefics3 model for training.
 
     ``freeze_vision`` freezes the vision tower and its connector where the network itself trains. ``max_pixels`` bounds
@@ -250,7 +240,7 @@ def load(
     require("vlm", "transformers", "peft")
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
 
-    source = locate(path, "HuggingFaceTB/SmolVLM2-500M-Video-Instruct")
+    source = locate(options.path, "HuggingFaceTB/SmolVLM2-500M-Video-Instruct")
     model_type = read_part(AutoConfig, source, trust_remote_code=False).model_type
     if model_type not in CLASSES:
         raise ValueError(
@@ -260,22 +250,24 @@ def load(
     network = read_network(AutoModelForImageTextToText, source, training)
     processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
     clips = processor.to_dict().get("video_sampling", {})
-    frozen = [network.model.vision_model, network.model.connector] if freeze_vision else []
+    frozen = [network.model.vision_model, network.model.connector] if options.freeze_vision else []
     reference = make_trainable(network, training, LORA_TARGETS, frozen)
-    edge = edge_within(max_pixels, processor.max_image_size["longest_edge"]) if max_pixels else sys.maxsize
+    edge = (
+        edge_within(options.max_pixels, processor.max_image_size["longest_edge"]) if options.max_pixels else sys.maxsize
+    )
     return SmolVlm(
         network,
         load_tokenizer(source),
         processor,
         Limits(
             min(edge, processor.size["longest_edge"]),
-            max_frames or clips.get("max_frames", 64),
-            fps or clips.get("fps", 1.0),
-            max_prompt_tokens,
+            options.max_frames or clips.get("max_frames", 64),
+            options.fps or clips.get("fps", 1.0),
+            options.max_prompt_tokens,
         ),
         training.compute_dtype,
         torch.device(training.device),
         reference,
         training.gradient_checkpointing,
-        template,
+        options.template,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def train(args: Args, config: Config, seconds: float, folder: Path) -> int:
 
     from pipelines.vlm.qwen_vl import load
 
-    model = load(locate(config.model.path), freeze_vision=config.model.freeze_vision)
+    model = load(replace(config.model, path=locate(config.model.path)))
     network = model.network.train()
     batches, optimizer = vlm.Batches(model, vlm.Args(seed=args.seed)), vlm.adamw(network)
     prompts = family("qwen_vl").read(config, config.data.train)[0]

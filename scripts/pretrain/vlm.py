@@ -228,12 +228,13 @@ def train(args: Args) -> None:
     from tqdm import tqdm
 
     from mmgrpo.runtime.randomness import derive
+    from pipelines.vlm.options import QwenVlOptions
     from pipelines.vlm.qwen_vl import load
 
     with tempfile.TemporaryDirectory() as folder:
         if not args.start:
             create(args, Path(folder))
-        model = load(args.start or folder, freeze_vision=False)
+        model = load(QwenVlOptions(path=str(args.start or folder), freeze_vision=False))
     network: Any = model.network.train()
     if not args.start:  # a std of 0.02 suits wide networks; so narrow a one trains faster from 1 / sqrt(inputs)
         torch.manual_seed(derive(args.seed, "wider"))
@@ -302,10 +303,11 @@ def measure(args: Args, split: str, temperature: float) -> dict[str, float]:
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.toy.clips import mixture
     from mmgrpo.types import Request
+    from pipelines.vlm.options import QwenVlOptions
     from pipelines.vlm.qwen_vl import load
     from reward_models.rules.tasks import task
 
-    policy = TokenPolicy(load(args.output), max_tokens=24, evaluation_temperature=temperature)
+    policy = TokenPolicy(load(QwenVlOptions(path=args.output)), max_tokens=24, evaluation_temperature=temperature)
     prompts = mixture(split, args.questions)
     by_kind: dict[str, list[float]] = defaultdict(list)
     for start in range(0, len(prompts), 40):

@@ -14,6 +14,7 @@ from mmgrpo.cli.errors import enter
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm.estimate import Sizes, of_model, tokens_of
 from pipelines.vlm.media import Measure, measure
+from tests.building import load
 from tests.cli.running import call
 
 
@@ -154,7 +155,7 @@ def test_the_estimate_is_what_the_model_is_shown(tmp_path):
 
     limits = {"max_pixels": 1024, "frame_pixels": 512, "max_frames": 8, "fps": 1.0}
     path = qwen_vl.tiny(tmp_path)
-    model = qwen_vl.load(path, **limits)
+    model = load(qwen_vl, path, **limits)
     sizes, words = of_model(path, **limits)
     generator = np.random.default_rng(0)
     for height, width, frames in generator.integers((4, 4, 1), (80, 80, 40), (12, 3)).tolist():

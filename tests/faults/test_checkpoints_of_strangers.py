@@ -25,6 +25,7 @@ from pipelines.training import Training
 from pipelines.visual import flux, sd3, sdxl, stable_diffusion
 from pipelines.vlm import causal_lm, smolvlm
 from tests import ROOT
+from tests.building import load
 
 pytest.importorskip("diffusers")
 ALLOWED = Training(allow_pickle=True)
@@ -100,13 +101,13 @@ def test_the_payload_would_run(tmp_path, marker):
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "network.ckpt", "weights.pth", "model.pkl"])
 def test_weights_in_a_pickle_only_are_refused_with_the_way_out(network, marker, name):
-    message = refusal(causal_lm.load, pickled(network, marker, name))
+    message = refusal(load, causal_lm, pickled(network, marker, name))
     assert f"{name} only, a pickle" in message
     assert "--model.allow-pickle" in message
 
 
 def test_even_where_pickles_are_allowed_code_in_one_is_not_run(network, marker):
-    message = refusal(causal_lm.load, pickled(network, marker), ALLOWED)
+    message = refusal(load, causal_lm, pickled(network, marker), ALLOWED)
     assert f"'{network}': UnpicklingError" in message
 
 
@@ -114,8 +115,8 @@ def test_an_honest_pickle_is_read_where_it_is_allowed_and_after_the_conversion(n
     expected = load_file(network / "model.safetensors")
     torch.save(expected, network / "pytorch_model.bin")
     (network / "model.safetensors").unlink()
-    refusal(causal_lm.load, network)
-    loaded = causal_lm.load(network, ALLOWED).network.state_dict()
+    refusal(load, causal_lm, network)
+    loaded = load(causal_lm, network, ALLOWED).network.state_dict()
     assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
     # The command that the error prints, as a shell would run it.
     source = CONVERT.removeprefix('python -c "').removesuffix('"').replace("NAME", str(network / "pytorch_model.bin"))
@@ -123,19 +124,19 @@ def test_an_honest_pickle_is_read_where_it_is_allowed_and_after_the_conversion(n
     torch.save(expected, network / "again.bin")
     state = torch.load(network / "again.bin", weights_only=True)
     save_file({name: weight.clone() for name, weight in state.items()}, network / "model.safetensors", {"format": "pt"})
-    converted = causal_lm.load(network).network.state_dict()
+    converted = load(causal_lm, network).network.state_dict()
     assert all(torch.equal(converted[name], weight) for name, weight in expected.items())
 
 
 def test_safetensors_beside_a_pickle_are_read_and_the_pickle_is_not(network, marker):
     torch.save({"weight": Payload(marker)}, network / "pytorch_model.bin")
-    assert causal_lm.load(network).network is not None
-    assert causal_lm.load(network, ALLOWED).network is not None
+    assert load(causal_lm, network).network is not None
+    assert load(causal_lm, network, ALLOWED).network is not None
 
 
 def test_the_run_s_saved_weights_are_checked_too(network, tmp_path, marker):
     saved = pickled(Path(causal_lm.tiny(tmp_path / "saved")), marker)
-    assert "a pickle" in refusal(causal_lm.load, network, Training(weights=saved))
+    assert "a pickle" in refusal(load, causal_lm, network, Training(weights=saved))
 
 
 @pytest.mark.parametrize("part", ["network", "vae", "text_encoder", "text_encoder_2"])
@@ -146,8 +147,8 @@ def test_every_part_of_a_pipeline_is_read_from_safetensors(kind, part, pipelines
     folder, part = copied(pipelines_of_diffusers[kind], tmp_path / "model"), part.replace("network", NETWORKS[kind])
     name = "pytorch_model.bin" if part.startswith("text") else "diffusion_pytorch_model.bin"
     pickled(folder / part, marker, name)
-    assert f"{name} only, a pickle" in refusal(kind.load, folder)
-    assert "ValueError" in refusal(kind.load, folder, ALLOWED)
+    assert f"{name} only, a pickle" in refusal(load, kind, folder)
+    assert "ValueError" in refusal(load, kind, folder, ALLOWED)
 
 
 def test_adapters_in_a_pickle_are_refused_with_the_conversion(tmp_path, marker):
@@ -185,7 +186,7 @@ def test_a_recognizer_in_a_pickle_is_refused(tmp_path, marker):
 
     folder = pickled(Path(whisper.tiny(tmp_path / "whisper")), marker)
     assert "pytorch_model.bin only, a pickle" in refusal(recognizer, str(folder))
-    assert "pytorch_model.bin only, a pickle" in refusal(whisper.load, folder)
+    assert "pytorch_model.bin only, a pickle" in refusal(load, whisper, folder)
 
 
 def test_an_encoder_of_voices_in_a_pickle_is_refused_unless_it_is_allowed(tmp_path, marker):
@@ -215,10 +216,10 @@ def test_code_beside_a_model_is_not_run(network, marker):
     settings = json.loads((network / "tokenizer_config.json").read_text())
     settings["auto_map"] = {"AutoTokenizer": ["modeling_x.Model", None]}
     (network / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "Model"}))
-    assert type(causal_lm.load(network).network).__name__ == "Qwen2ForCausalLM"
+    assert type(load(causal_lm, network).network).__name__ == "Qwen2ForCausalLM"
     (network / "config.json").write_text(json.dumps({**config, "model_type": "x"}))
-    assert f"'{network}': ValueError" in refusal(causal_lm.load, network)
-    assert f"'{network}': ValueError" in refusal(smolvlm.load, network)
+    assert f"'{network}': ValueError" in refusal(load, causal_lm, network)
+    assert f"'{network}': ValueError" in refusal(load, smolvlm, network)
 
 
 @pytest.mark.parametrize(
@@ -241,13 +242,13 @@ def test_a_pipeline_of_other_classes_is_refused(kind, key, value, message, pipel
         place.write_text(MODULE.format(str(marker)))
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps({**index, key: value}))
-    assert message in refusal(kind.load, folder)
+    assert message in refusal(load, kind, folder)
 
 
 def test_a_module_that_is_called_like_a_library_is_not_run(pipelines_of_diffusers, tmp_path, marker):
     folder = copied(pipelines_of_diffusers[sd3], tmp_path / "model")
     (folder / "text_encoder" / "transformers.py").write_text(MODULE.format(str(marker)))
-    assert "ValueError" in refusal(sd3.load, folder)
+    assert "ValueError" in refusal(load, sd3, folder)
 
 
 def test_a_folder_of_adapters_does_not_send_transformers_to_another_model(network, tmp_path, marker):
@@ -255,7 +256,7 @@ def test_a_folder_of_adapters_does_not_send_transformers_to_another_model(networ
     adapters = {"base_model_name_or_path": str(other), "peft_type": "LORA", "r": 1, "target_modules": ["q_proj"]}
     (network / "adapter_config.json").write_text(json.dumps(adapters))
     torch.save({"weight": Payload(marker)}, network / "adapter_model.bin")
-    assert "(adapter_config.json)" in refusal(causal_lm.load, network)
+    assert "(adapter_config.json)" in refusal(load, causal_lm, network)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_an_index_names_safetensors_of_its_folder_only(network, marker, shard):
     (network / "model.safetensors").rename(network.parent / "other.safetensors")
     torch.save({"weight": Payload(marker)}, network / "pytorch_model.bin")
     (network / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": shard}}))
-    assert "index.json" in refusal(causal_lm.load, network)
+    assert "index.json" in refusal(load, causal_lm, network)
 
 
 def test_a_shard_that_is_a_pickle_is_read_where_that_is_allowed_only(network):
@@ -289,7 +290,7 @@ def test_a_shard_that_is_a_pickle_is_read_where_that_is_allowed_only(network):
 )
 def test_a_damaged_file_is_one_line(network, name, content):
     (network / name).write_text(content)
-    assert f"'{network}'" in refusal(causal_lm.load, network)
+    assert f"'{network}'" in refusal(load, causal_lm, network)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def test_a_damaged_file_is_one_line(network, name, content):
 def test_a_damaged_file_of_the_embedded_model_is_one_line(tmp_path, name, content):
     folder = copied(Path(locate("embedded:visual/scenes/base")), tmp_path / "model")
     (folder / name).write_text(content)
-    assert f"'{folder}'" in refusal(sd3.load, folder)
+    assert f"'{folder}'" in refusal(load, sd3, folder)
 
 
 @pytest.mark.parametrize(
@@ -326,14 +327,14 @@ def test_a_damaged_file_of_the_embedded_model_is_one_line(tmp_path, name, conten
 def test_a_damaged_duration_network_is_one_line(tmp_path, name, content):
     folder = Path(duration.tiny(tmp_path / "duration"))
     (folder / name).write_text(content)
-    assert str(folder) in refusal(duration.load, folder, renderer_name="tests.speaking:hummer")
+    assert str(folder) in refusal(load, duration, folder, renderer="tests.speaking:hummer")
 
 
 def test_a_chat_template_runs_in_a_sandbox(network):
     """transformers renders it in jinja's ImmutableSandboxedEnvironment; this asserts what that is for."""
     from jinja2.exceptions import SecurityError
 
-    tokenizer = causal_lm.load(network).tokenizer
+    tokenizer = load(causal_lm, network).tokenizer
     for attack in (
         "{{ [].__class__.__mro__ }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",

@@ -15,7 +15,7 @@ from pipelines import hub, lora, require, samples
 from pipelines.speech import audio, processors, renderers, vocoders, whisper_weights
 from pipelines.visual import clips
 from pipelines.vlm import estimate, frames, smolvlm
-from tests.building import module
+from tests.building import load, module
 
 LOADS = {
     name: ("visual", ["diffusers", "transformers"])
@@ -60,7 +60,7 @@ def refused(package: str, extra: str, monkeypatch, call) -> None:
     ("name", "package"), [(name, package) for name, (_, packages) in LOADS.items() for package in packages]
 )
 def test_a_model_names_the_package_that_it_lacks(name, package, tmp_path, monkeypatch):
-    refused(package, LOADS[name][0], monkeypatch, lambda: module(name).load(tmp_path))
+    refused(package, LOADS[name][0], monkeypatch, lambda: load(module(name), tmp_path))
 
 
 @pytest.mark.parametrize(("package", "extra", "call"), CALLS)

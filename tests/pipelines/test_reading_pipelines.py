@@ -19,7 +19,7 @@ from pipelines.conversation import load_tokenizer
 from pipelines.lora import read_adapters
 from pipelines.pretrained import check_pipeline, check_weights, read_pipeline
 from pipelines.training import Training
-from tests.building import module
+from tests.building import load, module
 
 PARTS = {
     "_class_name": "SomePipeline",
@@ -149,7 +149,7 @@ def test_no_code_of_a_checkpoint_is_trusted(name, tmp_path, monkeypatch):
 
     for kind in READ_BY_NAME:
         monkeypatch.setattr(getattr(transformers, kind), "from_pretrained", watched(getattr(transformers, kind)))
-    module(name).load(folder)
+    load(module(name), folder)
     assert asked == {False}
 
 

@@ -16,6 +16,7 @@ from pipelines.own_forward import _joined
 from pipelines.speech import audio, duration, whisper
 from pipelines.training import Training, autocast, freeze, make_trainable, target_names
 from pipelines.visual import flow, sizes
+from tests.building import load
 
 
 def network() -> nn.Module:
@@ -295,11 +296,11 @@ def test_a_whisper_that_suppresses_nothing_of_its_own_suppresses_special_tokens_
     settings = GenerationConfig.from_pretrained(folder)
     settings.suppress_tokens, settings.begin_suppress_tokens = [3, 4], [5]
     settings.save_pretrained(folder)
-    both = whisper.load(folder)
+    both = load(whisper, folder)
     assert {3, 4} <= both.suppress_tokens and both.begin_suppress_tokens == {5}
     setattr(settings, missing, None)
     settings.save_pretrained(folder)
-    one = whisper.load(folder)
+    one = load(whisper, folder)
     assert (one.begin_suppress_tokens == both.begin_suppress_tokens) == (missing == "suppress_tokens")
     assert both.suppress_tokens - one.suppress_tokens == ({3, 4} if missing == "suppress_tokens" else set())
     stamps = {*range(max(one.prefix) + 1, one.network.config.vocab_size)}  # type: ignore[union-attr]

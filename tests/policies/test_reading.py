@@ -16,6 +16,7 @@ from mmgrpo.types import Prompt, Request
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from pipelines import speech
 from pipelines.speech import codec_speech
+from tests.building import load
 
 PROMPTS = [Prompt("12", "0"), Prompt("3", "1")]
 CODES = 8
@@ -151,4 +152,4 @@ def test_steps_with_the_term_raise_what_the_reader_reads(folder):
 def test_a_policy_without_a_reader_does_not_offer_the_score(folder):
     assert "read_log_probs" not in speech.policy(folder, vocoder="tones", device="cpu").provides
     with pytest.raises(ValueError, match="model.reader.*'pipelines.speech.vocoders:Tones'"):
-        codec_speech.load(folder, vocoder="tones", reader="pipelines.speech.vocoders:Tones")
+        load(codec_speech, folder, vocoder="tones", reader="pipelines.speech.vocoders:Tones")

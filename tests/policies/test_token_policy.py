@@ -18,6 +18,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.vlm.causal_lm import load, toy
+from pipelines.vlm.options import TextOptions
 from tests.building import algorithm_blocks, amplify, recipe, trainer
 
 pytest.importorskip("transformers")
@@ -312,7 +313,7 @@ def test_a_saved_policy_is_an_ordinary_folder_with_equal_logits(tmp_path):
     policy = token_policy()
     policy.save(tmp_path)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in tmp_path.iterdir()}
-    again = load(str(tmp_path))
+    again = load(TextOptions(path=str(tmp_path)))
     ids = policy.model.encode(PROMPTS[1:2]).ids
     assert torch.equal(again.encode(PROMPTS[1:2]).ids, ids)
     assert again.end_ids == policy.model.end_ids and again.pad_id == policy.model.pad_id

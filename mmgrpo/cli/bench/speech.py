@@ -124,9 +124,10 @@ def trainer_of(name: str, args: Args, prompts: Sequence[Prompt], folder: Path, p
     """The trainer of one variant; the number of clips in every pass of its encoder is appended to ``passes``."""
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.rewards import scorer
+    from pipelines.speech.options import WhisperOptions
     from pipelines.speech.whisper import load
 
-    model = load(locate(args.model), seconds=args.seconds)
+    model = load(WhisperOptions(path=locate(args.model), seconds=args.seconds))
     network: Any = model.network
     network.model.encoder.register_forward_pre_hook(lambda module, inputs: passes.append(len(inputs[0])))
     if name == EACH:

@@ -76,11 +76,12 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     from mmgrpo.runtime.metrics import read_metrics
     from mmgrpo.scoring import Scorer
     from mmgrpo.types import Media, Prompt, Turn
+    from pipelines.vlm.options import QwenVlOptions
     from pipelines.vlm.qwen_vl import load
     from reward_models.rules.tags import texts
 
     shared = contest.contestant == OURS
-    model = load(Path(contest.folder) / "model")
+    model = load(QwenVlOptions(path=str(Path(contest.folder) / "model")))
     model.end_ids = frozenset()
     model.frozen_media = shared
     prompts = [

@@ -16,6 +16,7 @@ from pipelines import own_forward, speech
 from pipelines.speech import audio_text, qwen_audio, whisper
 from pipelines.speech.audio_text_tiny import BEGINNINGS, BOS, KINDS
 from pipelines.training import Training
+from tests.building import load
 from tests.families.examples import PICTURE, shown
 from tests.pipelines.speech.test_qwen_audio import EVERY, LONG, ONE, OTHER, TWO, WORDS, hum
 from tests.seeing import distance, gradient, kept, rescored, rollout
@@ -38,7 +39,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def models(folders) -> dict[str, Any]:
     """Never trained, so that all tests may use them."""
-    return {kind: audio_text.load(folder) for kind, folder in folders.items()}
+    return {kind: load(audio_text, folder) for kind, folder in folders.items()}
 
 
 EACH = pytest.mark.parametrize("kind", [*KINDS, "qwen2_audio"])
@@ -142,7 +143,7 @@ def test_the_default_system_prompt_stands_once_unless_the_row_has_its_own(kind, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_begins_once_whoever_writes_the_beginning(kind, beginning, tmp_path):
     """Of template and tokenizer, of which published checkpoints have neither, one, or both."""
-    model = audio_text.load(audio_text.tiny(tmp_path, kind, beginning))
+    model = load(audio_text, audio_text.tiny(tmp_path, kind, beginning))
     ids = model.encode([ONE]).ids[0].tolist()
     tokens = model.tokenizer.convert_ids_to_tokens(ids)
     assert tokens.count(BOS) == bool(beginning)
@@ -155,7 +156,7 @@ DROPPED = ["voxtral", "audioflamingo3", "qwen2_5_omni", "qwen2_audio"]
 
 @pytest.mark.parametrize("kind", DROPPED)
 def test_dropout_of_a_file_changes_nothing_where_activations_are_computed_again(kind, folders):
-    model = audio_text.load(folders[kind], Training(gradient_checkpointing=True), freeze_encoder=False)
+    model = load(audio_text, folders[kind], Training(gradient_checkpointing=True), freeze_encoder=False)
     assert any(vars(layer).get("dropout") == 0.1 for layer in model.network.modules())
     policy = TokenPolicy(model, max_tokens=5)
     made = rollout(policy, prompts_of(kind))
@@ -164,20 +165,20 @@ def test_dropout_of_a_file_changes_nothing_where_activations_are_computed_again(
             scores = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
             wanted = made.decisions.log_probs[part.rows, part.positions]
             torch.testing.assert_close(scores.detach(), wanted, rtol=0, atol=1e-5)
-    plain = audio_text.load(folders[kind], freeze_encoder=False)
+    plain = load(audio_text, folders[kind], freeze_encoder=False)
     ours, theirs = gradient(policy, made), gradient(TokenPolicy(plain, max_tokens=5), made)
     assert distance(ours, theirs) < 1e-5 < max(float(one.abs().max()) for one in theirs.values())
 
 
 def test_a_model_that_cannot_compute_activations_again_says_so(folders):
     with pytest.raises(ValueError, match="model.gradient_checkpointing.*true.*GraniteSpeech"):
-        audio_text.load(folders["granite_speech"], Training(gradient_checkpointing=True))
+        load(audio_text, folders["granite_speech"], Training(gradient_checkpointing=True))
 
 
 def test_of_qwen2_audio_it_computes_what_its_own_family_computes(models, folders):
     one, two = (
         rollout(TokenPolicy(m, max_tokens=6), EVERY)
-        for m in (models["qwen2_audio"], qwen_audio.load(folders["qwen2_audio"]))
+        for m in (models["qwen2_audio"], load(qwen_audio, folders["qwen2_audio"]))
     )
     assert torch.equal(kept(one).ids, kept(two).ids)
     torch.testing.assert_close(one.decisions.log_probs, two.decisions.log_probs, rtol=0, atol=1e-5)
@@ -185,26 +186,26 @@ def test_of_qwen2_audio_it_computes_what_its_own_family_computes(models, folders
 
 def test_a_model_whose_keys_cannot_be_shared_is_replayed(folders, monkeypatch, capsys):
     monkeypatch.setattr(own_forward, "spread_cache", lambda cache, rows: 1 / 0)
-    assert not audio_text.load(folders["granite_speech"]).shared
+    assert not load(audio_text, folders["granite_speech"]).shared
     assert "(granite_speech)" in capsys.readouterr().out
 
 
 def test_a_model_that_does_not_hear_is_refused(folders, tmp_path):
-    deaf = audio_text.load(folders["voxtral"])
+    deaf = load(audio_text, folders["voxtral"])
     torch.nn.init.zeros_(deaf.network.model.multi_modal_projector.linear_2.weight)
     deaf.save(tmp_path, deaf.network)
     with pytest.raises(ValueError, match="voxtral"):
-        audio_text.load(tmp_path)
+        load(audio_text, tmp_path)
 
 
 def test_a_clip_longer_than_the_model_hears_is_refused_and_chunks_are_all_heard(folders, models):
     """Whisper's spectrograms end at 30 s; Voxtral and Audio Flamingo read further chunks of 30 s."""
     with pytest.raises(ValueError, match="model.seconds=31"):
-        audio_text.load(folders["qwen2_5_omni"], seconds=31)
+        load(audio_text, folders["qwen2_5_omni"], seconds=31)
     with pytest.raises(ValueError, match="31.0.*30"):
         models["voxtral"].encode([shown(0, hum(0, 31.0), "what ?")])
     for kind, chunk in (("voxtral", 100), ("audioflamingo3", 750)):
-        model = audio_text.load(folders[kind], seconds=61)
+        model = load(audio_text, folders[kind], seconds=61)
         context = model.encode([shown(0, hum(0, seconds), "what ?") for seconds in (30.0, 60.0)])
         assert [len(media["input_features"]) for media in context.media] == [1, 2]
         (mark,) = (model.tokenizer.convert_tokens_to_ids(mark) for mark in model.marks)
@@ -238,7 +239,7 @@ def test_what_no_model_hears_is_refused_by_the_name_of_its_prompt(models):
 
 
 def test_a_clip_without_a_question_is_asked_the_instruction(folders, models):
-    asking = audio_text.load(folders["granite_speech"], instruction="what is said ?")
+    asking = load(audio_text, folders["granite_speech"], instruction="what is said ?")
     alone = shown(0, hum(0))
     wanted = models["granite_speech"].encode([ONE]).ids
     assert torch.equal(asking.encode([alone]).ids, wanted) and torch.equal(asking.encode([ONE]).ids, wanted)
@@ -246,7 +247,7 @@ def test_a_clip_without_a_question_is_asked_the_instruction(folders, models):
 
 
 def test_a_template_without_a_place_for_sounds_is_refused(folders):
-    model = audio_text.load(folders["granite_speech"])
+    model = load(audio_text, folders["granite_speech"])
     model.processor.chat_template = "{{ messages[0]['content'][-1]['text'] }}"
     with pytest.raises(ValueError, match="0.*placeholders.*1"):
         model.encode([ONE])
@@ -254,10 +255,10 @@ def test_a_template_without_a_place_for_sounds_is_refused(folders):
 
 def test_the_encoder_is_frozen_and_adapters_stay_in_the_language_model(folders):
     for training in (Training(), Training(lora_rank=2)):
-        network = audio_text.load(folders["qwen2_5_omni"], training).network
+        network = load(audio_text, folders["qwen2_5_omni"], training).network
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
         assert trained and all("language_model" in name or name.startswith("lm_head") for name in trained)
-    whole = audio_text.load(folders["glmasr"], freeze_encoder=False).network
+    whole = load(audio_text, folders["glmasr"], freeze_encoder=False).network
     assert all(parameter.requires_grad for parameter in whole.parameters())
 
 
@@ -276,4 +277,4 @@ def test_the_checkpoint_names_its_family_and_families_name_one_another(folders, 
         with pytest.raises(ValueError, match=f"'{family}'.*model.family.*{named}"):
             speech.policy(folder, family=family)
     with pytest.raises(ValueError, match="whisper"):
-        audio_text.load(heard)
+        load(audio_text, heard)

@@ -12,6 +12,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Request
 from pipelines.speech import whisper
 from pipelines.speech.by_clip import attend
+from tests.building import load
 from tests.pipelines.speech.test_whisper import PROMPTS
 
 
@@ -40,7 +41,7 @@ def test_as_many_rows_as_clips_are_still_told_apart_by_their_clip():
 
 
 def test_a_group_does_not_copy_the_keys_of_its_clip(tmp_path, monkeypatch):
-    policy = TokenPolicy(whisper.load(whisper.tiny(tmp_path)), max_tokens=4)
+    policy = TokenPolicy(load(whisper, whisper.tiny(tmp_path)), max_tokens=4)
     clips, hidden = [], policy.model.hidden
 
     def seen(network, ids, real, positions, features, cache):
@@ -54,6 +55,6 @@ def test_a_group_does_not_copy_the_keys_of_its_clip(tmp_path, monkeypatch):
 
 
 def test_a_saved_model_says_nothing_of_it(tmp_path):
-    family = whisper.load(whisper.tiny(tmp_path / "tiny"))
+    family = load(whisper, whisper.tiny(tmp_path / "tiny"))
     family.save(tmp_path / "saved", family.network)
     assert "by_clip" not in (tmp_path / "saved" / "config.json").read_text()

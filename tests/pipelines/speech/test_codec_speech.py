@@ -17,7 +17,7 @@ from mmgrpo.types import Audio, Prompt, Request, Text
 from pipelines import speech
 from pipelines.speech import codec_speech, vocoders
 from pipelines.speech.codec_speech_tiny import INSTRUCTION, SPEECH_START
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, load, trainer
 from tests.tones import codes_of, heard, heard_neg_cer
 
 PROMPTS = [Prompt("one 2", "0"), Prompt("3", "1")]
@@ -29,7 +29,7 @@ def folder(tmp_path_factory) -> str:
 
 
 def loaded(folder: str, **options) -> codec_speech.CodecSpeech:
-    return codec_speech.load(folder, **{"vocoder": "tones", **options})
+    return load(codec_speech, folder, **{"vocoder": "tones", **options})
 
 
 def policy(folder: str, **options):

@@ -21,6 +21,7 @@ from pipelines import speech
 from pipelines.speech import ctc, whisper
 from pipelines.speech.ctc_tiny import KINDS
 from pipelines.training import Training
+from tests.building import load
 from tests.families.examples import HEARD, PICTURE, hum, shown
 
 
@@ -40,7 +41,7 @@ def rescored(policy: CtcPolicy, made: Rollout, limit: int = 100) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_probs_are_minus_the_librarys_own_loss(kind, folders):
-    model = ctc.load(folders[kind])
+    model = load(ctc, folders[kind])
     made = rollout(CtcPolicy(model))
     network: Any = model.network
     network.config.ctc_loss_reduction = "sum"
@@ -53,7 +54,7 @@ def test_log_probs_are_minus_the_librarys_own_loss(kind, folders):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_decoding_is_the_librarys_without_special_labels(kind, folders):
-    model = ctc.load(folders[kind])
+    model = load(ctc, folders[kind])
     said = CtcPolicy(model).sample(Request(HEARD, range(3), 1, 0))
     network: Any = model.network
     for prompt, output in zip(HEARD, said, strict=True):
@@ -67,7 +68,7 @@ def test_greedy_decoding_is_the_librarys_without_special_labels(kind, folders):
 
 
 def test_equal_labels_that_follow_each_other_are_two_letters_and_special_ones_none(folders):
-    letters, pieces = ctc.load(folders["wav2vec2"]), ctc.load(folders["parakeet_ctc"])
+    letters, pieces = load(ctc, folders["wav2vec2"]), load(ctc, folders["parakeet_ctc"])
     ids = letters.processor.tokenizer.get_vocab()
     assert letters.decode([ids[one] for one in "all|of|it"]) == "all of it"
     assert letters.decode([ids["<s>"], ids["a"], ids["</s>"]]) == "a" and letters.decode([]) == pieces.decode([]) == ""
@@ -78,14 +79,14 @@ def test_equal_labels_that_follow_each_other_are_two_letters_and_special_ones_no
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_and_without_gradients_the_same_kernels_run(kind, dtype, folders):
-    policy = CtcPolicy(ctc.load(folders[kind], Training(dtype=dtype, lora_rank=2)))
+    policy = CtcPolicy(load(ctc, folders[kind], Training(dtype=dtype, lora_rank=2)))
     made = rollout(policy)
     torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs[:, 0], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_heard_changes_what_is_likely(kind, folders):
-    policy = CtcPolicy(ctc.load(folders[kind]))
+    policy = CtcPolicy(load(ctc, folders[kind]))
     made = rollout(policy, prompts=[shown(0, hum(0)), shown(1, hum(3))])
     honest = rescored(policy, made)
     torch.testing.assert_close(honest, made.decisions.log_probs[:, 0], rtol=1e-6, atol=0)
@@ -95,7 +96,7 @@ def test_what_is_heard_changes_what_is_likely(kind, folders):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_adapter_has_an_effect(kind, folders):
-    policy = CtcPolicy(ctc.load(folders[kind], Training(lora_rank=2)))
+    policy = CtcPolicy(load(ctc, folders[kind], Training(lora_rank=2)))
     rescored(policy, rollout(policy)).sum().backward()
     names = [name for name, parameter in policy.network.named_parameters() if parameter.requires_grad]
     assert names and all("lora_" in name for name in names)
@@ -108,14 +109,14 @@ def test_every_adapter_has_an_effect(kind, folders):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_convolutions_that_read_the_sound_are_frozen_unless_asked(kind, folders):
     for frozen in (True, False):
-        network = ctc.load(folders[kind], freeze_front_end=frozen).network
+        network = load(ctc, folders[kind], freeze_front_end=frozen).network
         held = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
         front = {name for name, _ in network.named_parameters() if ".feature_extractor." in name or "subsampl" in name}
         assert front and held == (front if frozen else set())
 
 
 def test_a_clip_is_read_once_for_its_group_in_rollout_and_in_update(folders):
-    model = ctc.load(folders["parakeet_ctc"])
+    model = load(ctc, folders["parakeet_ctc"])
     heard: list[int] = []
     model.network.encoder.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda module, args, given: heard.append(len(given["input_features"])), with_kwargs=True
@@ -135,7 +136,7 @@ def test_checkpointing_computes_layers_twice_and_leaves_the_gradient_unchanged(k
         passes[len(gradients)] += 1
 
     for checkpointing in (False, True):
-        policy = CtcPolicy(ctc.load(folders[kind], Training(gradient_checkpointing=checkpointing)))
+        policy = CtcPolicy(load(ctc, folders[kind], Training(gradient_checkpointing=checkpointing)))
         for module in policy.network.modules():
             if isinstance(module, torch.nn.LayerNorm):
                 module.register_forward_hook(count)
@@ -161,12 +162,12 @@ def without(folder: str, target: Path, lacking: str) -> str:
 
 def test_a_checkpoint_may_lack_the_mask_of_its_pretraining_and_nothing_else(folders, tmp_path):
     """facebook/wav2vec2-base-960h lacks ``masked_spec_embed``."""
-    whole = ctc.load(folders["wav2vec2"])
-    masked = ctc.load(without(folders["wav2vec2"], tmp_path / "a", "masked_spec_embed"))
+    whole = load(ctc, folders["wav2vec2"])
+    masked = load(ctc, without(folders["wav2vec2"], tmp_path / "a", "masked_spec_embed"))
     clip = whole.encode(HEARD[0])
     assert torch.equal(whole.logits(whole.network, clip), masked.logits(masked.network, clip))
     with pytest.raises(ValueError, match=r"1.*\['lm_head.weight'\]"):
-        ctc.load(without(folders["wav2vec2"], tmp_path / "b", "lm_head.weight"))
+        load(ctc, without(folders["wav2vec2"], tmp_path / "b", "lm_head.weight"))
 
 
 @pytest.mark.parametrize(
@@ -181,12 +182,12 @@ def test_a_checkpoint_may_lack_the_mask_of_its_pretraining_and_nothing_else(fold
 )
 def test_what_is_no_clip_is_refused(prompt, reason, folders):
     with pytest.raises(ValueError, match=reason):
-        ctc.load(folders["wav2vec2"], seconds=2.0).encode(prompt)
+        load(ctc, folders["wav2vec2"], seconds=2.0).encode(prompt)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_shortest_clip_has_a_frame(kind, folders):
-    model = ctc.load(folders[kind])
+    model = load(ctc, folders[kind])
     assert len(model.logits(model.network, model.encode(shown(0, hum(0, 0.1))))) >= 1
 
 
@@ -199,7 +200,7 @@ def test_a_checkpoint_names_its_family_and_one_of_another_kind_is_refused(folder
     with pytest.raises(ValueError, match="whisper.*'ctc'"):
         speech.policy(other, family="ctc")
     with pytest.raises(ValueError, match="whisper.*CTC"):
-        ctc.load(other)
+        load(ctc, other)
 
 
 def test_settings_reach_the_policy_and_a_round_costs_a_pass_per_clip(folders):
@@ -260,7 +261,7 @@ def test_frames_that_are_not_of_the_clip_are_left_out_and_layers_are_checkpointe
 
 
 def test_a_sound_of_another_rate_is_resampled(folders):
-    model = ctc.load(folders["wav2vec2"])
+    model = load(ctc, folders["wav2vec2"])
     sound = hum(0).source
     slow = shown(0, Media("audio", replace(sound, rate=8_000)))  # type: ignore[type-var]
     assert model.encode(slow)["input_values"].shape == (1, 32_000)
@@ -269,7 +270,7 @@ def test_a_sound_of_another_rate_is_resampled(folders):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recording_has_the_same_transcript_alone_and_in_a_batch_of_other_lengths(kind, folders):
     """Each goes through the network alone, since padding changes what models without a mask compute."""
-    model = ctc.load(folders[kind])
+    model = load(ctc, folders[kind])
     prompts = [shown(0, hum(0, 0.4)), shown(1, hum(1, 1.3)), shown(2, hum(2, 0.9))]
     masked = kind in ("wav2vec2_large", "parakeet_ctc")
     assert ("attention_mask" in model.encode(prompts[0])) == masked
@@ -281,7 +282,7 @@ def test_a_recording_has_the_same_transcript_alone_and_in_a_batch_of_other_lengt
 
 
 def test_a_mask_makes_a_padded_batch_of_the_library_equal_to_each_recording_alone(folders):
-    model = ctc.load(folders["wav2vec2_large"])
+    model = load(ctc, folders["wav2vec2_large"])
     prompts = [shown(0, hum(0, 0.4)), shown(1, hum(1, 1.3))]
     sounds = [prompt.media[0].source.samples[0].numpy() for prompt in prompts]  # type: ignore[union-attr]
     batch = model.processor(audio=sounds, sampling_rate=16_000, padding=True, return_tensors="pt")

@@ -17,7 +17,7 @@ from pipelines.speech import duration
 from pipelines.speech.duration import Shape, encode
 from pipelines.speech.renderers import renderer, stretch, tempos
 from reward_models.speech.rate import speaking_rate
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, load, trainer
 from tests.speaking import RATE, hum, hummer
 
 SENTENCES = ["The kettle is on the stove.", "It rained all night in the valley.", "Where is he?"]
@@ -108,10 +108,10 @@ def test_pretraining_only_depends_on_its_seed():
 
 def test_a_saved_network_gives_equal_logits_and_a_damaged_folder_is_told(tmp_path):
     folder = duration.tiny(tmp_path / "tiny")
-    loaded = duration.load(folder, renderer_name="tests.speaking:hummer")
+    loaded = load(duration, folder, renderer="tests.speaking:hummer")
     loaded.reference.keep()
     CategoricalPolicy(loaded).save(tmp_path / "saved")
-    again = duration.load(tmp_path / "saved", renderer_name="tests.speaking:hummer")
+    again = load(duration, tmp_path / "saved", renderer="tests.speaking:hummer")
     assert again.shape == loaded.shape
     with torch.no_grad():
         assert torch.equal(*(one.logits(one.network, PROMPTS) for one in (loaded, again)))
@@ -120,10 +120,10 @@ def test_a_saved_network_gives_equal_logits_and_a_damaged_folder_is_told(tmp_pat
     config = tmp_path / "saved" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "layer": 2}))
     with pytest.raises(ValueError, match="layer.*layers"):
-        duration.load(tmp_path / "saved", renderer_name="tests.speaking:hummer")
+        load(duration, tmp_path / "saved", renderer="tests.speaking:hummer")
     config.unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        duration.load(tmp_path / "saved")
+        load(duration, tmp_path / "saved")
 
 
 def test_the_reference_stays_as_it_was_when_the_network_moves():

@@ -11,6 +11,7 @@ import torch
 
 from pipelines.speech import duration
 from pipelines.speech.duration import ALPHABET, Shape, encode, positions
+from tests.building import load
 
 SMALL = Shape(classes=6, frames_a_class=40, width=8, layers=1, heads=2, inner=12)
 
@@ -77,7 +78,7 @@ def test_a_new_network_is_a_function_of_shape_and_seed_and_draws_nothing_from_el
 def test_a_network_is_written_into_a_new_folder_and_over_an_old_one(tmp_path):
     for seed in (0, 1):
         duration.write(tmp_path / "a" / "b", duration.create(SMALL, seed), SMALL)
-    loaded = duration.load(tmp_path / "a" / "b", renderer_name="tests.speaking:hummer")
+    loaded = load(duration, tmp_path / "a" / "b", renderer="tests.speaking:hummer")
     assert torch.equal(loaded.network.head.weight, duration.create(SMALL, 1).head.weight)
     assert loaded.device == torch.device("cpu") and not loaded.network.training
 

@@ -22,17 +22,22 @@ from pipelines.speech.flow_speech import (
     FlowSpeech,
     before_text,
     frames_at_pace,
-    load,
     seconds_of,
     spaced,
     spelled,
     spoken_before,
     tiny,
 )
-from pipelines.training import Training
+from pipelines.training import PLAIN, Training
+from tests import building
 from tests.flows import seeded
 
 FAMILY = FAMILIES["flow_speech"]
+
+
+def load(folder: str | Path, training: Training = PLAIN, **options: Any) -> FlowSpeech:
+    """A model without guidance, unless asked for."""
+    return building.load(flow_speech, folder, training, **{"guidance": 1.0, **options})
 
 
 @pytest.fixture(scope="module")

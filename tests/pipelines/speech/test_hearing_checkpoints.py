@@ -22,6 +22,7 @@ from mmgrpo.policies.token import TokenPolicy
 from pipelines.speech import audio_text, processors
 from pipelines.speech.granite import granite_extractor, granite_frames, merge
 from pipelines.training import Training
+from tests.building import load
 from tests.pipelines.speech.test_qwen_audio import ONE, TWO, WORDS, hum
 from tests.seeing import asked, rollout
 
@@ -35,7 +36,7 @@ def test_of_a_whole_qwen_omni_the_thinker_is_trained(tmp_path):
     tensors = load_file(thinker / "model.safetensors")
     published = {f"thinker.{name}": value for name, value in tensors.items()} | {"talker.x": torch.zeros(2)}
     save_file(published, whole / "model.safetensors", {"format": "pt"})
-    one, two = (audio_text.load(folder) for folder in (thinker, whole))
+    one, two = (load(audio_text, folder) for folder in (thinker, whole))
     wanted = one.network.state_dict()
     assert all(torch.equal(value, wanted[name]) for name, value in two.network.state_dict().items())
     assert len(two.network.state_dict()) == len(wanted)
@@ -67,7 +68,7 @@ def adapted(tmp_path_factory) -> tuple[Path, Any]:
 def test_the_adapter_beside_granites_weights_is_merged_into_them(adapted, tmp_path):
     folder, theirs = adapted
     for training in (Training(), Training(lora_rank=2)):
-        model = audio_text.load(folder, training)
+        model = load(audio_text, folder, training)
         context = model.encode([ONE])
         with torch.no_grad():
             wanted = theirs(**model._inputs(context.ids[0], context.media[0])).logits[0]
@@ -79,7 +80,7 @@ def test_the_adapter_beside_granites_weights_is_merged_into_them(adapted, tmp_pa
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
         assert (without - wanted).abs().max() > 0.01
         model.save(tmp_path / str(training.lora_rank), model.network)
-        again = audio_text.load(folder, Training(weights=tmp_path / str(training.lora_rank)))
+        again = load(audio_text, folder, Training(weights=tmp_path / str(training.lora_rank)))
         assert torch.equal(again.own_logits(context.ids[0], context.media[0]), found)
         with pytest.raises(ValueError, match="words"):
             model.encode([WORDS])
@@ -92,7 +93,7 @@ def test_an_adapter_of_another_kind_is_refused(adapted, tmp_path):
     renamed = {name.replace("layers.1.", "layers.9."): value for name, value in tensors.items()}
     save_file(renamed, folder / "adapter_model.safetensors")
     with pytest.raises(ValueError, match="layers.9"):
-        audio_text.load(folder)
+        load(audio_text, folder)
 
 
 def decoder() -> torch.nn.Module:
@@ -200,13 +201,13 @@ def test_voxtral_through_mistral_common_hears_every_sample(tmp_path, monkeypatch
     """Through transformers' own processor; the tokenizer of mistral-common itself is not tried here."""
     from transformers import VoxtralProcessor, WhisperFeatureExtractor
 
-    own = audio_text.load(audio_text.tiny(tmp_path, "voxtral"), seconds=31)
+    own = load(audio_text, audio_text.tiny(tmp_path, "voxtral"), seconds=31)
     tekken = Tekken(own.processor.tokenizer)
     monkeypatch.setattr(VoxtralProcessor, "check_argument_for_proper_class", lambda *_: None)
     processor = VoxtralProcessor(WhisperFeatureExtractor(feature_size=128), tekken)
     monkeypatch.setattr(processors, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     monkeypatch.setattr(VoxtralProcessor, "from_pretrained", lambda *_, **__: processor)
-    model = audio_text.load(tmp_path, seconds=31)
+    model = load(audio_text, tmp_path, seconds=31)
     for prompt in (ONE, WORDS, TWO, asked("long", hum(0, 30.5), "what ?", hum(1))):
         one, two = model.encode([prompt]), own.encode([prompt])
         assert torch.equal(one.ids, two.ids)
@@ -222,4 +223,4 @@ def test_a_voxtral_as_published_asks_for_mistral_common(tmp_path):
     folder = Path(audio_text.tiny(tmp_path, "voxtral"))
     (folder / "tokenizer.json").rename(folder / "tekken.json")
     with pytest.raises(ImportError, match="tekken.json"):
-        audio_text.load(folder)
+        load(audio_text, folder)

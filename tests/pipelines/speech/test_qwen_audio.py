@@ -47,7 +47,7 @@ def folder(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def loaded(folder) -> Any:
     """Never trained, so that all tests may use it."""
-    return qwen_audio.load(folder)
+    return load(qwen_audio, folder)
 
 
 def library_inputs(folder: str, prompt: Prompt) -> dict[str, Any]:
@@ -175,9 +175,9 @@ def test_what_cannot_be_heard_is_refused_by_the_name_of_its_prompt(loaded, folde
     with pytest.raises(ValueError, match=r"'more'.*30\.1.*30"):
         loaded.encode([asked("more", hum(0, 30.1))])
     with pytest.raises(ValueError, match=r"'long'.*3\.3.*model\.seconds=2"):
-        qwen_audio.load(folder, seconds=2).encode([LONG])
+        load(qwen_audio, folder, seconds=2).encode([LONG])
     with pytest.raises(ValueError, match="seconds.*31"):
-        qwen_audio.load(folder, seconds=31)
+        load(qwen_audio, folder, seconds=31)
     with pytest.raises(ValueError, match="short.*320"):
         loaded.encode([asked("short", hum(0, 0.02))])
     with pytest.raises(ValueError, match="'seen'.*image"):
@@ -191,7 +191,7 @@ def test_places_without_features_and_clips_without_places_are_errors(loaded, fol
     short.features = lambda network, context: [rows[:-1] for rows in loaded.features(network, context)]  # type: ignore
     with pytest.raises(ValueError, match="'one'.*24.*25"):
         rollout(TokenPolicy(short, max_tokens=2), [ONE])
-    deaf = qwen_audio.load(folder)
+    deaf = load(qwen_audio, folder)
     deaf.tokenizer.chat_template = "{% for message in messages %}{{ message['role'] }}{% endfor %}"
     with pytest.raises(ValueError, match="'two'.*0.*2"):
         deaf.encode([TWO])
@@ -219,7 +219,7 @@ def test_an_answer_is_spelled_with_its_end(loaded):
 
 def test_a_frozen_tower_hears_a_clip_once_and_one_that_trains_hears_it_in_every_part(folder):
     for freeze, wanted in ((True, [3]), (False, [3, 1, 2, 3])):
-        family = qwen_audio.load(folder, freeze_encoder=freeze)
+        family = load(qwen_audio, folder, freeze_encoder=freeze)
         heard: list[int] = []
         family.network.model.audio_tower.register_forward_pre_hook(  # type: ignore[union-attr]
             lambda module, given, calls=heard: calls.append(len(given[0]))
@@ -234,7 +234,7 @@ def test_a_frozen_tower_hears_a_clip_once_and_one_that_trains_hears_it_in_every_
 
 def test_language_model_and_projector_train_and_the_tower_where_it_is_not_frozen(folder):
     for freeze in (True, False):
-        policy = TokenPolicy(qwen_audio.load(folder, freeze_encoder=freeze), max_tokens=3)
+        policy = TokenPolicy(load(qwen_audio, folder, freeze_encoder=freeze), max_tokens=3)
         found = gradient(policy, rollout(policy, [ONE, TWO]))
         assert found["model.multi_modal_projector.linear.weight"].abs().max() > 0
         assert found["model.language_model.layers.0.mlp.up_proj.weight"].abs().max() > 0
@@ -267,7 +267,7 @@ def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout(again, tmp_p
 
 
 def test_a_sampler_of_lower_precision_is_one_and_old_log_probs_are_still_those_of_training(folder):
-    policy = TokenPolicy(qwen_audio.load(folder), max_tokens=6, sampling_dtype="bfloat16")
+    policy = TokenPolicy(load(qwen_audio, folder), max_tokens=6, sampling_dtype="bfloat16")
     made = rollout(policy, EVERY)
     loss_mask = made.decisions.loss_mask
     torch.testing.assert_close(
@@ -285,10 +285,10 @@ def test_a_base_in_lower_precision_is_sampled_as_it_is_scored(folder):
 
 
 def test_a_saved_model_is_an_ordinary_folder_with_its_processor(folder, tmp_path: Path):
-    policy = TokenPolicy(qwen_audio.load(folder), max_tokens=6)
+    policy = TokenPolicy(load(qwen_audio, folder), max_tokens=6)
     nudge(policy)
     policy.save(tmp_path / "saved")
-    again = TokenPolicy(qwen_audio.load(tmp_path / "saved"), max_tokens=6)
+    again = TokenPolicy(load(qwen_audio, tmp_path / "saved"), max_tokens=6)
     assert torch.equal(rollout(again, EVERY).decisions.log_probs, rollout(policy, EVERY).decisions.log_probs)
     processors = [Qwen2AudioProcessor.from_pretrained(path) for path in (folder, tmp_path / "saved")]
     assert processors[0].chat_template == processors[1].chat_template
@@ -298,7 +298,7 @@ def test_saved_adapters_go_on_where_they_stopped_and_off_they_are_the_base(folde
     policy = TokenPolicy(load(qwen_audio, folder, lora_rank=2), max_tokens=6)
     adapted = {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
     assert adapted and all(".language_model." in name and ".lora_" in name for name in adapted)
-    before = rollout(TokenPolicy(qwen_audio.load(folder), max_tokens=6), EVERY)
+    before = rollout(TokenPolicy(load(qwen_audio, folder), max_tokens=6), EVERY)
     nudge(policy)
     made = rollout(policy, EVERY)
     assert (made.decisions.log_probs - before.decisions.log_probs).abs().max() > 1e-3
@@ -328,13 +328,13 @@ def test_the_processors_chat_template_is_used_where_the_tokenizers_own_knows_no_
     if where == "beside":
         template = {"chat_template": loaded.processor.chat_template}
         (tmp_path / "old" / "chat_template.json").write_text(json.dumps(template))
-    old = qwen_audio.load(tmp_path / "old").encode(EVERY)
+    old = load(qwen_audio, tmp_path / "old").encode(EVERY)
     assert torch.equal(old.ids, loaded.encode(EVERY).ids)
 
 
 def test_a_long_recording_is_read_in_windows_of_30_s_whose_features_follow_each_other(folder):
     """750 features of the first 30 s, and 37 of 1.5 s."""
-    model = qwen_audio.load(folder, windows=2)
+    model = load(qwen_audio, folder, windows=2)
     long = asked("long", hum(0, 31.5), "what ?", hum(1))
     context = model.encode([long, ONE])
     assert [len(clips) for clips in context.media] == [3, 1]
@@ -346,4 +346,4 @@ def test_a_long_recording_is_read_in_windows_of_30_s_whose_features_follow_each_
     with pytest.raises(ValueError, match="60 s"):
         model.encode([asked("longer", hum(0, 61.0), "what ?")])
     with pytest.raises(ValueError, match="model.seconds=30|30 s"):
-        qwen_audio.load(folder).encode([long])
+        load(qwen_audio, folder).encode([long])

@@ -29,6 +29,7 @@ from pipelines.speech import (
 from pipelines.speech.mel import GriffinLim, MelFormat
 from pipelines.training import Training
 from reward_models import REWARDS
+from tests.building import load
 
 
 class Mute:
@@ -73,10 +74,10 @@ def test_settings_reach_a_model_of_flow_matching(f5):
 
 
 def test_by_default_a_model_of_flow_matching_is_the_first_release_without_a_drawn_head(f5):
-    model = flow_speech.load(f5)
+    model = load(flow_speech, f5)
     assert (model.shape.rotates_all, model.shape.masks_text, model.shape.spread) == (True, True, False)
-    assert model.voice == GriffinLim(MelFormat(mels=16)) and model.evaluations_per_row == 1
-    drawn = flow_speech.load(f5, head="drawn").network.state_dict()["proj_out_ln_sig.bias"]
+    assert model.voice == GriffinLim(MelFormat(mels=16)) and model.evaluations_per_row == 2
+    drawn = load(flow_speech, f5, head="drawn").network.state_dict()["proj_out_ln_sig.bias"]
     assert torch.allclose(drawn.exp(), torch.tensor(0.3))
     matching = config("flow_speech", f5)
     matching.sampling.policy = "matching"
@@ -84,7 +85,7 @@ def test_by_default_a_model_of_flow_matching_is_the_first_release_without_a_draw
     assert isinstance(policy, FlowMatchingPolicy)
     policy.save(Path(f5).parent / "whole" / "model")
     policy.save(Path(f5).parent / "whole" / "model")  # again, over it
-    assert flow_speech.load(Path(f5).parent / "whole" / "model").shape == model.shape
+    assert load(flow_speech, Path(f5).parent / "whole" / "model").shape == model.shape
     assert family("flow_speech").decisions(matching) == "matching"
     assert family("flow_speech").decisions(config("flow_speech")) == "gaussian"
 
@@ -160,9 +161,9 @@ def test_settings_reach_a_model_of_sounds(tmp_path):
     made.model.gradient_checkpointing = True
     again = family("stable_audio").policy(made, "cpu", weights=str(tmp_path / "adapters"), training=False)
     assert again.model.training.adapters and not again.model.training.gradient_checkpointing
-    plain = stable_audio.load(folder)
+    plain = load(stable_audio, folder)
     plain.save(tmp_path / "new" / "whole", plain.network)
-    saved = stable_audio.load(folder, Training(weights=tmp_path / "new" / "whole" / "transformer"))
+    saved = load(stable_audio, folder, Training(weights=tmp_path / "new" / "whole" / "transformer"))
     assert torch.equal(saved.network.proj_out.weight, plain.network.proj_out.weight)  # type: ignore[union-attr]
     assert (plain.guidance, plain.decode_batch_size, plain.seconds) == (7.0, 4, pytest.approx(0.512))
 
@@ -191,9 +192,9 @@ def test_settings_reach_a_model_of_speech_tokens(tmp_path):
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 30.5])
 def test_the_window_of_a_recognizer_is_above_zero_and_at_most_half_a_minute(module, seconds):
     with pytest.raises(ValueError, match=f"seconds.*{seconds:g}"):
-        module.load("nowhere", seconds=seconds)
+        load(module, "nowhere", seconds=seconds)
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        module.load("nowhere", seconds=30.0)
+        load(module, "nowhere", seconds=30.0)
 
 
 # Rows whose clips cannot be read

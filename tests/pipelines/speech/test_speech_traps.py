@@ -42,7 +42,7 @@ def rollout(policy: TokenPolicy, group_size: int = 4) -> Rollout:
 
 def test_a_clip_has_exactly_as_many_transcripts_as_were_asked_for_and_none_holds_a_time_stamp(folder):
     """The library's generate returns fewer rows when a stamp is drawn: it takes the window for unfinished."""
-    family = whisper.load(folder, seconds=4)
+    family = load(whisper, folder, seconds=4)
     family.end_ids |= frozenset(range(100, 140))
     made = rollout(TokenPolicy(family, max_tokens=20, temperature=1.5), group_size=8)
     assert made.decisions.keys["prompt"].tolist() == [0] * 8 + [1] * 8 + [2] * 8
@@ -54,7 +54,7 @@ def test_a_clip_has_exactly_as_many_transcripts_as_were_asked_for_and_none_holds
 
 def test_the_beginning_is_given_the_end_is_decided_and_the_padding_after_it_is_neither(folder):
     """Whisper pads with its end token, so that no mask can be made of the tokens."""
-    family = whisper.load(folder, seconds=4)
+    family = load(whisper, folder, seconds=4)
     assert family.pad_id in family.end_ids
     family.logits = lambda network, hidden: network.proj_out(hidden).index_fill(  # type: ignore[method-assign]
         1, torch.tensor(family.pad_id), 4.0
@@ -72,7 +72,7 @@ def test_the_beginning_is_given_the_end_is_decided_and_the_padding_after_it_is_n
 
 
 def test_what_was_sampled_is_scored_and_not_what_its_text_would_be_cut_into(folder):
-    family = whisper.load(folder, seconds=4)
+    family = load(whisper, folder, seconds=4)
     policy = TokenPolicy(family, max_tokens=12)
     made = rollout(policy)
     again = [family.tokenizer(text.text, add_special_tokens=False)["input_ids"] for text in made.outputs]
@@ -86,7 +86,7 @@ def test_what_was_sampled_is_scored_and_not_what_its_text_would_be_cut_into(fold
 
 def test_encoder_states_are_interleaved_over_the_group_and_tiled_ones_are_found_out(folder):
     """The order 0 0 1 1 and not 0 1 0 1."""
-    family: Any = whisper.load(folder)
+    family: Any = load(whisper, folder)
     family.end_ids = frozenset()
     made = TokenPolicy(family, max_tokens=6).rollout(Request(CLIPS[:2], [0, 1], 2, 0))
     context = family.encode(CLIPS[:2])
@@ -109,7 +109,7 @@ def test_encoder_states_are_interleaved_over_the_group_and_tiled_ones_are_found_
 
 
 def test_a_transcript_scored_without_its_sound_is_found_out(folder):
-    policy = TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6)
+    policy = TokenPolicy(load(whisper, folder, seconds=4), max_tokens=6)
     made = rollout(policy)
     honest, features = rescored(policy, made), kept(made).features
     assert features is not None
@@ -126,7 +126,7 @@ def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout_layerdrop_an
     wet = {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5, "apply_spec_augment": True}
     wet |= {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5, "mask_time_prob": 0.5, "mask_feature_prob": 0.5}
     path.write_text(json.dumps(json.loads(path.read_text()) | wet))
-    family = whisper.load(tmp_path / "wet", seconds=4, freeze_encoder=False)
+    family = load(whisper, tmp_path / "wet", seconds=4, freeze_encoder=False)
     assert family.network.config.dropout == 0.5  # type: ignore[union-attr]
     policy = TokenPolicy(family, max_tokens=6)
     family.network.train()  # as a trainer might
@@ -139,7 +139,7 @@ def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout_layerdrop_an
 def test_the_gradient_is_the_same_with_and_without_a_shared_prefix_and_in_parts(folder):
     found = []
     for share, limit in ((True, 100), (False, 100), (True, 3)):
-        policy = TokenPolicy(whisper.load(folder, seconds=4, freeze_encoder=False), max_tokens=5, share_prefix=share)
+        policy = TokenPolicy(load(whisper, folder, seconds=4, freeze_encoder=False), max_tokens=5, share_prefix=share)
         found.append(gradient(policy, rollout(policy), limit))
     assert max(distance(other, found[0]) for other in found[1:]) < 1e-5
 
@@ -148,7 +148,7 @@ def test_saved_adapters_go_on_where_they_stopped_and_off_they_are_the_base(folde
     policy = TokenPolicy(load(whisper, folder, lora_rank=2, seconds=4), max_tokens=6)
     adapted = {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
     assert adapted and all(".decoder." in name and ".lora_" in name for name in adapted)
-    before = rollout(TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6))
+    before = rollout(TokenPolicy(load(whisper, folder, seconds=4), max_tokens=6))
     nudge(policy)
     made = rollout(policy)
     assert (made.decisions.log_probs - before.decisions.log_probs).abs().max() > 1e-3

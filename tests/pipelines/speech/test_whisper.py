@@ -20,6 +20,7 @@ from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.types import Audio, Image, Media, Prompt, Request, Rollout, Turn
 from pipelines.speech import whisper
 from pipelines.training import Training
+from tests.building import load
 
 RATE = 16_000
 
@@ -56,7 +57,7 @@ def kept(made: Rollout) -> Sequences:
 
 @pytest.mark.parametrize("share_prefix", [True, False])
 def test_sampled_tokens_are_scored_as_they_were_drawn(folder, share_prefix):
-    family = whisper.load(folder, seconds=4)
+    family = load(whisper, folder, seconds=4)
     family.end_ids |= frozenset(range(40))  # the untrained model would hardly end by its one end token
     policy = TokenPolicy(family, max_tokens=12, share_prefix=share_prefix)
     made = rollout(policy)
@@ -70,7 +71,7 @@ def test_sampled_tokens_are_scored_as_they_were_drawn(folder, share_prefix):
 def test_scores_are_those_of_the_librarys_forward_pass_of_a_single_row(folder):
     from transformers.modeling_outputs import BaseModelOutput
 
-    family = whisper.load(folder)
+    family = load(whisper, folder)
     network: Any = family.network
     made = rollout(TokenPolicy(family, max_tokens=12))
     silent, at_first = (torch.tensor(sorted(ids)) for ids in (family.suppress_tokens, family.begin_suppress_tokens))
@@ -89,7 +90,7 @@ def test_scores_are_those_of_the_librarys_forward_pass_of_a_single_row(folder):
 
 def test_what_is_heard_changes_what_is_said(folder):
     """Features of the group are interleaved like its rows: the wrong clip would give other likelihoods."""
-    family = whisper.load(folder, seconds=4)
+    family = load(whisper, folder, seconds=4)
     policy = TokenPolicy(family, max_tokens=6)
     made = rollout(policy)
     honest = rescored(policy, made)
@@ -100,7 +101,7 @@ def test_what_is_heard_changes_what_is_said(folder):
 
 
 def test_suppressed_tokens_are_never_said_and_stay_impossible_in_scoring(folder):
-    family = whisper.load(folder, seconds=4)
+    family = load(whisper, folder, seconds=4)
     policy = TokenPolicy(family, max_tokens=12)
     made = rollout(policy, group_size=64)
     said = kept(made).ids[kept(made).real]
@@ -114,7 +115,7 @@ def test_suppressed_tokens_are_never_said_and_stay_impossible_in_scoring(folder)
 
 
 def test_a_checkpoint_may_suppress_nothing(folder):
-    family = whisper.load(folder)
+    family = load(whisper, folder)
     config = family.network.generation_config
     own, at_first = set(config.suppress_tokens), set(config.begin_suppress_tokens)
     special = set(family.tokenizer.all_special_ids)
@@ -129,7 +130,7 @@ def test_what_trains_is_the_decoder_and_what_is_asked_for(folder):
     names = ("model.encoder", "model.decoder.embed_tokens", "model.decoder.layers")
 
     def trained(**options):
-        network = whisper.load(folder, **options).network
+        network = load(whisper, folder, **options).network
         return tuple({p.requires_grad for n, p in network.named_parameters() if n.startswith(name)} for name in names)
 
     assert trained() == ({False}, {False}, {True})
@@ -138,7 +139,7 @@ def test_what_trains_is_the_decoder_and_what_is_asked_for(folder):
 
 
 def test_a_clip_is_encoded_once_for_its_group_and_once_for_the_run_where_features_are_kept(folder):
-    family = whisper.load(folder, seconds=4)
+    family = load(whisper, folder, seconds=4)
     heard: list[int] = []
     family.network.model.encoder.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda module, given: heard.append(len(given[0]))
@@ -153,7 +154,7 @@ def test_a_clip_is_encoded_once_for_its_group_and_once_for_the_run_where_feature
 
 def test_the_frozen_encoder_gets_no_gradient_and_a_trained_one_does(folder):
     for frozen in (True, False):
-        family = whisper.load(folder, seconds=4, freeze_encoder=frozen)
+        family = load(whisper, folder, seconds=4, freeze_encoder=frozen)
         policy = TokenPolicy(family, max_tokens=3)
         made = rollout(policy)
         part = next(made.steps.split(made.decisions.loss_mask, 100))
@@ -166,7 +167,7 @@ def test_the_frozen_encoder_gets_no_gradient_and_a_trained_one_does(folder):
 
 def test_a_sampler_of_lower_precision_is_one_and_old_log_probs_are_still_those_of_training(folder):
     """The family computes in float32 without switching the sampler's own precision off."""
-    policy = TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6, sampling_dtype="bfloat16")
+    policy = TokenPolicy(load(whisper, folder, seconds=4), max_tokens=6, sampling_dtype="bfloat16")
     made = rollout(policy)
     loss_mask = made.decisions.loss_mask
     torch.testing.assert_close(
@@ -176,14 +177,14 @@ def test_a_sampler_of_lower_precision_is_one_and_old_log_probs_are_still_those_o
 
 
 def test_a_saved_model_is_an_ordinary_folder(folder, tmp_path: Path):
-    policy = TokenPolicy(whisper.load(folder, seconds=4), max_tokens=6)
+    policy = TokenPolicy(load(whisper, folder, seconds=4), max_tokens=6)
     policy.save(tmp_path / "saved")
-    again = TokenPolicy(whisper.load(tmp_path / "saved", seconds=4), max_tokens=6)
+    again = TokenPolicy(load(whisper, tmp_path / "saved", seconds=4), max_tokens=6)
     assert torch.equal(rollout(again).decisions.log_probs, rollout(policy).decisions.log_probs)
 
 
 def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
-    family = whisper.load(folder, seconds=2)
+    family = load(whisper, folder, seconds=2)
     slow, fast = (family.encode([clip(1, rate=rate)]).media[0] for rate in (8_000, 44_100))
     assert slow.shape == fast.shape == (80, 3000)
     with pytest.raises(ValueError, match=r"'5'.*3\.0.*model\.seconds=2"):
@@ -194,11 +195,11 @@ def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
     with pytest.raises(ValueError, match=r"'q'.*what \?"):
         family.encode([Prompt("what ?", "q", turns=(Turn("user", (*clip(1).media, "what ?")),))])
     with pytest.raises(ValueError, match="seconds.*31"):
-        whisper.load(folder, seconds=31)
+        load(whisper, folder, seconds=31)
 
 
 def test_a_transcript_is_spelled_with_a_space_before_it_and_its_end_behind(folder):
-    family = whisper.load(folder)
+    family = load(whisper, folder)
     [*ids, end] = family.spell("ab c")
     assert family.tokenizer.convert_ids_to_tokens(ids)[0].startswith("\u0120") and end in family.end_ids
     assert ids == family.tokenizer(" ab c", add_special_tokens=False)["input_ids"] and family.decode(ids) == "ab c"
@@ -207,18 +208,18 @@ def test_a_transcript_is_spelled_with_a_space_before_it_and_its_end_behind(folde
 
 def test_checkpointing_is_refused_before_anything_is_read():
     with pytest.raises(ValueError, match="gradient_checkpointing.*True.*False"):
-        whisper.load("nowhere", Training(gradient_checkpointing=True))
+        load(whisper, "nowhere", Training(gradient_checkpointing=True))
 
 
 def test_an_extractor_of_another_rate_is_no_whispers(folder):
-    family = whisper.load(folder)
+    family = load(whisper, folder)
     family.extractor.sampling_rate = 8_000
     with pytest.raises(ValueError, match="8000"):
         family.encode([clip(1)])
 
 
 def test_nothing_is_dropped_while_tokens_are_sampled_and_scored(folder):
-    family = whisper.load(folder, seconds=4)
+    family = load(whisper, folder, seconds=4)
     for module in family.network.modules():
         if hasattr(module, "dropout"):
             module.dropout = 0.5
@@ -250,7 +251,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
 @pytest.mark.parametrize("kind", PREFIXES)
 def test_the_prefix_states_language_and_task_of_a_multilingual_model(kind, folders):
     asked: dict[str, Any] = {} if kind == "english" else {"language": "German", "task": "translate"}
-    family = whisper.load(folders[kind], seconds=4, **asked)
+    family = load(whisper, folders[kind], seconds=4, **asked)
     [ids] = family.encode([clip(0)]).ids.tolist()
     assert family.tokenizer.convert_ids_to_tokens(ids) == PREFIXES[kind]
     assert family.encode([clip(0)]).media[0].shape[0] == (128 if kind == "large_v3" else 80)
@@ -259,7 +260,7 @@ def test_the_prefix_states_language_and_task_of_a_multilingual_model(kind, folde
 
 
 def test_a_row_chooses_its_language_and_task(folders):
-    family = whisper.load(folders["multilingual"], seconds=4)
+    family = load(whisper, folders["multilingual"], seconds=4)
     rows = [
         clip(0),
         replace(clip(1), meta={"language": "zh"}),
@@ -294,7 +295,7 @@ def test_a_row_chooses_its_language_and_task(folders):
     ],
 )
 def test_a_language_or_task_that_the_model_lacks_is_an_error_of_its_row(kind, row, named, folders):
-    family = whisper.load(folders[kind], seconds=4)
+    family = load(whisper, folders[kind], seconds=4)
     with pytest.raises(ValueError, match=f"'7'.*{named}"):
         family.encode([replace(clip(7), **row)])
 
@@ -304,7 +305,7 @@ def test_a_language_or_task_of_a_run_that_the_model_lacks_is_an_error_of_the_opt
     kind = "english" if option == "task" else "multilingual"
     with pytest.raises(ValueError, match=f"model.{option}.*{value}"):
         asked: dict[str, Any] = {option: value}
-        whisper.load(folders[kind], **asked)
+        load(whisper, folders[kind], **asked)
 
 
 class Vocabulary:
@@ -362,9 +363,9 @@ def test_a_checkpoint_of_another_language_than_that_of_the_run_is_warned_of(fold
     shutil.copytree(folders["fine_tune"], tmp_path / "hindi")
     path = tmp_path / "hindi" / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"language": "hindi"}))
-    whisper.load(tmp_path / "hindi", language="hi")
+    load(whisper, tmp_path / "hindi", language="hi")
     assert capsys.readouterr().out == ""
-    whisper.load(tmp_path / "hindi")
+    load(whisper, tmp_path / "hindi")
     assert "model.language to hi" in capsys.readouterr().out
 
 
@@ -410,7 +411,7 @@ def test_transcripts_longer_than_the_decoder_has_positions_are_refused_before_it
     family("whisper").check(whisper_config(folders[kind], max_tokens=most))
     with pytest.raises(ValueError, match=f"sampling.max_tokens.*{most + 1}.*{most}"):
         family("whisper").check(whisper_config(folders[kind], max_tokens=most + 1))
-    model = whisper.load(folders[kind], seconds=4)
+    model = load(whisper, folders[kind], seconds=4)
     model.end_ids = frozenset()
     made = TokenPolicy(model, max_tokens=most).rollout(Request(PROMPTS[:1], [0], 2, 0))
     assert made.decisions.log_probs.shape == (2, most)
@@ -420,11 +421,11 @@ def test_transcripts_longer_than_the_decoder_has_positions_are_refused_before_it
 
 
 def test_a_long_recording_is_read_in_windows_of_30_s(folder):
-    model = whisper.load(folder, windows=2)
+    model = load(whisper, folder, windows=2)
     short, long = clip(0, 2.0), clip(1, 31.5)
     context = model.encode([short, long])
     assert [tuple(mel.shape) for mel in context.media] == [(2, 80, 3000)] * 2
-    one = whisper.load(folder)
+    one = load(whisper, folder)
     samples = long.media[0].source.samples  # type: ignore[union-attr]
     parts = [
         replace(long, turns=(Turn("user", (Media("audio", Audio(part, RATE)),)),))
@@ -450,7 +451,7 @@ def test_a_long_recording_is_read_in_windows_of_30_s(folder):
 @pytest.mark.parametrize(("seconds", "windows"), [(20.0, 2), (30.0, 0), (31.0, 1), (31.0, 2)])
 def test_windows_are_of_30_s(seconds, windows, folder):
     with pytest.raises(ValueError, match="windows|seconds"):
-        whisper.load(folder, seconds=seconds, windows=windows)
+        load(whisper, folder, seconds=seconds, windows=windows)
 
 
 def test_english_rows_in_other_letters_are_warned_of_at_the_start(folders, tmp_path, capsys):

@@ -11,6 +11,7 @@ from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm import qwen_vl
 from pipelines.vlm.blank import with_blank_media
 from pipelines.vlm.media import read_video
+from tests.building import load
 from tests.cli.quick import write_media
 
 
@@ -43,7 +44,7 @@ def test_where_no_prompt_shows_anything_none_is_blank():
 
 
 def test_a_blank_prompt_has_the_tokens_of_the_one_that_sees(media, tmp_path):
-    family = qwen_vl.load(qwen_vl.tiny(tmp_path))
+    family = load(qwen_vl, qwen_vl.tiny(tmp_path))
     prompts = [question(Media("image", str(media / "0.png")), Media("video", str(media / "1.mp4")))]
     seen, unseen = family.encode(prompts), family.encode(with_blank_media(prompts))
     assert torch.equal(seen.ids, unseen.ids) and torch.equal(seen.positions, unseen.positions)

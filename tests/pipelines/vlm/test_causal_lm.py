@@ -17,6 +17,7 @@ from pipelines import vlm
 from pipelines.training import Training, checkpoint_layers
 from pipelines.vlm import causal_lm
 from pipelines.vlm.causal_lm_tiny import KINDS
+from tests.building import load
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +26,22 @@ def folder(tmp_path_factory) -> str:
 
 
 def test_a_prompt_that_is_too_long_is_refused_and_not_cut(folder):
-    model = causal_lm.load(folder, max_prompt_tokens=3)
+    model = load(causal_lm, folder, max_prompt_tokens=3)
     assert model.encode([Prompt("how many is")]).ids.shape == (1, 3)
     with pytest.raises(ValueError, match="'7'.*4.*max_prompt_tokens=3"):
         model.encode([Prompt("how many is are", "7")])
     assert model.prompt_length(Prompt("how many is are")) == 4
-    assert causal_lm.load(folder).encode([Prompt("is " * 200)]).ids.shape == (1, 200)
+    assert load(causal_lm, folder).encode([Prompt("is " * 200)]).ids.shape == (1, 200)
 
 
 def test_padding_is_on_the_left_and_has_no_position(folder):
-    context = causal_lm.load(folder).encode([Prompt("how many is"), Prompt("red")])
+    context = load(causal_lm, folder).encode([Prompt("how many is"), Prompt("red")])
     assert context.real.tolist() == [[True] * 3, [False, False, True]]
     assert context.positions[:, 0].tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end(folder):
-    model = causal_lm.load(folder)
+    model = load(causal_lm, folder)
     assert model.tokenizer.pad_token_id is None and model.pad_id == model.tokenizer.eos_token_id
     model.tokenizer.pad_token = "<pad>"
     again = causal_lm.CausalLm(model.network, model.tokenizer, model.reference)
@@ -49,7 +50,7 @@ def test_a_tokenizer_without_padding_pads_with_its_end(folder):
 
 
 def test_precision_and_checkpointing_are_those_of_the_training(folder):
-    model = causal_lm.load(folder, Training(dtype="bfloat16", gradient_checkpointing=True))
+    model = load(causal_lm, folder, Training(dtype="bfloat16", gradient_checkpointing=True))
     assert model.dtype == torch.bfloat16 and model.checkpointing and not model.network.training
 
 
@@ -65,7 +66,7 @@ def test_the_seed_of_a_policy_is_that_of_its_adapters(folder):
 
 
 def test_a_conversation_is_written_by_the_template_of_the_tokenizer(folder):
-    model = causal_lm.load(folder)
+    model = load(causal_lm, folder)
     model.tokenizer.chat_template = "how {{ messages[0].content }}"
     model.set_up({})
     assert model.encode([Prompt("red")]).ids.tolist() == [model.tokenizer("how red")["input_ids"]]
@@ -76,7 +77,7 @@ def test_the_search_of_the_settings_is_that_of_the_policy(folder):
 
 
 def test_layers_recompute_in_evaluation_mode(folder):
-    network = causal_lm.load(folder).network.train()
+    network = load(causal_lm, folder).network.train()
     checkpoint_layers(network, False)
     assert not any(module.training for module in network.modules())
 
@@ -89,7 +90,7 @@ def kinds(tmp_path_factory) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_prompt_of_a_published_kind_holds_the_words_of_its_row(kind, kinds):
-    model = causal_lm.load(kinds[kind])
+    model = load(causal_lm, kinds[kind])
     context = model.encode([Prompt("how many red"), Prompt("is the blue", turns=(Turn("user", ("is the ", "blue")),))])
     for row, words in ((0, "how many red"), (1, "is the blue")):
         ids = context.ids[row][context.real[row]].tolist()
@@ -103,7 +104,7 @@ def test_the_prompt_of_a_published_kind_holds_the_words_of_its_row(kind, kinds):
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_of_a_published_generation_config_change_no_sampling(kind, kinds):
     """Temperature 0.1, top_k 1 and the penalty of repetitions are those of generate(), not of the policy."""
-    policy = TokenPolicy(causal_lm.load(kinds[kind]), max_tokens=6)
+    policy = TokenPolicy(load(causal_lm, kinds[kind]), max_tokens=6)
     made = policy.rollout(Request([Prompt("how many red"), Prompt("blue")], [0, 1], 8, seed=0))
     decisions = made.decisions
     assert len({output.text for output in made.outputs}) > 4
@@ -117,7 +118,7 @@ def test_values_of_a_published_generation_config_change_no_sampling(kind, kinds)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_the_embedding_beyond_the_tokenizer_are_never_sampled(kind, kinds):
-    model = causal_lm.load(kinds[kind])
+    model = load(causal_lm, kinds[kind])
     rows: Any = model.network.get_output_embeddings()
     beyond = set(range(len(model.tokenizer), rows.weight.shape[0]))
     assert len(beyond) == 8 and beyond <= model.suppress_tokens
@@ -127,7 +128,7 @@ def test_rows_of_the_embedding_beyond_the_tokenizer_are_never_sampled(kind, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_completion_that_ends_in_any_of_the_ends_has_ended(kind, kinds):
-    model = causal_lm.load(kinds[kind])
+    model = load(causal_lm, kinds[kind])
     own = KINDS[kind]
     assert {model.tokenizer.get_vocab()[end] for end in (*own.ends, own.end)} <= model.end_ids
     assert model.spell("yes")[-1] == (model.turn_end if own.template else model.tokenizer.eos_token_id)
@@ -135,18 +136,18 @@ def test_a_completion_that_ends_in_any_of_the_ends_has_ended(kind, kinds):
 
 def test_arguments_of_the_template_reach_it(kinds):
     """Qwen3 without thinking: an empty thought is prefilled, and known to the rewards."""
-    model = causal_lm.load(kinds["qwen3"], template={"enable_thinking": False})
+    model = load(causal_lm, kinds["qwen3"], template={"enable_thinking": False})
     context = model.encode([Prompt("how many")])
     assert model.tokenizer.decode(context.ids[0]).endswith("<think> </think>")
     assert context.prefilled == ["<think>\n\n</think>\n\n"]
-    assert causal_lm.load(kinds["qwen3"]).encode([Prompt("how many")]).prefilled == [""]
+    assert load(causal_lm, kinds["qwen3"]).encode([Prompt("how many")]).prefilled == [""]
     with pytest.raises(ValueError, match=r"model\.template.*'thinking'"):
-        causal_lm.load(kinds["qwen3"], template={"thinking": False})
+        load(causal_lm, kinds["qwen3"], template={"thinking": False})
 
 
 def test_a_conversation_needs_a_template(kinds):
     """Without one the turns that are not the user's would be lost."""
-    model = causal_lm.load(kinds["base"])
+    model = load(causal_lm, kinds["base"])
     turns = (Turn("system", ("be brief",)), Turn("user", ("how many",)))
     with pytest.raises(ValueError, match="'a'"):
         model.encode([Prompt("how many", "a", turns=turns)])

@@ -10,6 +10,7 @@ from mmgrpo.types import Media
 from pipelines.vlm import qwen_vl
 from pipelines.vlm.estimate import Sizes, of_model, tokens_of
 from pipelines.vlm.media import CLIP_PIXELS, Measure, measure
+from tests.building import load
 from tests.seeing import EVERY
 
 SIDE = 28
@@ -57,7 +58,7 @@ def test_the_defaults_are_those_of_the_published_model():
 
 @pytest.mark.parametrize("limits", [{}, {"max_frames": 4, "max_pixels": 256}])
 def test_the_estimate_is_what_the_model_reads(limits, tmp_path):
-    model: Any = qwen_vl.load(qwen_vl.tiny(tmp_path), **limits)
+    model: Any = load(qwen_vl, qwen_vl.tiny(tmp_path), **limits)
     sizes, words = of_model(str(tmp_path), **limits)
     assert sizes.frame_pixels == 768 * (sizes.patch * sizes.merge) ** 2
     assert len({model.prompt_length(prompt) for prompt in EVERY}) == len(EVERY)

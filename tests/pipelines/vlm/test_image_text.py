@@ -18,6 +18,7 @@ from pipelines import own_forward, vlm
 from pipelines.training import Training
 from pipelines.vlm import causal_lm, image_text, smolvlm
 from pipelines.vlm.image_text_tiny import KINDS
+from tests.building import load
 from tests.families.examples import CLIP, PICTURE, noise, shown
 
 TALL = Media("image", Image(noise(3, 40, 16, seed=5)))
@@ -52,7 +53,7 @@ def scored(policy: TokenPolicy, rollout) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_probs_are_those_of_the_models_own_forward_pass(kind, folders):
-    model = image_text.load(folders[kind], max_frames=4)
+    model = load(image_text, folders[kind], max_frames=4)
     policy = policy_of(model)
     rollout = rolled(policy)
     context = model.encode(MIXED)
@@ -70,7 +71,7 @@ def test_log_probs_are_those_of_the_models_own_forward_pass(kind, folders):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replaying_whole_samples_gives_what_sharing_gives(kind, folders):
-    shared, replayed = (image_text.load(folders[kind], max_frames=4) for _ in range(2))
+    shared, replayed = (load(image_text, folders[kind], max_frames=4) for _ in range(2))
     assert shared.shared
     replayed.shared = False
     one, two = (rolled(policy_of(model)) for model in (shared, replayed))
@@ -82,7 +83,7 @@ def test_replaying_whole_samples_gives_what_sharing_gives(kind, folders):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures_matter_and_only_to_their_own_prompt(kind, folders):
-    model = image_text.load(folders[kind])
+    model = load(image_text, folders[kind])
     other = Media("image", Image(1 - PICTURE.source.pixels))  # type: ignore[union-attr]
 
     def states(*media: Media) -> torch.Tensor:
@@ -99,7 +100,7 @@ def test_pictures_matter_and_only_to_their_own_prompt(kind, folders):
 
 def test_a_model_whose_keys_cannot_be_shared_is_replayed(folders, monkeypatch, capsys):
     monkeypatch.setattr(own_forward, "spread_cache", lambda cache, rows: 1 / 0)
-    model = image_text.load(folders["llava"])
+    model = load(image_text, folders["llava"])
     assert not model.shared
     assert "(ZeroDivisionError" in capsys.readouterr().out
 
@@ -107,7 +108,7 @@ def test_a_model_whose_keys_cannot_be_shared_is_replayed(folders, monkeypatch, c
 def test_logits_that_are_not_those_of_the_head_are_refused(folders, monkeypatch):
     monkeypatch.setattr(image_text.ImageText, "logits", lambda self, network, hidden: -network.lm_head(hidden))
     with pytest.raises(ValueError, match="hidden states"):
-        image_text.load(folders["llava"])
+        load(image_text, folders["llava"])
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-3), ("float16", 0.02), ("bfloat16", 0.1)])
@@ -118,16 +119,16 @@ def test_logits_that_differ_by_more_than_rounding_are_refused(dtype, most, folde
             image_text.ImageText, "own_logits", lambda model, ids, media, gap=gap: own(model, ids, media) * (1 + gap)
         )
         if gap < most:
-            assert image_text.load(folders["llava"], Training(dtype=dtype)).shared
+            assert load(image_text, folders["llava"], Training(dtype=dtype)).shared
         else:
             with pytest.raises(ValueError, match="logits differ"):
-                image_text.load(folders["llava"], Training(dtype=dtype))
+                load(image_text, folders["llava"], Training(dtype=dtype))
 
 
 def test_limits_that_are_not_given_are_those_of_the_family(folders):
-    assert image_text.load(folders["llava"]).limits == image_text.Limits(0, 16, 1.0, 0)
+    assert load(image_text, folders["llava"]).limits == image_text.Limits(0, 16, 1.0, 0)
     given = {"max_pixels": 900, "max_frames": 4, "fps": 0.5, "max_prompt_tokens": 90}
-    assert image_text.load(folders["llava"], **given).limits == image_text.Limits(**given)
+    assert load(image_text, folders["llava"], **given).limits == image_text.Limits(**given)
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -141,7 +142,7 @@ def test_a_cap_of_the_logits_is_applied_where_the_model_applies_it(applied, tmp_
         own = image_text.ImageText.own_logits
         capped = lambda model, ids, media: 0.05 * torch.tanh(own(model, ids, media) / 0.05)  # noqa: E731
         monkeypatch.setattr(image_text.ImageText, "own_logits", capped)
-    model = image_text.load(folder)
+    model = load(image_text, folder)
     assert model.cap == (0.05 if applied else 0) and model.shared
     hidden = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
     plain = model.network.get_output_embeddings()(hidden)
@@ -152,10 +153,10 @@ def test_a_cap_of_the_logits_is_applied_where_the_model_applies_it(applied, tmp_
 
 def test_vision_is_frozen_and_adapters_stay_in_the_language_model(folders):
     for training in (Training(), Training(lora_rank=2)):
-        network = image_text.load(folders["internvl"], training).network
+        network = load(image_text, folders["internvl"], training).network
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
         assert trained and all("vision" not in name and "projector" not in name for name in trained)
-    whole = image_text.load(folders["internvl"], freeze_vision=False).network
+    whole = load(image_text, folders["internvl"], freeze_vision=False).network
     assert all(parameter.requires_grad for parameter in whole.parameters())
 
 
@@ -163,24 +164,24 @@ def test_the_checkpoint_names_its_family_and_one_of_another_kind_is_refused(fold
     for kind, folder in folders.items():
         assert vlm.policy(folder, max_tokens=3).settings.family.name == "image_text", kind
     with pytest.raises(ValueError, match="qwen2"):
-        image_text.load(causal_lm.tiny(tmp_path))
+        load(image_text, causal_lm.tiny(tmp_path))
 
 
 def test_pictures_are_reduced_and_their_size_is_told(folders):
     large = shown(0, Media("image", Image(noise(3, 64, 96, seed=1))), "what is it ?")
-    sizes = [image_text.load(folders["qwen2_vl"], max_pixels=n).encode([large]).seen[0][0] for n in (0, 512)]
+    sizes = [load(image_text, folders["qwen2_vl"], max_pixels=n).encode([large]).seen[0][0] for n in (0, 512)]
     assert sizes == [(24, 32), (16, 24)]
-    assert image_text.load(folders["gemma3"], max_pixels=1536).encode([large]).seen[0][0] == (32, 48)
+    assert load(image_text, folders["gemma3"], max_pixels=1536).encode([large]).seen[0][0] == (32, 48)
 
 
 def test_text_that_contains_a_mark_and_a_sound_are_refused(folders):
-    model = image_text.load(folders["llava"])
+    model = load(image_text, folders["llava"])
     with pytest.raises(ValueError, match="'7'.*<image>"):
         model.encode([Prompt("what is <image> ?", "7")])
     with pytest.raises(ValueError, match="audio"):
         model.encode([shown(0, Media("audio", "a.wav"), "what ?")])
     with pytest.raises(ValueError, match="'0'.*max_prompt_tokens=5"):
-        image_text.load(folders["llava"], max_prompt_tokens=5).encode(MIXED[:1])
+        load(image_text, folders["llava"], max_prompt_tokens=5).encode(MIXED[:1])
 
 
 def test_a_family_names_the_one_that_reads_a_checkpoint(folders, tmp_path):
@@ -194,7 +195,7 @@ def test_a_family_names_the_one_that_reads_a_checkpoint(folders, tmp_path):
 
 def test_whole_completions_leave_no_cache_and_prompts_do(folders):
     """Rows of completions end with padding wherever they are shorter than the longest."""
-    model = image_text.load(folders["llava"]) if "llava" in folders else image_text.load(next(iter(folders.values())))
+    model = load(image_text, folders["llava"]) if "llava" in folders else load(image_text, next(iter(folders.values())))
     [row] = model.encode([Prompt("yes or no ?", "1")]).ids.tolist()
     ids, real = torch.tensor([row, row]), torch.ones(2, len(row), dtype=torch.bool)
     places = torch.arange(len(row)).expand(2, 1, -1)
@@ -216,7 +217,7 @@ def test_positions_are_asked_with_what_the_model_wants():
 
 
 def test_padding_is_the_tokenizers_or_the_first_end(folders):
-    model = image_text.load(next(iter(folders.values())))
+    model = load(image_text, next(iter(folders.values())))
     tokenizer = model.processor.tokenizer
     model.network.generation_config.eos_token_id = [5, 3]  # type: ignore[union-attr]
     model.__post_init__()
@@ -227,7 +228,7 @@ def test_padding_is_the_tokenizers_or_the_first_end(folders):
 
 
 def test_what_a_processor_says_beside_its_tensors_is_left_out(folders, monkeypatch):
-    model = image_text.load(folders["llava"])
+    model = load(image_text, folders["llava"])
     silent = model.processor
 
     class Talking:
@@ -243,7 +244,7 @@ def test_what_a_processor_says_beside_its_tensors_is_left_out(folders, monkeypat
 
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory):
-    return image_text.load(image_text.tiny(tmp_path_factory.mktemp("qwen3"), "qwen3_vl"), fps=1.0)
+    return load(image_text, image_text.tiny(tmp_path_factory.mktemp("qwen3"), "qwen3_vl"), fps=1.0)
 
 
 def of_frames(times: Sequence[float], folder: Path) -> Media:
@@ -291,7 +292,7 @@ def test_pairs_of_frames_are_read_as_the_library_reads_them(qwen3, tmp_path):
 
 def test_the_sizes_of_clips_are_saved_with_the_model(qwen3, tmp_path):
     qwen3.save(tmp_path, qwen3.network)
-    assert image_text.load(tmp_path).clips == qwen3.clips == image_text.StampedClips(64, 65536, 4, 2, 2)
+    assert load(image_text, tmp_path).clips == qwen3.clips == image_text.StampedClips(64, 65536, 4, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_times_are_one_of_each_file_and_ascend(times, message):
 def published(tmp_path_factory) -> dict[str, image_text.ImageText]:
     """Models with templates, tokenizers and generation values of the published form."""
     place = tmp_path_factory.mktemp("published")
-    return {kind: image_text.load(image_text.tiny(place / kind, kind, published=True)) for kind in KINDS}
+    return {kind: load(image_text, image_text.tiny(place / kind, kind, published=True)) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,6 +13,7 @@ from pipelines.training import PLAIN
 from pipelines.vlm import qwen_vl
 from pipelines.vlm.media import Measure, frame_pixel_limit, measure, smart_resize
 from pipelines.vlm.qwen_vl import patchify
+from tests.building import load
 
 
 @pytest.mark.parametrize(
@@ -47,19 +48,19 @@ def folder(tmp_path_factory) -> str:
 
 
 def test_limits_that_are_not_given_are_those_of_the_checkpoint_and_of_qwen(folder):
-    plain = qwen_vl.load(folder, PLAIN)
+    plain = load(qwen_vl, folder, PLAIN)
     size, merged = plain.processor.size, (plain.processor.patch_size * plain.processor.merge_size) ** 2
     limits = plain.limits
     assert (limits.min_pixels, limits.max_pixels) == (size["shortest_edge"], size["longest_edge"])
     assert (limits.frame_pixels, limits.max_frames, limits.fps) == (768 * merged, 768, 2.0)
     given = {"min_pixels": 100, "max_pixels": 2000, "frame_pixels": 300, "max_frames": 4, "fps": 0.5}
-    limits = qwen_vl.load(folder, PLAIN, **given, max_prompt_tokens=9).limits
+    limits = load(qwen_vl, folder, PLAIN, **given, max_prompt_tokens=9).limits
     assert {name: getattr(limits, name) for name in given} == given and limits.max_prompt_tokens == 9
 
 
 @pytest.mark.parametrize("freeze", [True, False])
 def test_the_tower_trains_where_it_is_asked_to(freeze, folder):
-    made = qwen_vl.load(folder, PLAIN, freeze_vision=freeze)
+    made = load(qwen_vl, folder, PLAIN, freeze_vision=freeze)
     towers = {p.requires_grad for p in made.network.model.visual.parameters()}
     rest = {p.requires_grad for p in made.network.model.language_model.parameters()}
     assert towers == {not freeze} and rest == {True}
@@ -100,14 +101,14 @@ def test_limits_of_a_model_of_tiles_are_those_of_its_checkpoint(tmp_path):
     from pipelines.vlm import smolvlm
 
     folder = Path(smolvlm.tiny(tmp_path / "tiny"))
-    plain = smolvlm.load(folder).limits
+    plain = load(smolvlm, folder).limits
     [file] = [one for one in folder.glob("*.json") if "max_image_size" in one.read_text()]
     written = json.loads(file.read_text())
     owner = written.get("image_processor", written)
     owner["video_sampling"] = {"fps": 3.0, "max_frames": 7}
     file.write_text(json.dumps(written))
-    checkpoint = smolvlm.load(folder).limits
+    checkpoint = load(smolvlm, folder).limits
     assert (plain.max_frames, plain.fps) == (64, 1.0)
     assert (checkpoint.max_frames, checkpoint.fps, checkpoint.max_prompt_tokens) == (7, 3.0, 0)
-    given = smolvlm.load(folder, max_frames=4, fps=0.5, max_prompt_tokens=9).limits
+    given = load(smolvlm, folder, max_frames=4, fps=0.5, max_prompt_tokens=9).limits
     assert (given.max_frames, given.fps, given.max_prompt_tokens) == (4, 0.5, 9)

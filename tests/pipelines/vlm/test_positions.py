@@ -9,13 +9,14 @@ from mmgrpo.policies.token_model import next_position
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm import qwen_vl
 from pipelines.vlm.qwen_vl import grid_positions
+from tests.building import load
 
 MARK = 9
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return qwen_vl.load(qwen_vl.tiny(tmp_path_factory.mktemp("qwen")))
+    return load(qwen_vl, qwen_vl.tiny(tmp_path_factory.mktemp("qwen")))
 
 
 def asked(medium: Media) -> Prompt:

@@ -32,7 +32,7 @@ def folder(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def family(folder) -> smolvlm.SmolVlm:
-    return smolvlm.load(folder)
+    return load(smolvlm, folder)
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -149,8 +149,8 @@ def test_the_limit_on_pixels_is_a_square_of_whole_tiles(folder, family):
     # 31 * 31 = 961 <= 1023 holds one tile of 16 a side, 32 * 32 = 1024 two.
     assert [smolvlm.edge_within(pixels, 16) for pixels in (256, 1023, 1024, 5000)] == [16, 16, 32, 64]
     with pytest.raises(ValueError, match="max_pixels.*255"):
-        smolvlm.load(folder, max_pixels=255)
-    assert smolvlm.load(folder, max_pixels=256).encode([asked(image(32, 32))]).seen == [((16, 16),)]
+        load(smolvlm, folder, max_pixels=255)
+    assert load(smolvlm, folder, max_pixels=256).encode([asked(image(32, 32))]).seen == [((16, 16),)]
     assert family.encode([asked(image(32, 32, max_pixels=300))]).seen == [((16, 16),)]
     assert family.encode([asked(image(32, 32, max_pixels=10**6))]).seen == [((32, 32),)]
 
@@ -161,7 +161,7 @@ def test_what_smolvlm_cannot_do_is_said(folder, family, tmp_path):
     with pytest.raises(ValueError, match="'loud'.*audio"):
         family.encode([asked(Media("audio", "a.wav"), id="loud")])
     with pytest.raises(ValueError, match="qwen2_5_vl.*idefics3"):
-        smolvlm.load(qwen_vl.tiny(tmp_path))
+        load(smolvlm, qwen_vl.tiny(tmp_path))
 
 
 def test_a_template_without_places_for_pictures_is_an_error(family):
@@ -182,12 +182,12 @@ def test_marks_and_ends_are_read_from_the_vocabulary(family):
 
 def test_idefics3_is_read_too_and_saved_as_its_own(tmp_path):
     source = smolvlm.tiny(tmp_path / "first", kind="idefics3")
-    family = smolvlm.load(source)
+    family = load(smolvlm, source)
     assert type(family.network).__name__ == "Idefics3ForConditionalGeneration"
     family.save(tmp_path / "second", family.network)
     settings = json.loads((tmp_path / "second" / "processor_config.json").read_text())
     assert settings == {"processor_class": "Idefics3Processor", "image_seq_len": 4}
-    again, prompts = smolvlm.load(tmp_path / "second"), [asked(image(32, 16), "what is it ?")]
+    again, prompts = load(smolvlm, tmp_path / "second"), [asked(image(32, 16), "what is it ?")]
     contexts = [one.encode(prompts) for one in (family, again)]
     assert torch.equal(contexts[0].ids, contexts[1].ids)
     pairs = [one.features(one.network, context)[0] for one, context in zip((family, again), contexts, strict=True)]
@@ -200,13 +200,13 @@ def test_a_template_kept_in_a_file_of_the_processor_is_found(tmp_path):
     text = template.read_text()
     template.unlink()
     with pytest.raises(ValueError, match="chat template"):
-        smolvlm.load(source).encode([asked("what")])
+        load(smolvlm, source).encode([asked("what")])
     (source / "chat_template.json").write_text(json.dumps({"chat_template": text}))
-    assert len(smolvlm.load(source).encode([asked("what")]).ids[0]) > 0
+    assert len(load(smolvlm, source).encode([asked("what")]).ids[0]) > 0
 
 
 def test_a_tile_has_a_token_for_each_merged_square_and_a_limit_is_that_of_its_edge(folder):
-    model = smolvlm.load(folder, max_pixels=16 * 16)
+    model = load(smolvlm, folder, max_pixels=16 * 16)
     assert model.limits.edge == model.side == 16
     config: Any = model.network.config
     for scale in (1, 2):

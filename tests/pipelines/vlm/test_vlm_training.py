@@ -295,7 +295,7 @@ def test_a_model_that_knows_nothing_learns_to_name_colours_from_rewards_alone(tm
         patch=4,
         min_pixels=64,
     )
-    model = qwen_vl.load(folder, freeze_vision=False)
+    model = load(qwen_vl, folder, freeze_vision=False)
     amplify(model.network, 8)
     made = trainer(
         TokenPolicy(model, max_tokens=2),
