@@ -20,6 +20,16 @@ class Example:
     """Options of the section model."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Options of the section sampling."""
+    latents: Sequence[int] = ()
+    """Shape of a latent at the default size of the tiny model, which is that of the published pipeline; empty: not
+    compared."""
+    fps: float = 0
+    """Frames per second of its videos."""
+    inputs: tuple[float, float] | None = None
+    """Time and scale of guidance that the network reads at noise level 0.7, in its own units; 0: no such scale."""
+    layers: Sequence[str] = ()
+    """Layers that adapters may be asked for and that are no projections of attention: convolutions, embeddings,
+    norms, packed projections."""
 
 
 def shown(number: int, *parts: str | Media) -> Prompt:
@@ -54,30 +64,95 @@ SPOKEN = [
 
 SQUARE = {"height": 16, "width": 16}
 SMALL = SQUARE | {"max_sequence_length": 48}
+TALL = {"height": 32, "width": 32, "frames": 5, "max_sequence_length": 48}
 FIRST = [shown(n, Media("image", Image(noise(3, 20, 24, seed=4 + n))), text.text) for n, text in enumerate(TEXTS)]
 
 FILMED = {"height": 16, "width": 32, "frames": 5}
 SHORT = {"max_tokens": 5}
+FEW = {"steps": 4, "evaluation_steps": 3}
+FEWER = {"steps": 3, "evaluation_steps": 2}
 
 EXAMPLES: Mapping[str, Example] = {
-    "sd3": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
-    "flux": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
-    "stable_diffusion": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
-    "sdxl": Example(TEXTS, SQUARE, {"steps": 4, "evaluation_steps": 3}),
-    "flux_kontext": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
-    "flux2_klein": Example(EDITED, SMALL, {"steps": 4, "evaluation_steps": 3}),
-    "sana": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
-    "qwen_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
-    "qwen_image_edit": Example(
-        EDITED, SMALL | {"given_size": 64, "max_sequence_length": 128}, {"steps": 4, "evaluation_steps": 3}
+    "sd3": Example(
+        TEXTS,
+        SMALL,
+        FEW,
+        latents=(16, 8, 8),
+        inputs=(700, 0),
+        layers=["pos_embed.proj", "time_text_embed.timestep_embedder.linear_1", "ff.net.2"],
     ),
-    "z_image": Example(TEXTS, SMALL, {"steps": 4, "evaluation_steps": 3}),
-    "hunyuan_video": Example(TEXTS, {**SMALL, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
-    "skyreels_i2v": Example(FIRST, {**SMALL, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
-    "ltx_video": Example(TEXTS, {**SMALL, "height": 32, "width": 32, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
-    "ltx_i2v": Example(FIRST, {**SMALL, "height": 32, "width": 32, "frames": 5}, {"steps": 3, "evaluation_steps": 2}),
-    "wan": Example(TEXTS, {**FILMED, "max_sequence_length": 48}, {"steps": 4, "evaluation_steps": 3}),
-    "wan_i2v": Example(FIRST, FILMED, {"steps": 4, "evaluation_steps": 3}),
+    "flux": Example(
+        TEXTS,
+        SMALL,
+        FEW,
+        latents=(4, 128, 128),
+        inputs=(0.7, 3.5),
+        layers=["x_embedder", "proj_mlp", "norm.linear"],
+    ),
+    "stable_diffusion": Example(TEXTS, SQUARE, FEW, latents=(4, 8, 8), layers=["conv1", "time_emb_proj", "conv_in"]),
+    "sdxl": Example(TEXTS, SQUARE, FEW, latents=(4, 8, 8), layers=["conv2", "add_embedding.linear_1"]),
+    "flux_kontext": Example(EDITED, SMALL, FEW, latents=(4, 128, 128), inputs=(0.7, 3.5)),
+    "flux2_klein": Example(
+        EDITED, SMALL, FEW, latents=(16, 64, 64), inputs=(0.7, 0), layers=["to_qkv_mlp_proj", "x_embedder"]
+    ),
+    "sana": Example(
+        TEXTS,
+        SMALL,
+        FEW,
+        latents=(4, 4, 4),
+        inputs=(0.5 * 700, 0),  # 0.5 is the scale of time of the tiny network
+        layers=["conv_inverted", "caption_projection.linear_1"],
+    ),
+    "qwen_image": Example(
+        TEXTS,
+        SMALL,
+        FEW,
+        latents=(4, 128, 128),
+        inputs=(0.7, 0),
+        layers=["img_in", "img_mod.1", "txt_mlp.net.2"],
+    ),
+    "qwen_image_edit": Example(
+        EDITED,
+        SMALL | {"given_size": 64, "max_sequence_length": 128},
+        FEW,
+        latents=(4, 128, 128),
+        inputs=(0.7, 0),
+    ),
+    "z_image": Example(
+        TEXTS, SMALL, FEW, latents=(4, 512, 512), inputs=(1 - 0.7, 0), layers=["feed_forward.w1", "cap_embedder.1"]
+    ),
+    "hunyuan_video": Example(
+        TEXTS,
+        {**SMALL, "frames": 5},
+        FEWER,
+        latents=(4, 33, 90, 160),
+        fps=24,
+        inputs=(700, 6000),
+        layers=["x_embedder.proj", "norm1.linear"],
+    ),
+    "skyreels_i2v": Example(FIRST, {**SMALL, "frames": 5}, FEWER, latents=(4, 25, 68, 120), fps=24, inputs=(700, 1000)),
+    "ltx_video": Example(
+        TEXTS, TALL, FEWER, latents=(8, 41, 64, 88), fps=25, inputs=(700, 0), layers=["proj_in", "time_embed.linear"]
+    ),
+    "ltx_i2v": Example(FIRST, TALL, FEWER, latents=(8, 40, 64, 88), fps=25, inputs=(700, 0)),
+    "wan": Example(
+        TEXTS,
+        {**FILMED, "max_sequence_length": 48},
+        FEW,
+        latents=(4, 21, 60, 104),
+        fps=16,
+        inputs=(700, 0),
+        layers=["patch_embedding", "condition_embedder.time_embedder.linear_1", "ffn.net.2"],
+    ),
+    "wan_i2v": Example(
+        FIRST,
+        FILMED,
+        FEW,
+        latents=(4, 21, 60, 104),
+        fps=16,
+        inputs=(700, 0),
+        layers=["patch_embedding", "add_k_proj"],
+    ),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "image_text": Example(SEEN, {"max_frames": 4}, SHORT),
@@ -87,8 +162,8 @@ EXAMPLES: Mapping[str, Example] = {
     "qwen_audio": Example(ASKED, sampling=SHORT),
     "audio_text": Example(ASKED, sampling=SHORT),
     "codec_speech": Example(TEXTS, {"vocoder": "tones"}, SHORT),
-    "flow_speech": Example(SPOKEN, {"seconds": 1.2, "guidance": 2.0}, {"steps": 4, "evaluation_steps": 3}),
+    "flow_speech": Example(SPOKEN, {"seconds": 1.2, "guidance": 2.0}, FEW),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
-    "stable_audio": Example(TEXTS, {"guidance": 2.0}, {"steps": 4, "evaluation_steps": 3}),
+    "stable_audio": Example(TEXTS, {"guidance": 2.0}, FEW),
 }
 """Family to its row."""

@@ -24,15 +24,12 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.types import Policy, Prompt, Request, Rollout, Text
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
-from tests.building import module
+from tests.building import load, module
 from tests.families.examples import EXAMPLES
 
 GROUP = 4
 NAMES = sorted(families())
 ADAPTED = [name for name in NAMES if "lora_rank" in {f.name for f in fields(families()[name].sections.model)}]
-
-SHOWN = ["qwen_vl", "smolvlm", "image_text", "whisper", "qwen_audio"]
-"""Families of token policies whose prompts show or play something."""
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +117,13 @@ def test_every_family_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_family_that_takes_pictures_says_so(name) -> None:
+    if families()[name].modality == "visual":
+        shown = [bool(one.media) for one in EXAMPLES[name].prompts]
+        assert all(shown) if getattr(families()[name], "pictures", "") else not any(shown)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_ratio_is_one_before_the_first_update(name, tiny):
     policy = policy_of(name, tiny(name))
     shake(policy)
@@ -142,8 +146,11 @@ def test_a_network_that_has_become_nan_is_refused_by_both_samplers(name, tiny):
             sample(Request(prompts, range(len(prompts)), GROUP, seed=3))
 
 
-READ = ["qwen_vl", "smolvlm", "image_text", "causal_lm", "qwen_audio", "audio_text", "codec_speech"]
+TOKENS = [name for name in NAMES if "max_tokens" in {f.name for f in fields(families()[name].sections.sampling)}]
+READ = [name for name in TOKENS if all(one.text for one in EXAMPLES[name].prompts)]
 """Families whose prompts are texts that a tokenizer decodes again."""
+SHOWN = [name for name in TOKENS if any(one.media for one in EXAMPLES[name].prompts)]
+"""Families of token policies whose prompts show or play something."""
 
 
 @pytest.mark.parametrize("name", READ)
@@ -245,39 +252,22 @@ def test_a_scale_of_guidance_below_one_is_refused(name, tiny):
         policy_of(name, tiny(name), **{option: 0.5})
 
 
-SIZES: dict[str, tuple[tuple[int, ...], int, int]] = {
-    "sd3": ((16, 8, 8), 4, 64),
-    "flux": ((4, 128, 128), 4, 1 << 30),
-    "stable_diffusion": ((4, 8, 8), 8, 1 << 30),
-    "sdxl": ((4, 8, 8), 8, 1 << 30),
-    "flux_kontext": ((4, 128, 128), 4, 1 << 30),
-    "flux2_klein": ((16, 64, 64), 4, 1 << 30),
-    "sana": ((4, 4, 4), 4, 1 << 30),
-    "qwen_image": ((4, 128, 128), 4, 1 << 30),
-    "qwen_image_edit": ((4, 128, 128), 4, 1 << 30),
-    "z_image": ((4, 512, 512), 4, 2048),
-    "hunyuan_video": ((4, 33, 90, 160), 16, 1 << 30),
-    "skyreels_i2v": ((4, 25, 68, 120), 16, 1 << 30),
-    "ltx_video": ((8, 41, 64, 88), 32, 1 << 30),
-    "ltx_i2v": ((8, 40, 64, 88), 32, 1 << 30),
-    "wan": ((4, 21, 60, 104), 16, 1024),
-    "wan_i2v": ((4, 21, 60, 104), 16, 1024),
-}
-"""Family to the latents of its tiny model by default, and the unit and the most of its sizes in pixels."""
-RATES = {"hunyuan_video": 24, "skyreels_i2v": 24, "ltx_video": 25, "ltx_i2v": 25, "wan": 16, "wan_i2v": 16}
-"""Family to the frames per second of its clips."""
-
-
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_size_is_the_model_s_own_or_a_multiple_of_its_unit(name, tiny):
-    shape, unit, most = SIZES[name]
-    own = module(name).load(tiny(name), height=0, width=0)
-    assert own.latent_shape() == own.shape == shape and own.fps == RATES.get(name, 0)
-    if name in RATES:
-        assert module(name).load(tiny(name), fps=7.5).fps == 7.5
-    for side in ("height", "width"):
-        with pytest.raises(ValueError, match=f"{side}.*7.*{unit}.*{most}"):
-            module(name).load(tiny(name), **{side: 7})
+    """The error names the nearest size, which is taken, and which the latents follow."""
+    example, kind, folder = EXAMPLES[name], module(name), tiny(name)
+    own = load(kind, folder, height=0, width=0)
+    assert own.latent_shape() == own.shape == (tuple(example.latents) or own.shape) and own.fps == example.fps
+    if example.fps:
+        assert load(kind, folder, fps=7.5).fps == 7.5
+    for side, axis in (("height", -2), ("width", -1)):
+        with pytest.raises(ValueError, match=rf"{side}.*7.*nearest.* \d+") as error:
+            load(kind, folder, **{side: 7})
+        unit = int(str(error.value).split()[-1])
+        once, twice = (load(kind, folder, **{side: times * unit}).shape for times in (1, 2))
+        assert twice[axis] == 2 * once[axis] > 0
+        with pytest.raises(ValueError, match=f"{side}.*{unit + 1}"):
+            load(kind, folder, **{side: unit + 1})
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -288,19 +278,10 @@ def test_guidance_doubles_the_evaluations_of_a_row(name, tiny):
         assert policy_of(name, tiny(name), **{option: scale}).model.evaluations_per_row == evaluations  # type: ignore[attr-defined]
 
 
-TOLD: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("flux", "flux_kontext"), (0.7, 3.5)),
-    **dict.fromkeys(("flux2_klein", "qwen_image", "qwen_image_edit"), (0.7, 0)),
-    "z_image": (1 - 0.7, 0),
-    "sana": (0.5 * 700, 0),  # the scale of time of the tiny network
-    **dict.fromkeys(("sd3", "ltx_video", "ltx_i2v", "wan", "wan_i2v"), (700, 0)),
-    "hunyuan_video": (700, 6000),
-    "skyreels_i2v": (700, 1000),
-}
-"""Family to the time and the scale of guidance that its network is told at noise level 0.7; 0 for none."""
+READING = [name for name in DRAWN if EXAMPLES[name].inputs]
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", READING)
 def test_words_are_encoded_in_as_many_tokens_as_are_read(name, tiny):
     tokens = EXAMPLES[name].model.get("max_sequence_length", 512) + (77 if name == "sd3" else 0)  # those of CLIP
     model, state = policy_of(name, tiny(name)).model, torch.get_rng_state()  # type: ignore[attr-defined]
@@ -311,11 +292,11 @@ def test_words_are_encoded_in_as_many_tokens_as_are_read(name, tiny):
 
 @pytest.mark.parametrize("name", sorted(set(DRAWN) - {"qwen_image_edit"}))  # which counts with the picture
 def test_a_prompt_that_would_be_cut_is_refused_before_it_is_encoded(name, tiny):
-    with pytest.raises(ValueError, match=r"\d+"):
+    with pytest.raises(ValueError, match=r"\d+ tokens"):
         policy_of(name, tiny(name)).model.architecture.check(Prompt("a " * 600))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", READING)
 def test_the_network_is_told_time_and_guidance_in_its_own_units(name, tiny):
     told, policy = [], policy_of(name, tiny(name))
 
@@ -331,11 +312,12 @@ def test_the_network_is_told_time_and_guidance_in_its_own_units(name, tiny):
     for time, guidance in told:
         (time,) = time if isinstance(time, tuple) else (time,)
         # The tokens of a given frame are at time 0.
-        assert time[time != 0].unique().tolist() == [pytest.approx(TOLD[name][0], rel=1e-6)]
-        assert torch.as_tensor(guidance).unique().tolist() == [TOLD[name][1]]
+        assert time[time != 0].unique().tolist() == [pytest.approx(EXAMPLES[name].inputs[0], rel=1e-6)]
+        assert torch.as_tensor(guidance).unique().tolist() == [EXAMPLES[name].inputs[1]]
 
 
-GUIDED = {name: getattr(families()[name], "guidance", "guidance") for name in (*DRAWN, "stable_audio", "flow_speech")}
+DENOISERS = [name for name in NAMES if family(name).decisions(config_of(name, "")) == "gaussian"]
+GUIDED = {name: getattr(families()[name], "guidance", "guidance") for name in DENOISERS}
 """Family to the option that is its scale of guidance."""
 
 
@@ -347,7 +329,6 @@ def test_guidance_doubles_the_evaluations_of_a_round(name):
         assert guided.totals[part] == 2 * plain.totals[part] > 0
 
 
-DENOISERS = (*DRAWN, "stable_audio", "flow_speech")
 KERNELS_OF = {
     "flow": ("flow_sde(a=0.7)", "flow_sde_wan", "dance(eta=0.3)", "cps(a=0.8)", "flow_ddim(eta=0.7)", "edm_churn"),
     "diffusion": ("ddim(eta=1.0)", "ddim(eta=0.5)"),
@@ -402,25 +383,9 @@ def test_states_and_means_are_kept_in_fp32_so_that_half_precision_scores_repeat_
     assert torch.equal(again, rollout.decisions.log_probs[part.rows, part.positions])
 
 
-UNUSUAL: list[tuple[str, list[str]]] = [
-    ("sd3", ["pos_embed.proj", "time_text_embed.timestep_embedder.linear_1", "ff.net.2"]),
-    ("flux", ["x_embedder", "proj_mlp", "norm.linear"]),
-    ("stable_diffusion", ["conv1", "time_emb_proj", "conv_in"]),
-    ("sdxl", ["conv2", "add_embedding.linear_1"]),
-    ("sana", ["conv_inverted", "caption_projection.linear_1"]),
-    ("qwen_image", ["img_in", "img_mod.1", "txt_mlp.net.2"]),
-    ("z_image", ["feed_forward.w1", "cap_embedder.1"]),
-    ("flux2_klein", ["to_qkv_mlp_proj", "x_embedder"]),
-    ("hunyuan_video", ["x_embedder.proj", "norm1.linear"]),
-    ("ltx_video", ["proj_in", "time_embed.linear"]),
-    ("wan", ["patch_embedding", "condition_embedder.time_embedder.linear_1", "ffn.net.2"]),
-    ("wan_i2v", ["patch_embedding", "add_k_proj"]),
-]
-"""Families, and layers that are no projections of attention: convolutions, embeddings, norms, packed projections."""
-
-
-@pytest.mark.parametrize(("name", "targets"), UNUSUAL, ids=[name for name, _ in UNUSUAL])
-def test_adapters_on_unusual_layers_are_all_found_when_they_are_loaded(name, targets, tiny, tmp_path):
+@pytest.mark.parametrize("name", [name for name in NAMES if EXAMPLES[name].layers])
+def test_adapters_on_unusual_layers_are_all_found_when_they_are_loaded(name, tiny, tmp_path):
+    targets = EXAMPLES[name].layers
     options = {"lora_rank": 2, "lora_targets": targets}
     policy = policy_of(name, tiny(name), **options)
     adapted = {key for key, value in policy.network.named_parameters() if value.requires_grad}

@@ -1,8 +1,7 @@
-"""A default is stated in several places, as a setting and as an argument: all of them say the same."""
+"""Defaults that are a setting and an argument of a class agree."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from dataclasses import asdict, fields
 from typing import Any
@@ -21,30 +20,11 @@ def defaults(function: Any) -> dict[str, Any]:
     return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
 
 
-@pytest.mark.parametrize("name", families())
-def test_a_family_is_loaded_by_default_as_its_settings_say(name):
-    made = family(name)
-    options = asdict(config_class(made.sections)().model)
-    arguments = defaults(importlib.import_module(made.module).load)
-    # The device is chosen by the run.
-    shared = {key: value for key, value in arguments.items() if key in options and key != "device"}
-    assert shared == {key: options[key] for key in shared}
-    assert shared or name == "duration"
-
-
 @pytest.mark.parametrize("name", [name for name in families() if hasattr(family(name), "guidance")])
 def test_the_guidance_that_doubles_evaluations_is_the_one_with_a_second_pass(name):
     """Where ``guidance`` is a number that the network reads, ``true_cfg_scale`` asks it twice."""
     options = asdict(config_class(family(name).sections)().model)
     assert family(name).guidance == ("true_cfg_scale" if "true_cfg_scale" in options else "guidance")
-
-
-def test_families_say_whether_they_take_pictures():
-    needs = {name: family(name).pictures for name in families() if getattr(family(name), "pictures", "")}
-    assert needs == {
-        **dict.fromkeys(("ltx_i2v", "skyreels_i2v", "wan_i2v", "qwen_image_edit"), "required"),
-        **dict.fromkeys(("flux_kontext", "flux2_klein"), "optional"),
-    }
 
 
 @pytest.mark.parametrize("name", families())
