@@ -26,6 +26,7 @@ from mmgrpo.types import Policy, Prompt, Request, Rollout, Text
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from tests.building import load, module
 from tests.families.examples import EXAMPLES
+from tests.tiny import tiny_checkpoint
 
 GROUP = 4
 NAMES = sorted(families())
@@ -33,13 +34,13 @@ ADAPTED = [name for name in NAMES if "lora_rank" in {f.name for f in fields(fami
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Any:
+def tiny() -> Any:
     """The folder of a family's tiny checkpoint, written once."""
     folders: dict[str, str] = {}
 
     def folder(name: str) -> str:
         if name not in folders:
-            folders[name] = str(module(name).tiny(tmp_path_factory.mktemp(name) / "tiny"))
+            folders[name] = str(tiny_checkpoint(module(name).tiny))
         return folders[name]
 
     return folder

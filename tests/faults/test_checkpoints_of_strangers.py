@@ -26,6 +26,7 @@ from pipelines.visual import flux, sd3, sdxl, stable_diffusion
 from pipelines.vlm import causal_lm, smolvlm
 from tests import ROOT
 from tests.building import load
+from tests.tiny import tiny_checkpoint
 
 pytest.importorskip("diffusers")
 ALLOWED = Training(allow_pickle=True)
@@ -61,8 +62,8 @@ def named(kind) -> str:
 
 
 @pytest.fixture(scope="session")
-def pipelines_of_diffusers(tmp_path_factory):
-    return {kind: kind.tiny(tmp_path_factory.mktemp("tiny") / "model") for kind in NETWORKS}
+def pipelines_of_diffusers():
+    return {kind: tiny_checkpoint(kind.tiny) for kind in NETWORKS}
 
 
 def copied(source: Path, target: Path) -> Path:

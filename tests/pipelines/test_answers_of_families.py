@@ -19,6 +19,7 @@ from pipelines.factory import recognize
 from pipelines.options import ModelOptions
 from pipelines.pretrained import architecture, locate, read_network
 from pipelines.training import PLAIN, FrozenCopy, Training
+from tests.tiny import tiny_checkpoint
 
 
 def visual(**sampling):
@@ -172,10 +173,10 @@ def test_completions_are_written_with_their_prompts(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
+def words():
     from pipelines.visual import sd3
 
-    return str(sd3.tiny_words(tmp_path_factory.mktemp("words"), scenes.vocabulary()))
+    return str(tiny_checkpoint(sd3.tiny_words, scenes.vocabulary()))
 
 
 @pytest.mark.parametrize(("policy", "kind"), [("transitions", DenoisingPolicy), ("matching", FlowMatchingPolicy)])

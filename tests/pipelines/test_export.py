@@ -18,6 +18,7 @@ from pipelines.export import merge_adapters
 from pipelines.visual.comfyui import WRITERS
 from tests.families.examples import EXAMPLES
 from tests.families.test_battery import ADAPTED, NAMES, config_of, policy_of, rescored, rollout_of, shake
+from tests.tiny import tiny_checkpoint
 
 LAYERS = {
     "stable_diffusion": ("unet", "StableDiffusionPipeline"),
@@ -36,14 +37,14 @@ ALPHA = 6.0
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Any:
+def tiny() -> Any:
     from tests.building import module
 
     made: dict[str, str] = {}
 
     def folder(name: str) -> str:
         if name not in made:
-            made[name] = str(module(name).tiny(tmp_path_factory.mktemp(name) / "tiny"))
+            made[name] = str(tiny_checkpoint(module(name).tiny))
         return made[name]
 
     return folder

@@ -15,6 +15,7 @@ from mmgrpo.family import families, family
 from pipelines.quantized import values
 from tests.building import module
 from tests.families.test_battery import ADAPTED, config_of, gradients, policy_of, rescored, rollout_of, shake
+from tests.tiny import tiny_checkpoint
 
 NAMES = ["sd3", "wan", "stable_diffusion", "flux", "causal_lm", "qwen_vl", "whisper", "flow_speech"]
 """Families of each kind: transformers and a UNet of diffusers, of transformers with and without media, and our own."""
@@ -25,12 +26,12 @@ NEEDED = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, re
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Any:
+def tiny() -> Any:
     made: dict[str, str] = {}
 
     def folder(name: str) -> str:
         if name not in made:
-            made[name] = str(module(name).tiny(tmp_path_factory.mktemp(name) / "tiny"))
+            made[name] = str(tiny_checkpoint(module(name).tiny))
         return made[name]
 
     return folder

@@ -17,12 +17,13 @@ from reward_models.last_hidden import last_hidden
 from reward_models.pixels import to_pil
 from reward_models.preference import preference, save
 from reward_models.preference_training import train
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
+def folder() -> str:
     """A language model, tiny."""
-    return str(causal_lm.tiny(tmp_path_factory.mktemp("lm")))
+    return str(tiny_checkpoint(causal_lm.tiny))
 
 
 def test_rows_are_the_last_state_of_the_whole_conversation(folder):

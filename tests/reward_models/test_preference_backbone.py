@@ -18,13 +18,14 @@ from reward_models.last_hidden import ADAPTERS, add_adapters, last_hidden, load_
 from reward_models.pixels import to_pil
 from reward_models.preference import load, preference, save
 from reward_models.preference_backbone import LAST_HIDDEN, train_backbone
+from tests.tiny import tiny_checkpoint
 
 YES, NO = Text("the blue is 3"), Text("2")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return str(causal_lm.tiny(tmp_path_factory.mktemp("lm")))
+def folder() -> str:
+    return str(tiny_checkpoint(causal_lm.tiny))
 
 
 def test_adapters_of_b_zero_leave_the_network_as_it_is_and_they_alone_are_trained(folder):

@@ -20,6 +20,7 @@ from mmgrpo.types import Audio, Prompt
 from pipelines.speech import whisper
 from reward_models.speech import recognizer, speaker
 from reward_models.speech.recognizer import RATE, Recognizer
+from tests.tiny import tiny_checkpoint
 
 pytest.importorskip("transformers")
 
@@ -32,8 +33,8 @@ def tone(seconds: float, pitch: float = 0.3, loud: float = 0.5) -> Audio:
 
 
 @pytest.fixture(scope="module")
-def random_whisper(tmp_path_factory) -> Recognizer:
-    return recognizer.recognizer(whisper.tiny(tmp_path_factory.mktemp("whisper")))
+def random_whisper() -> Recognizer:
+    return recognizer.recognizer(tiny_checkpoint(whisper.tiny))
 
 
 def test_the_log_probability_of_a_text_is_that_of_its_tokens_and_end_without_the_forced_prefix(random_whisper):

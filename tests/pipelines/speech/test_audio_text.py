@@ -20,6 +20,7 @@ from tests.building import load
 from tests.families.examples import PICTURE, shown
 from tests.pipelines.speech.test_qwen_audio import EVERY, LONG, ONE, OTHER, TWO, WORDS, hum
 from tests.seeing import distance, gradient, kept, rescored, rollout
+from tests.tiny import tiny_checkpoint
 
 SINGLE = ("audioflamingo3", "glmasr", "qwen3_asr")
 """Kinds whose processor takes one clip of a prompt only."""
@@ -31,9 +32,9 @@ def prompts_of(kind: str) -> list[Prompt]:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
-    folders = {kind: audio_text.tiny(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
-    return folders | {"qwen2_audio": qwen_audio.tiny(tmp_path_factory.mktemp("qwen2_audio"), dropout=0.1)}
+def folders() -> dict[str, str]:
+    folders = {kind: tiny_checkpoint(audio_text.tiny, kind) for kind in KINDS}
+    return folders | {"qwen2_audio": tiny_checkpoint(qwen_audio.tiny, dropout=0.1)}
 
 
 @pytest.fixture(scope="module")

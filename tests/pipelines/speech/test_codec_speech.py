@@ -18,14 +18,15 @@ from pipelines import speech
 from pipelines.speech import codec_speech, vocoders
 from pipelines.speech.codec_speech_tiny import INSTRUCTION, SPEECH_START
 from tests.building import algorithm_blocks, load, trainer
+from tests.tiny import tiny_checkpoint
 from tests.tones import codes_of, heard, heard_neg_cer
 
 PROMPTS = [Prompt("one 2", "0"), Prompt("3", "1")]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return codec_speech.tiny(tmp_path_factory.mktemp("codec") / "tiny")
+def folder() -> str:
+    return tiny_checkpoint(codec_speech.tiny)
 
 
 def loaded(folder: str, **options) -> codec_speech.CodecSpeech:
@@ -255,8 +256,8 @@ def test_samples_are_written_with_their_sounds(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def llasa(tmp_path_factory) -> str:
-    return codec_speech.tiny(tmp_path_factory.mktemp("llasa") / "tiny", kind="llasa")
+def llasa() -> str:
+    return tiny_checkpoint(codec_speech.tiny, kind="llasa")
 
 
 def test_llasa_is_asked_with_one_beginning_one_date_and_the_beginning_of_speech(llasa):

@@ -23,11 +23,12 @@ from pipelines.speech.ctc_tiny import KINDS
 from pipelines.training import Training
 from tests.building import load
 from tests.families.examples import HEARD, PICTURE, hum, shown
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
-    return {kind: ctc.tiny(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+def folders() -> dict[str, str]:
+    return {kind: tiny_checkpoint(ctc.tiny, kind) for kind in KINDS}
 
 
 def rollout(policy: CtcPolicy, group_size: int = 4, prompts: list[Prompt] = HEARD) -> Rollout:

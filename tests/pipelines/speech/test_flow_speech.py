@@ -31,6 +31,7 @@ from pipelines.speech.flow_speech import (
 from pipelines.training import PLAIN, Training
 from tests import building
 from tests.flows import seeded
+from tests.tiny import tiny_checkpoint
 
 FAMILY = FAMILIES["flow_speech"]
 
@@ -41,8 +42,8 @@ def load(folder: str | Path, training: Training = PLAIN, **options: Any) -> Flow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return tiny(tmp_path_factory.mktemp("f5") / "tiny")
+def folder() -> str:
+    return tiny_checkpoint(tiny)
 
 
 def spoken(text: str, seconds: float = 0.5, reference_text: str = "la la", loud: float = 0.5, **meta: Any) -> Prompt:

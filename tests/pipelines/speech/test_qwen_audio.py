@@ -19,6 +19,7 @@ from mmgrpo.types import Audio, Image, Media, Prompt, Request
 from pipelines.speech import qwen_audio
 from tests.building import load
 from tests.seeing import asked, distance, gradient, kept, rescored, rollout
+from tests.tiny import tiny_checkpoint
 
 RATE = 16_000
 LOG_PROBS = frozenset({"log_probs"})
@@ -40,8 +41,8 @@ EVERY = [ONE, TWO, WORDS, LONG]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return qwen_audio.tiny(tmp_path_factory.mktemp("qwen_audio"))
+def folder() -> str:
+    return tiny_checkpoint(qwen_audio.tiny)
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,15 @@ from mmgrpo.family import family
 from pipelines.speech import qwen_audio
 from tests.cli import quick
 from tests.cli.running import call, kill_at, read_lines, summary, write_rows
+from tests.tiny import tiny_checkpoint
 
 PAPERS = ("grpo_asr", "tongyi_asr", "ibm_sqa", "ibm_ast")
 
 
 @pytest.fixture(scope="session")
-def hearing(tmp_path_factory) -> str:
+def hearing() -> str:
     """A Qwen2-Audio, tiny."""
-    return qwen_audio.tiny(tmp_path_factory.mktemp("qwen_audio"))
+    return tiny_checkpoint(qwen_audio.tiny)
 
 
 @pytest.fixture(scope="session")

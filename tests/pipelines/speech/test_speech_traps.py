@@ -23,14 +23,15 @@ from tests.advantages.test_blocks import advantage, batch
 from tests.building import load
 from tests.pipelines.speech.test_qwen_audio import hum, nudge
 from tests.seeing import asked, distance, gradient, kept, rescored
+from tests.tiny import tiny_checkpoint
 
 CLIPS = [asked("low", hum(0)), asked("high", hum(5)), asked("long", hum(2, 2.0))]
 LOG_PROBS = frozenset({"log_probs"})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return whisper.tiny(tmp_path_factory.mktemp("whisper"))
+def folder() -> str:
+    return tiny_checkpoint(whisper.tiny)
 
 
 def rollout(policy: TokenPolicy, group_size: int = 4) -> Rollout:

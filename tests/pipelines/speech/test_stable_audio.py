@@ -19,14 +19,15 @@ from mmgrpo.types import Prompt
 from pipelines.conditions import Conditioning
 from pipelines.speech import stable_audio, stable_audio_tiny
 from tests.building import load
+from tests.tiny import tiny_checkpoint
 
 STEPS = 5
 SCHEDULER = "diffusers.schedulers.scheduling_cosine_dpmsolver_multistep"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return stable_audio.tiny(tmp_path_factory.mktemp("stable_audio") / "tiny")
+def folder() -> Path:
+    return tiny_checkpoint(stable_audio.tiny)
 
 
 class Still:

@@ -21,6 +21,7 @@ from mmgrpo.types import Audio, Image, Media, Prompt, Request, Rollout, Turn
 from pipelines.speech import whisper
 from pipelines.training import Training
 from tests.building import load
+from tests.tiny import tiny_checkpoint
 
 RATE = 16_000
 
@@ -35,8 +36,8 @@ PROMPTS = [clip(number, seconds=1.0 + number) for number in range(3)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return whisper.tiny(tmp_path_factory.mktemp("whisper"))
+def folder() -> str:
+    return tiny_checkpoint(whisper.tiny)
 
 
 def rollout(policy: TokenPolicy, group_size: int = 4) -> Rollout:
@@ -244,8 +245,8 @@ PREFIXES = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
-    return {kind: whisper.tiny(tmp_path_factory.mktemp(kind), kind=kind) for kind in PREFIXES}
+def folders() -> dict[str, str]:
+    return {kind: tiny_checkpoint(whisper.tiny, kind=kind) for kind in PREFIXES}
 
 
 @pytest.mark.parametrize("kind", PREFIXES)

@@ -12,18 +12,19 @@ pytest.importorskip("peft")
 from diffusers import StableDiffusion3Pipeline
 
 from pipelines.visual import sd3
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory) -> Path:
+def folder() -> Path:
     """A whole Stable Diffusion 3 folder."""
-    return sd3.tiny(tmp_path_factory.mktemp("sd3"))
+    return tiny_checkpoint(sd3.tiny)
 
 
 @pytest.fixture(scope="session")
-def words_folder(tmp_path_factory) -> Path:
+def words_folder() -> Path:
     """A model without VAE."""
-    return sd3.tiny_words(tmp_path_factory.mktemp("words"))
+    return tiny_checkpoint(sd3.tiny_words)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from pipelines.visual.options import MemoryOptions
 from tests.building import load, module
 from tests.pipelines.visual.drawing import noise
 from tests.pipelines.visual.filming import PICTURED, TEXTS, pictured
+from tests.tiny import tiny_checkpoint
 
 TALL = {
     "hunyuan_video": {"height": 512, "width": 16, "frames": 5},
@@ -26,8 +27,8 @@ INNER = ("conv2.conv", "to_out.0", "per_channel_scale")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
-    return {name: module(name).tiny(tmp_path_factory.mktemp(name)) for name in TALL}
+def folders() -> dict[str, Path]:
+    return {name: tiny_checkpoint(module(name).tiny) for name in TALL}
 
 
 def tall(folders: dict[str, Path], name: str, **memory: Any) -> Any:

@@ -18,19 +18,20 @@ from pipelines.visual import sdxl, stable_diffusion
 from pipelines.visual.options import SdxlOptions
 from tests.pipelines.visual.denoising import KINDS, PROMPTS, draw, ours, pipe, predicted, theirs
 from tests.pipelines.visual.drawing import noise, shake
+from tests.tiny import tiny_checkpoint
 
 FAMILIES = pytest.mark.parametrize("family", KINDS, ids=lambda family: family.__name__.rpartition(".")[2])
 Folders = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Folders:
+def folder() -> Folders:
     """A family's tiny checkpoint by prediction, written once."""
     made: dict[tuple[ModuleType, str], Path] = {}
 
     def write(family: ModuleType, prediction: str = "epsilon") -> Path:
         if (family, prediction) not in made:
-            made[family, prediction] = family.tiny(tmp_path_factory.mktemp("tiny"), prediction=prediction)
+            made[family, prediction] = tiny_checkpoint(family.tiny, prediction=prediction)
         return made[family, prediction]
 
     return write

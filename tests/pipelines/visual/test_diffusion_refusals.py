@@ -23,14 +23,15 @@ from tests.building import load
 from tests.families.examples import PICTURE, shown
 from tests.pipelines.visual.denoising import KINDS, draw, ours, theirs
 from tests.pipelines.visual.drawing import noise
+from tests.tiny import tiny_checkpoint
 
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 """The betas of Stable Diffusion."""
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[Any, Path]:
-    return {one: one.tiny(tmp_path_factory.mktemp("tiny"), prediction="v_prediction") for one in KINDS}
+def folders() -> dict[Any, Path]:
+    return {one: tiny_checkpoint(one.tiny, prediction="v_prediction") for one in KINDS}
 
 
 def edited(folder: Path, target: Path, file: str = "scheduler/scheduler_config.json", **changes: Any) -> Path:

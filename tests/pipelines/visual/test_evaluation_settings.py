@@ -20,6 +20,7 @@ from mmgrpo.types import Request, Video
 from pipelines.visual import flux2_klein
 from tests.building import load, module
 from tests.families.examples import EXAMPLES
+from tests.tiny import tiny_checkpoint
 
 NAMES = [name for name, one in families().items() if one.modality == "visual"]
 WIDE = {"height": 32, "width": 64}
@@ -27,12 +28,12 @@ WIDE = {"height": 32, "width": 64}
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Any:
+def tiny() -> Any:
     made: dict[str, str] = {}
 
     def folder(name: str) -> str:
         if name not in made:
-            made[name] = str(module(name).tiny(tmp_path_factory.mktemp(name)))
+            made[name] = str(tiny_checkpoint(module(name).tiny))
         return made[name]
 
     return folder

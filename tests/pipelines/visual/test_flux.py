@@ -15,16 +15,17 @@ from pipelines.visual import flux
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def dev(tmp_path_factory) -> Path:
-    return flux.tiny(tmp_path_factory.mktemp("dev"))
+def dev() -> Path:
+    return tiny_checkpoint(flux.tiny)
 
 
 @pytest.fixture(scope="module")
-def schnell(tmp_path_factory) -> Path:
-    return flux.tiny(tmp_path_factory.mktemp("schnell"), guided=False)
+def schnell() -> Path:
+    return tiny_checkpoint(flux.tiny, guided=False)
 
 
 def ours(folder: Path, **options) -> FlowModel:

@@ -19,19 +19,20 @@ from tests.building import load
 from tests.families.examples import SEEN, shown
 from tests.families.examples import noise as drawn
 from tests.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 SIDE = 64
 """Pixels; the pipeline takes no smaller pictures."""
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return flux2_klein.tiny(tmp_path_factory.mktemp("base"))
+def base() -> Path:
+    return tiny_checkpoint(flux2_klein.tiny)
 
 
 @pytest.fixture(scope="module")
-def distilled(tmp_path_factory) -> Path:
-    return flux2_klein.tiny(tmp_path_factory.mktemp("distilled"), distilled=True)
+def distilled() -> Path:
+    return tiny_checkpoint(flux2_klein.tiny, distilled=True)
 
 
 def ours(folder: Path, **options) -> FlowModel:

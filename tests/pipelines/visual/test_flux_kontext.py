@@ -20,6 +20,7 @@ from tests.building import load
 from tests.families.examples import SEEN, shown
 from tests.families.examples import noise as drawn
 from tests.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 DARK, LIGHT = drawn(3, 16, 24, seed=1) / 4, 1 - drawn(3, 16, 24, seed=2) / 4
 PROMPTS = [
@@ -30,8 +31,8 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return flux_kontext.tiny(tmp_path_factory.mktemp("kontext"))
+def folder() -> Path:
+    return tiny_checkpoint(flux_kontext.tiny)
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,12 @@ from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.families.examples import PICTURE, shown
 from tests.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return hunyuan_video.tiny(tmp_path_factory.mktemp("hunyuan"))
+def folder() -> Path:
+    return tiny_checkpoint(hunyuan_video.tiny)
 
 
 def ours(folder: Path, **options) -> FlowModel:

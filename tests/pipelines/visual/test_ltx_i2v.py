@@ -18,14 +18,15 @@ from pipelines.visual.given import given_picture
 from tests.building import load
 from tests.pipelines.visual.drawing import STEPS, draw, noise, shake
 from tests.pipelines.visual.filming import FOUR, PICTURED, WORDS, clips_of
+from tests.tiny import tiny_checkpoint
 
 TOKENS = 32
 """Latent pixels of a frame."""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return ltx_i2v.tiny(tmp_path_factory.mktemp("ltx"))
+def folder() -> Path:
+    return tiny_checkpoint(ltx_i2v.tiny)
 
 
 def ours(folder: Path, **options) -> FlowModel:

@@ -17,11 +17,12 @@ from pipelines.visual.ltx_video import clips_of_latents
 from tests.building import load
 from tests.families.examples import PICTURE, shown
 from tests.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return ltx_video.tiny(tmp_path_factory.mktemp("ltx"))
+def folder() -> Path:
+    return tiny_checkpoint(ltx_video.tiny)
 
 
 def ours(folder: Path, **options) -> FlowModel:

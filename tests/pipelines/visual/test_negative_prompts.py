@@ -19,6 +19,7 @@ from pipelines.conditions import SUFFIX
 from pipelines.visual import flux, sana, sd3
 from pipelines.visual.options import FlowOptions
 from tests.building import load, module
+from tests.tiny import tiny_checkpoint
 
 WORDS = ["a red circle", "a blue square and a circle.", "a red circle"]
 NEGATIVE = ["blue", "a circle.", "a square and a circle"]
@@ -85,12 +86,12 @@ def drawn(model: Any, x: torch.Tensor, prompts: list[Prompt]) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> Any:
+def folders() -> Any:
     made: dict[str, Any] = {}
 
     def folder(name: str) -> Any:
         if name not in made:
-            made[name] = module(name).tiny(tmp_path_factory.mktemp(name))
+            made[name] = tiny_checkpoint(module(name).tiny)
         return made[name]
 
     return folder

@@ -37,19 +37,20 @@ from pipelines.visual import (
 )
 from reward_models.rules.films import film_score
 from tests.building import load
+from tests.tiny import tiny_checkpoint
 
 KERNELS = ("flow_sde(a=0.7)", "flow_sde_wan", "dance(eta=0.3)", "cps(a=0.8)", "flow_ddim(eta=0.7)", "edm_churn")
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Callable[..., Path]:
+def tiny() -> Callable[..., Path]:
     """The tiny folder of a family, written once."""
     folders: dict[str, Path] = {}
 
     def folder(family: Any, **options: Any) -> Path:
         name = f"{family.__name__} {options}"
         if name not in folders:
-            folders[name] = family.tiny(tmp_path_factory.mktemp("tiny") / "m", **options)
+            folders[name] = tiny_checkpoint(family.tiny, **options)
         return folders[name]
 
     return folder

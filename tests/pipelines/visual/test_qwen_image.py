@@ -15,11 +15,12 @@ from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return qwen_image.tiny(tmp_path_factory.mktemp("qwen"))
+def folder() -> Path:
+    return tiny_checkpoint(qwen_image.tiny)
 
 
 def ours(folder: Path, **options) -> FlowModel:

@@ -21,6 +21,7 @@ from pipelines.visual.flow import FlowModel
 from pipelines.visual.given import given_picture
 from tests.building import load
 from tests.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 GIVEN = 64
 """Side of the square with as many pixels as a given picture is scaled to; the pipelines' 1024 would take minutes."""
@@ -40,8 +41,8 @@ def plus(request) -> bool:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, plus) -> Path:
-    return qwen_image_edit.tiny(tmp_path_factory.mktemp("edit"), plus=plus)
+def folder(plus) -> Path:
+    return tiny_checkpoint(qwen_image_edit.tiny, plus=plus)
 
 
 @pytest.fixture(autouse=True)

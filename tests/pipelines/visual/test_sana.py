@@ -17,11 +17,12 @@ from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.families.examples import SEEN
 from tests.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return sana.tiny(tmp_path_factory.mktemp("sana"))
+def folder() -> Path:
+    return tiny_checkpoint(sana.tiny)
 
 
 def ours(folder: Path, **options) -> FlowModel:

@@ -19,11 +19,12 @@ from pipelines.visual.options import MemoryOptions
 from tests.building import load
 from tests.pipelines.visual.drawing import STEPS, draw, noise, shake
 from tests.pipelines.visual.filming import FOUR, PICTURED, WORDS, clips_of
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return skyreels_i2v.tiny(tmp_path_factory.mktemp("skyreels"))
+def folder() -> Path:
+    return tiny_checkpoint(skyreels_i2v.tiny)
 
 
 def ours(folder: Path, **options) -> FlowModel:

@@ -17,6 +17,7 @@ from mmgrpo.types import Prompt, Request, Video
 from pipelines.visual import wan
 from tests.building import load
 from tests.pipelines.visual.filming import FOUR, PICTURED, TEXTS, checkpoint, ours
+from tests.tiny import tiny_checkpoint
 
 STEPS, ETA = 5, 0.3
 
@@ -33,8 +34,8 @@ def policy_of(model: Any, plan: str) -> DenoisingPolicy:
 
 
 @pytest.fixture(scope="module")
-def words_folder(tmp_path_factory) -> Path:
-    return wan.tiny_words(tmp_path_factory.mktemp("words"))
+def words_folder() -> Path:
+    return tiny_checkpoint(wan.tiny_words)
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -17,13 +17,14 @@ from pipelines.visual.families import FAMILIES
 from pipelines.visual.wan_small import Clip
 from tests.building import load
 from tests.pipelines.visual.drawing import draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 PROMPTS = [Prompt("a red circle"), Prompt("a blue square and a circle ."), Prompt("")]
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory) -> Path:
-    return wan.tiny_words(tmp_path_factory.mktemp("small"), clip=Clip(frames=6, height=8, width=12, fps=4.5))
+def small() -> Path:
+    return tiny_checkpoint(wan.tiny_words, clip=Clip(frames=6, height=8, width=12, fps=4.5))
 
 
 def test_a_clip_has_the_model_s_own_form_unless_another_is_asked_for(small):

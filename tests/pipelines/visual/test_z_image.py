@@ -17,11 +17,12 @@ from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return z_image.tiny(tmp_path_factory.mktemp("z"))
+def folder() -> Path:
+    return tiny_checkpoint(z_image.tiny)
 
 
 def ours(folder: Path, **options) -> FlowModel:

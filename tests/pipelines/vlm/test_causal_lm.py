@@ -18,11 +18,12 @@ from pipelines.training import Training, checkpoint_layers
 from pipelines.vlm import causal_lm
 from pipelines.vlm.causal_lm_tiny import KINDS
 from tests.building import load
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return causal_lm.tiny(tmp_path_factory.mktemp("words"))
+def folder() -> str:
+    return tiny_checkpoint(causal_lm.tiny)
 
 
 def test_a_prompt_that_is_too_long_is_refused_and_not_cut(folder):
@@ -83,9 +84,9 @@ def test_layers_recompute_in_evaluation_mode(folder):
 
 
 @pytest.fixture(scope="module")
-def kinds(tmp_path_factory) -> dict[str, str]:
+def kinds() -> dict[str, str]:
     """A checkpoint of each kind of published template and tokenizer."""
-    return {kind: causal_lm.tiny(tmp_path_factory.mktemp("kinds") / kind, kind) for kind in KINDS}
+    return {kind: tiny_checkpoint(causal_lm.tiny, kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

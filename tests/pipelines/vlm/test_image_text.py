@@ -20,6 +20,7 @@ from pipelines.vlm import causal_lm, image_text, smolvlm
 from pipelines.vlm.image_text_tiny import KINDS
 from tests.building import load
 from tests.families.examples import CLIP, PICTURE, noise, shown
+from tests.tiny import tiny_checkpoint
 
 TALL = Media("image", Image(noise(3, 40, 16, seed=5)))
 MIXED = [
@@ -32,8 +33,8 @@ MIXED = [
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
-    return {kind: image_text.tiny(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+def folders() -> dict[str, str]:
+    return {kind: tiny_checkpoint(image_text.tiny, kind) for kind in KINDS}
 
 
 def policy_of(model: image_text.ImageText, **options: object) -> TokenPolicy:
@@ -243,8 +244,8 @@ def test_what_a_processor_says_beside_its_tensors_is_left_out(folders, monkeypat
 
 
 @pytest.fixture(scope="module")
-def qwen3(tmp_path_factory):
-    return load(image_text, image_text.tiny(tmp_path_factory.mktemp("qwen3"), "qwen3_vl"), fps=1.0)
+def qwen3():
+    return load(image_text, tiny_checkpoint(image_text.tiny, "qwen3_vl"), fps=1.0)
 
 
 def of_frames(times: Sequence[float], folder: Path) -> Media:

@@ -14,6 +14,7 @@ from pipelines.vlm import qwen_vl
 from pipelines.vlm.media import Measure, frame_pixel_limit, measure, smart_resize
 from pipelines.vlm.qwen_vl import patchify
 from tests.building import load
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,8 @@ def test_the_patches_of_a_token_are_adjacent_and_hold_channels_frames_rows_and_c
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return qwen_vl.tiny(tmp_path_factory.mktemp("qwen") / "tiny")
+def folder() -> str:
+    return tiny_checkpoint(qwen_vl.tiny)
 
 
 def test_limits_that_are_not_given_are_those_of_the_checkpoint_and_of_qwen(folder):

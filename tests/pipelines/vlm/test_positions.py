@@ -10,13 +10,14 @@ from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm import qwen_vl
 from pipelines.vlm.qwen_vl import grid_positions
 from tests.building import load
+from tests.tiny import tiny_checkpoint
 
 MARK = 9
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return load(qwen_vl, qwen_vl.tiny(tmp_path_factory.mktemp("qwen")))
+def model():
+    return load(qwen_vl, tiny_checkpoint(qwen_vl.tiny))
 
 
 def asked(medium: Media) -> Prompt:

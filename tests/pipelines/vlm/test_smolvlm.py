@@ -21,13 +21,14 @@ from transformers.models.smolvlm import processing_smolvlm as library
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm import qwen_vl, smolvlm
 from tests.building import load
+from tests.tiny import tiny_checkpoint
 
 WORDS = (4, smolvlm.FAKE, smolvlm.IMAGE, smolvlm.WHOLE)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    return smolvlm.tiny(tmp_path_factory.mktemp("smolvlm"))
+def folder() -> str:
+    return tiny_checkpoint(smolvlm.tiny)
 
 
 @pytest.fixture(scope="module")
