@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -79,6 +78,8 @@ def products(network: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("form", ["comfyui", "diffusers"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_diffusers_reads_every_layer_at_full_strength_without_the_header(name, form, tiny, tmp_path):
+    import diffusers
+
     policy, config, model = trained(name, tiny(name), tmp_path)
     [file] = written(name, config, model, form, tmp_path / "out").glob("*.safetensors")
     network, pipeline = LAYERS[name]

@@ -10,9 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import transformers
-from diffusers import AutoencoderKL
 from safetensors.torch import save_file
-from transformers.utils import peft_utils
 
 from pipelines import conversation, pretrained
 from pipelines.conversation import load_tokenizer
@@ -65,6 +63,8 @@ def test_parts_are_looked_at_and_read_in_the_precision_of_their_kind(allow_pickl
 
 
 def test_the_autoencoder_is_that_of_pictures_unless_it_is_named(tmp_path, monkeypatch):
+    from diffusers import AutoencoderKL
+
     monkeypatch.setattr(AutoencoderKL, "from_pretrained", lambda path, **given: "pictures")
     monkeypatch.setattr(Kind, "asked", [])
     read_pipeline(Kind, str(tmp_path), Training())
@@ -97,6 +97,8 @@ def test_a_part_of_another_package_is_refused_unless_it_is_not_read(part, tmp_pa
 
 
 def test_a_hub_id_of_adapters_is_refused_and_a_part_is_looked_at_in_its_folder(monkeypatch):
+    from transformers.utils import peft_utils
+
     asked: list[tuple] = []
     find = lambda source, subfolder: asked.append((source, subfolder))  # noqa: E731
     monkeypatch.setattr(peft_utils, "find_adapter_config_file", find)

@@ -7,7 +7,6 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 
 from reward_models import last_hidden
@@ -29,6 +28,8 @@ MODELS = ("AutoModel", "AutoModelForImageTextToText", "ClapModel")
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_no_code_of_a_stranger_is_run(name, tmp_path, monkeypatch):
+    import transformers
+
     asked = []
 
     def loading(kind):

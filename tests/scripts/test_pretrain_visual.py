@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers.models import SD3Transformer2DModel
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.runtime.randomness import stream
@@ -74,6 +73,8 @@ def test_pretraining_is_a_function_of_its_seed():
 
 @pytest.mark.slow
 def test_the_base_model_succeeds_sometimes_at_every_kind():
+    from diffusers.models import SD3Transformer2DModel
+
     transformer = SD3Transformer2DModel.from_pretrained(str(BASE / "transformer")).float().eval()
     words, enlarger = WordEncoder.load(BASE / "words"), Enlarger.load(BASE / "enlarger")
     prompts = load_prompts(visual.PROMPTS / "tune.jsonl")

@@ -16,7 +16,6 @@ import pytest
 import soundfile
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GraniteSpeechForConditionalGeneration, audio_utils
 
 from mmgrpo.policies.token import TokenPolicy
 from pipelines.speech import audio_text, processors
@@ -45,7 +44,9 @@ def test_of_a_whole_qwen_omni_the_thinker_is_trained(tmp_path):
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory) -> tuple[Path, Any]:
     """A Granite-Speech with the adapter beside its weights as IBM publishes it, and the network as peft applies it."""
+
     from peft import LoraConfig
+    from transformers import GraniteSpeechForConditionalGeneration
 
     folder = Path(audio_text.tiny(tmp_path_factory.mktemp("granite"), "granite_speech"))
     config = json.loads((folder / "config.json").read_text()) | {"has_lora_adapter": True}
@@ -146,6 +147,9 @@ def test_where_its_packages_are_installed_a_processor_is_that_of_transformers(ki
 
 def test_granites_spectrogram_is_the_one_of_a_second_implementation():
     """Numpy's in transformers, which pads by the window and not by the transform; odd frames at the end are dropped."""
+
+    from transformers import audio_utils
+
     samples = np.random.default_rng(0).normal(size=16_000).astype(np.float32) / 4
     filters = audio_utils.mel_filter_bank(257, 80, 0.0, 8_000.0, 16_000, norm=None, mel_scale="htk")
     window = audio_utils.window_function(400, "hann")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen2AudioProcessor
 
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import TokenModel
@@ -53,6 +52,9 @@ def loaded(folder) -> Any:
 
 def library_inputs(folder: str, prompt: Prompt) -> dict[str, Any]:
     """What the library's own processor makes of one prompt."""
+
+    from transformers import Qwen2AudioProcessor
+
     processor = Qwen2AudioProcessor.from_pretrained(folder)
     parts = [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "audio"}
@@ -286,6 +288,8 @@ def test_a_base_in_lower_precision_is_sampled_as_it_is_scored(folder):
 
 
 def test_a_saved_model_is_an_ordinary_folder_with_its_processor(folder, tmp_path: Path):
+    from transformers import Qwen2AudioProcessor
+
     policy = TokenPolicy(load(qwen_audio, folder), max_tokens=6)
     nudge(policy)
     policy.save(tmp_path / "saved")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.modeling_outputs import BaseModelOutput
 
 from mmgrpo.objectives.divergences import kl_k3
 from mmgrpo.policies.token import TokenPolicy
@@ -87,6 +86,9 @@ def test_what_was_sampled_is_scored_and_not_what_its_text_would_be_cut_into(fold
 
 def test_encoder_states_are_interleaved_over_the_group_and_tiled_ones_are_found_out(folder):
     """The order 0 0 1 1 and not 0 1 0 1."""
+
+    from transformers.modeling_outputs import BaseModelOutput
+
     family: Any = load(whisper, folder)
     family.end_ids = frozenset()
     made = TokenPolicy(family, max_tokens=6).rollout(Request(CLIPS[:2], [0, 1], 2, 0))

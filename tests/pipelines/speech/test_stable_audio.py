@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import StableAudioPipeline
 
 from mmgrpo.diffusion.kernels import kernel
 from mmgrpo.diffusion.schedules import exponential_sigmas
@@ -78,6 +77,8 @@ def test_noise_levels_and_times_are_those_of_the_scheduler(folder, scheduler):
 def test_the_means_of_our_transitions_are_the_steps_of_diffusers_pipeline_without_noise(
     folder, scheduler, guidance, seconds
 ):
+    from diffusers import StableAudioPipeline
+
     model, prompt = load(stable_audio, folder, guidance=guidance), Prompt("rain on a roof", meta={"seconds": seconds})
     pipe = StableAudioPipeline(**{**model.pipeline.components, "scheduler": scheduler})
     pipe.set_progress_bar_config(disable=True)

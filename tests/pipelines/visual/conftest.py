@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
-from diffusers import StableDiffusion3Pipeline
 
 from pipelines.visual import sd3
 from tests.tiny import tiny_checkpoint
@@ -30,6 +29,9 @@ def words_folder() -> Path:
 @pytest.fixture(scope="session")
 def pipe(folder):
     """diffusers' own pipeline of the same folder."""
+
+    from diffusers import StableDiffusion3Pipeline
+
     pipe = StableDiffusion3Pipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline, WanPipeline
-from diffusers.pipelines.wan import pipeline_wan_i2v
 
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.visual import wan, wan_i2v, wan_tiny
@@ -47,6 +45,9 @@ PICTURED = [pictured(text, number) for number, text in enumerate(WORDS)]
 
 def checkpoint(folder: Path, version: str, pictures: bool = False) -> Path:
     """A tiny checkpoint whose scheduler is Euler's, so that diffusers' pipeline takes the steps that we take."""
+
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
     pipeline = kind(pictures).from_pretrained(wan_tiny.tiny(folder / "unipc", version=version, pictures=pictures))
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     pipeline.save_pretrained(folder / "euler")
@@ -54,6 +55,8 @@ def checkpoint(folder: Path, version: str, pictures: bool = False) -> Path:
 
 
 def kind(pictures: bool) -> Any:
+    from diffusers import WanImageToVideoPipeline, WanPipeline
+
     return WanImageToVideoPipeline if pictures else WanPipeline
 
 
@@ -63,6 +66,9 @@ def ours(folder: Path, pictures: bool = False, **options: Any) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, output: str, pictures: bool = False, lora: str | Path = "", **options: Any):
     """What diffusers' pipeline makes of the same noise, on its own noise levels; ``lora`` is a folder of adapters."""
+
+    from diffusers.pipelines.wan import pipeline_wan_i2v
+
     pipe = kind(pictures).from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     if lora:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 
 from pipelines.lora import adapters_off, add_lora
 from tests.pipelines.visual.drawing import at, draw, noise, ours, shake, theirs
@@ -67,6 +66,8 @@ def test_a_frozen_adapter_stays_frozen_behind_the_reference(words_folder):
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
+    from diffusers import StableDiffusion3Pipeline
+
     model = ours(folder, guidance=2.0, lora_rank=2, lora_alpha=6)
     shake(model.network)
     start = noise(model)
@@ -117,6 +118,8 @@ def test_adapters_are_a_function_of_their_seed(words_folder):
 
 
 def test_adding_adapters_leaves_the_global_generator_alone(words_folder):
+    from diffusers import SD3Transformer2DModel
+
     network = SD3Transformer2DModel.from_pretrained(words_folder, subfolder="transformer")
     before = torch.random.get_rng_state()
     add_lora(network, 2, 4, ["attn.to_q"], seed=0)

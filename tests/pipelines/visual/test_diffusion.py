@@ -8,7 +8,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from torch import nn
 
 from mmgrpo.diffusion.kernels import ddim
@@ -172,6 +171,8 @@ def test_saved_adapters_give_diffusers_the_same_picture(folder, family, tmp_path
 
 @FAMILIES
 def test_a_whole_network_is_saved_as_diffusers_reads_it(folder, family, tmp_path):
+    from diffusers import UNet2DConditionModel
+
     model = ours(family, folder(family))
     with torch.no_grad():
         for parameter in model.network.parameters():

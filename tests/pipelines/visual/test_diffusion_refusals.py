@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 
@@ -48,6 +47,8 @@ def edited(folder: Path, target: Path, file: str = "scheduler/scheduler_config.j
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 @pytest.mark.parametrize("rescaled", [False, True])
 def test_whatever_the_checkpoints_scheduler_its_levels_are_those_of_ddim(kind, spacing, rescaled):
+    import diffusers
+
     stated = {"timestep_spacing": spacing, "steps_offset": 1, "set_alpha_to_one": False, "clip_sample": False}
     stated |= {"prediction_type": "v_prediction"} | ({"rescale_betas_zero_snr": True} if rescaled else {})
     scheduler = getattr(diffusers, f"{kind}Scheduler").from_config(SD | stated)
@@ -61,6 +62,8 @@ def test_whatever_the_checkpoints_scheduler_its_levels_are_those_of_ddim(kind, s
 @pytest.mark.parametrize("family", KINDS, ids=lambda family: family.__name__.rpartition(".")[2])
 @pytest.mark.parametrize("steps", [1, 4, 30, 50])
 def test_the_grid_of_a_checkpoint_is_that_of_stable_diffusion(folders, family, steps):
+    import diffusers
+
     scheduler = diffusers.DDIMScheduler(**SD, set_alpha_to_one=False, steps_offset=1)
     scheduler.set_timesteps(steps)
     grid = ours(family, folders[family]).grid(steps)
@@ -71,6 +74,8 @@ def test_the_grid_of_a_checkpoint_is_that_of_stable_diffusion(folders, family, s
 
 @pytest.mark.parametrize("changes", [{}, {"timestep_spacing": "trailing", "set_alpha_to_one": True}])
 def test_rescaled_betas_draw_as_diffusers_does(folders, tmp_path, changes):
+    import diffusers
+
     folder = edited(folders[sdxl], tmp_path / "model", rescale_betas_zero_snr=True, **changes)
     model, pipe = ours(sdxl, folder), diffusers.StableDiffusionXLPipeline.from_pretrained(folder)
     pipe.scheduler = diffusers.DDIMScheduler.from_config(pipe.scheduler.config)
@@ -93,6 +98,9 @@ def test_the_noise_is_not_predicted_from_pure_noise(folders, tmp_path):
 
 def test_the_pipelines_own_corrections_of_an_old_checkpoint_are_kept(folders, tmp_path):
     """StableDiffusionPipeline sets the offset to 1 and clipping to False where an old file says otherwise."""
+
+    import diffusers
+
     folder = edited(folders[stable_diffusion], tmp_path / "model", steps_offset=0, clip_sample=True)
     config = ours(stable_diffusion, folder).scheduler.config
     assert (config.steps_offset, config.clip_sample) == (1, False)
@@ -116,6 +124,8 @@ def test_the_pipelines_own_corrections_of_an_old_checkpoint_are_kept(folders, tm
     ],
 )
 def test_a_scheduler_that_ddim_cannot_stand_for_is_refused(kind, changes, message):
+    import diffusers
+
     scheduler = getattr(diffusers, f"{kind}Scheduler").from_config(SD | changes)
     with pytest.raises(ValueError, match=message):
         ddim_scheduler("there", scheduler)
@@ -137,6 +147,8 @@ def test_the_safety_checker_is_never_read_nor_its_module_imported(folders, tmp_p
 
 
 def test_unets_that_read_more_than_latents_and_words_are_refused(folders, tmp_path):
+    import diffusers
+
     plain = {"in_channels": 4, "time_cond_proj_dim": None}
     assert refuse_other_inputs("there", SimpleNamespace(**plain), 4) is None
     with pytest.raises(ValueError, match="in_channels=9.*4"):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import FluxPipeline
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Request
@@ -34,6 +33,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+
+    from diffusers import FluxPipeline
+
     pipe = FluxPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     if lora:
@@ -89,6 +91,8 @@ def test_packing_puts_two_by_two_neighbours_into_one_token():
 
 @pytest.mark.parametrize("steps", [1, 4, 28])
 def test_the_noise_levels_are_those_of_the_pipeline(dev, steps):
+    from diffusers import FluxPipeline
+
     pipe = FluxPipeline.from_pretrained(dev)
     pipe.set_progress_bar_config(disable=True)
     pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=48, output_type="latent")

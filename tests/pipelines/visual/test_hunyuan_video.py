@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import HunyuanVideoPipeline
-from transformers import PreTrainedTokenizerFast
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
@@ -32,6 +30,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+
+    from diffusers import HunyuanVideoPipeline
+
     pipe = HunyuanVideoPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     if lora:
@@ -73,6 +74,8 @@ def test_the_scale_of_guidance_is_told_to_the_network(folder):
 
 @pytest.mark.parametrize("steps", [1, 4, 30])
 def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    from diffusers import HunyuanVideoPipeline
+
     pipe = HunyuanVideoPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     pipe(prompt="a", height=16, width=16, num_frames=1, num_inference_steps=steps, output_type="latent")
@@ -111,6 +114,8 @@ def test_a_tokenizer_splits_as_its_file_says_whatever_class_the_checkpoint_names
 
 
 def test_a_tokenizer_that_does_not_fit_the_template_is_refused(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
     copy = hunyuan_video.tiny(tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(copy / "tokenizer", bos_token=None)
     tokenizer.backend_tokenizer.post_processor = None

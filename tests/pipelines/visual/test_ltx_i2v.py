@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import LTXImageToVideoPipeline
 from torch import Tensor
 
 from mmgrpo.diffusion.planners import PLANS
@@ -46,6 +45,9 @@ def start_of(model: FlowModel) -> Tensor:
 
 def theirs(folder: Path, output: str, lora: str | Path = "", **options) -> Tensor:
     """What diffusers' pipeline makes of the pictures and seed 3."""
+
+    from diffusers import LTXImageToVideoPipeline
+
     pipe = LTXImageToVideoPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     if lora:

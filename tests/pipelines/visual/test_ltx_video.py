@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import LTXPipeline
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
@@ -32,6 +31,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, output: str, lora: str | Path = "", **options):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+
+    from diffusers import LTXPipeline
+
     pipe = LTXPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     if lora:
@@ -96,6 +98,8 @@ def test_the_rate_of_the_clip_is_told_to_the_network(folder):
 
 @pytest.mark.parametrize("steps", [2, 4, 30])
 def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    from diffusers import LTXPipeline
+
     pipe = LTXPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     pipe("a", height=32, width=64, num_frames=5, num_inference_steps=steps, max_sequence_length=9, output_type="latent")

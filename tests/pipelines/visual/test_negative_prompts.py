@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
 import torch
@@ -49,10 +48,14 @@ class Case:
 
 
 def euler(pipe: Any) -> None:
+    import diffusers
+
     pipe.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.flow_shift)
 
 
 def ddim(pipe: Any) -> None:
+    import diffusers
+
     pipe.scheduler = diffusers.DDIMScheduler.from_config(pipe.scheduler.config)
 
 
@@ -99,6 +102,8 @@ def folders() -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_sample_equals_the_pipeline_of_diffusers_with_the_negative_prompts_of_the_rows(name, folders):
+    import diffusers
+
     case, model = CASES[name], model_of(name, folders(name), 4.0)
     x = torch.randn(3, *model.latent_shape(), generator=torch.Generator().manual_seed(3))
     pipe = getattr(diffusers, case.pipeline).from_pretrained(folders(name))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
 import torch
@@ -132,6 +131,8 @@ SIZES: dict[Any, dict[str, int]] = {
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("steps", [4, 10])
 def test_levels_are_those_of_the_published_file_bit_for_bit(name, steps, copied):
+    import diffusers
+
     kind, content, even, shift = FILES[name]
     folder = copied(kind)
     rewrite(folder / "scheduler" / "scheduler_config.json", content)
@@ -153,6 +154,7 @@ def test_levels_are_those_of_the_published_file_bit_for_bit(name, steps, copied)
 
 @pytest.mark.parametrize(("side", "steps"), [(16, 4), (16, 10), (32, 4), (32, 50)])
 def test_the_shift_of_klein_is_of_its_tokens_and_steps_and_not_of_its_file(side, steps, copied):
+    import diffusers
     from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
     folder = copied(flux2_klein)
@@ -241,6 +243,9 @@ def test_states_of_wan_have_the_size_of_noise_on_its_own_levels(kernel, tiny):
 
 def test_the_shift_of_wan_is_applied_once_and_times_are_never_rounded(copied):
     """u = 1 - .999 / 40 = .975025; 12 u / (1 + 11 u) = .997870. Twice the shift would give .999822."""
+
+    import diffusers
+
     folder = copied(wan)
     rewrite(folder / "scheduler" / "scheduler_config.json", flow_shift=12.0)
     grid, scheduler = (
@@ -256,6 +261,8 @@ def test_the_shift_of_wan_is_applied_once_and_times_are_never_rounded(copied):
 
 @pytest.mark.slow
 def test_videos_are_as_good_on_the_levels_of_published_wan_checkpoints_as_on_euler_s(tmp_path):
+    import diffusers
+
     prompts = load_prompts(locate("embedded:visual/films/heldout.jsonl"))[:8]
     scores = []
     for number, unipc in enumerate((False, True)):
@@ -306,6 +313,8 @@ def test_the_boundary_between_two_networks_is_that_of_the_index(pictures, bounda
 
 
 def test_a_null_boundary_with_a_null_second_network_is_one_network(tiny):
+    import diffusers
+
     folder = tiny(wan, version="2.2-5B")
     index = json.loads((folder / "model_index.json").read_text())
     assert index["boundary_ratio"] is None and index["transformer_2"] == [None, None]
@@ -319,6 +328,8 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def test_a_folder_of_half_precision_variants_only_loads_whole(tiny, tmp_path):
+    import diffusers
+
     folder = tiny(stable_diffusion)
     pipeline = diffusers.StableDiffusionPipeline.from_pretrained(folder, safety_checker=None)
     pipeline.to(dtype=torch.float16).save_pretrained(tmp_path / "half", variant="fp16")
@@ -340,6 +351,8 @@ def test_a_folder_of_both_is_read_in_full_precision(copied):
 
 @pytest.mark.parametrize("variant", [None, "fp16"])
 def test_shards_are_read_and_may_name_nothing_outside_of_their_folder(variant, copied):
+    import diffusers
+
     folder = copied(sd3)
     network = diffusers.SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer")
     shutil.rmtree(folder / "transformer")
@@ -353,6 +366,8 @@ def test_shards_are_read_and_may_name_nothing_outside_of_their_folder(variant, c
 
 
 def test_weights_in_a_pickle_are_converted_to_the_name_that_is_read(tiny, tmp_path):
+    import diffusers
+
     pipeline = diffusers.StableDiffusionPipeline.from_pretrained(tiny(stable_diffusion), safety_checker=None)
     pipeline.save_pretrained(tmp_path / "pickled", safe_serialization=False)
     with pytest.raises(ValueError, match=r"diffusion_pytorch_model\.safetensors.*--model\.allow-pickle"):
@@ -414,6 +429,8 @@ def test_the_missing_negative_prompt_of_qwen_is_a_space(tiny):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_what_a_network_keeps_in_fp32_stays_so_after_loading_adapting_and_saving(rank, tiny, tmp_path):
+    import diffusers
+
     model = load(wan, tiny(wan), dtype="bfloat16", height=16, width=16, frames=5, lora_rank=rank)
     kept = tuple(diffusers.WanTransformer3DModel._keep_in_fp32_modules)
     named = {key: value for key, value in model.network.named_parameters() if any(part in key for part in kept)}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import QwenImagePipeline
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
@@ -29,6 +28,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+
+    from diffusers import QwenImagePipeline
+
     pipe = QwenImagePipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     if lora:
@@ -60,6 +62,8 @@ def test_a_sample_equals_the_pipeline_of_diffusers(folder, guidance):
 
 @pytest.mark.parametrize("steps", [2, 4, 50])
 def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    from diffusers import QwenImagePipeline
+
     pipe = QwenImagePipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     pipe(prompt="a", height=16, width=24, num_inference_steps=steps, output_type="latent")
@@ -79,6 +83,9 @@ def test_guidance_turns_each_token_and_keeps_its_norm(folder):
 
 def test_the_instruction_of_the_pipeline_is_cut_off_and_the_prompt_is_not(folder):
     """The real tokenizer has 34 tokens for the instruction; so has the tiny one."""
+
+    from diffusers import QwenImagePipeline
+
     pipe = QwenImagePipeline.from_pretrained(folder)
     instruction, rest = pipe.prompt_template_encode.split("{}")
     assert len(pipe.tokenizer(instruction).input_ids) == pipe.prompt_template_encode_start_idx == 34

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
@@ -48,6 +46,9 @@ def folder(plus) -> Path:
 @pytest.fixture(autouse=True)
 def small_given_pictures(monkeypatch) -> None:
     """The pipelines' constants, at the size of the test."""
+
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+
     calculate = pipeline_qwenimage_edit.calculate_dimensions
     monkeypatch.setattr(pipeline_qwenimage_edit, "calculate_dimensions", lambda area, ratio: calculate(GIVEN**2, ratio))
     monkeypatch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", GIVEN**2)
@@ -60,6 +61,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise and pictures, one at a time, on its own noise levels."""
+
+    from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
+
     plus = json.loads((folder / "model_index.json").read_text())["_class_name"] == "QwenImageEditPlusPipeline"
     # transformers' own class needs torchvision for clips, and reads pictures alike.
     processor = qwen_image_edit.picture_processor().from_pretrained(folder / "processor")
@@ -149,6 +153,8 @@ def test_the_instruction_of_the_pipeline_is_cut_off(folder):
     [((10, 10), 64, (64, 64)), ((16, 9), 1024, (768, 1376)), ((100, 300), 1024, (1760, 576)), ((4, 1), 96, (64, 192))],
 )
 def test_a_given_picture_is_scaled_as_in_the_pipelines_and_has_room(folder, size, side, scaled):
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
+
     width, height = pipeline_qwenimage_edit_plus.calculate_dimensions(side**2, size[0] / size[1])
     assert qwen_image_edit.scaled(size, side) == scaled == (height, width)
     assert ours(folder, given_size=side).architecture.most_tokens >= height * width // 16
@@ -160,6 +166,8 @@ def test_a_given_picture_has_room_for_its_largest_shape_and_no_more(folder):
 
 
 def test_plus_shows_the_text_encoder_a_picture_of_the_pipelines_own_size(folder, plus):
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
+
     own = pipeline_qwenimage_edit_plus.CONDITION_IMAGE_SIZE if plus else GIVEN**2
     assert ours(folder).architecture.read_size ** 2 == own
 

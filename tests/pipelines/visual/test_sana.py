@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, SanaPipeline
 
 from mmgrpo.types import Prompt
 from pipelines.visual import sana
@@ -31,6 +30,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise under the Euler scheduler of its shift."""
+
+    from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
+
     pipe = SanaPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.flow_shift)
@@ -77,6 +79,8 @@ def test_the_words_the_instruction_and_guidance_each_change_the_picture(folder):
 
 
 def test_the_levels_are_those_of_the_checkpoints_solver_but_for_its_start_below_one(folder):
+    from diffusers import DPMSolverMultistepScheduler
+
     solver = DPMSolverMultistepScheduler.from_pretrained(folder, subfolder="scheduler")
     for steps in (1, 4, 20):
         solver.set_timesteps(steps)
@@ -88,6 +92,8 @@ def test_the_levels_are_those_of_the_checkpoints_solver_but_for_its_start_below_
 
 
 def test_a_checkpoint_with_the_euler_scheduler_keeps_its_levels(tmp_path):
+    from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
+
     folder = sana.tiny(tmp_path)
     own = FlowMatchEulerDiscreteScheduler(shift=3.0)
     own.save_pretrained(folder / "scheduler")
@@ -99,6 +105,8 @@ def test_a_checkpoint_with_the_euler_scheduler_keeps_its_levels(tmp_path):
 
 
 def test_a_scheduler_of_a_diffusion_is_refused(tmp_path):
+    from diffusers import DPMSolverMultistepScheduler
+
     folder = sana.tiny(tmp_path)
     DPMSolverMultistepScheduler().save_pretrained(folder / "scheduler")
     with pytest.raises(ValueError, match="prediction_type.*use_flow_sigmas.*False"):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import HunyuanSkyreelsImageToVideoPipeline
 
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.policies.denoising import DenoisingPolicy
@@ -34,6 +33,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise; its draw from the VAE's narrow posterior is the mean."""
+
+    from diffusers import HunyuanSkyreelsImageToVideoPipeline
+
     pipe = HunyuanSkyreelsImageToVideoPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     if lora:

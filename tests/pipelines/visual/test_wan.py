@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import torch
-from diffusers import UniPCMultistepScheduler, WanTransformer3DModel
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request, Video
@@ -51,6 +50,8 @@ def test_a_sample_equals_the_pipeline_of_diffusers(folders, version, guidance, g
 
 @pytest.mark.parametrize("steps", [1, 4, 50])
 def test_the_noise_levels_are_those_of_the_checkpoint_s_scheduler(tmp_path, steps):
+    from diffusers import UniPCMultistepScheduler
+
     model = ours(wan.tiny(tmp_path))
     scheduler = UniPCMultistepScheduler.from_pretrained(tmp_path, subfolder="scheduler")
     scheduler.set_timesteps(steps)
@@ -112,6 +113,8 @@ def test_two_networks_are_trained_and_compared_with_both_references(two, options
 
 
 def test_two_whole_networks_are_two_folders_of_diffusers(two, tmp_path):
+    from diffusers import WanTransformer3DModel
+
     model = ours(two)
     with torch.no_grad():
         model.network.transformer.proj_out.bias += 1.0

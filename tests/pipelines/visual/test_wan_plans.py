@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.policies.denoising import DenoisingPolicy
@@ -58,6 +57,9 @@ def plain_tree(folder: Path, words: torch.Tensor, given: torch.Tensor | None, sh
 
     Written from the papers' formulas and the network of diffusers alone. Every leaf repeats what it shares.
     """
+
+    from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
+
     network: Any = WanTransformer3DModel.from_pretrained(folder, subfolder="transformer")
     vae: Any = AutoencoderKLWan.from_pretrained(folder, subfolder="vae")
     scheduler: Any = FlowMatchEulerDiscreteScheduler.from_pretrained(folder, subfolder="scheduler")

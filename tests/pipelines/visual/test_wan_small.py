@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import WanTransformer3DModel
 
 from mmgrpo.types import Media, Prompt, Turn, Video
 from pipelines.pretrained import architecture
@@ -49,6 +48,8 @@ def test_latents_are_pixels_from_minus_one_to_one_frame_by_frame(small):
 
 
 def test_the_network_is_that_of_diffusers_at_a_thousand_sigma(small):
+    from diffusers import WanTransformer3DModel
+
     model = load(wan, small, guidance=1.0)
     network = WanTransformer3DModel.from_pretrained(small, subfolder="transformer")
     x, conditioning = noise(model), model.encode(PROMPTS)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import ZImagePipeline
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
@@ -33,6 +32,9 @@ def theirs(
     folder: Path, x: torch.Tensor, scale: float, output: str, normalization: float = 0.0, lora: str | Path = ""
 ) -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+
+    from diffusers import ZImagePipeline
+
     pipe = ZImagePipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     if lora:
@@ -64,6 +66,8 @@ def test_a_sample_equals_the_pipeline_of_diffusers(folder, scale, normalization)
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
 def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    from diffusers import ZImagePipeline
+
     pipe = ZImagePipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     pipe(prompt="a", height=16, width=24, num_inference_steps=steps, output_type="latent")

@@ -16,7 +16,6 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from transformers.models.smolvlm import processing_smolvlm as library
 
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm import qwen_vl, smolvlm
@@ -54,8 +53,10 @@ def asked(*parts: str | Media, id: str = "0") -> Prompt:
 
 def bytes_tokenizer():
     """Letters as they are, new lines too, of which two are one token as in SmolVLM's own."""
+
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+    from transformers.models.smolvlm import processing_smolvlm as library
 
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     inner = Tokenizer(models.BPE({**vocabulary, "ĊĊ": 256}, merges=[("Ċ", "Ċ")]))
@@ -86,6 +87,8 @@ def with_bytes(family: smolvlm.SmolVlm) -> smolvlm.SmolVlm:
     ("size", "rows", "columns"), [((32, 32), 2, 2), ((16, 32), 1, 2), ((40, 10), 2, 1), ((7, 9), 2, 2)]
 )
 def test_a_picture_is_written_and_cut_as_by_the_library(size, rows, columns, family):
+    from transformers.models.smolvlm import processing_smolvlm as library
+
     over_bytes, medium = with_bytes(family), image(*size)
     prompt = asked("see ", medium, "\nwhat?\n\n", image(*size, seed=1))
     found = over_bytes.encode([prompt])
@@ -113,6 +116,8 @@ def test_tiles_are_read_row_by_row_and_the_whole_comes_last(family):
 
 
 def test_a_clip_is_written_as_by_the_library(family):
+    from transformers.models.smolvlm import processing_smolvlm as library
+
     over_bytes = with_bytes(family)
     found = over_bytes.encode([asked(video(286, fps=0.2), "when?")])
     (shown,) = found.media[0]

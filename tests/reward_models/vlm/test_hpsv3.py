@@ -6,7 +6,6 @@ import math
 import zipfile
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 from PIL import Image as Pil
@@ -223,6 +222,8 @@ def test_the_wheel_is_downloaded_once(tmp_path, monkeypatch):
 
 
 def test_weights_are_a_folder_or_files_of_a_hub_id(tmp_path, monkeypatch):
+    import huggingface_hub
+
     asked = []
 
     def download(source: str, allow_patterns: list[str]) -> str:
