@@ -31,12 +31,8 @@ from pipelines.conversation import (
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
-<<<<<<< HEAD
 from pipelines.speech.audio import clip_samples, duration_of, in_windows, setting_to_raise
-=======
-from pipelines.speech.audio import clip_samples, duration_of, in_windows
 from pipelines.speech.options import WindowedOptions
->>>>>>> 1f654e8 (Load language and speech models from their options)
 from pipelines.speech.qwen_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 

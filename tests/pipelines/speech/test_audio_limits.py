@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from mmgrpo.config.settings import config_class
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.family import family
-from mmgrpo.runtime.config import config_class
 from mmgrpo.types import Audio, Media, Prompt, Turn
 from pipelines.speech import audio
 from pipelines.speech.audio import clip_samples, read_audio, resample

@@ -147,7 +147,6 @@ def test_where_its_packages_are_installed_a_processor_is_that_of_transformers(ki
 
 def test_granites_spectrogram_is_the_one_of_a_second_implementation():
     """Numpy's in transformers, which pads by the window and not by the transform; odd frames at the end are dropped."""
-
     from transformers import audio_utils
 
     samples = np.random.default_rng(0).normal(size=16_000).astype(np.float32) / 4

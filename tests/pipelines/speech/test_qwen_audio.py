@@ -52,7 +52,6 @@ def loaded(folder) -> Any:
 
 def library_inputs(folder: str, prompt: Prompt) -> dict[str, Any]:
     """What the library's own processor makes of one prompt."""
-
     from transformers import Qwen2AudioProcessor
 
     processor = Qwen2AudioProcessor.from_pretrained(folder)

@@ -86,7 +86,6 @@ def test_what_was_sampled_is_scored_and_not_what_its_text_would_be_cut_into(fold
 
 def test_encoder_states_are_interleaved_over_the_group_and_tiled_ones_are_found_out(folder):
     """The order 0 0 1 1 and not 0 1 0 1."""
-
     from transformers.modeling_outputs import BaseModelOutput
 
     family: Any = load(whisper, folder)

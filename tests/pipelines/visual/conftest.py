@@ -29,7 +29,6 @@ def words_folder() -> Path:
 @pytest.fixture(scope="session")
 def pipe(folder):
     """diffusers' own pipeline of the same folder."""
-
     from diffusers import StableDiffusion3Pipeline
 
     pipe = StableDiffusion3Pipeline.from_pretrained(folder)

@@ -45,7 +45,6 @@ PICTURED = [pictured(text, number) for number, text in enumerate(WORDS)]
 
 def checkpoint(folder: Path, version: str, pictures: bool = False) -> Path:
     """A tiny checkpoint whose scheduler is Euler's, so that diffusers' pipeline takes the steps that we take."""
-
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     pipeline = kind(pictures).from_pretrained(wan_tiny.tiny(folder / "unipc", version=version, pictures=pictures))
@@ -66,7 +65,6 @@ def ours(folder: Path, pictures: bool = False, **options: Any) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, output: str, pictures: bool = False, lora: str | Path = "", **options: Any):
     """What diffusers' pipeline makes of the same noise, on its own noise levels; ``lora`` is a folder of adapters."""
-
     from diffusers.pipelines.wan import pipeline_wan_i2v
 
     pipe = kind(pictures).from_pretrained(folder)

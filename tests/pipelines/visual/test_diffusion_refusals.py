@@ -98,7 +98,6 @@ def test_the_noise_is_not_predicted_from_pure_noise(folders, tmp_path):
 
 def test_the_pipelines_own_corrections_of_an_old_checkpoint_are_kept(folders, tmp_path):
     """StableDiffusionPipeline sets the offset to 1 and clipping to False where an old file says otherwise."""
-
     import diffusers
 
     folder = edited(folders[stable_diffusion], tmp_path / "model", steps_offset=0, clip_sample=True)

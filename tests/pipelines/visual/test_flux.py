@@ -33,7 +33,6 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-
     from diffusers import FluxPipeline
 
     pipe = FluxPipeline.from_pretrained(folder)

@@ -30,7 +30,6 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-
     from diffusers import HunyuanVideoPipeline
 
     pipe = HunyuanVideoPipeline.from_pretrained(folder)

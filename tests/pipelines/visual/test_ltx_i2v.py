@@ -45,7 +45,6 @@ def start_of(model: FlowModel) -> Tensor:
 
 def theirs(folder: Path, output: str, lora: str | Path = "", **options) -> Tensor:
     """What diffusers' pipeline makes of the pictures and seed 3."""
-
     from diffusers import LTXImageToVideoPipeline
 
     pipe = LTXImageToVideoPipeline.from_pretrained(folder)

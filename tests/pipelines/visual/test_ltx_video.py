@@ -31,7 +31,6 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, output: str, lora: str | Path = "", **options):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-
     from diffusers import LTXPipeline
 
     pipe = LTXPipeline.from_pretrained(folder)

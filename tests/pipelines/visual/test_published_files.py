@@ -243,7 +243,6 @@ def test_states_of_wan_have_the_size_of_noise_on_its_own_levels(kernel, tiny):
 
 def test_the_shift_of_wan_is_applied_once_and_times_are_never_rounded(copied):
     """u = 1 - .999 / 40 = .975025; 12 u / (1 + 11 u) = .997870. Twice the shift would give .999822."""
-
     import diffusers
 
     folder = copied(wan)

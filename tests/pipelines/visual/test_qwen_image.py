@@ -28,7 +28,6 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-
     from diffusers import QwenImagePipeline
 
     pipe = QwenImagePipeline.from_pretrained(folder)
@@ -83,7 +82,6 @@ def test_guidance_turns_each_token_and_keeps_its_norm(folder):
 
 def test_the_instruction_of_the_pipeline_is_cut_off_and_the_prompt_is_not(folder):
     """The real tokenizer has 34 tokens for the instruction; so has the tiny one."""
-
     from diffusers import QwenImagePipeline
 
     pipe = QwenImagePipeline.from_pretrained(folder)

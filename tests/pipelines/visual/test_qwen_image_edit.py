@@ -46,7 +46,6 @@ def folder(plus) -> Path:
 @pytest.fixture(autouse=True)
 def small_given_pictures(monkeypatch) -> None:
     """The pipelines' constants, at the size of the test."""
-
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 
     calculate = pipeline_qwenimage_edit.calculate_dimensions
@@ -61,7 +60,6 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise and pictures, one at a time, on its own noise levels."""
-
     from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
 
     plus = json.loads((folder / "model_index.json").read_text())["_class_name"] == "QwenImageEditPlusPipeline"

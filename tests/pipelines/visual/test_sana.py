@@ -30,7 +30,6 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise under the Euler scheduler of its shift."""
-
     from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
 
     pipe = SanaPipeline.from_pretrained(folder)

@@ -33,7 +33,6 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise; its draw from the VAE's narrow posterior is the mean."""
-
     from diffusers import HunyuanSkyreelsImageToVideoPipeline
 
     pipe = HunyuanSkyreelsImageToVideoPipeline.from_pretrained(folder)

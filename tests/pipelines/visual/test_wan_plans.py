@@ -57,7 +57,6 @@ def plain_tree(folder: Path, words: torch.Tensor, given: torch.Tensor | None, sh
 
     Written from the papers' formulas and the network of diffusers alone. Every leaf repeats what it shares.
     """
-
     from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 
     network: Any = WanTransformer3DModel.from_pretrained(folder, subfolder="transformer")

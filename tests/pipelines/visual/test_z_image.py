@@ -32,7 +32,6 @@ def theirs(
     folder: Path, x: torch.Tensor, scale: float, output: str, normalization: float = 0.0, lora: str | Path = ""
 ) -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-
     from diffusers import ZImagePipeline
 
     pipe = ZImagePipeline.from_pretrained(folder)
