@@ -149,7 +149,7 @@ def test_every_part_of_a_pipeline_is_read_from_safetensors(kind, part, pipelines
     name = "pytorch_model.bin" if part.startswith("text") else "diffusion_pytorch_model.bin"
     pickled(folder / part, marker, name)
     assert f"{name} only, a pickle" in refusal(load, kind, folder)
-    assert "ValueError" in refusal(load, kind, folder, ALLOWED)
+    assert f"'{folder}'" in refusal(load, kind, folder, ALLOWED)
 
 
 def test_adapters_in_a_pickle_are_refused_with_the_conversion(tmp_path, marker):
@@ -249,7 +249,7 @@ def test_a_pipeline_of_other_classes_is_refused(kind, key, value, message, pipel
 def test_a_module_that_is_called_like_a_library_is_not_run(pipelines_of_diffusers, tmp_path, marker):
     folder = copied(pipelines_of_diffusers[sd3], tmp_path / "model")
     (folder / "text_encoder" / "transformers.py").write_text(MODULE.format(str(marker)))
-    assert "ValueError" in refusal(load, sd3, folder)
+    assert f"'{folder}'" in refusal(load, sd3, folder)
 
 
 def test_a_folder_of_adapters_does_not_send_transformers_to_another_model(network, tmp_path, marker):
