@@ -16,6 +16,7 @@ A recipe can name functions of your own (rewards, renderers): it is code, so run
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -53,10 +54,13 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     first = os.environ.get("RANK", "0") == "0"  # set by launchers; only the first process prints
     if first:
         print(plan, flush=True)
+    missing = missing_data(words(arguments), config)
     if config.dry_run:
         if first:
-            check_inputs(config)
+            check_inputs(config, missing)
         return
+    if missing:
+        raise FileNotFoundError(missing)
     refuse_launcher(os.environ)
     check_model(config)
     from accelerate import PartialState
@@ -139,6 +143,20 @@ def refuse_toys(arguments: Sequence[str], config: Config) -> None:
         )
 
 
+def missing_data(arguments: Sequence[str], config: Config) -> str:
+    """Where the training data of a recipe are to come from, if they are its own and not there yet; else nothing."""
+    name, _ = take_option(arguments, "--recipe")
+    path = config.data.train
+    if not name or is_embedded(path) or not Path(path).suffix or Path(path).exists():
+        return ""
+    if load_yaml(str(recipe(name))).get("data", {}).get("train") != path:
+        return ""
+    text = recipe(name).read_text(encoding="utf-8")
+    commands = re.search(r"^#\s*(mmgrpo [^\n&]*?)\s*&& mmgrpo train", text, re.MULTILINE)
+    how = f"'{commands[1]}' writes it" if commands else f"the comments of {recipe(name)} describe its rows"
+    return f"data.train: {path} of the recipe {name} is not in {Path.cwd()}; {how}, and --data.train names other data"
+
+
 def fitting(config: Config) -> str:
     """Some rewards of the outputs of a family: those that score what its default reward scores, need nothing and can be
     computed here."""
@@ -208,8 +226,9 @@ def arithmetic(config: Config) -> str:
     )
 
 
-def check_inputs(config: Config) -> None:
-    """Print how many prompts a run would read; ValueError that lists what is wrong in its files, rewards and model."""
+def check_inputs(config: Config, missing: str = "") -> None:
+    """Print how many prompts a run would read; ValueError that lists what is wrong in its files, rewards and model.
+    ``missing`` takes the place of the error of a prompt file that does not exist."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.data.inputs import read_prompts
     from mmgrpo.data.readers import ignored
@@ -240,6 +259,8 @@ def check_inputs(config: Config) -> None:
         used = {*AdvantageRecipe.of(config.algorithm).fields, *config.eval.groups}
         if text := ignored(read.keys, read.rows, config.rewards, used, owner):
             print(text)
+    except FileNotFoundError as error:
+        problems.append(missing or str(error))
     except (ValueError, OSError) as error:
         problems.append(str(error))
     if problems:

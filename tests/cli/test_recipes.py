@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mmgrpo.cli.train import arithmetic, read
+from mmgrpo.cli.train import arithmetic, missing_data, read
 from mmgrpo.config.settings import Config
 from mmgrpo.family import families
 from mmgrpo.rewards import scorers
@@ -49,6 +49,27 @@ def test_a_recipe_is_read_and_its_run_has_an_arithmetic(recipe):
     assert scorers(config.rewards)
     if modality != "visual":
         assert f"mmgrpo train --recipe {recipe}" in quick.RECIPES[recipe].read_text()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"), [("vlm/demo", "'mmgrpo questions' writes it"), ("speech/grpo_asr", "grpo_asr.yaml")]
+)
+def test_data_of_a_recipe_that_are_not_there_yet_are_named_with_where_they_come_from(
+    recipe, words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    options = ["--recipe", recipe]
+    config = settings(*options)
+    text = missing_data(options, config)
+    assert "data.train" in text and config.data.train in text and words in text
+    assert not missing_data([], config)  # a file of the user's own, whose reader reports it
+    path = tmp_path / config.data.train
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert not missing_data(options, config)
+    own = [*options, "--data.train", "mine.jsonl"]
+    assert not missing_data(own, settings(*own))
+    assert not missing_data(["--recipe", "visual/demo"], settings("--recipe", "visual/demo"))
 
 
 def test_a_recipe_of_a_vision_language_paper_names_its_task_and_a_model_of_the_hub():
