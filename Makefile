@@ -26,7 +26,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration demo-video test test-slow test-shapes test-roundings faults mutants check resolve lowest docs format bench clean
+.PHONY: help setup demo demo-duration demo-video test test-slow test-shapes test-roundings faults mutants check resolve lock lowest docs format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -90,6 +90,13 @@ resolve: $(STAMP)  ## check that the requirements can be met on every version of
 				$(SOURCES) $$set pyproject.toml >/dev/null || exit 1; \
 		done; \
 	done
+
+# Every version, also of what the packages need themselves, for each Python and system that is named, with hashes and
+# without the name of an index. What stands there is kept where it still fits; `rm requirements.lock` renews all.
+lock: $(STAMP)  ## write requirements.lock from pyproject.toml and constraints-cpu.txt
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version $(firstword $(PYTHON_VERSIONS)) $(SOURCES) \
+		$(TESTED_EXTRAS) --constraints constraints-cpu.txt --no-annotate --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
 
 # By hand or nightly, since it installs: the lowest versions that pyproject.toml names, on the oldest Python. LOWEST_TESTS
 # are those that such versions break first; torch is the tested one where there is no GPU, for its size.

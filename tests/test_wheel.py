@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,12 +13,16 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PathDistribution
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests import ROOT
 from tests.cli.running import call, read_lines, summary
@@ -35,18 +40,22 @@ class Installed:
 
     def run(self, *command: object, cwd: Path) -> str:
         """What a program of the environment prints, started in ``cwd`` as by a user who has no checkout."""
+        process = self.start(*command, cwd=cwd)
+        assert process.returncode == 0, process.stderr[-3000:]
+        return process.stdout
+
+    def start(self, *command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """A program of the environment at its end, whatever it was."""
         hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MMGRPO_DEBUG")
         inherited = {name: value for name, value in os.environ.items() if name not in hidden}
         program, *arguments = map(str, command)
-        process = subprocess.run(
+        return subprocess.run(
             [str(self.folder / "bin" / program), *arguments],
             capture_output=True,
             text=True,
             cwd=cwd,
             env={**inherited, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
-        assert process.returncode == 0, process.stderr[-3000:]
-        return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +158,47 @@ def test_the_versions_of_python_that_are_named_are_those_whose_requirements_are_
     assert line.partition(":=")[2].split() == named and PROJECT["requires-python"] == f">={named[0]}"
 
 
+# ---- what it needs
+
+OPTIONAL = PROJECT["optional-dependencies"]
+
+
+def needed(extras: Iterable[str]) -> list[Requirement]:
+    """What the project and some of its extras require, by pyproject.toml."""
+    return [Requirement(text) for text in [*PROJECT["dependencies"], *chain(*(OPTIONAL[extra] for extra in extras))]]
+
+
+def pinned(file: str) -> dict[str, set[str]]:
+    """Package to its versions in a file of requirements; there are several where they differ by Python or system."""
+    versions: dict[str, set[str]] = {}
+    for line in (ROOT / file).read_text().splitlines():
+        if re.match(r"[A-Za-z0-9]", line):
+            one = Requirement(line.removesuffix("\\"))
+            versions.setdefault(canonicalize_name(one.name), set()).add(str(one.specifier).removeprefix("=="))
+    return versions
+
+
+def test_a_package_has_one_lowest_version_in_all_extras():
+    """That which ``make lowest`` installs, whichever of them are asked for."""
+    bounds: dict[str, set[str]] = {}
+    for one in needed(set(OPTIONAL) - {"all"}):
+        bounds.setdefault(canonicalize_name(one.name), set()).add(str(one.specifier))
+    assert not {name: several for name, several in bounds.items() if len(several) > 1}
+    assert all(text.startswith(">=") for (text,) in bounds.values())
+
+
+def test_the_lock_file_has_the_tested_versions_of_all_that_is_required_and_names_no_index():
+    locked, tested = pinned("requirements.lock"), pinned("constraints-cpu.txt")
+    for one in needed(set(OPTIONAL) - {"all", "clip"}):
+        versions = locked[canonicalize_name(one.name)]
+        assert versions and all(one.specifier.contains(version, prereleases=True) for version in versions), one
+    assert {name: locked.get(name) for name in tested} == tested
+    text = (ROOT / "requirements.lock").read_text()
+    assert "://" not in text and " @ " not in text and "\n-" not in text
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", text)[1:]
+    assert len(blocks) >= len(locked) > len(tested) and all(" --hash=sha256:" in block for block in blocks)
+
+
 # ---- what it does
 
 
@@ -192,3 +242,59 @@ def test_an_installed_command_trains_the_embedded_default(installed, tmp_path):
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["path"] == "embedded:visual/scenes/base"
     assert "scene_all" in (folder / "report.html").read_text() and any((folder / "model").iterdir())
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.slow
+def test_the_installed_command_prints_its_version(installed, tmp_path):
+    assert installed.run("mmgrpo", "--version", cwd=tmp_path).startswith(f"mmgrpo {PROJECT['version']}, torch ")
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_start_without_a_checkout(installed, tmp_path):
+    dry = ("mmgrpo", "train", "--dry-run", "--recipe")
+    refused = installed.start(*dry, "vlm/demo", cwd=tmp_path)
+    assert refused.returncode == 2 and "'mmgrpo questions' writes it" in refused.stderr
+    installed.run("mmgrpo", "questions", "--train", 16, "--tune", 8, "--heldout", 8, cwd=tmp_path)
+    assert "data.train 16" in installed.run(*dry, "vlm/demo", cwd=tmp_path)
+    for recipe in ("visual/demo", "speech/whisper_adapt"):
+        assert "a rollout: " in installed.run(*dry, recipe, cwd=tmp_path)
+    for command in ("learn-direction", "learn-map"):
+        assert installed.run("mmgrpo", command, "--help", cwd=tmp_path).startswith(f"usage: mmgrpo {command} ")
+
+
+# Of a package that is missing: found by nobody, imported by nobody.
+MISSING = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.argv[1:] = {arguments}
+from mmgrpo.cli.main import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "packages", "command"),
+    [
+        ("demo", ["gradio"], ["demo"]),
+        ("serve", ["fastapi", "uvicorn"], ["serve-rewards", "--reward", "jpeg_compressibility"]),
+        ("visual", ["diffusers"], ["sample", "--prompts", "a red circle"]),
+        ("speech", ["soundfile"], ["train", "--recipe", "speech/whisper_adapt", "--dry-run"]),
+        ("rewards", ["rapidocr"], ["score", "--reward", "ocr", "a.png"]),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_names_what_to_install(extra, packages, command, installed, tmp_path):
+    """By the names of its packages, since a wheel from a file need not be on any index."""
+    code = MISSING.format(names=packages, arguments=command)
+    (tmp_path / "a.png").write_bytes(b"")
+    ended = installed.start("python", "-c", code, cwd=tmp_path)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr and last.startswith("error: "), ended.stderr[
+        -2000:
+    ]
+    named = re.findall(r"'([^']+)'", last.partition("pip install ")[2])
+    assert {Requirement(one) for one in named} == {Requirement(one) for one in OPTIONAL[extra]}
