@@ -69,7 +69,7 @@ SIZE = ["--model.height", 16, "--model.width", 16, "--threads", 1]
     [
         (["sample", "--prompts", "a red square", *SIZE, "--sampling.evaluation-steps", 2], "loading "),
         (
-            ["train", *quick.SCENES, *SIZE, "--steps", 1, "--rewards", "colorfulness", "--eval.prompts", 2],
+            ["train", *quick.SCENES, *SIZE, "--steps", 1, "--rewards", "jpeg_compressibility", "--eval.prompts", 2],
             "a rollout: ",
         ),
     ],
