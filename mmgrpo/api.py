@@ -21,24 +21,24 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.reading import build, in_python, refuse_preset
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
-from mmgrpo.data.inputs import RunInputs, load
-from mmgrpo.data.readers import ignored
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
+from mmgrpo.files import write_text
+from mmgrpo.inputs import RunInputs, ignored, load
+from mmgrpo.randomness import deterministic
 from mmgrpo.report.group_record import GroupRecord, displayed
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings, redraws
-from mmgrpo.runtime import devices, tracking
+from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
-from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.fingerprint import of_inputs
 from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
-from mmgrpo.runtime.randomness import deterministic
 from mmgrpo.scoring.fitting import checked_by
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy

@@ -15,22 +15,25 @@ until the round is full or the maximal number of draws is reached (DAPO, arXiv:2
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import torch
 from accelerate import Accelerator
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmgrpo.advantages import groups
 from mmgrpo.advantages.comparison import greedy_values, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.randomness import derive
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
-from mmgrpo.runtime.randomness import derive
-from mmgrpo.runtime.reward_statistics import correlations, zero_spread
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch
@@ -237,3 +240,33 @@ def reward_metrics(
     if "truncated" in decisions.fields:
         metrics["rollout/truncated_fraction"] = float(decisions.fields["truncated"][origin == OWN].double().mean())
     return metrics | correlations(own, names, key)
+
+
+MOST = 8
+"""Largest number of rewards whose correlations are logged."""
+
+
+def zero_spread(scores: RewardScores, column: int, key: Int[Tensor, "B"]) -> float:
+    """Fraction of groups whose valid values of a reward are all equal; NaN where no group has a valid value."""
+    values, valid = scores.values[:, column], scores.valid[:, column]
+    first = groups.group_first(key, valid)
+    spread = groups.group_spread(values, key, valid)
+    return float((first & ~spread).sum() / first.sum()) if bool(first.any()) else math.nan
+
+
+def correlations(scores: RewardScores, names: Sequence[str], key: Int[Tensor, "B"]) -> dict[str, float]:
+    """``correlation/<a>/<b>`` for each pair of at most ``MOST`` rewards: Pearson's, of the values minus their group's
+    mean, since only differences within groups are trained on. NaN where either has no spread within any group.
+    """
+    chosen = [column for column, name in enumerate(names) if "@" not in name][:MOST]
+    found = {}
+    for a, b in combinations(chosen, 2):
+        both = scores.valid[:, a] & scores.valid[:, b]
+        first, second = (_centred(scores.values[:, column].double(), key, both) for column in (a, b))
+        scale = float((first.square().sum() * second.square().sum()).sqrt())
+        found[f"correlation/{names[a]}/{names[b]}"] = float((first * second).sum()) / scale if scale else math.nan
+    return found
+
+
+def _centred(values: Float[Tensor, "B"], key: Int[Tensor, "B"], rows: Tensor) -> Float[Tensor, "B"]:
+    return torch.where(rows, values - groups.group_mean(values, key, rows), 0.0)

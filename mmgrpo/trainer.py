@@ -27,33 +27,31 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
+from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
-from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, title_of
-from mmgrpo.report.comparison import sections
+from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
+from mmgrpo.files import write_text
+from mmgrpo.randomness import stream
 from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, settings_alarms, write_alarms
 from mmgrpo.report.run_folder import print_alarms
+from mmgrpo.reward_weights import directions, next_weights, weights_after_evaluation
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
-from mmgrpo.runtime.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.runtime.distributed import RankSlice, largest, sum_by_name, sum_gradients
-from mmgrpo.runtime.files import write_text
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 from mmgrpo.runtime.interruption import Interrupted, Interruption
 from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib, read_metrics
-from mmgrpo.runtime.minibatches import minibatches
 from mmgrpo.runtime.optimizers import make_optimizer
 from mmgrpo.runtime.progress import Checkpoints
-from mmgrpo.runtime.randomness import stream
-from mmgrpo.runtime.reward_weights import directions, next_weights, weights_after_evaluation
 from mmgrpo.runtime.saved_model import write_model
-from mmgrpo.runtime.tracking import send_evaluation
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.progress import report
+from mmgrpo.tracking import send_evaluation
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients, rescored
+from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients, minibatches, rescored
 
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old

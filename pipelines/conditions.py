@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from mmgrpo.data.inside import content, is_inside
-from mmgrpo.runtime.files import write_bytes
+from mmgrpo.files import write_bytes
 from mmgrpo.types import Image, Media, Prompt, Video
 
 Encoding = tuple[Tensor, ...]

@@ -81,7 +81,7 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
     are 2 with classifier-free guidance, else 1. ``drawn_apart`` are those of a model that draws in place of the policy,
     which then only scores its stochastic steps; 0 for none."""
     from mmgrpo.diffusion.planners import PLANS
-    from mmgrpo.runtime.randomness import stream
+    from mmgrpo.randomness import stream
 
     data, sampling = config.data, config.sampling
     passes = data.prompts_per_step * evaluations

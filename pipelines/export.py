@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.family import Family
-from mmgrpo.runtime.files import new_folder, share, write_tensors, write_text
+from mmgrpo.files import new_folder, share, write_tensors, write_text
 from pipelines.factory import device_of
 from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, has_adapters, read_adapters
 from pipelines.quantized import dequantized, is_quantized

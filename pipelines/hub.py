@@ -15,7 +15,7 @@ from mmgrpo.data.files import NO_COLUMNS, DataFile, data_files, registered
 from mmgrpo.data.media import IN_MEMORY
 from mmgrpo.data.streaming import StoredPrompts
 from mmgrpo.data.values import reason_of
-from mmgrpo.runtime.files import write_bytes
+from mmgrpo.files import write_bytes
 from mmgrpo.types import Prompt
 from pipelines import require
 

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mmgrpo.config.plugins import load_object
-from mmgrpo.runtime.files import write_tensors, write_text
+from mmgrpo.files import write_tensors, write_text
 from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Image, Output, Prompt, Video
 from reward_models.checkpoints import load_exactly, read_tensors

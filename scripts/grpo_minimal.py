@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.runtime.randomness import derive, stream
+from mmgrpo.randomness import derive, stream
 
 
 class Sample(NamedTuple):

@@ -16,9 +16,9 @@ from mmgrpo import api
 from mmgrpo.api import PLAIN, Handmade
 from mmgrpo.config.reading import build
 from mmgrpo.config.settings import Algorithm, Data, Eval, Optim, Sections, config_class
-from mmgrpo.data.inputs import RunInputs
 from mmgrpo.data.splits import Splits
 from mmgrpo.evaluation import EvalSettings
+from mmgrpo.inputs import RunInputs
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime.identity import Identity
 from mmgrpo.scoring import Scorer

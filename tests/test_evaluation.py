@@ -7,9 +7,8 @@ import math
 
 import pytest
 
-from mmgrpo.evaluation import ErrorCounts, Evaluation, annotate, draw, split_title, title_of
+from mmgrpo.evaluation import ErrorCounts, Evaluation, annotate, compare_rates, draw, sections, split_title, title_of
 from mmgrpo.policies.categorical import CategoricalPolicy
-from mmgrpo.report.comparison import compare_rates, sections
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Prompt, Text
 from tests.speaking import TableModel, table_prompts

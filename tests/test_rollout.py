@@ -16,9 +16,9 @@ from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.settings import Algorithm
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, begin_rollout, redraws, sample_round
 from mmgrpo.runtime import distributed
-from mmgrpo.runtime.randomness import derive
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Request, Rollout, Text
 from tests.building import recipe, trainer

@@ -10,9 +10,8 @@ from torch import nn
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.averaging import WeightInterpolation
-from mmgrpo.runtime.minibatches import minibatches
 from mmgrpo.types import Request
-from mmgrpo.update import LossRecipe, accumulate_gradients
+from mmgrpo.update import LossRecipe, accumulate_gradients, minibatches
 from scripts.grpo_minimal import FlowPolicy, train
 from tests.building import misses, near_one, recipe, trainer
 from tests.toys import toy_policy, toy_prompts

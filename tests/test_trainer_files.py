@@ -16,7 +16,7 @@ from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.interruption import Interrupted
 from mmgrpo.scoring import Scorer
 from tests.building import first_number, recipe, trainer
-from tests.runtime.test_tracking import Kept
+from tests.test_tracking import Kept
 from tests.toys import toy_policy, toy_prompts
 
 

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Check a data set, print the result, and exit with 1 if there are more problems than allowed."""
     args = options(Args, arguments, __doc__)
     from mmgrpo.data.columns import columns_for
-    from mmgrpo.runtime.files import write_text
+    from mmgrpo.files import write_text
     from pipelines.hub import attempts
     from pipelines.vlm.media import measure_all
 
@@ -134,9 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def print_keys(prompts: Sequence[Prompt], rewards: Sequence[str]) -> None:
     """Print every key of the rows that is not one of ours, and what would read it: families, and the given rewards or
     any."""
-    from mmgrpo.data.readers import keys_of_family, keys_of_reward
     from mmgrpo.data.unread import HINT, keys_of, unread
     from mmgrpo.family import families
+    from mmgrpo.inputs import keys_of_family, keys_of_reward
     from mmgrpo.rewards import entries
 
     keys = unread(keys_of(prompts), [])

@@ -113,8 +113,7 @@ def scores(
 
 def compare(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]:
     """Paired differences of the error rates of two models on the same clips."""
-    from mmgrpo.evaluation import ErrorCounts
-    from mmgrpo.report.comparison import compare_rates
+    from mmgrpo.evaluation import ErrorCounts, compare_rates
 
     rates = {}
     for name, errors, units in (("wer", "word_errors", "words"), ("cer", "letter_errors", "letters")):
@@ -129,7 +128,7 @@ def compare(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]
 def _scores(
     prompts: Sequence[Prompt], texts: Sequence[str], counts: Sequence[Counts], rewards: Sequence[str]
 ) -> dict[str, Any]:
-    from mmgrpo.report.statistics import bootstrap_ratio
+    from mmgrpo.statistics import bootstrap_ratio
     from reward_models.rules.reading import gold_texts
     from reward_models.rules.translation import corpus_interval
 

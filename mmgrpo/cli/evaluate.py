@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for i, prompt in enumerate(prompts)
     ]
     if accelerator.is_main_process:
-        from mmgrpo.runtime.files import write_text
+        from mmgrpo.files import write_text
 
         path = Path(args.output or Path(args.run) / "evaluation.json")
         write_text(path, json.dumps(result, indent=1, ensure_ascii=False))

@@ -69,7 +69,7 @@ def powers(largest: int) -> list[int]:
 
 def summary(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Mean over prompts with its interval, and the number of samples that could not be scored."""
-    from mmgrpo.report.statistics import mean_of_scored
+    from mmgrpo.statistics import mean_of_scored
 
     failed = sum(len(row) - len(scored(row)) for row in rows)
     return {**mean_of_scored([mean(row) for row in rows]), "failed": failed}
@@ -77,7 +77,7 @@ def summary(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:
     """k to the expected maximum of k samples, averaged over prompts with at least k; k = 1, 2, 4, ... and all."""
-    from mmgrpo.report.statistics import best_of
+    from mmgrpo.statistics import best_of
 
     valid = [scored(row) for row in rows]
     largest = max(len(row) for row in valid)
@@ -86,8 +86,7 @@ def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def difference(before: Table, after: Table) -> dict[str, dict[str, float]]:
     """The paired difference of each reward over the prompts that were scored on both sides."""
-    from mmgrpo.evaluation import Evaluation
-    from mmgrpo.report.comparison import compare
+    from mmgrpo.evaluation import Evaluation, compare
 
     sides = [
         Evaluation({name: [mean(row) for row in rows] for name, rows in table.items()}) for table in (before, after)

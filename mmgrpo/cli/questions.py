@@ -27,7 +27,7 @@ import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 
 if TYPE_CHECKING:  # these import torch, which --help need not wait for
     from mmgrpo.types import Image, Prompt, Video

@@ -147,7 +147,7 @@ def draw_all(
 
 def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown]) -> None:
     """Write ``samples.json``: every sample with its prompt, noise, weights and rewards."""
-    from mmgrpo.runtime.files import write_text
+    from mmgrpo.files import write_text
 
     rows: list[dict[str, Any]] = []
     for title, shown in sets.items():

@@ -230,8 +230,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
     """Print how many prompts a run would read; ValueError that lists what is wrong in its files, rewards and model.
     ``missing`` takes the place of the error of a prompt file that does not exist."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.data.inputs import read_prompts
-    from mmgrpo.data.readers import ignored
+    from mmgrpo.inputs import ignored, read_prompts
     from mmgrpo.rewards import scorers
     from mmgrpo.runtime.folder import named, refuse_folder
     from mmgrpo.scoring.fitting import checked_by
@@ -309,9 +308,9 @@ def evaluated(config: Config) -> str:
 def bind_blocks(config: Config) -> None:
     """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.compatibility import refuse_trees
     from mmgrpo.rewards import entries
     from mmgrpo.rollout import redraws
-    from mmgrpo.runtime.compatibility import refuse_trees
     from mmgrpo.update import LossRecipe
 
     algorithm = config.algorithm

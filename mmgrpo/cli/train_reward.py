@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE, SEED, UPPER_BOUND, one_of
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 from mmgrpo.runtime.folder import refuse_output
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _finish(model, folder / f"group-{number}", {**record, "users": len(own)}, heldout, set(own), device)
         write_text(folder / "users.json", json.dumps(users, indent=1))
     elif args.lora_rank:
-        from mmgrpo.runtime.files import write_tensors
+        from mmgrpo.files import write_tensors
         from reward_models.last_hidden import ADAPTERS
         from reward_models.preference_backbone import train_backbone
 

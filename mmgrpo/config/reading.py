@@ -22,7 +22,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
 from mmgrpo.config.settings import LAUNCH, Algorithm
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 
 C = TypeVar("C")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, POSITIVE_FRACTION
 from mmgrpo.config.registry import Block, bind, block
-from mmgrpo.runtime.randomness import derive
+from mmgrpo.randomness import derive
 from mmgrpo.types import Media, Prompt
 
 CHANGES: dict[str, Block] = {}

@@ -24,7 +24,7 @@ from mmgrpo.data.files import (
     registered,
 )
 from mmgrpo.data.webdataset import Shard
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt
 
 Attempt = tuple[str, Prompt | ValueError]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 
 EMPTY = "<think>\n\n</think>"
 

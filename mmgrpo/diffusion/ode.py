@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import refuse_rms
+from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nonfinite
-from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import Output, Prompt, Reference, Request
 
 

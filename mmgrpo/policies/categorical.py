@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.files import share
 from mmgrpo.policies.generation import draw_tokens, entropy_of
-from mmgrpo.runtime.files import share
+from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nan
-from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores
 
 

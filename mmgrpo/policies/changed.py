@@ -18,7 +18,7 @@ from mmgrpo.config.registry import bind
 from mmgrpo.data.changes import CHANGES
 from mmgrpo.policies.sequences import Sequences, Tokens
 from mmgrpo.policies.token_model import Context, Features
-from mmgrpo.runtime.randomness import derive
+from mmgrpo.randomness import derive
 from mmgrpo.types import Prompt, Rollout
 
 Encode: TypeAlias = Callable[[Sequence[Prompt]], tuple[Context, "Features | None"]]

@@ -25,11 +25,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.files import share
 from mmgrpo.policies.alignments import Transcript, collapse, draw_transcripts, log_likelihood, prefix_beam_search
 from mmgrpo.policies.categorical import Choice
-from mmgrpo.runtime.files import share
+from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nan
-from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores, Text
 
 

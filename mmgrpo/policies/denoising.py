@@ -41,10 +41,10 @@ from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import refuse_noise, refuse_rms
+from mmgrpo.files import share
+from mmgrpo.randomness import stream
 from mmgrpo.runtime.distributed import join_decisions
-from mmgrpo.runtime.files import share
 from mmgrpo.runtime.finite import refuse_nonfinite
-from mmgrpo.runtime.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 NODES_PER_WALK = 1 << 32

@@ -28,8 +28,8 @@ from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
-from mmgrpo.runtime.files import share
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.files import share
+from mmgrpo.randomness import stream
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 ERRORS: dict[str, Block] = {}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mmgrpo.policies.sequences import Sequences, Tokens
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 from mmgrpo.types import Rollout
 
 READ = "read_log_probs"

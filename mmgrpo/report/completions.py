@@ -16,12 +16,12 @@ from typing import Any
 from PIL import Image as Pil
 
 from mmgrpo.evaluation import Shown
+from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import Aligned, Sound
 from mmgrpo.report.cards import Row, sections
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.render import render
 from mmgrpo.report.thumbnails import FRAMES, Box, jpeg, strip, thumbnail
-from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Audio, Prompt, Text
 
 __all__ = [

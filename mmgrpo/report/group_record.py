@@ -25,13 +25,13 @@ import torch
 from PIL import Image as Pil
 from torch import Tensor
 
+from mmgrpo.files import new_folder, write_bytes
 from mmgrpo.report.audio_player import Sound, wav
 from mmgrpo.report.completions import words
 from mmgrpo.report.group_media import jpeg_within, picture_within, webp_within
 from mmgrpo.report.plots import to_pil
 from mmgrpo.report.thumbnails import strip, thumbnail
 from mmgrpo.rollout import Round
-from mmgrpo.runtime.files import new_folder, write_bytes
 from mmgrpo.types import CONTRAST, REFERENCE, REPLAYED, Audio, Image, Media, Output, Prompt, Text, Video, select_rows
 
 MAX_MEDIA = 4 << 20

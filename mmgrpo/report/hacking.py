@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmgrpo.report.statistics import Interval
+from mmgrpo.statistics import Interval
 
 NEEDED = 2
 """Evaluations in a row at which two rewards must be apart."""

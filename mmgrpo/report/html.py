@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mmgrpo.evaluation import HELDOUT, split_title
+from mmgrpo.files import write_bytes
 from mmgrpo.report.cards import sections as prompt_files
 from mmgrpo.report.figures import duration, is_number
 from mmgrpo.report.group_page import newest_group
@@ -30,7 +31,6 @@ from mmgrpo.report.tables import (
     reward_table,
     verdict,
 )
-from mmgrpo.runtime.files import write_bytes
 
 __all__ = ["curve_figure", "page", "read_run", "sample_grid", "write_report"]
 

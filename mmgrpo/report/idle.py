@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.config.settings import Optim
+from mmgrpo.files import write_text
 from mmgrpo.report.untrusted import MAX_JSON, parse_json, read_text
-from mmgrpo.runtime.files import write_text
 from mmgrpo.update import LossRecipe
 
 FEW = 3

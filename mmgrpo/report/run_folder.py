@@ -28,7 +28,6 @@ from mmgrpo.report.figures import is_number
 from mmgrpo.report.hacking import Alarm, Measured, alarms
 from mmgrpo.report.idle import Idle, read_alarms
 from mmgrpo.report.media import contained
-from mmgrpo.report.statistics import bootstrap_mean
 from mmgrpo.report.untrusted import (
     MAX_CONFIG,
     MAX_JSON,
@@ -40,6 +39,7 @@ from mmgrpo.report.untrusted import (
     printable,
     read_text,
 )
+from mmgrpo.statistics import bootstrap_mean
 
 SIDES = ("before", "after", "difference")
 PARTS = ("config.yaml", "metrics.jsonl", "alarms.json", "summary.json", "evaluations", "samples", "groups")

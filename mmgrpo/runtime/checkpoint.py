@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mmgrpo.runtime.files import naming, new_folder, sha256_of, share
+from mmgrpo.files import naming, new_folder, sha256_of, share
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 
 STATE = "state.json"

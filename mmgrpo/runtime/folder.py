@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.config.reading import write_yaml
 from mmgrpo.config.settings import Config
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 from mmgrpo.runtime.identity import MARKER, Identity
 from mmgrpo.runtime.lock import lock
 from mmgrpo.runtime.saved_model import EARLIER, written_files
@@ -206,7 +206,7 @@ def _remove_written(folder: Path) -> None:
 
 
 def _is_written(name: str, model: set[str]) -> bool:
-    temporary = re.fullmatch(r"(.*/)?\.([^/]+)\.[a-z0-9_]{8}", name)  # mmgrpo/runtime/files.py, killed while writing
+    temporary = re.fullmatch(r"(.*/)?\.([^/]+)\.[a-z0-9_]{8}", name)  # mmgrpo/files.py, killed while writing
     name = (temporary[1] or "") + temporary[2] if temporary else name
     return name in model or WRITTEN.fullmatch(name) is not None
 

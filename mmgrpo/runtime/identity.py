@@ -20,7 +20,7 @@ from typing import Any
 
 from mmgrpo.config.reading import load_yaml
 from mmgrpo.config.settings import LAUNCH, Config
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 
 MARKER = "run.json"
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from mmgrpo.runtime.files import naming, write_text
+from mmgrpo.files import naming, write_text
 
 Row = dict[str, Any]
 

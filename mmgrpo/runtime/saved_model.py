@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from mmgrpo.runtime.files import naming, sha256_of, share, write_text
+from mmgrpo.files import naming, sha256_of, share, write_text
 from mmgrpo.runtime.identity import MARKER
 
 WRITING, EARLIER = ".model-writing", ".model-replaced"

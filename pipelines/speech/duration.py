@@ -24,8 +24,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.runtime.files import write_tensors, write_text
-from mmgrpo.runtime.randomness import derive, stream
+from mmgrpo.files import write_tensors, write_text
+from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.pretrained import reading

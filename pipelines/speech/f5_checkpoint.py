@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.runtime.files import write_tensors, write_text
+from mmgrpo.files import write_tensors, write_text
 from pipelines.lora import ADAPTER, lora_weights
 from pipelines.pretrained import reading
 from pipelines.speech.f5_network import F5Shape

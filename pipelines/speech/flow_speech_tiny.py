@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmgrpo.runtime.randomness import derive
+from mmgrpo.randomness import derive
 
 CHARACTERS = " " + string.ascii_letters + string.digits + ".,?!:'\"-"
 """The vocabulary, a character a line; as in the published one the space is the first."""

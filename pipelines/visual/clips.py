@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
+from mmgrpo.files import write_bytes
 from mmgrpo.report.completions import write_images
 from mmgrpo.report.plots import sample_grid, to_pil
 from mmgrpo.report.thumbnails import strip
-from mmgrpo.runtime.files import write_bytes
 from mmgrpo.types import Image, Output, Video
 from pipelines import require
 from pipelines.visual.pictures import captions, png, side_by_side

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mmgrpo.runtime.files import write_tensors
+from mmgrpo.files import write_tensors
 from pipelines.pretrained import reading
 from pipelines.training import freeze
 

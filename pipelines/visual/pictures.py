@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmgrpo.files import write_bytes
 from mmgrpo.report.completions import write_images
 from mmgrpo.report.plots import sample_grid, to_pil
 from mmgrpo.report.thumbnails import jpeg
-from mmgrpo.runtime.files import write_bytes
 
 if TYPE_CHECKING:
     from PIL import Image as Pil

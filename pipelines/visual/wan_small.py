@@ -14,7 +14,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from mmgrpo.runtime.files import write_bytes
+from mmgrpo.files import write_bytes
 from pipelines.pretrained import read_json
 from pipelines.visual.small import SmallModel
 

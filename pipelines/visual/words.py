@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.runtime.files import write_tensors
+from mmgrpo.files import write_tensors
 
 PAD = 0
 """Id of the positions after the last word."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from mmgrpo.data.inside import opened
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.values import reason_of
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 from pipelines import require
 from pipelines.containers import MAX_FRAME_PIXELS, open_container, within_limit
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
-from mmgrpo.runtime.files import write_tensors
+from mmgrpo.files import write_tensors
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.clip import clip_score, hpsv2, pickscore

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmgrpo.runtime.files import write_tensors
+from mmgrpo.files import write_tensors
 from reward_models.checkpoints import load_exactly, read_tensors
 
 ACTIVATIONS = {"none": lambda x: x, "relu": functional.relu, "gelu": functional.gelu}

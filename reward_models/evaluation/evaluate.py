@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from mmgrpo.report.statistics import Interval
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.call import score_column
+from mmgrpo.statistics import Interval
 from reward_models.evaluation.comparison import Comparison, Pairs, pairs
 from reward_models.evaluation.metrics import accuracy, calibration, correlation, selection, significance
 from reward_models.evaluation.protocols import Benchmark, Protocol

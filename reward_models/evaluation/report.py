@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.files import write_text
 from mmgrpo.report.figures import NONE, Cell, difference_cell, mean_cell, number
 from mmgrpo.report.html import page, write_page
 from mmgrpo.report.render import render
 from mmgrpo.report.tables import Table
 from mmgrpo.report.terminal import interval
-from mmgrpo.runtime.files import write_text
 from reward_models.evaluation.plots import figures
 
 Results = Mapping[str, Mapping[str, Any]]

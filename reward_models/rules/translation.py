@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmgrpo.config.names import nearest
-from mmgrpo.report.statistics import Interval, draws
+from mmgrpo.statistics import Interval, draws
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.reading import gold_texts
 from reward_models.rules.tags import texts

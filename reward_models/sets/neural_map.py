@@ -27,7 +27,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from mmgrpo.config.plugins import load_object, locate
-from mmgrpo.runtime.files import write_tensors
+from mmgrpo.files import write_tensors
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors
 from reward_models.sets.embeddings import embedded

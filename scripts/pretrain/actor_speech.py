@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from mmgrpo.runtime.files import write_bytes, write_text
+from mmgrpo.files import write_bytes, write_text
 from scripts.pretrain.speech_data import RATE, opus, row
 
 if TYPE_CHECKING:

@@ -99,7 +99,7 @@ def fit(
     import torch
     from tqdm import tqdm
 
-    from mmgrpo.runtime.randomness import stream
+    from mmgrpo.randomness import stream
 
     parameters = [*matrices, *others]
     average = [p.detach().clone() for p in parameters]
@@ -142,7 +142,7 @@ def sample(
     import torch
 
     from mmgrpo.diffusion.schedules import flow_grid
-    from mmgrpo.runtime.randomness import stream
+    from mmgrpo.randomness import stream
 
     random, levels, samples = stream(0, "measure"), flow_grid(steps, SHIFT).levels, []
     for start in range(0, len(texts), 64):

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from mmgrpo.runtime.files import write_bytes, write_text
+from mmgrpo.files import write_bytes, write_text
 
 if TYPE_CHECKING:  # these import torch, which --help need not wait for
     import numpy as np

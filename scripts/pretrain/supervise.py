@@ -23,7 +23,7 @@ from mmgrpo.cli.source import run_config
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config
 from mmgrpo.family import family
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 from scripts.pretrain import vlm
 
 
@@ -106,8 +106,7 @@ def compare(run: Path, config: Config) -> dict[str, Any]:
     (``against``)."""
     from accelerate import Accelerator
 
-    from mmgrpo.evaluation import Evaluation, evaluate
-    from mmgrpo.report.comparison import compare
+    from mmgrpo.evaluation import Evaluation, compare, evaluate
     from mmgrpo.rewards import scorers
 
     model_family = family(config.model.family)

@@ -61,7 +61,7 @@ def build(args: Args) -> tuple[Any, Any]:
     from diffusers.models import WanTransformer3DModel
     from torch import nn
 
-    from mmgrpo.runtime.randomness import derive
+    from mmgrpo.randomness import derive
     from mmgrpo.toy import films
     from pipelines.visual.words import WordEncoder
 

@@ -128,7 +128,7 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
     from diffusers.models import SD3Transformer2DModel
     from torch import nn
 
-    from mmgrpo.runtime.randomness import derive
+    from mmgrpo.randomness import derive
     from mmgrpo.toy import scenes
     from pipelines.visual.words import WordEncoder
 
@@ -203,7 +203,7 @@ def train_enlarger(args: Args, shares: Float[Tensor, " kinds"]) -> Any:
     """A decoder from pictures of 32 pixels, a little noisy as a model draws them, to the same ones of 64."""
     import torch
 
-    from mmgrpo.runtime.randomness import derive, stream
+    from mmgrpo.randomness import derive, stream
     from pipelines.visual.enlarger import Enlarger
 
     torch.manual_seed(derive(args.seed, "enlarger"))
@@ -247,7 +247,7 @@ def train(args: Args) -> None:
     from tqdm import tqdm
 
     from mmgrpo.data.prompts import load_prompts
-    from mmgrpo.runtime.randomness import stream
+    from mmgrpo.randomness import stream
     from pipelines.visual.enlarger import Enlarger
 
     begin, losses = time.process_time(), []
@@ -297,7 +297,7 @@ def measure(
     import torch
 
     from mmgrpo.diffusion.schedules import flow_grid
-    from mmgrpo.runtime.randomness import stream
+    from mmgrpo.randomness import stream
     from mmgrpo.toy import scenes
     from mmgrpo.types import to_image
     from reward_models.rules.scenes import REWARDS

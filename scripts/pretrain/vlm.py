@@ -199,7 +199,7 @@ class Batches:
 
 def create(args: Args, folder: Path) -> None:
     """Write an untrained model."""
-    from mmgrpo.runtime.randomness import derive
+    from mmgrpo.randomness import derive
     from mmgrpo.toy.questions import SIZE, vocabulary
     from pipelines.vlm.qwen_vl_tiny import write_model
 
@@ -227,7 +227,7 @@ def train(args: Args) -> None:
     import torch
     from tqdm import tqdm
 
-    from mmgrpo.runtime.randomness import derive
+    from mmgrpo.randomness import derive
     from pipelines.vlm.options import QwenVlOptions
     from pipelines.vlm.qwen_vl import load
 

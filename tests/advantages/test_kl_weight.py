@@ -12,9 +12,9 @@ from mmgrpo.advantages.estimate import estimate
 from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.parts import parts
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.config.registry import bind
 from mmgrpo.rollout import sample_round
-from mmgrpo.runtime.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from tests.building import first_number, near_one, recipe, trainer

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 from tests.cli.running import call, read_lines
 
 

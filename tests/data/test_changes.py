@@ -7,7 +7,7 @@ import torch
 
 from mmgrpo.config.registry import bind
 from mmgrpo.data.changes import CHANGES, Mask, check_changes, masked
-from mmgrpo.runtime.randomness import derive
+from mmgrpo.randomness import derive
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
 

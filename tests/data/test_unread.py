@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import mmgrpo
-from mmgrpo.data.readers import ignored, keys_of_family, keys_of_reward
 from mmgrpo.data.streaming import StoredPrompts, joined
 from mmgrpo.data.unread import in_words, keys_of, unread
 from mmgrpo.family import families
+from mmgrpo.inputs import ignored, keys_of_family, keys_of_reward
 from mmgrpo.rewards import from_trl
 from mmgrpo.toy import scenes
 from mmgrpo.types import Prompt

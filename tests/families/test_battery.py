@@ -17,9 +17,9 @@ from torch import Tensor
 from mmgrpo.api import make_trainer
 from mmgrpo.config.reading import build, load_yaml, option_names, read_config, write_yaml
 from mmgrpo.config.settings import Config, config_class
-from mmgrpo.data.inputs import RunInputs
 from mmgrpo.data.splits import Splits
 from mmgrpo.family import Family, families
+from mmgrpo.inputs import RunInputs
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.types import Policy, Prompt, Request, Rollout, Text

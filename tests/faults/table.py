@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 
 KINDS = {
     "kill": "SIGKILL at an operation on files or at any time, up to three times, then --resume",

@@ -205,7 +205,7 @@ def test_the_summary_has_no_number_for_what_could_not_be_scored(tmp_path):
     made.scorers = [Scorer("first", first_number), Scorer("silent", silent, weight=0.0)]
     made.before = {"heldout": made.measure("before", toy_prompts(3))}
     made.after = {"heldout": made.measure("after", toy_prompts(3))}
-    from mmgrpo.report.comparison import sections
+    from mmgrpo.evaluation import sections
 
     result = json.loads(json.dumps(sections(made.before, made.after), allow_nan=False))["eval"]
     nothing = {"mean": None, "low": None, "high": None, "n": 0}

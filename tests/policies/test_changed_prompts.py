@@ -11,7 +11,7 @@ from mmgrpo.data.changes import Mask
 from mmgrpo.policies.changed import ChangedPrompts
 from mmgrpo.policies.sequences import Sequences, Tokens
 from mmgrpo.policies.token_model import Context
-from mmgrpo.runtime.randomness import derive
+from mmgrpo.randomness import derive
 from mmgrpo.types import Media, Prompt, Rollout, Text, Turn
 from tests.trees import plain
 

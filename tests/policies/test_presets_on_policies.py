@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmgrpo.config.names import FEW, SHOWN
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import refuse_preset
-from mmgrpo.config.registry import FEW, SHOWN
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.trainer import Trainer

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmgrpo.objectives.reading import diffro
 from mmgrpo.policies.reading import Reading, gumbel_given_argmax, straight_through
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt, Request
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from pipelines import speech

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from mmgrpo.evaluation import ErrorCounts, Evaluation
-from mmgrpo.report.comparison import compare, compare_rates, sections
+from mmgrpo.evaluation import ErrorCounts, Evaluation, compare, compare_rates, sections
 
 
 def test_a_prompt_that_is_not_scored_on_a_side_has_no_difference_but_counts_on_the_other():

@@ -10,7 +10,7 @@ from mmgrpo.report import run_folder
 from mmgrpo.report.html import curves, facts, grids
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.run_folder import read_run
-from mmgrpo.report.statistics import bootstrap_mean
+from mmgrpo.statistics import bootstrap_mean
 
 
 def evaluated(folder, **values):

@@ -10,8 +10,8 @@ import pytest
 from mmgrpo.report.figures import Cell
 from mmgrpo.report.html import facts
 from mmgrpo.report.run_folder import read_measured, read_run
-from mmgrpo.report.statistics import bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference
 from mmgrpo.report.tables import Table, correlation_table, extra_tables, group_tables, metric_table, reward_table
+from mmgrpo.statistics import bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference
 
 
 def estimate(mean, n):

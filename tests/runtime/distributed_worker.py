@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 
 from mmgrpo.data.images import Unreadable
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.files import write_text
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.distributed import gather_texts, largest
-from mmgrpo.runtime.files import write_text
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from mmgrpo.cli.questions import write_rows
-from mmgrpo.runtime.randomness import deterministic
+from mmgrpo.randomness import deterministic
 from mmgrpo.toy.clips import mixture
 from tests import ROOT
 

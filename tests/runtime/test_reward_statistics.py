@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mmgrpo.runtime.reward_statistics import MOST, correlations, zero_spread
+from mmgrpo.rollout import MOST, correlations, zero_spread
 from mmgrpo.scoring import RewardScores
 
 KEY = torch.tensor([0, 0, 0, 1, 1, 1])

@@ -7,9 +7,9 @@ import pytest
 from mmgrpo.cli.train import is_embedded, read
 from mmgrpo.config.plugins import locate, recipes
 from mmgrpo.config.settings import config_class
-from mmgrpo.data.inputs import load
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.family import families, family
+from mmgrpo.inputs import load
 from mmgrpo.rewards import from_trl, scorer
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.fitting import checked_by, refuse_unfit

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 from mmgrpo.toy import scenes
 from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.words import WordEncoder

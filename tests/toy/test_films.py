@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 from mmgrpo.toy import films
 from mmgrpo.toy.films import FRAMES, KINDS, SPLITS, Actor, Film, cast, clip, parse, prompt, render, text
 from mmgrpo.types import Image, Prompt, Video

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.bench.trainer import bench_trainer
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, within
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 
 if TYPE_CHECKING:
     from mmgrpo.trainer import Trainer

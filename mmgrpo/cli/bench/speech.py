@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mmgrpo.cli.bench.trainer import bench_trainer
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, within
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 
 if TYPE_CHECKING:
     from mmgrpo.policies.token_model import Context, Features

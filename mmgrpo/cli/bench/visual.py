@@ -17,7 +17,7 @@ from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTI
 from mmgrpo.config.reading import build, load_yaml
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import family
-from mmgrpo.runtime.files import write_bytes, write_text
+from mmgrpo.files import write_bytes, write_text
 
 GROUP, STEPS = 16, 8
 """Samples per prompt and denoising steps of all methods below."""
@@ -142,7 +142,7 @@ def _trainer(config: Config, folder: Path) -> Any:
     from accelerate import Accelerator
 
     from mmgrpo.api import make_trainer
-    from mmgrpo.data.inputs import load
+    from mmgrpo.inputs import load
 
     sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
     accelerator = Accelerator(cpu=True)

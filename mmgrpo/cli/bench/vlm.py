@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from mmgrpo.cli.bench.vlm_worker import ALONE, COMPACT, OURS, SENTENCE, TRL, Contest
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, one_of, within
-from mmgrpo.runtime.files import write_text
+from mmgrpo.files import write_text
 
 
 @dataclass

@@ -277,8 +277,8 @@ def _table(heads: Sequence[str], rows: str) -> str:
 
 def example(folder: Path) -> tuple[str, Prompt]:
     """A picture of the embedded scenes, written into ``folder``, and its prompt."""
+    from mmgrpo.files import write_bytes
     from mmgrpo.report.plots import to_pil
-    from mmgrpo.runtime.files import write_bytes
     from mmgrpo.toy import scenes
 
     scene = scenes.parse("two blue triangles and a black circle")

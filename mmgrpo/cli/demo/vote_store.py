@@ -22,11 +22,11 @@ import numpy as np
 
 from mmgrpo.cli.demo.opened import AFTER, BEFORE
 from mmgrpo.cli.demo.rewards_media import png
+from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import wav
 from mmgrpo.report.plots import to_pil
-from mmgrpo.report.statistics import Interval
-from mmgrpo.runtime.files import write_bytes
 from mmgrpo.runtime.lock import UNSUPPORTED
+from mmgrpo.statistics import Interval
 from mmgrpo.types import Audio, Image, Output, Text, Video
 
 LEFT, RIGHT, TIE, BOTH_BAD = "leftvote", "rightvote", "tievote", "bothbad_vote"

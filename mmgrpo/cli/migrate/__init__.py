@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = given.index("--") if "--" in given else len(given)
     args = options(Args, given[:end], __doc__)
     from mmgrpo.cli.migrate.recipe import recipe_of
-    from mmgrpo.runtime.files import write_text
+    from mmgrpo.files import write_text
 
     text, warnings = recipe_of(
         args.project, args.file, given[end + 1 :], args.family, processes=args.processes, rows=args.rows

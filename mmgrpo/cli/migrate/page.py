@@ -117,7 +117,7 @@ def filled(page: str, name: str) -> str:
 
 def main() -> None:
     """Write the tables into the pages of the folder that the command line names."""
-    from mmgrpo.runtime.files import write_text
+    from mmgrpo.files import write_text
 
     if len(sys.argv) != 2:
         raise ValueError("usage: python -m mmgrpo.cli.migrate.page docs/migration")

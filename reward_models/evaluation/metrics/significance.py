@@ -11,7 +11,7 @@ import math
 import numpy as np
 from jaxtyping import Int
 
-from mmgrpo.report.statistics import Interval, bootstrap_ratio, paired_ratio_difference
+from mmgrpo.statistics import Interval, bootstrap_ratio, paired_ratio_difference
 from reward_models.evaluation.metrics.accuracy import Values
 
 DRAWS = 1000

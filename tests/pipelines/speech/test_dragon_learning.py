@@ -13,9 +13,9 @@ from accelerate import Accelerator
 from mmgrpo.api import make_trainer
 from mmgrpo.config.reading import build
 from mmgrpo.config.settings import config_class
-from mmgrpo.data.inputs import RunInputs
 from mmgrpo.data.splits import Splits
 from mmgrpo.family import family
+from mmgrpo.inputs import RunInputs
 from mmgrpo.types import Audio, Policy, Prompt, Request
 from pipelines.speech import stable_audio
 from reward_models.sets.rewards import frechet

@@ -12,9 +12,9 @@ from accelerate import Accelerator
 
 from mmgrpo.api import make_trainer
 from mmgrpo.config.settings import config_class
-from mmgrpo.data.inputs import RunInputs
 from mmgrpo.data.splits import Splits
 from mmgrpo.family import families, family
+from mmgrpo.inputs import RunInputs
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Request, Video
 from pipelines.visual import flux2_klein

@@ -11,7 +11,7 @@ import torch
 
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.runtime.randomness import stream
+from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt, Request, Video
 from pipelines.visual import wan
 from tests.building import load

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmgrpo.objectives.perception import MASKED
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.runtime.randomness import derive
+from mmgrpo.randomness import derive
 from mmgrpo.types import Image, Media, Prompt, Rollout
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from tests.building import load, module, trainer

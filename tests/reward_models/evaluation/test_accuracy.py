@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from mmgrpo.report.statistics import bootstrap_ratio, paired_ratio_difference
+from mmgrpo.statistics import bootstrap_ratio, paired_ratio_difference
 from reward_models.evaluation.metrics import accuracy, calibration, correlation, significance
 
 HUMAN = np.array([1, -1, 0, 1])

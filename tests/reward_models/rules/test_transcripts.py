@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmgrpo.report.statistics import draws
 from mmgrpo.rewards import scorer
+from mmgrpo.statistics import draws
 from mmgrpo.types import Image, Prompt, Text
 from reward_models.rules import speech, transcripts, translation
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmgrpo.runtime.files import naming, new_folder, share, write_bytes, write_tensors, write_text
+from mmgrpo.files import naming, new_folder, share, write_bytes, write_tensors, write_text
 from mmgrpo.runtime.metrics import MetricsLog
 
 

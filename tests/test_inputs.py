@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmgrpo.config.settings import Config, Data, Eval
-from mmgrpo.data.inputs import load
 from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.family import family
+from mmgrpo.inputs import load
 from mmgrpo.types import Media, Prompt, Text
 from pipelines.visual.family import VisualFamily
 from tests.toys import toy_policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.runtime.compatibility import refuse_mismatch, refuse_rewards
+from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Prompt
 from mmgrpo.update import LossRecipe

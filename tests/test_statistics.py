@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmgrpo.report import run_folder
-from mmgrpo.report.statistics import (
+from mmgrpo.statistics import (
     Interval,
     best_of,
     bootstrap_mean,

@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from mmgrpo.runtime.randomness import derive, deterministic, stream
+from mmgrpo.randomness import derive, deterministic, stream
 
 
 def test_a_seed_is_63_bits_of_the_hash_of_its_path():

@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.weighting import RewardWeights
+from mmgrpo.reward_weights import directions, inner_products, next_weights, weights_after_evaluation
 from mmgrpo.rollout import sample_round
-from mmgrpo.runtime.reward_weights import directions, inner_products, next_weights, weights_after_evaluation
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 from tests.building import first_number, recipe, trainer
