@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from mmgrpo.report.groups import read_group
 from mmgrpo.report.html import curves, write_report
 from mmgrpo.report.media import MediaFolder, Unavailable, picture, read_medium
 from mmgrpo.report.run_folder import read_measured, read_run
-from mmgrpo.report.thumbnails import boxed_picture, enlarge, enlarged_width, jpeg
+from mmgrpo.report.thumbnails import boxed_picture, jpeg
 from mmgrpo.report.untrusted import brief, parse_json, parse_yaml, printable, read_text
 from tests.report.test_group_runs import strange
 from tests.report.test_groups import noise
@@ -144,18 +143,6 @@ def test_a_thousand_boxes_are_drawn_two_pixels_wide_and_one_that_is_none_stops_n
         assert [x for x in range(100) if row[x]] == ([10, 11, 49, 50] if drawn else [])
 
 
-def test_a_jpeg_has_quality_80():
-    """The table of the standard times 200 - 2 * 80 percent; its largest number is 121."""
-    assert max(opened(jpeg(noise(16))).quantization[0]) == (121 * 40 + 50) // 100  # type: ignore[attr-defined]
-
-
-def test_small_pictures_grow_by_whole_factors():
-    widths = {96: 0, 65: 0, 63: 20, 48: 20, 39: 20, 38: 30, 1: 960}
-    assert {height: enlarged_width(Pil.new("L", (10, height))) for height in widths} == widths
-    sides = {160: 160, 81: 81, 80: 160, 53: 159}
-    assert {side: enlarge(Pil.new("L", (side, 1))).width for side in sides} == sides
-
-
 # Media of a group
 
 
@@ -242,37 +229,11 @@ def test_steps_are_those_of_the_record_where_its_decisions_fit_them(tmp_path, gi
     assert group.steps == kept
 
 
-def test_pictures_of_samples_in_a_tree_have_68_pixels(tmp_path):
-    from mmgrpo.report.branch_tree import branching
-
-    def change(record, member):
-        record["members"] = [member, member]
-
-    folder = strange(tmp_path, change)
-    place = folder / "groups" / "step-000000"
-    Pil.new("RGB", (200, 100), "red").save(place / "000.png")
-    tree = branching(read_group(folder, 0), MediaFolder(place))
-    assert tree is not None
-    assert opened(b64decode(tree.leaves[0].uri.partition(",")[2])).size == (68, 34)
-
-
 def test_the_longer_side_of_a_clip_decides():
     wide = noise(256).crop((0, 0, 256, 100))
     assert clip(wide, wide.rotate(180))[0].convert("RGB").tobytes() != wide.tobytes(), "with losses"
     assert clip(noise(128).crop((0, 0, 128, 32)), limit=1)[0].size == (64, 16)
     assert clip(Pil.new("RGB", (1, 1024)), Pil.new("RGB", (1, 1024), "red"))[0].size == (1, 256)
-
-
-def test_a_frame_lasts_at_least_a_millisecond():
-    playing, _ = clip(Pil.new("RGB", (4, 4)), Pil.new("RGB", (4, 4), "red"), fps=4000.0)
-    playing.load()
-    assert playing.info["duration"] == 1
-
-
-def test_a_clip_is_compressed_by_the_second_method_of_its_encoder():
-    first, second, buffer = noise(48), noise(48).rotate(90), BytesIO()
-    first.save(buffer, "WEBP", save_all=True, append_images=[second], duration=125, loop=0, lossless=True, method=2)
-    assert webp_within([first, second], 8.0, 10**6)[0] == buffer.getvalue()
 
 
 def test_pictures_of_64_megapixels_are_embedded(tmp_path):

@@ -62,15 +62,6 @@ def test_a_completion_has_its_length_and_its_words_if_there_are_any(tmp_path, fi
     assert [(side.size, side.text) for side in card.sides] == [(size, text)]
 
 
-def test_a_card_has_no_empty_fact_and_no_prompt_of_marks_alone(tmp_path):
-    heard, asked = (
-        row("a", prompt="[audio] ", media=["a.ogg"], meta={"voice": 3}),
-        row("b", task="t", prompt="[image] ?"),
-    )
-    one, two = cards(tmp_path, after=[heard, asked])
-    assert (one.facts, one.prompt) == (["voice 3"], "") and (two.facts, two.prompt) == (["t"], "[image] ?")
-
-
 def test_the_picture_of_a_prompt_stands_on_both_sides_if_one_of_them_has_boxes(tmp_path):
     media = [picture(tmp_path)]
     before, after = [row(name, media=media) for name in "ab"], [row("a", media=media, boxes=BOX), row("b", media=media)]
@@ -107,16 +98,6 @@ def test_a_reward_that_could_not_be_computed_is_nothing_and_the_next_one_counts(
         "Largest regressions": ["down"],
         "Lowest results": ["same"],
     }
-
-
-def test_the_headings_of_cards_are_those_that_have_some():
-    sides = {
-        f"c{n}": [("b", row(sound="a", rewards={"r": 0.0})), ("a", row(sound="a", rewards={"r": 1.0 - (n > 0)}))]
-        for n in range(9)
-    }
-    found = selection(sides)
-    assert list(found) == ["Largest improvements", "Lowest results", "Further prompts"]
-    assert {heading: len(ids) for heading, ids in found.items()}["Further prompts"] == 9 - 1 - 6
 
 
 def test_a_folder_and_a_link_to_elsewhere_are_no_files_of_completions(tmp_path):

@@ -38,25 +38,6 @@ def test_what_shows_the_state_of_training_is_drawn(name, tmp_path):
     assert name in titles(tmp_path / "c", **{name: 0.5})
 
 
-def test_a_word_that_fits_a_line_of_its_own_begins_one():
-    from PIL import ImageFont
-
-    from mmgrpo.report.plots import wrap
-
-    font = ImageFont.load_default(10)
-    width = int(font.getlength("wwwwwwww")) + 1
-    assert wrap("ww wwwwwww", font, width) == [("ww", False), ("wwwwwww", False)]
-
-
-@pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (3, 3, 1), (4, 3, 2), (7, 3, 3)])
-def test_curves_stand_in_three_columns_of_one_size(count, columns, rows):
-    from mmgrpo.report.plots import curve_figure
-
-    figure = curve_figure([{"step": 1, **{f"m{i}": 1.0 for i in range(count)}}], [f"m{i}" for i in range(count)])
-    assert figure.get_size_inches().tolist() == pytest.approx([3.6 * columns, 2.3 * rows])
-    assert [axes.get_title(loc="left") for axes in figure.axes] == [f"m{i}" for i in range(count)]
-
-
 def test_a_step_that_no_curve_can_place_exactly_is_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("name: trial\n")
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": {2**53 - 1}}}\n')

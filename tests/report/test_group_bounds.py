@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from mmgrpo.report import branch_tree
@@ -13,7 +11,7 @@ from mmgrpo.report.groups import read_group
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.types import Media, Prompt, Text, Turn
 from tests.report.test_groups import pictures, rolled, tree_round, write
-from tests.trees import decisions, plain
+from tests.trees import plain
 
 
 def test_texts_have_20_000_characters_and_groups_128_members(tmp_path):
@@ -84,32 +82,6 @@ def test_a_group_that_is_a_link_is_left_alone(tmp_path):
     assert (tmp_path / "other" / "group.json").exists()
 
 
-def test_the_drawing_of_a_tree_pixel_by_pixel(tmp_path):
-    """Rows of 40 from 34 on, columns of 96 from 16 on; the tree begins in the middle of its four rows, at 114."""
-    write(tmp_path, tree_round())
-    tree = branching(read_group(tmp_path, 0), MediaFolder(tmp_path / "groups/step-000000"))
-    assert tree is not None and (tree.width, tree.height) == (16 + 3 * 96 + 132, 34 + 4 * 40 + 8)
-    upper, _, first, *_ = tree.nodes
-    assert (upper.path, upper.idle) == ("M16.0 114.0 C64.0 114.0 64.0 74.0 112.0 74.0", "")
-    assert (first.path, first.idle) == ("M112.0 74.0 C160.0 74.0 160.0 54.0 208.0 54.0", "")
-    assert (first.x, first.y, first.step, first.sign, first.trained) == (208, 54, 1, "positive", True)
-    assert [node.label for node in tree.nodes] == ["0.500", "0.500", "1.000", "0.000", "–", "0.500"]
-    assert [(leaf.y, leaf.idle, leaf.label) for leaf in tree.leaves[:2]] == [
-        (54, "M208.0 54.0 H304.0", "1: 1.000"),
-        (94, "M208.0 94.0 H304.0", "2: 0.000"),
-    ]
-    assert tree.ticks == [(64, 0), (160, 1), (256, 2)]
-
-
-def test_many_steps_share_900_pixels_and_some_have_a_number(tmp_path):
-    write(tmp_path, tree_round())
-    group = replace(read_group(tmp_path, 0), steps=100)
-    tree = branching(group, MediaFolder(tmp_path))
-    assert tree is not None and tree.width == 16 + 900 + 132 and tree.nodes[0].x == 16 + 9
-    assert tree.ticks[:2] == [(16 + 4.5, 0), (16 + 9 * 4.5, 4)] and len(tree.ticks) == 25
-    assert {leaf.uri for leaf in tree.leaves} == {""}
-
-
 def test_a_tree_has_at_most_4000_nodes(tmp_path, monkeypatch):
     write(tmp_path, tree_round())
     group = read_group(tmp_path, 0)
@@ -117,18 +89,3 @@ def test_a_tree_has_at_most_4000_nodes(tmp_path, monkeypatch):
     for most, drawn in ((6, True), (5, False)):
         monkeypatch.setattr(branch_tree, "MAX_NODES", most)
         assert (branching(group, MediaFolder(tmp_path)) is not None) == drawn
-
-
-def test_a_chain_has_its_value_at_its_first_node_and_steps_without_a_decision_are_straight(tmp_path):
-    node = torch.tensor([[0, 1, 2], [0, 1, 3]])
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    numbers = decisions(node, keys={"prompt": [0, 0], "tree": [0, 0]}, decision_mask=mask)
-    advantages = torch.tensor([[0.0, -1.0, 2.0], [0.0, -1.0, 0.0]])
-    write(tmp_path, rolled(pictures(2), numbers, [1.0, 0.0], advantages=advantages))
-    tree = branching(read_group(tmp_path, 0), MediaFolder(tmp_path))
-    assert tree is not None and [node.label for node in tree.nodes] == ["0.500", "", "1.000"]
-    assert [node.sign for node in tree.nodes] == ["zero", "negative", "positive"]
-    assert [node.width for node in tree.nodes] == [1.0, 3.5, 6.0]  # 1 + 5 |advantage| / 2
-    assert tree.nodes[0].about.endswith(" · 2 decisions below it · samples 1, 2")
-    assert tree.nodes[1].about.endswith(" · 1 decision below it · samples 1, 2")
-    assert tree.leaves[1].idle == "M208.0 94.0 H304.0" and tree.leaves[0].idle == ""

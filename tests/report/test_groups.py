@@ -324,18 +324,6 @@ def test_the_tree_is_drawn_with_node_values_advantages_and_descendants(tmp_path)
     assert 'tabindex="0"' not in group_page(tmp_path, group)  # without a script nothing can be chosen
 
 
-def test_an_advantage_that_is_missing_is_thin_and_what_is_not_trained_says_so(tmp_path):
-    round_ = tree_round()
-    round_.batch.loss_mask[2, 1] = False
-    record = write(tmp_path, round_)
-    record["members"][0]["advantages"][0] = None
-    (tmp_path / "groups/step-000000/group.json").write_text(json.dumps(record))
-    tree = branching(read_group(tmp_path, 0), MediaFolder(tmp_path / "groups/step-000000"))
-    assert tree is not None
-    assert [round(node.width, 3) for node in tree.nodes] == [1.0, 4.571, 2.786, 3.857, 4.929, 6.0]
-    assert [node.samples for node in tree.nodes if "not trained" in node.about] == [[2]]
-
-
 def test_samples_that_share_no_tree_are_not_drawn(tmp_path):
     keys = {"prompt": [0, 0], "tree": [0, 1]}
     write(tmp_path, rolled(pictures(2), plain([2, 2], keys=keys), [0.0, 1.0]))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_rgb
 from PIL import Image as Pil
-from PIL import ImageFont
 
 from mmgrpo.report.plots import (
     ACCENT,
@@ -24,7 +22,6 @@ from mmgrpo.report.plots import (
     thinned,
     title_of,
     to_pil,
-    wrap,
 )
 from mmgrpo.types import Image, Text
 
@@ -47,17 +44,6 @@ def test_a_figure_has_a_plot_for_each_metric_even_without_values():
         curve_figure(ROWS, [])
 
 
-def test_three_plots_in_a_row_have_equal_margins_in_inches():
-    figure = curve_figure(ROWS, ["a", "b", "c", "d"])
-    width, height = figure.get_size_inches()
-    assert (width, height) == pytest.approx((3 * 3.6, 2 * 2.3))
-    margins = figure.subplotpars
-    assert [margins.left * width, (1 - margins.right) * width] == pytest.approx([0.6, 0.08])
-    assert [margins.bottom * height, (1 - margins.top) * height] == pytest.approx([0.28, 0.3])
-    assert (margins.wspace, margins.hspace) == (0.2, 0.35)
-    assert curve_figure(ROWS, ["a"]).get_size_inches().tolist() == [3.6, 2.3]
-
-
 def test_a_plot_is_legible_on_any_background():
     """Grey axes on nothing, values as a thin line under the thick one of their mean."""
     one = curve_figure([{"step": step, "a": 1e6 + step} for step in range(3)], ["a"]).axes[0]
@@ -75,19 +61,6 @@ def test_a_plot_is_legible_on_any_background():
     assert one.yaxis.get_major_formatter()(1234567.0) == "1.235e+06"
     steps = np.diff(curve_figure([{"step": step, "a": 0.0} for step in range(61)], ["a"]).axes[0].get_xticks())
     assert set(steps) == {15} and set(np.diff(few.get_xticks())) == {1}, "few ticks, and no half steps"
-
-
-def test_a_plot_without_values_says_so_in_its_middle():
-    empty = curve_figure(ROWS, ["c"]).axes[0]
-    [note] = empty.texts
-    assert note.get_position() == (0.5, 0.5) and note.get_transform() == empty.transAxes
-    assert (note.get_ha(), note.get_va(), to_rgb(note.get_color())) == ("center", "center", GREY)
-    assert empty.get_xticks().size == empty.get_yticks().size == 0
-
-
-def test_a_figure_is_written_at_160_dots_per_inch_without_a_background():
-    picture = Pil.open(BytesIO(figure_png(curve_figure(ROWS, ["a"]))))
-    assert picture.size == (3.6 * 160, 2.3 * 160) and picture.getpixel((0, 0))[3] == 0
 
 
 def test_the_running_mean_takes_neighbours_and_skips_gaps():
@@ -122,49 +95,6 @@ def test_levels_are_rounded_and_what_is_not_finite_is_black():
     assert to_pil(Image(pixels)).getpixel((0, 0)) == (128, 0, 255)
 
 
-def test_captions_are_wrapped_between_words_and_later_paragraphs_are_grey():
-    font = ImageFont.load_default(10)
-    width = math.ceil(font.getlength("three words"))
-    assert wrap("three words here\nscore 1", font, width) == [
-        ("three words", False),
-        ("here", False),
-        ("score 1", True),
-    ]
-
-
-def test_an_empty_paragraph_takes_no_line():
-    assert wrap("a\n\nb", ImageFont.load_default(10), 60) == [("a", False), ("b", True)]
-
-
-def test_a_long_caption_is_cut_with_an_ellipsis_and_a_long_word_is_broken():
-    font = ImageFont.load_default(10)
-    lines = wrap("word " * 60, font, 60, max_lines=2)
-    assert len(lines) == 2 and lines[-1][0].endswith("…")
-    broken = wrap("x" * 60, font, 60, max_lines=99)
-    assert "".join(line for line, _ in broken) == "x" * 60
-    assert all(font.getlength(line) <= 60 for line, _ in [*lines, *broken])
-
-
-def test_a_grid_has_four_columns_of_192_pixels_and_captions_of_four_lines():
-    blank = Image(torch.zeros(3, 2, 2))
-    # tiles of 192, gaps of 16, lines of 17 * 1.3 = 22 pixels: five pictures are 4 * 208 + 16 wide and have two rows
-    sheet = sample_grid([blank] * 5, ["a"] * 5)
-    assert sheet.size == (848, 2 * (192 + 8 + 22 + 16) + 16)
-    assert sample_grid([blank], ["word " * 200]).size == (224, 192 + 8 + 4 * 22 + 16 + 16)
-
-
-def test_pictures_lie_in_the_middle_of_their_tiles_with_their_captions_below():
-    high, wide, square = (Image(torch.zeros(3, *size)) for size in ((4, 2), (2, 4), (4, 4)))
-    sheet = np.asarray(sample_grid([high, wide, square], ["", "", "I\nI"], tile=48))
-    dark = (sheet[:52] == 0).all(-1)  # gap 4, then tiles of 48 in columns of 52
-    assert sheet.shape == (4 + 48 + 2 + 2 * 14 + 4, 4 + 3 * 52, 3)
-    boxes = [np.argwhere(dark[:, left : left + 48]) for left in (4, 56, 108)]
-    assert [box.min(0).tolist() for box in boxes] == [[4, 12], [16, 0], [4, 0]]
-    assert [(np.ptp(box, 0) + 1).tolist() for box in boxes] == [[48, 24], [24, 48], [48, 48]]
-    first, second = sheet[54:68, 108:].reshape(-1, 3).min(0), sheet[68:82, 108:].reshape(-1, 3).min(0)
-    assert first.max() < second.min() < 0xA0 and (sheet[54:, :108] == 255).all(), "the second paragraph is grey"
-
-
 def test_what_is_long_is_thinned_and_averaged_over_a_tenth():
     assert thinned(np.arange(20_000), np.arange(20_000))[0].size == 20_000
     assert thinned(np.arange(20_001), np.arange(20_001))[0].size == 10_001
@@ -172,10 +102,6 @@ def test_what_is_long_is_thinned_and_averaged_over_a_tenth():
     values[20] = 1.0
     np.testing.assert_allclose(running_mean(values)[17:24], [0, 0.2, 0.2, 0.2, 0.2, 0.2, 0])
     assert np.flatnonzero(running_mean(np.arange(200) == 100)).tolist() == list(range(90, 111))
-
-
-def test_a_grid_may_have_one_column():
-    assert sample_grid([Image(torch.zeros(3, 2, 2))] * 2, ["", ""], columns=1, tile=48).width == 48 + 2 * 4
 
 
 def test_a_grid_of_nothing_or_of_words_is_an_error():
@@ -202,23 +128,3 @@ def test_long_lines_are_thinned_to_every_kth_row_and_names_are_drawable():
     assert [column.tolist() for column in thinned(steps, values, most=6)] == [[0, 2, 4, 6], [0, 4, 8, 12]]
     assert thinned(np.array([]), np.array([]))[0].size == 0
     assert title_of("a\x00b\ud83d\n" + "x" * 100) == "a?b??" + "x" * 55
-
-
-def test_a_long_word_is_broken_wherever_a_line_is_full():
-    class Letters(ImageFont.FreeTypeFont):
-        def __init__(self) -> None:
-            pass
-
-        def getlength(self, text, *_, **__) -> float:
-            return len(text)
-
-    lines = [line for line, _ in wrap("a bc abcdefgh", Letters(), 3, max_lines=9)]
-    assert lines == ["a", "bc", "abc", "def", "gh"]
-
-
-def test_a_line_is_shortened_until_its_ellipsis_fits():
-    font = ImageFont.load_default(10)
-    assert isinstance(font, ImageFont.FreeTypeFont)
-    width = math.ceil(font.getlength("wwww w"))
-    assert width < font.getlength("wwww w…")
-    assert wrap("wwww w wwww", font, width, max_lines=1) == [("wwww…", False)]

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
-import pytest
-
-from mmgrpo.report.figures import Cell
 from mmgrpo.report.html import facts
 from mmgrpo.report.run_folder import read_measured, read_run
-from mmgrpo.report.tables import Table, correlation_table, extra_tables, group_tables, metric_table, reward_table
-from mmgrpo.statistics import bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference
+from mmgrpo.report.tables import correlation_table, extra_tables, group_tables, metric_table, reward_table
 
 
 def estimate(mean, n):
@@ -25,14 +20,6 @@ def with_metrics(folder, rows):
 
 def texts(table):
     return {name: [cell.text for cell in cells] for name, cells in table.rows.items()}
-
-
-def test_intervals_are_set_below_their_means_where_more_than_three_columns_have_one():
-    for columns, dense in ((3, False), (4, True)):
-        names = [f"c{n}" for n in range(columns)]
-        row = [*[Cell("1", "0 to 2")] * columns, Cell("9")]
-        table = Table("", ["reward", *names, "prompts"], {"r": row})
-        assert table.interval_columns == set(names) and table.dense == dense
 
 
 def test_the_number_of_prompts_is_that_of_the_difference_where_there_is_one(tmp_path):
@@ -115,11 +102,3 @@ def test_directions_are_signs_and_an_error_rate_needs_units(tmp_path):
     (one,) = read_measured(tmp_path)
     assert one.directions == {"up": 1.0, "down": -1.0, "odd": 1.0, "0": 1.0} and not one.final
     assert read_run(tmp_path).rates == [{"step": 0, "cer": 0.5}]
-
-
-@pytest.mark.parametrize("function", [bootstrap_mean, bootstrap_ratio, paired_difference, paired_ratio_difference])
-def test_an_interval_is_of_ten_thousand_resamples_of_seed_0(function):
-    draw = np.random.default_rng(0)
-    arrays = [draw.normal(size=7), 1 + draw.random(7), 1 + draw.random(7)]
-    given = arrays[: {bootstrap_mean: 1, paired_ratio_difference: 3}.get(function, 2)]
-    assert function(*given) == function(*given, resamples=10_000, seed=0)

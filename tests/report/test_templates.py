@@ -55,8 +55,3 @@ def test_every_template_compiles_and_the_style_is_the_file():
     assert (REPORT / "templates" / "report.css").read_text("utf-8") in render(
         "page.html", {"title": "", "sections": []}
     )
-
-
-def test_lines_of_a_template_that_have_only_a_tag_leave_nothing():
-    template = _environment().from_string("<p>\n  {% if true %}\nx\n  {% endif %}\n</p>")
-    assert template.render() == "<p>\nx\n</p>"
