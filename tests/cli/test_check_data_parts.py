@@ -325,11 +325,3 @@ def test_a_row_has_the_first_of_its_problems_and_no_length(checked):
 def test_columns_are_read_under_our_names(checked):
     status, text, _ = checked([{"question": "abcdefg"}], columns="question=prompt")
     assert status == 0 and "maximum 7" in text and "no problems" in text
-
-
-def test_by_default_all_rows_are_checked_with_the_sizes_of_the_model_and_none_may_have_a_problem():
-    zeros = dict.fromkeys(("min_pixels", "max_pixels", "frame_pixels", "max_frames", "max_prompt_tokens", "limit"), 0)
-    texts = dict.fromkeys(("media_root", "columns", "skipped", "model"), "")
-    others = {"workers": 2, "check_tasks": True, "reward": [], "skip_limit": 0.0, "fps": 0.0, "family": "qwen_vl"}
-    parts = {"seconds": 30.0, "windows": 1}
-    assert vars(Args("a.jsonl")) == {"data": "a.jsonl", **zeros, **texts, **parts, **others}

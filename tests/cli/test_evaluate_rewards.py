@@ -151,21 +151,6 @@ def test_the_numbers_seeds_and_batches_are_those_of_the_options(monkeypatch, tmp
     assert capsys.readouterr().out == f"a table\n\nwritten: {output}/report.html\n"
 
 
-def test_the_options_of_the_commands_have_the_values_that_are_documented():
-    assert vars(evaluate_rewards.Args()) == {
-        **{"rewards": [], "data": [], "limit": 0, "attacks": 100, "batch_size": 16, "seed": 0},
-        **{"device": "auto", "output": "reward_evaluation"},
-    }
-    assert vars(verify_reward.Args()) == {
-        **{"reward": "", "weights": "", "data": [], "limit": 0, "batch_size": 16, "device": "auto"}
-    }
-    assert vars(train_reward.Args()) == {
-        **{"data": "scenes:train", "heldout": "scenes:heldout", "features": "scenes", "loss": "bradley_terry_ties"},
-        **{"epochs": 6, "lr": 0.002, "batch_size": 64, "weight_decay": 0.01, "hidden": 128, "lora_rank": 0},
-        **{"user_groups": 1, "user_rounds": 10, "limit": 0, "seed": 0, "device": "auto", "output": "preference_head"},
-    }
-
-
 # ---- train-reward
 
 

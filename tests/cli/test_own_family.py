@@ -332,12 +332,6 @@ def test_the_settings_of_a_run_are_the_defaults_of_a_command(folder):
     assert settings("--model.family", "tests.cli.test_own_family:FEW")[2] == 16
 
 
-def test_the_options_of_the_commands_have_the_values_that_are_documented():
-    given = {name: [] for name in ("prompts", "image", "video", "audio", "answers", "rewards")} | {"task": ""}
-    source = {"run": "", "weights": "model", "file": "", "samples": 1, "seed": 1234, "batch_size": 64, "threads": 0}
-    own = {"against": "", "success": 1.0, "blind": True, "groups": [], "worst": 10, "output": "", "limit": 0}
-    assert vars(Evaluate()) == {**given, **source, **own}
-    assert vars(Sample()) == {**given, **source, "limit": 16, "before": False, "output": "", "columns": 4}
 
 
 @dataclass
