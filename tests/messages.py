@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_suffix(".md")
 
 HEAD = """# Errors as users read them
 
-Provoked by `tests/messages.py`; `python -m tests.messages` writes this page after a sentence was changed, to be
+Provoked by `tests/messages.py`. After a sentence was changed, `python -m tests.messages` writes this page, to be
 reviewed as prose."""
 
 COMMANDS = {
