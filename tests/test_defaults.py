@@ -108,7 +108,7 @@ def page() -> str:
     ]
     blocks = []
     for line, table in TABLES.items():
-        signatures = [signature(name, block) for name, block in table.items()]
+        signatures = sorted(signature(name, block) for name, block in table.items())
         blocks.append(f"| `{line}` | {', '.join(f'`{one}`' for one in signatures if not one.endswith('()'))} |")
     rewards = [f"| `{reward(name, entry)}` | {adds(entry)} |" for name, entry in sorted(REWARDS.items())]
     parameters = [one for one in inspect.signature(train).parameters.values() if one.kind != one.VAR_KEYWORD]
