@@ -11,8 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmgrpo.cli.errors import enter
+
+if TYPE_CHECKING:
+    from mmgrpo.types import Image
 
 
 def options() -> argparse.ArgumentParser:
@@ -28,19 +32,40 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
+def captioned(file: Path) -> tuple[list[str], list[Image]]:
+    """The texts and images of a file of lines {"text": ..., "image": a file, relative to the folder of this one}.
+
+    ValueError that names the file and the line of what cannot be read.
+    """
+    from mmgrpo.data.images import read_picture
+
+    texts, images = [], []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{file}:{number}: no JSON ({error})") from error
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("text", "image")):
+            raise ValueError(f'{file}:{number}: got {line:.80}, expected {{"text": a prompt, "image": an image file}}')
+        try:
+            images.append(read_picture(file.parent / row["image"]))
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{file}:{number}: {error}") from error
+        texts.append(row["text"])
+    return texts, images
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Read the pictures, learn, and write the direction."""
     given = options().parse_args(arguments)
-    from PIL import Image as Pil
-
-    from mmgrpo.types import Image, Prompt
+    from mmgrpo.types import Prompt
     from reward_models.clip import d2_align
-    from reward_models.pixels import from_pil
 
     omega = d2_align.OMEGA if given.omega is None else given.omega
-    rows = [json.loads(line) for line in given.pictures.read_text(encoding="utf-8").splitlines() if line.strip()]
-    images = [Image(from_pil(Pil.open(given.pictures.parent / row["image"]))) for row in rows]
-    prompts = [Prompt(row["text"]) for row in rows]
+    texts, images = captioned(given.pictures)
+    prompts = [Prompt(text) for text in texts]
     match = d2_align.matched(given.reward, given.device)
     direction = d2_align.learn_direction(match, prompts, images, omega, given.steps, given.rate)
     d2_align.save_direction(direction, given.out, given.reward)

@@ -8,10 +8,10 @@ Each line of the file is {"text": a caption, "image": a picture file beside it}.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.learn_direction import captioned
 
 
 def options() -> argparse.ArgumentParser:
@@ -32,17 +32,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Embed the captions and the pictures, learn, and write the map."""
     given = options().parse_args(arguments)
     from mmgrpo.config.plugins import load_object
-    from mmgrpo.data.images import read_picture
     from mmgrpo.types import Prompt
     from reward_models.sets.embeddings import embedded
     from reward_models.sets.neural_map import save_map, train_map
 
-    rows = [json.loads(line) for line in given.pictures.read_text(encoding="utf-8").splitlines() if line.strip()]
-    pictures = [read_picture(given.pictures.parent / row["image"]) for row in rows]
-    texts = load_object(given.embed_text, "--embed-text")([Prompt(row["text"]) for row in rows]).detach().cpu().float()
+    captions, pictures = captioned(given.pictures)
+    texts = load_object(given.embed_text, "--embed-text")([Prompt(text) for text in captions]).detach().cpu().float()
     seen = embedded(pictures, given.embed, given.device, "transported").float()
     save_map(train_map(texts, seen, given.steps, given.hidden, given.rate), given.out)
-    print(f"{given.out}: a map learned from {len(rows)} captions and pictures")
+    print(f"{given.out}: a map learned from {len(captions)} captions and pictures")
 
 
 if __name__ == "__main__":
