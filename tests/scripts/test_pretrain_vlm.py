@@ -125,8 +125,8 @@ def test_the_committed_base_has_something_to_learn_and_something_to_learn_from()
     pytest.importorskip("transformers")
     args = Args(output=BASE, questions=160)
     greedy, sampled = (measure(args, "tune", temperature)["all"] for temperature in (0.0, 1.0))
-    # 0.32 and 0.29 when it was made, 0.5 on the clean pictures that it was made with.
-    assert 0.25 < greedy < 0.4 and 0.22 < sampled < 0.37
+    # 0.27 and 0.26 when it was made.
+    assert 0.2 < greedy < 0.4 and 0.2 < sampled < 0.37
 
 
 @pytest.mark.slow
