@@ -89,27 +89,31 @@ def keys_read(module: str, name: str = "") -> frozenset[str] | None:
     waiting, seen, keys = [(module, name)], set[tuple[str, str]](), set[str]()
     while waiting:
         place = waiting.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        within, wanted = place
-        source = source_of(within)
-        if source is None:
-            continue
-        if wanted and wanted not in source.definitions and wanted not in source.imports:
-            wanted = "__getattr__" if "__getattr__" in source.definitions else wanted
-        if wanted and wanted not in source.definitions:
-            origin = source.imports.get(wanted) or (f"{within}.{wanted}", "")
-            if origin[0].partition(".")[0] == package:
-                waiting.append(origin)
-            continue
-        tree = source.definitions[wanted] if wanted else source.whole
-        keys |= set(keys_in(tree))
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        waiting += [(within, one) for one in names if one in source.definitions or one in source.imports]
-        # Tables of the house name functions as text, module:function.
-        waiting += [(one.partition(":")[0], one.partition(":")[2]) for one in objects_in(tree, package)]
+        if place not in seen:
+            seen.add(place)
+            own, used = looked_through(*place, package)
+            keys |= own
+            waiting += used
     return frozenset(keys)
+
+
+@cache
+def looked_through(module: str, name: str, package: str) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+    """The keys that one object of a module reads itself, and the objects of the package that it uses."""
+    source = source_of(module)
+    if source is None:
+        return frozenset(), ()
+    if name and name not in source.definitions and name not in source.imports:
+        name = "__getattr__" if "__getattr__" in source.definitions else name
+    if name and name not in source.definitions:
+        origin = source.imports.get(name) or (f"{module}.{name}", "")
+        return frozenset(), (origin,) if origin[0].partition(".")[0] == package else ()
+    tree = source.definitions[name] if name else source.whole
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used = [(module, one) for one in names if one in source.definitions or one in source.imports]
+    # Tables of the house name functions as text, module:function.
+    used += [(one.partition(":")[0], one.partition(":")[2]) for one in objects_in(tree, package)]
+    return frozenset(keys_in(tree)), tuple(used)
 
 
 def objects_in(tree: ast.AST, package: str) -> Iterator[str]:
