@@ -134,7 +134,7 @@ def test_the_interval_of_a_corpus_score_takes_several_references():
     assert half["low"] < half["mean"] < half["high"]
     with pytest.raises(ValueError, match="1 hypotheses.*2"):
         corpus_interval("bleu", [["a"], ["b"]], ["a"])
-    with pytest.raises(ValueError, match="at least one of each"):
+    with pytest.raises(ValueError, match="one of each"):
         corpus_interval("bleu", [[]], ["a"])
 
 

@@ -176,7 +176,7 @@ def test_a_line_names_the_settings_that_it_was_made_of(project: str, terms: tupl
     ],
 )
 def test_choices_that_a_project_does_not_have_are_refused(project: str, settings: dict[str, Any], key: str):
-    with pytest.raises(ValueError, match=rf"theirs\.yaml.*{key}.*(one of|a number from 0 to 1$|a number from -1 )"):
+    with pytest.raises(ValueError, match=rf"theirs\.yaml.*{key}.*(one of|from 0 to 1$|from -1 )"):
         convert(project, "loss", settings)
 
 

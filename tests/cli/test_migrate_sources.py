@@ -63,7 +63,7 @@ def test_errors_name_the_file_and_the_place(name: str, text: str | bytes, error:
 
 
 def test_a_file_that_is_not_there_and_a_project_that_is_none(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         recipe_of("trl", str(tmp_path / "a.yaml"))
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(FileNotFoundError, match="is no regular file"):

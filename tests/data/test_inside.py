@@ -173,7 +173,7 @@ def test_a_row_names_no_medium_of_another_file(tmp_path):
     """Content is what the loader finds; a path that only looks like its name is a path."""
     lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}], "other.jsonl")
     path = lines(tmp_path, [{"text": "?", "image": "unread.jsonl::0:image"}])
-    with pytest.raises(Unreadable, match="there is no such file"):
+    with pytest.raises(Unreadable, match="no such file"):
         read_picture(load_prompts(path)[0].media[0].source)
 
 

@@ -162,7 +162,7 @@ def test_a_picture_that_cannot_be_decoded_ahead_fails_where_it_is_needed(tmp_pat
     decode_ahead(prompts, [0], rank(0, 1))
     work()
     assert not empty._pixels
-    with pytest.raises(Unreadable, match="there is no such file"):
+    with pytest.raises(Unreadable, match="no such file"):
         PICTURES.read(prompt.media[0].source)
 
 
