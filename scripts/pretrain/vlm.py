@@ -308,7 +308,7 @@ def measure(args: Args, split: str, temperature: float) -> dict[str, float]:
     from pipelines.vlm.qwen_vl import load
     from reward_models.rules.tasks import task
 
-    policy = TokenPolicy(load(QwenVlOptions(path=args.output)), max_tokens=24, evaluation_temperature=temperature)
+    policy = TokenPolicy(load(QwenVlOptions(path=str(args.output))), max_tokens=24, evaluation_temperature=temperature)
     prompts = mixture(split, args.questions)
     by_kind: dict[str, list[float]] = defaultdict(list)
     for start in range(0, len(prompts), 40):

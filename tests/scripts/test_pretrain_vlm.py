@@ -84,7 +84,7 @@ def test_the_network_learns_at_the_positions_at_which_it_will_answer(tmp_path):
     """Of pictures and clips, in a batch: those of the family, whatever the library would take."""
     pytest.importorskip("transformers")
     create(Args(width=32, layers=1, vision_width=32), tmp_path)
-    model = module("qwen_vl").load(tmp_path)
+    model = load(module("qwen_vl"), tmp_path)
     prompts = mixture("train", 8)
     shown = [
         (one.patches, one.grid, one.seconds, [(prompt.text, "<answer> red </answer>")])
