@@ -99,7 +99,8 @@ lock: $(STAMP)  ## write requirements.lock from pyproject.toml and constraints-c
 		--custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
 
 # By hand or nightly, since it installs: the lowest versions that pyproject.toml names, on the oldest Python. LOWEST_TESTS
-# are those that such versions break first; torch is the tested one where there is no GPU, for its size.
+# are those that such versions break first (about 6 minutes of one core); torch is the tested one where there is no GPU, for
+# its size. Packages that several extras name have one lowest version in all, so that one run tests it.
 LOWEST ?= build/lowest
 LOWEST_EXTRAS := --extra visual --extra vlm --extra speech
 LOWEST_TESTS ?= tests/test_update.py tests/test_trainer.py tests/data tests/families/test_battery.py
