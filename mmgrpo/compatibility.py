@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmgrpo.advantages.comparison import COMPARISON_FIELDS, reference_rewards, reference_values
+from mmgrpo.advantages.baseline import COMPARISON_FIELDS, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
 from mmgrpo.scoring import Scorer

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages import groups
-from mmgrpo.advantages.comparison import greedy_values, reference_rewards, reference_values
+from mmgrpo.advantages.baseline import greedy_values, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.registry import Block, bind, block

@@ -34,7 +34,7 @@ from torch import Tensor
 from mmgrpo.config.registry import Bound, bind
 from mmgrpo.data.changes import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
-from mmgrpo.objectives.owners import owned, owner_index
+from mmgrpo.objectives.base import owned, owner_index
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.types import OWN, REFERENCE, Decisions, Policy, Rollout, Scores
 

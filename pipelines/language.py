@@ -74,7 +74,7 @@ class LanguageFamily:
                 f"model.min_pixels: got {low}, expected at most model.max_pixels={high}; lower it or raise the other"
             )
         if contrast := getattr(sampling, "contrast", ""):
-            from mmgrpo.policies.contrast import CONTRASTS
+            from mmgrpo.policies.changed import CONTRASTS
 
             bind(contrast, CONTRASTS, "sampling.contrast")
             if sampling.search == "beam":

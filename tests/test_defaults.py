@@ -12,12 +12,11 @@ import reward_models
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.credit import CREDITS
-from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import AFTER, BEFORE
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
-from mmgrpo.advantages.weighting import WEIGHTINGS
+from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
 from mmgrpo.api import train
 from mmgrpo.cli import evaluate_rewards, export, migrate, score, serve_rewards, train_reward, verify_reward
 from mmgrpo.cli.check_data import Args as CheckData

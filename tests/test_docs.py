@@ -14,7 +14,7 @@ from mmgrpo.diffusion.kernels import KERNELS
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.diffusion.schedules import GRIDS
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
-from mmgrpo.policies.contrast import CONTRASTS
+from mmgrpo.policies.changed import CONTRASTS
 from mmgrpo.policies.flow_matching import ERRORS
 from mmgrpo.rollout import SAMPLERS
 from reward_models import REWARDS

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.advantages.pareto import fronts
+from mmgrpo.advantages.select import pareto_fronts
 from mmgrpo.config.ranges import DDOF
 from mmgrpo.config.registry import Block, block
 
@@ -148,7 +148,7 @@ def pareto_rank(normalise: Normalise, values: Streams, weights: PerReward, key: 
     """1 - front / last front within the group, in place of the rewards (successive fronts of Parrot's order,
     arXiv:2401.05675); 1 where all rows are on one front. It depends on the order of each reward alone.
     """
-    front = fronts(values[:, weights != 0] * weights[weights != 0].sign(), key, stat)
+    front = pareto_fronts(values[:, weights != 0] * weights[weights != 0].sign(), key, stat)
     last = groups.group_max(front.to(values.dtype), key, stat)
     rank = 1 - front.to(values.dtype) / last.clamp(min=1)
     return normalise(torch.where(stat, rank, 0.0))

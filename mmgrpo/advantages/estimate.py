@@ -21,12 +21,11 @@ from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE, SEPARATE, weighted
 from mmgrpo.advantages.credit import CREDITS, TREES_ONLY, any_shared
 from mmgrpo.advantages.groups import Values
-from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
-from mmgrpo.advantages.weighting import WEIGHTINGS
+from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER, check_parameter
 from mmgrpo.config.registry import Bound, bind, parse

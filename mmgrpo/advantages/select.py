@@ -4,12 +4,22 @@ A selector in ``BEFORE`` removes rows from the statistics and from training, as 
 sampled (GFPO). One in ``AFTER`` leaves the statistics unchanged and restricts training only
 (Reinforce-Ada). Every function returns True for what it selects: rows [B], or single decisions [B, T].
 ``keep`` are the rows that all previous selectors have selected.
+
+Two parts of a batch, an easy one and a hard one, cut by the rewards (group-invariant learning, arXiv:2310.11971).
+
+The paper trains a classifier p(g | x, y) of M = 2 parts that maximizes the variance between the parts' returns
+(section 4.3), R_g = sum_i p(g | i) R_i / sum_i p(g | i). With parts weighted by their sizes that variance is convex in
+the probabilities, so that its maximum is a hard assignment, and the best of those is a cut of the sorted returns. Here
+the cut is taken itself, in every batch: the limit of a classifier that can tell all samples apart. A trained one sees
+texts instead, smooths over batches, and generalizes to samples that it has not seen.
+
+Pareto order: a point dominates another where it is at least as good in every coordinate and better in one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -18,9 +28,76 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.advantages.pareto import fronts as fronts_of
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of
 from mmgrpo.config.registry import Block, block
+
+
+def pareto_fronts(points: Float[Tensor, "B M"], key: Key, stat: Rows) -> Key:
+    """Number of the row's front within its group: 0 for rows that no member dominates, 1 for those that only members
+    of front 0 dominate, ...; B for rows outside the statistics. Equal points share a front. A coordinate is NaN where
+    the row has none; rows that lack different coordinates are not compared.
+    """
+    front = torch.full_like(key, len(key))
+    for name in torch.unique(key[stat]):
+        rows = torch.nonzero(stat & (key == name)).flatten()
+        here = points[rows]
+        first, second = here[:, None], here[None]
+        no_better = (first <= second) | (first.isnan() & second.isnan())
+        dominated = no_better.all(-1) & (first < second).any(-1)  # by the second
+        left, number = torch.ones_like(rows, dtype=torch.bool), 0
+        while left.any():
+            best = left & ~(dominated & left[None]).any(1)
+            front[rows[best]] = number
+            left, number = left & ~best, number + 1
+    return front
+
+
+def hypervolume(points: Sequence[Sequence[float]], reference: Sequence[float]) -> float:
+    """Volume of what the points dominate above ``reference``, all coordinates to be maximized.
+
+    By slices along the first coordinate: sum over slices of width times the volume of the points beyond it in the
+    other coordinates. Coordinates below the reference count as the reference.
+    """
+    if not points:
+        return 0.0
+    clipped = sorted(tuple(max(x, r) for x, r in zip(point, reference, strict=True)) for point in points)
+    if len(reference) == 1:
+        return clipped[-1][0] - reference[0]
+    volume, edge = 0.0, reference[0]
+    for index, point in enumerate(clipped):
+        volume += (point[0] - edge) * hypervolume([other[1:] for other in clipped[index:]], reference[1:])
+        edge = point[0]
+    return volume
+
+
+class Parts(NamedTuple):
+    """The part of each row."""
+
+    mean: Values
+    """R_g of the row's part."""
+    centre: Values
+    """The mean of both R_g, [1]."""
+    high: Rows
+    """The part with the larger rewards."""
+
+
+def parts(values: Values, key: Key, stat: Rows, of: str) -> Parts | None:
+    """The cut with the largest variance between the parts, of prompts (by their mean rewards) or of rows.
+
+    None where all are equal, which no cut divides. Equal ones are in one part.
+    """
+    own = groups.group_mean(values, key, stat) if of == "prompts" else values
+    ordered = own[groups.group_first(key, stat) if of == "prompts" else stat].sort().values
+    if ordered.numel() < 2 or ordered[0] == ordered[-1]:
+        return None
+    number = torch.arange(1, ordered.numel(), device=values.device)
+    low, total = ordered.cumsum(0)[:-1], ordered.sum()
+    below, above = low / number, (total - low) / (ordered.numel() - number)
+    between = number * (ordered.numel() - number) * (above - below) ** 2
+    cut = int(between.argmax())  # never between equal ones: the variance is convex in how many of them are below
+    high = own > ordered[cut]
+    return Parts(torch.where(high, above[cut], below[cut]), (below[cut] + above[cut])[None] / 2, high)
+
 
 BEFORE: dict[str, Block] = {}
 AFTER: dict[str, Block] = {}
@@ -108,7 +185,7 @@ def pareto_front(
     """
     used = torch.tensor([name in members for name in names]) if members else weights != 0
     signs = torch.ones_like(weights) if members else weights.sign()
-    return fronts_of(streams[:, used] * signs[used], key, keep) < fronts
+    return pareto_fronts(streams[:, used] * signs[used], key, keep) < fronts
 
 
 @block(AFTER, level="group")

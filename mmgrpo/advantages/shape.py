@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.advantages.parts import parts
 from mmgrpo.advantages.scale import refuse_outside
+from mmgrpo.advantages.select import parts
 from mmgrpo.config.ranges import ANY_NUMBER, UPPER_BOUND, one_of, within
 from mmgrpo.config.registry import Block, block
 from mmgrpo.types import OWN

@@ -5,6 +5,10 @@
 A rule is a pure function from the state and what was observed to the next state. The state is a few numbers, saved in
 every checkpoint, so that a resumed run continues with the same weights. Rewards of weight 0 in the recipe keep it,
 except one that ``dual_ascent`` or ``relay`` names.
+
+KL weights: how much the KL terms of a loss (``kl_k3``, ``kl_gaussian_exact``, ...) count for each sample, [B].
+
+They multiply the terms' own coefficients, and are constants of the round: no gradient passes through them.
 """
 
 from __future__ import annotations
@@ -14,9 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from mmgrpo.advantages.combine import Names
-from mmgrpo.advantages.pareto import hypervolume as volume
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, POSITIVE, UPPER_BOUND
+import torch
+
+from mmgrpo.advantages.combine import Names, PerReward, Streams, member_variance
+from mmgrpo.advantages.groups import Key, Rows, Values
+from mmgrpo.advantages.select import hypervolume as volume
+from mmgrpo.advantages.select import parts
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, UPPER_BOUND, one_of
 from mmgrpo.config.registry import Block, Bound, block
 
 WEIGHTINGS: dict[str, Block] = {}
@@ -143,3 +151,41 @@ def _exponentiated(state: RewardWeights, exponents: Sequence[float]) -> RewardWe
     raised = [w * math.exp(e - max(used)) if w else 0.0 for e, w in zip(exponents, state.values, strict=True)]
     total = sum(state.values) / sum(raised)
     return replace(state, values=tuple(w * total for w in raised))
+
+
+KL_WEIGHTS: dict[str, Block] = {}
+
+
+@block(KL_WEIGHTS)
+def none(values: Values) -> Values:
+    """1 for all."""
+    return torch.ones_like(values)
+
+
+@block(KL_WEIGHTS)
+def ensemble_variance(
+    streams: Streams,
+    weights: PerReward,
+    names: Names,
+    members: Sequence[str] = (),
+    ddof: Annotated[int, DDOF] = 1,
+) -> Values:
+    """s^2(x, y), the variance of the ensemble of rewards ``members`` (all that have a weight, if none are named), each
+    times its weight: r - beta s^2 log(pi / pi_0) (uncertainty-aware RLHF, arXiv:2410.23726; variance-aware policy
+    optimization, arXiv:2507.15906).
+
+    The policy stays near its reference where the rewards disagree, and is free where they agree: its optimum is
+    pi_0 exp(r / (beta s^2)). [1, 2, 6] weighs 7, [2, 2, 2] nothing. Put the members on one scale first.
+    """
+    return member_variance(streams, weights, names, members, ddof)
+
+
+@block(KL_WEIGHTS, level="group")
+def high_part(values: Values, key: Key, stat: Rows, of: Annotated[str, one_of("prompts", "rows")] = "rows") -> Values:
+    """1 in the part of the batch with the larger rewards and 0 in the other: eta p(g_high | x, y) KL (group-invariant
+    learning, arXiv:2310.11971, section 4.4), so that hard samples may explore. 1 for all where rewards are equal.
+
+    The part is that of ``group_invariant``, a cut in place of the paper's classifier.
+    """
+    found = parts(values, key, stat, of)
+    return torch.ones_like(values) if found is None else found.high.to(values.dtype)

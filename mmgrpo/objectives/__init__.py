@@ -16,20 +16,7 @@ what it must see together: single decisions, all decisions of a sample, or all s
 from __future__ import annotations
 
 # Imported for their blocks.
-from mmgrpo.objectives import (
-    aggregation,  # noqa: F401
-    discriminative,  # noqa: F401
-    divergences,  # noqa: F401
-    expectation,  # noqa: F401
-    gaussian,  # noqa: F401
-    mismatch,  # noqa: F401
-    perception,  # noqa: F401
-    preference,  # noqa: F401
-    reading,  # noqa: F401
-    regression,  # noqa: F401
-    sequence,  # noqa: F401
-    surrogates,  # noqa: F401
-)
+from mmgrpo.objectives import aggregation, divergences, regression, surrogates  # noqa: F401
 from mmgrpo.objectives.base import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS, Loss
 
 __all__ = ["OFF_POLICY_OBJECTIVES", "MISMATCH", "OBJECTIVES", "TERMS", "AGGREGATIONS", "Loss"]

@@ -2,6 +2,16 @@
 
 Throughout, r = exp(log_probs - old_log_probs) and A is the advantage. At r = 1 every one of them has
 the gradient -A grad log_probs; they differ in their treatment of decisions whose ratio has left one.
+
+Objectives for Gaussian decisions (transitions of a flow or diffusion), between which the distance is known.
+
+Throughout, log-probs are means over latent dimensions, ``shift`` is mean((mean_new - mean_old)^2) with
+gradient, ``std`` the transition's standard deviation and ``dt`` > 0 its length in noise level.
+
+Objectives of sequence ratios: the unit of importance sampling is the row, not the decision.
+
+A row's ratio is over all its decisions, also those that it does not own or train.
+Throughout, l_t = log_probs - old_log_probs at decision t of a row.
 """
 
 from __future__ import annotations
@@ -15,7 +25,7 @@ from torch import Tensor
 
 from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND, within
 from mmgrpo.config.registry import block
-from mmgrpo.objectives.base import OBJECTIVES, OFF_POLICY_OBJECTIVES, Loss, exp_ratio, unclipped
+from mmgrpo.objectives.base import OBJECTIVES, OFF_POLICY_OBJECTIVES, Loss, exp_ratio, row_mean, row_sum, unclipped
 
 
 def stop(
@@ -243,3 +253,165 @@ def luffy(
     """
     ratio = exp_ratio(log_probs - old_log_probs)
     return unclipped(-advantages * ratio / (ratio + gamma))
+
+
+@block(OBJECTIVES)
+def grpo_guard(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    shift: Float[Tensor, "*shape"],
+    std: Float[Tensor, "*shape"],
+    dt: Float[Tensor, "*shape"],
+    clip: float = 2e-6,
+) -> Loss:
+    """The clipped surrogate of an unbiased ratio with one scale for all transitions.
+
+    log r = std [log_probs - old_log_probs + shift / (2 std^2)], loss ``ppo(r) / dt``. With
+    x' = mean_old + std z this is mean((mean_new - mean_old) z), whose expectation over z is 0, while
+    that of the plain log-ratio is minus the KL, so that its upper clip hardly ever acts.
+    GRPO-Guard (2510.22319).
+    """
+    log_ratio = std * (log_probs - old_log_probs + shift / (2 * std.square()))
+    loss = clipped(log_ratio, advantages, clip, clip)
+    return loss._replace(values=loss.values / dt)
+
+
+@block(OBJECTIVES)
+def flow_dppo(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    shift: Float[Tensor, "*shape"],
+    std: Float[Tensor, "*shape"],
+    threshold: float = 1e-5,
+) -> Loss:
+    """-r A without a clip, and 0 for transitions that have left the trust region and still move away.
+
+    Zero where D = shift / (2 std^2) exceeds ``threshold`` and ((A > 0 and r > 1) or (A < 0 and r < 1)).
+    D is the KL between the two transitions, so that the trust region is exact and not estimated from the
+    ratio of one sample. Flow-DPPO (2606.11025).
+    """
+    log_ratio = log_probs - old_log_probs
+    _, below, above = stop(log_ratio, advantages, floor=0.0, roof=0.0)
+    far = shift.detach() / (2 * std.square()) > threshold
+    low, high = below & far, above & far
+    return Loss((-advantages * exp_ratio(log_ratio)).masked_fill(low | high, 0.0), low, high)
+
+
+@block(OBJECTIVES)
+def diffusion_kto(
+    log_probs: Float[Tensor, "*shape"],
+    reference_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    reference_shift: Float[Tensor, "*shape"],
+    std: Float[Tensor, "*shape"],
+    beta: Annotated[float, POSITIVE] = 1.0,
+) -> Loss:
+    """-sigmoid(w beta (log pi / pi_ref - KL)), w = 1 where A > 0 and -1 where A < 0; 0 where A is 0.
+
+    The utility of single samples that are wanted or not, without pairs: KTO on the transitions of a reverse process
+    (Diffusion-KTO, arXiv:2404.04465; a loss of DRAGON, arXiv:2504.15217). KL = reference_shift / (2 std^2), without
+    gradient, is exact where the paper estimates it over a batch. With beta 0.5, a log-ratio of 2 and a KL of .4 it is
+    -.690 where the sample is wanted, and -.310 where it is not.
+    """
+    kl = reference_shift.detach() / (2 * std.square())
+    wanted = advantages.sign()
+    utility = torch.sigmoid(wanted * beta * (log_probs - reference_log_probs - kl))
+    return unclipped(-wanted.abs() * utility)
+
+
+@block(OBJECTIVES, level="row")
+def gspo(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    low: float = 3e-4,
+    high: Annotated[float, UPPER_BOUND] = 4e-4,
+) -> Loss:
+    """The clipped surrogate of the length-normalized sequence ratio s = exp(mean_t l_t).
+
+    -min(s A, clip(s, 1 - low, 1 + high) A), the same at every decision of a row. GSPO (2507.18071),
+    eqs. 5 and 7. Its clip range is far smaller than PPO's because s is a mean.
+    """
+    mean = row_mean(log_probs - old_log_probs, decision_mask)[:, None].expand_as(log_probs)
+    return clipped(mean, advantages, low, high)
+
+
+@block(OBJECTIVES, level="row")
+def gspo_token(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    low: float = 3e-4,
+    high: Annotated[float, UPPER_BOUND] = 4e-4,
+) -> Loss:
+    """``gspo`` with a gradient per decision, so that advantages may differ within a row.
+
+    s_t = sg[s] * pi_t / sg[pi_t]: the value is the sequence ratio, the gradient s grad log pi_t.
+    GSPO (2507.18071), section 4.3.
+    """
+    mean = row_mean(log_probs - old_log_probs, decision_mask)[:, None].detach()
+    return clipped(mean + (log_probs - log_probs.detach()), advantages, low, high)
+
+
+@block(OBJECTIVES, level="row")
+def gmpo(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    clip: Annotated[float, UPPER_BOUND] = 0.4,
+) -> Loss:
+    """The geometric mean of one-sidedly clipped ratios, robust to the outlier of a single decision.
+
+    -A exp(mean_t l'_t) with l'_t = min(l_t, clip) where A > 0 and max(l_t, -clip) where A < 0.
+    GMPO (2507.20673). ``clip`` is on the log-ratio: 0.4 is the range (0.67, 1.49).
+    """
+    stopped, below, above = stop(log_probs - old_log_probs, advantages, floor=-clip, roof=clip)
+    return Loss(-advantages * exp_ratio(row_mean(stopped, decision_mask))[:, None], below, above)
+
+
+@block(OBJECTIVES, level="row")
+def sequence_sum(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    low: float = 0.2,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
+) -> Loss:
+    """The clipped surrogate of the exact sequence ratio W = exp(sum_t l_t).
+
+    -min(W A, clip(W, 1 - low, 1 + high) A), the same at every decision of a row: the row is one
+    action, as in RLOO (2402.14740). The variance of W grows with the length of the row. Under
+    ``per_sample`` weights the gradient at W = 1 is that of ``policy_gradient`` under ``sample_sum``.
+    """
+    total = row_sum(log_probs - old_log_probs, decision_mask)[:, None].expand_as(log_probs)
+    return clipped(total, advantages, low, high)
+
+
+@block(OBJECTIVES, level="row")
+def vespo(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    power_positive: float = 2.0,
+    rate_positive: Annotated[float, POSITIVE] = 3.0,
+    power_negative: float = 3.0,
+    rate_negative: Annotated[float, POSITIVE] = 2.0,
+) -> Loss:
+    """Policy gradient with a smooth, detached weight of the exact sequence ratio W = exp(sum_t l_t).
+
+    -sg[phi(W)] A log_probs, phi(W) = e^rate W^power e^(-rate W); phi(1) = 1, and phi fades on both
+    sides. The ``_positive`` pair where A > 0, the ``_negative`` pair elsewhere. VESPO, as in TRL.
+    """
+    total = row_sum(log_probs - old_log_probs, decision_mask)[:, None]
+    positive = advantages > 0
+    power = torch.full_like(advantages, power_negative).masked_fill(positive, power_positive)
+    rate = torch.full_like(advantages, rate_negative).masked_fill(positive, rate_positive)
+    weight = (rate + power * total - rate * exp_ratio(total)).exp().detach()
+    return unclipped(-weight * advantages * log_probs)

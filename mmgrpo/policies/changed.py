@@ -2,24 +2,46 @@
 
 The change of a prompt is drawn once per round from the seed of the round and the slot of its group, so that all members
 of a group share it, all optimizer steps of the round see the same one, and neither ranks nor an interruption matter.
+
+Contrasts: changes of a prompt under which further completions are sampled for comparison, never for training.
+
+T-GRPO (Video-R1, arXiv:2503.21776, section 3.2) asks the same question about the same frames in shuffled order: a
+model that answers as well then has not used the order, and correct answers earn no bonus.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.config.registry import bind
-from mmgrpo.data.changes import CHANGES
-from mmgrpo.policies.sequences import Sequences, Tokens
-from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.config.ranges import POSITIVE_FRACTION
+from mmgrpo.config.registry import Block, bind, block
+from mmgrpo.data.changes import CHANGES, shuffle_frames
+from mmgrpo.policies.token_model import Context, Features, Sequences, Tokens
 from mmgrpo.randomness import derive
 from mmgrpo.types import Prompt, Rollout
+
+CONTRASTS: dict[str, Block] = {}
+
+
+@block(CONTRASTS)
+def shuffled_frames(
+    prompt: Prompt, group_size: int, seed: int, *, fraction: Annotated[float, POSITIVE_FRACTION] = 0.5
+) -> tuple[Prompt, int]:
+    """The prompt with the frames of its videos shuffled, and the number of its samples: ``fraction`` of the group size,
+    0 for a prompt without video."""
+    if not 0 < fraction <= 1:
+        raise ValueError(f"shuffled_frames: got fraction {fraction}, expected 0 < fraction <= 1")
+    shuffled = shuffle_frames(prompt, (), seed)
+    if shuffled is prompt:
+        return prompt, 0
+    return replace(shuffled, meta={**prompt.meta, "contrast": "shuffled_frames"}), max(1, round(fraction * group_size))
+
 
 Encode: TypeAlias = Callable[[Sequence[Prompt]], tuple[Context, "Features | None"]]
 """Prompts to what a network reads of them, with the features of frozen media."""

@@ -23,11 +23,22 @@ from torch.utils.checkpoint import checkpoint
 
 from mmgrpo.config.registry import bind
 from mmgrpo.files import share
-from mmgrpo.policies.changed import ChangedPrompts
-from mmgrpo.policies.contrast import CONTRASTS
+from mmgrpo.policies.changed import CONTRASTS, ChangedPrompts
 from mmgrpo.policies.generation import Completions, DecodingState, beam_search, draw, entropy_of, pad_beams
-from mmgrpo.policies.sequences import AUTOCAST, STREAMS, Query, Sequences, Tokens, answer_of, with_answers
-from mmgrpo.policies.token_model import Context, FeatureCache, Features, TokenModel, next_position
+from mmgrpo.policies.token_model import (
+    AUTOCAST,
+    STREAMS,
+    Context,
+    FeatureCache,
+    Features,
+    Query,
+    Sequences,
+    TokenModel,
+    Tokens,
+    answer_of,
+    next_position,
+    with_answers,
+)
 from mmgrpo.randomness import stream
 from mmgrpo.types import CONTRAST, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from mmgrpo.config.plugins import load_instance
 from mmgrpo.data.chat import chat_of, end_tokens, token_ids
-from mmgrpo.policies.reading import Reader, Reading
+from mmgrpo.policies.rendered import Reader, Reading
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Audio, Prompt, Reference, Text
 from pipelines import require

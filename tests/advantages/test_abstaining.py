@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from mmgrpo.advantages.baseline import greedy_values
 from mmgrpo.advantages.combine import COMBINE
-from mmgrpo.advantages.comparison import greedy_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.config.settings import Algorithm
 from mmgrpo.rollout import reward_metrics

@@ -9,8 +9,7 @@ import torch
 
 from mmgrpo.advantages.combine import COMBINE, SEPARATE
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
-from mmgrpo.advantages.pareto import fronts, hypervolume
-from mmgrpo.advantages.select import SELECTORS
+from mmgrpo.advantages.select import SELECTORS, hypervolume, pareto_fronts
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.config.registry import bind
 from mmgrpo.config.settings import Algorithm
@@ -120,7 +119,7 @@ FOUR = [[0.9, 0.1], [0.5, 0.5], [0.4, 0.4], [0.1, 0.9]]
 def front_of(rows, key=None, stat=None):
     count = len(rows)
     stat = torch.ones(count, dtype=torch.bool) if stat is None else torch.tensor(stat)
-    return fronts(real(rows), torch.tensor(key or [0] * count), stat).tolist()
+    return pareto_fronts(real(rows), torch.tensor(key or [0] * count), stat).tolist()
 
 
 def test_the_front_is_what_no_row_dominates():
@@ -135,11 +134,11 @@ def test_fronts_follow_rows_and_do_not_mind_monotone_maps():
     rows = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     key = torch.arange(12) % 2
     stat = torch.ones(12, dtype=torch.bool)
-    found = fronts(rows, key, stat)
+    found = pareto_fronts(rows, key, stat)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
-    assert (fronts(rows[order], key[order], stat) == found[order]).all()
+    assert (pareto_fronts(rows[order], key[order], stat) == found[order]).all()
     curved = torch.stack([rows[:, 0].exp(), rows[:, 1] ** 3, 5 * rows[:, 2] - 1], 1)
-    assert (fronts(curved, key, stat) == found).all() and found.max() > 0
+    assert (pareto_fronts(curved, key, stat) == found).all() and found.max() > 0
 
 
 def test_pareto_selection_trains_the_front_only_and_leaves_the_statistics_alone():

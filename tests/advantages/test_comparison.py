@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmgrpo.advantages.comparison import greedy_values, reference_rewards, reference_values
+from mmgrpo.advantages.baseline import greedy_values, reference_rewards, reference_values
 from mmgrpo.scoring import RewardScores
 from tests.toys import toy_prompts
 

@@ -9,9 +9,9 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import estimate
-from mmgrpo.advantages.kl_weight import KL_WEIGHTS
-from mmgrpo.advantages.parts import parts
+from mmgrpo.advantages.select import parts
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.advantages.weighting import KL_WEIGHTS
 from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.config.registry import bind
 from mmgrpo.rollout import sample_round

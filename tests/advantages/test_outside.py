@@ -7,10 +7,10 @@ import torch
 
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
-from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.advantages.weighting import KL_WEIGHTS
 from mmgrpo.config.registry import bind
 from mmgrpo.types import OWN
 

@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 
-from mmgrpo.advantages.parts import parts
+from mmgrpo.advantages.select import parts
 
 
 def cut(values: list, key: list | None = None, of: str = "rows", stat: list | None = None):

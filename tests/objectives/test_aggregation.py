@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mmgrpo.objectives import aggregation, mismatch, sequence
+from mmgrpo.objectives import aggregation, surrogates
 
 LOSSES = torch.tensor([[1.0, 1.0], [4.0, 99.0]])
 MASK = torch.tensor([[True, True], [True, False]])
@@ -67,7 +67,7 @@ def test_any_split_of_the_step_adds_up_to_the_same_gradient():
 
 
 def test_sample_sum_of_a_sequence_loss_scales_each_row_by_its_length():
-    loss = sequence.gspo(torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([[1.0, 1.0], [-3.0, -3.0]]), MASK)
+    loss = surrogates.gspo(torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([[1.0, 1.0], [-3.0, -3.0]]), MASK)
     # rows of loss -1 and 3 with lengths 2 and 1: (2 * -1 + 1 * 3) / 2
     assert (aggregation.sample_sum(MASK) * loss.values).sum().item() == pytest.approx(0.5)
 
@@ -78,25 +78,27 @@ def gaps(*ratios: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_ratio_of_three_is_truncated_or_masked():
-    assert_close(mismatch.tis(*gaps(3.0, 0.1), cap=2.0), torch.tensor([[2.0, 0.1]]))
-    assert_close(mismatch.mis(*gaps(3.0, 1.5, 0.1)), torch.tensor([[0.0, 1.5, 0.0]]))
+    assert_close(aggregation.tis(*gaps(3.0, 0.1), cap=2.0), torch.tensor([[2.0, 0.1]]))
+    assert_close(aggregation.mis(*gaps(3.0, 1.5, 0.1)), torch.tensor([[0.0, 1.5, 0.0]]))
 
 
 def test_an_infinite_cap_is_the_plain_importance_weight():
-    assert_close(mismatch.tis(*gaps(3.0, 700.0), cap=math.inf), torch.tensor([[3.0, 700.0]]))
+    assert_close(aggregation.tis(*gaps(3.0, 700.0), cap=math.inf), torch.tensor([[3.0, 700.0]]))
 
 
 def test_the_sequence_mask_judges_the_row_and_keeps_the_weights_of_its_decisions():
     decision_mask = torch.ones(1, 2).bool()
-    assert_close(mismatch.sequence_mask(*gaps(3.0, 0.5), decision_mask), torch.tensor([[3.0, 0.5]]))  # sqrt(1.5) = 1.22
-    assert (mismatch.sequence_mask(*gaps(3.0, 2.0), decision_mask) == 0).all()  # sqrt(6) = 2.45
-    assert (mismatch.sequence_mask(*gaps(0.3, 0.4), decision_mask) == 0).all()  # sqrt(.12) = .35
+    assert_close(
+        aggregation.sequence_mask(*gaps(3.0, 0.5), decision_mask), torch.tensor([[3.0, 0.5]])
+    )  # sqrt(1.5) = 1.22
+    assert (aggregation.sequence_mask(*gaps(3.0, 2.0), decision_mask) == 0).all()  # sqrt(6) = 2.45
+    assert (aggregation.sequence_mask(*gaps(0.3, 0.4), decision_mask) == 0).all()  # sqrt(.12) = .35
 
 
 def test_the_off_policy_mask_drops_bad_rows_that_the_policy_left():
     sampler, decision_mask = torch.zeros(4, 2), torch.ones(4, 2).bool()
     present = torch.tensor([[-0.3, -0.3], [-0.3, -0.3], [-0.3, 0.2], [0.5, 0.5]])
     advantages = torch.tensor([[-1.0], [1.0], [-1.0], [-1.0]]).expand(4, 2)
-    kept = mismatch.off_policy_mask(present, sampler, advantages, decision_mask, delta=0.1)
+    kept = aggregation.off_policy_mask(present, sampler, advantages, decision_mask, delta=0.1)
     # mean gap .3 with A < 0 is dropped; with A > 0, or a gap of .05, or a policy that came nearer, kept
     assert kept.tolist() == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]

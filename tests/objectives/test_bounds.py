@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mmgrpo.objectives import gaussian, mismatch, sequence, surrogates
+from mmgrpo.objectives import aggregation, surrogates
 from mmgrpo.objectives.base import Loss
 
 ONE, ZERO = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_gmpo_clips_beyond_its_log_range_only():
         (-0.5, -1.0, (False, False)),
         (-0.5 - STEP, -1.0, (True, False)),
     ):
-        loss = sequence.gmpo(old + log_ratio, old, old + advantage, mask, clip=0.5)
+        loss = surrogates.gmpo(old + log_ratio, old, old + advantage, mask, clip=0.5)
         assert flags(loss) == expected
 
 
@@ -77,34 +77,36 @@ def test_a_mean_at_the_threshold_is_inside_of_the_trust_region():
     # shift / (2 std^2) = shift for std = sqrt(1/2)
     std = torch.full((1,), 0.5, dtype=torch.float64).sqrt()
     for shift, expected in ((0.25, False), (0.25 + STEP, True)):
-        moved = gaussian.flow_dppo(0.1 * ONE, ZERO, ONE, shift * ONE, std, threshold=0.25 * float(ONE / (2 * std**2)))
+        moved = surrogates.flow_dppo(0.1 * ONE, ZERO, ONE, shift * ONE, std, threshold=0.25 * float(ONE / (2 * std**2)))
         assert flags(moved) == (False, expected)
         assert moved.values.item() == pytest.approx(0.0 if expected else -math.exp(0.1))
     # A ratio of exactly one has not left, and without advantage none has.
-    assert flags(gaussian.flow_dppo(ZERO, ZERO, ONE, ONE, std)) == (False, False)
-    assert flags(gaussian.flow_dppo(0.1 * ONE, ZERO, ZERO, ONE, std)) == (False, False)
-    assert flags(gaussian.flow_dppo(-0.1 * ONE, ZERO, -ONE, ONE, std)) == (True, False)
+    assert flags(surrogates.flow_dppo(ZERO, ZERO, ONE, ONE, std)) == (False, False)
+    assert flags(surrogates.flow_dppo(0.1 * ONE, ZERO, ZERO, ONE, std)) == (False, False)
+    assert flags(surrogates.flow_dppo(-0.1 * ONE, ZERO, -ONE, ONE, std)) == (True, False)
 
 
 def test_a_weight_at_the_edge_of_the_mask_is_kept():
     old = torch.tensor([[0.5, 2.0, 0.5 - 1e-6, 2.0 + 1e-6]], dtype=torch.float64).log()
     sampler = torch.zeros_like(old)
-    assert mismatch.mis(old, sampler)[0, 2:].tolist() == [0, 0]
+    assert aggregation.mis(old, sampler)[0, 2:].tolist() == [0, 0]
     exact = torch.tensor([[0.0]], dtype=torch.float64)
     for edge in ({"low": 1.0, "high": 2.0}, {"low": 0.5, "high": 1.0}):  # e^0 is exactly 1
-        assert mismatch.mis(exact, exact, **edge).item() == 1
-        assert mismatch.sequence_mask(exact, exact, exact == 0, **edge).item() == 1
-    assert mismatch.sequence_mask(exact - 50, exact, exact == 0, low=0.0).item() == pytest.approx(math.exp(-50), abs=0)
-    assert mismatch.sequence_mask(exact - 1, exact, exact == 0).item() == 0
-    assert mismatch.sequence_mask(exact + 1, exact, exact == 0).item() == 0
-    assert mismatch.tis(exact + 5, exact).item() == 2
+        assert aggregation.mis(exact, exact, **edge).item() == 1
+        assert aggregation.sequence_mask(exact, exact, exact == 0, **edge).item() == 1
+    assert aggregation.sequence_mask(exact - 50, exact, exact == 0, low=0.0).item() == pytest.approx(
+        math.exp(-50), abs=0
+    )
+    assert aggregation.sequence_mask(exact - 1, exact, exact == 0).item() == 0
+    assert aggregation.sequence_mask(exact + 1, exact, exact == 0).item() == 0
+    assert aggregation.tis(exact + 5, exact).item() == 2
 
 
 def test_a_row_at_the_limit_is_not_far_off_policy_and_one_without_advantage_is_not_bad():
     mask, old = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2)
 
     def factor(gap: float, advantage: float) -> list[float]:
-        return mismatch.off_policy_mask(old - gap, old, old + advantage, mask, delta=0.5)[0].tolist()
+        return aggregation.off_policy_mask(old - gap, old, old + advantage, mask, delta=0.5)[0].tolist()
 
     assert factor(0.5, -1.0) == [1, 1] and factor(0.75, -1.0) == [0, 0]
     assert factor(0.75, 0.0) == factor(0.75, 1.0) == [1, 1]

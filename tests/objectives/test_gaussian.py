@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Normal
 from torch.testing import assert_close
 
-from mmgrpo.objectives import divergences, gaussian
+from mmgrpo.objectives import divergences, surrogates
 
 STD = 0.62609903  # Flow-SDE, a = 0.7, from 0.8 to 0.6; its level 1.4
 SHIFT = -0.00249  # of the mean when the velocity goes from 0.5 to 0.51
@@ -27,7 +27,7 @@ def log_ratio_of(shift: torch.Tensor, noise: torch.Tensor, std: float) -> torch.
     """The guarded log-ratio, read off the loss (-exp(log r) for A = 1, dt = 1, no clip)."""
     new, old, squared = transition(shift, noise, std)
     one = torch.ones_like(new)
-    return torch.log(-gaussian.grpo_guard(new, old, one, squared, std * one, one, clip=0.99).values)
+    return torch.log(-surrogates.grpo_guard(new, old, one, squared, std * one, one, clip=0.99).values)
 
 
 def test_the_worked_transition():
@@ -46,7 +46,7 @@ def test_a_wanted_transition_gains_by_its_log_ratio_beyond_the_kl_and_an_unwante
     log_probs = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
     rest = torch.ones(3, dtype=torch.float64)
     advantages, shift = torch.tensor([0.7, -3.0, 0.0]).double(), (0.2 * rest).requires_grad_()
-    loss = gaussian.diffusion_kto(log_probs, -rest, advantages, shift, 0.5 * rest, beta=0.5)
+    loss = surrogates.diffusion_kto(log_probs, -rest, advantages, shift, 0.5 * rest, beta=0.5)
     assert loss.values.tolist() == pytest.approx([-0.689974, -0.310026, 0], abs=1e-6)
     loss.values.sum().backward()
     assert log_probs.grad.tolist() == pytest.approx([-0.106955, 0.106955, 0], abs=1e-6)
@@ -75,7 +75,7 @@ def test_guard_at_ratio_one_scales_the_gradient_by_std_over_dt():
     log_probs = torch.zeros(2, requires_grad=True)
     std, dt = torch.tensor([0.5, 0.2]), torch.tensor([0.1, 0.05])
     advantages = torch.tensor([1.0, -2.0])
-    gaussian.grpo_guard(log_probs, torch.zeros(2), advantages, torch.zeros(2), std, dt).values.sum().backward()
+    surrogates.grpo_guard(log_probs, torch.zeros(2), advantages, torch.zeros(2), std, dt).values.sum().backward()
     assert_close(log_probs.grad, torch.tensor([-5.0, 8.0]))  # -1 * .5 / .1; 2 * .2 / .05
 
 
@@ -91,7 +91,7 @@ def test_guard_clips_both_sides():
     zeros, ones = torch.zeros(4), torch.ones(4)
     log_probs = torch.tensor([3e-6, -3e-6, 3e-6, -3e-6])
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    loss = gaussian.grpo_guard(log_probs, zeros, advantages, zeros, ones, ones)
+    loss = surrogates.grpo_guard(log_probs, zeros, advantages, zeros, ones, ones)
     assert loss.high.tolist() == [True, False, False, False]
     assert loss.low.tolist() == [False, False, False, True]
 
@@ -104,7 +104,7 @@ def test_flow_dppo_drops_what_is_far_and_moves_away(far, advantage, log_ratio):
     # D = shift / (2 * .5^2) = 2 shift: 1.2e-5 and .8e-5 around the threshold
     shift = torch.tensor([0.6e-5 if far else 0.4e-5])
     advantages = torch.tensor([advantage])
-    loss = gaussian.flow_dppo(log_probs, torch.zeros(1), advantages, shift, torch.tensor([0.5]))
+    loss = surrogates.flow_dppo(log_probs, torch.zeros(1), advantages, shift, torch.tensor([0.5]))
     loss.values.sum().backward()
     dropped = far and advantage * log_ratio > 0
     expected = 0.0 if dropped else -advantage * torch.tensor(log_ratio).exp().item()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mmgrpo.objectives import aggregation, discriminative, regression
+from mmgrpo.objectives import aggregation, regression
 
 A = [1.0, 0.0, 0.0, 1.0]
 
@@ -152,12 +152,12 @@ def test_a_group_of_one_has_no_loss():
     batch = group([0.3], [1.0])
     assert (regression.regression_group(**batch).values == 0).all()
     assert (regression.regression_standardized(**batch).values == 0).all()
-    assert (discriminative.disco(**batch).values == 0).all()
+    assert (regression.disco(**batch).values == 0).all()
 
 
 @pytest.mark.parametrize(
     "objective",
-    [regression.regression_group, regression.regression_standardized, discriminative.disco],
+    [regression.regression_group, regression.regression_standardized, regression.disco],
 )
 def test_a_row_without_trained_decisions_is_no_member(objective):
     three, four = group([0.4, -0.2, 0.1], A[:3]), group([0.4, -0.2, 0.1, 0.7], A)
@@ -179,9 +179,9 @@ def scores(log_probs: list[float], rewards: list[float]):
     ("objective", "parameters", "gain"),
     [
         # s+ = -.5, s- = [-1, -2]: -.5 - 10 log((e^-.1 + e^-.2) / 2) = .98751
-        (discriminative.disco, {"tau": 10.0}, 0.98751),
-        (discriminative.disco, {"tau": 1.0}, 0.87989),  # -.5 - log((e^-1 + e^-2) / 2)
-        (discriminative.disco_basic, {}, 1.0),  # -.5 + 1.5
+        (regression.disco, {"tau": 10.0}, 0.98751),
+        (regression.disco, {"tau": 1.0}, 0.87989),  # -.5 - log((e^-1 + e^-2) / 2)
+        (regression.disco_basic, {}, 1.0),  # -.5 + 1.5
     ],
 )
 def test_disco_numbers(objective, parameters, gain):
@@ -193,7 +193,7 @@ def test_disco_numbers(objective, parameters, gain):
 def test_disco_presses_hardest_on_the_likeliest_negative():
     batch = scores([-0.5, -1.0, -2.0], [1.0, -0.5, -0.5])
     batch["log_probs"].requires_grad_()
-    total(discriminative.disco(**batch, tau=1.0), batch).backward()
+    total(regression.disco(**batch, tau=1.0), batch).backward()
     # softmax of [-1, -2] = [.73106, .26894]; each row's score is a mean of two decisions
     expected = torch.tensor([-1.0, 0.73106, 0.26894], dtype=torch.float64)[:, None].expand(3, 2) / 2
     assert_close(batch["log_probs"].grad, expected, rtol=0, atol=5e-6)
@@ -201,20 +201,20 @@ def test_disco_presses_hardest_on_the_likeliest_negative():
 
 def test_disco_of_ratios_is_zero_on_policy():
     batch = scores([-0.5, -1.0, -2.0], [1.0, -0.5, -0.5])
-    assert_close(discriminative.disco(**batch, tau=1.0, score="ratio").values, torch.zeros(3, 2).double())
+    assert_close(regression.disco(**batch, tau=1.0, score="ratio").values, torch.zeros(3, 2).double())
 
 
 def test_disco_with_a_large_tau_is_the_basic_form():
     batch = scores([-0.5, -1.0, -2.0, -0.7], [1.0, -0.5, -0.5, 0.3])
-    large = discriminative.disco(**batch, tau=1e6).values
-    assert_close(large, discriminative.disco_basic(**batch).values, rtol=0, atol=1e-6)
+    large = regression.disco(**batch, tau=1e6).values
+    assert_close(large, regression.disco_basic(**batch).values, rtol=0, atol=1e-6)
 
 
 def test_unanimous_groups_are_skipped():
     for reward in (1.0, -1.0, 0.0):
         batch = scores([-0.5, -1.0], [reward, reward])
         batch["log_probs"].requires_grad_()
-        loss = discriminative.disco(**batch)
+        loss = regression.disco(**batch)
         assert (loss.values == 0).all()
         total(loss, batch).backward()
         assert (batch["log_probs"].grad == 0).all()
@@ -227,7 +227,7 @@ def test_drpo_weighs_positives_by_their_brevity(lam, share):
     log_probs = torch.tensor([[-1.0] * 3, [-2.0] * 3, [-3.0] * 3], dtype=torch.float64)
     advantages = torch.tensor([1.0, 1.0, -2.0], dtype=torch.float64)[:, None].expand(3, 3)
     key = torch.zeros(3, dtype=torch.long)
-    loss = discriminative.drpo(log_probs, log_probs, advantages, decision_mask, decision_mask, key, length=4, lam=lam)
+    loss = regression.drpo(log_probs, log_probs, advantages, decision_mask, decision_mask, key, length=4, lam=lam)
     assert loss.values[0, 0].item() == pytest.approx(-(share * -1.0 + (1 - share) * -2.0 + 3.0), abs=5e-6)
     assert torch.equal(loss.values != 0, decision_mask)
 
@@ -235,16 +235,16 @@ def test_drpo_weighs_positives_by_their_brevity(lam, share):
 def test_an_advantage_of_zero_is_on_the_negative_side():
     mixed = scores([-0.5, -1.0, -2.0], [1.0, 0.0, -1.0])
     plain = scores([-0.5, -1.0, -2.0], [1.0, -0.5, -0.5])
-    assert_close(discriminative.disco(**mixed).values, discriminative.disco(**plain).values)
+    assert_close(regression.disco(**mixed).values, regression.disco(**plain).values)
 
 
 def test_drpo_with_a_large_lambda_is_disco():
     batch = scores([-0.5, -1.0, -2.0, -0.7], [1.0, -0.5, -0.5, 0.3])
     batch["decision_mask"] = batch["loss_mask"] = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]], dtype=torch.bool)
-    drpo = discriminative.drpo(**batch, length=2, lam=1e9).values
-    assert_close(drpo, discriminative.disco(**batch).values)
+    drpo = regression.drpo(**batch, length=2, lam=1e9).values
+    assert_close(drpo, regression.disco(**batch).values)
 
 
 def test_an_unknown_score_is_refused():
     with pytest.raises(ValueError, match="'sum'.*'log'"):
-        discriminative.disco(**scores([-0.5, -1.0], [1.0, -1.0]), score="sum")
+        regression.disco(**scores([-0.5, -1.0], [1.0, -1.0]), score="sum")

@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.config.registry import Block, Bound, bind
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
-from mmgrpo.objectives.perception import MASKED
+from mmgrpo.objectives.divergences import MASKED
 
 TABLES = {
     **{"objective": OBJECTIVES, "off_policy": OFF_POLICY_OBJECTIVES, "term": TERMS},

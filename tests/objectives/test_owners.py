@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmgrpo.objectives.owners import owned, owner_index
+from mmgrpo.objectives.base import owned, owner_index
 from mmgrpo.types import Decisions
 
 NODE = torch.tensor([[0, 1, 2], [0, 1, 2], [0, 1, 3]])

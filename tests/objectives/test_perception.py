@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.config.registry import bind
 from mmgrpo.objectives import TERMS
-from mmgrpo.objectives.perception import MASKED
+from mmgrpo.objectives.divergences import MASKED
 from mmgrpo.update import LossRecipe
 
 CHANGED = f"log_probs@{MASKED}"

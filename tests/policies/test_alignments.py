@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.alignments import Transcript, collapse, draw_transcripts, log_likelihood, prefix_beam_search
+from mmgrpo.policies.ctc import Transcript, collapse, draw_transcripts, log_likelihood, prefix_beam_search
 
 BLANK = 1  # neither the first nor the last label
 

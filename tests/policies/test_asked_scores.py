@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.diffusion.kernels import kernel, level_table, noise_table
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.policies.contrast import shuffled_frames
+from mmgrpo.policies.changed import shuffled_frames
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.generation import draw_tokens
 from mmgrpo.types import Media, Prompt, Request, Turn

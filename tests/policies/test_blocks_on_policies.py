@@ -17,19 +17,17 @@ from torch import Tensor
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.credit import CREDITS
-from mmgrpo.advantages.kl_weight import KL_WEIGHTS
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
-from mmgrpo.advantages.weighting import WEIGHTINGS
+from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
 from mmgrpo.config.presets import BASE
 from mmgrpo.config.registry import Block
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
-from mmgrpo.policies.reading import Reading
-from mmgrpo.policies.rendered import RenderedTokenPolicy
+from mmgrpo.policies.rendered import Reading, RenderedTokenPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rollout import SAMPLERS
 from mmgrpo.trainer import Trainer

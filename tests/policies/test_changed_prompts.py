@@ -9,8 +9,7 @@ from torch import Tensor
 
 from mmgrpo.data.changes import Mask
 from mmgrpo.policies.changed import ChangedPrompts
-from mmgrpo.policies.sequences import Sequences, Tokens
-from mmgrpo.policies.token_model import Context
+from mmgrpo.policies.token_model import Context, Sequences, Tokens
 from mmgrpo.randomness import derive
 from mmgrpo.types import Media, Prompt, Rollout, Text, Turn
 from tests.trees import plain

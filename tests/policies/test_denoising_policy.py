@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.objectives.owners import owned
+from mmgrpo.objectives.base import owned
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.finite import NotFinite, TooLarge
 from mmgrpo.types import Request, Rollout

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.policies import generation
-from mmgrpo.policies.divergence import group_divergence
+from mmgrpo.policies.generation import group_divergence
 from mmgrpo.types import Request
 from tests.policies.test_token_policy import PROMPTS, completions, row_by_row, token_policy
 

@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from mmgrpo.objectives.reading import diffro
-from mmgrpo.policies.reading import Reading, gumbel_given_argmax, straight_through
+from mmgrpo.objectives.divergences import diffro
+from mmgrpo.policies.rendered import Reading, gumbel_given_argmax, straight_through
 from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt, Request
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.reading import READ, Reading
-from mmgrpo.policies.rendered import RenderedTokenPolicy
+from mmgrpo.policies.rendered import READ, Reading, RenderedTokenPolicy
 from mmgrpo.types import Prompt, Request, Text
 from tests.policies.test_token_policy import PROMPTS, token_policy
 

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from mmgrpo.objectives.perception import MASKED
+from mmgrpo.objectives.divergences import MASKED
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.randomness import derive
 from mmgrpo.types import Image, Media, Prompt, Rollout
