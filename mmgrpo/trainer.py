@@ -42,10 +42,9 @@ from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
 from mmgrpo.runtime.distributed import RankSlice, largest, sum_by_name, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
-from mmgrpo.runtime.interruption import Interrupted, Interruption
 from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib, read_metrics
 from mmgrpo.runtime.optimizers import make_optimizer
-from mmgrpo.runtime.progress import Checkpoints
+from mmgrpo.runtime.progress import Checkpoints, Interrupted, Interruption
 from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.progress import report

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 from mmgrpo.diffusion.schedules import Grid, ddim_grid
 from mmgrpo.runtime.finite import NotFinite
-from mmgrpo.runtime.interruption import Interrupted, Interruption
+from mmgrpo.runtime.progress import Interrupted, Interruption
 from pipelines.options import ModelOptions
 from pipelines.training import Training
 from tests.building import trainer

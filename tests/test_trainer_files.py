@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from mmgrpo import trainer as module
 from mmgrpo.report.group_record import GroupRecord
 from mmgrpo.runtime.finite import NotFinite
-from mmgrpo.runtime.interruption import Interrupted
+from mmgrpo.runtime.progress import Interrupted
 from mmgrpo.scoring import Scorer
 from tests.building import first_number, recipe, trainer
 from tests.test_tracking import Kept

@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.audio_player import KINDS, MIME, Word, error_summary, errors, sound, words
 from mmgrpo.report.figures import is_number, number
-from mmgrpo.report.media import MediaFolder, Medium, contained, picture
-from mmgrpo.report.thumbnails import PREDICTION, REFERENCE
+from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder, Medium, contained, picture
 from mmgrpo.report.untrusted import MAX_JSON, brief, parse_json, printable, read_text
 
 CARDS = 24

@@ -19,9 +19,8 @@ from mmgrpo.evaluation import Shown
 from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import Aligned, Sound
 from mmgrpo.report.cards import Row, sections
-from mmgrpo.report.media import MediaFolder
+from mmgrpo.report.media import FRAMES, Box, MediaFolder, jpeg, strip, thumbnail
 from mmgrpo.report.render import render
-from mmgrpo.report.thumbnails import FRAMES, Box, jpeg, strip, thumbnail
 from mmgrpo.types import Audio, Prompt, Text
 
 __all__ = [

@@ -1,18 +1,232 @@
-"""A training group as mark-up: its members by reward, the highest first, with the advantage as colour, and its tree."""
+"""A training group as mark-up: its members by reward, the highest first, with the advantage as colour, and its tree.
+
+The branches of a group as a drawing: denoising steps from left to right, the samples below each other.
+
+An edge is a decision (one transition), and the node at its right end the state that it drew. The value of a node is the
+mean reward of the samples below it. An edge is as wide as its advantage is large, and its colour is the sign.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from io import BytesIO
+from math import isfinite, nan
 from pathlib import Path
+from typing import NamedTuple
 
+from mmgrpo.data.limits import open_picture
 from mmgrpo.report.audio_player import MIME, sound
-from mmgrpo.report.branch_tree import branching, colour
 from mmgrpo.report.figures import NONE, is_number, number
 from mmgrpo.report.groups import Group, Member, group_steps, place_of, read_group
-from mmgrpo.report.media import MediaFolder, Medium, contained, picture
+from mmgrpo.report.media import (
+    FORMATS,
+    MAX_PICTURE_BYTES,
+    MAX_PIXELS,
+    PICTURE_SUFFIXES,
+    MediaFolder,
+    Medium,
+    contained,
+    jpeg,
+    picture,
+    picture_uri,
+    read_medium,
+)
 from mmgrpo.report.render import render
 from mmgrpo.report.untrusted import printable
+
+POSITIVE, NEGATIVE = (107, 167, 224), (240, 150, 110)
+"""Red, green and blue of the largest advantages; blue and orange differ for every kind of colour vision."""
+MAX_NODES = 4000
+"""Nodes of a tree that is drawn."""
+ROW, COLUMN, WIDEST = 40.0, 96.0, 900.0
+"""Pixels between samples, and between steps; fewer where there would be more than ``WIDEST`` in all."""
+LEFT, TOP, RIGHT = 16.0, 34.0, 132.0
+THUMBNAIL = 34
+"""Sides of the pictures of samples in pixels."""
+THICKEST = 6.0
+"""Width in pixels of the edge of the largest advantage."""
+
+
+class Key(NamedTuple):
+    """A decision."""
+
+    step: int
+    node: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """A decision, its place, and the edge that leads to it."""
+
+    id: int
+    parent: int
+    """Id of the node before it; -1 for the first."""
+    step: int
+    samples: Sequence[int]
+    """Positions of the samples below it."""
+    x: float
+    y: float
+    path: str
+    """The edge as SVG path data: the steps without a decision before it, then the decision."""
+    idle: str
+    width: float
+    sign: str
+    """``positive``, ``negative`` or ``zero``."""
+    trained: bool
+    label: str
+    """Its value, where the tree splits; else empty."""
+    about: str
+    """What a reader is told who chooses it."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A sample at the right end of the drawing."""
+
+    sample: int
+    y: float
+    idle: str
+    uri: str
+    """A small picture; empty where the output is none."""
+    label: str
+
+
+@dataclass(frozen=True)
+class Branching:
+    """A drawing of ``width`` times ``height`` pixels."""
+
+    width: float
+    height: float
+    nodes: Sequence[Node]
+    leaves: Sequence[Leaf]
+    ticks: Sequence[tuple[float, int]]
+    """Position and number of each step."""
+
+
+def colour(advantage: float, largest: float) -> str:
+    """White at zero, blue where it is positive, orange where it is negative; full at ``largest``."""
+    if not isfinite(advantage) or not largest > 0:
+        return "rgb(255, 255, 255)"
+    share = min(1.0, abs(advantage) / largest)
+    full = POSITIVE if advantage > 0 else NEGATIVE
+    return "rgb({}, {}, {})".format(*(round(255 + share * (one - 255)) for one in full))
+
+
+def branching(group: Group, media: MediaFolder) -> Branching | None:
+    """The drawing of a group; None where no two samples belong to one tree, or where it has too many nodes."""
+    members = group.members
+    if len({member.tree for member in members}) == len(members):
+        return None
+    paths = [[Key(t, n) for t, n in enumerate(member.nodes) if n >= 0] for member in members]
+    below: dict[Key, list[int]] = {}  # the samples that pass each decision
+    parents: dict[Key, Key | None] = {}  # the decision before it on the way of the first of them
+    for sample, path in enumerate(paths):
+        for last, key in zip([None, *path], path):
+            below.setdefault(key, []).append(sample)
+            parents.setdefault(key, last)
+    if not 0 < len(below) <= MAX_NODES:
+        return None
+    column = min(COLUMN, WIDEST / group.steps)
+    height = {key: sum(map(_height, samples)) / len(samples) for key, samples in below.items()}
+    order = sorted(below, key=lambda key: (key.step, height[key]))
+    ids = {key: number for number, key in enumerate(order)}
+    children, descendants = Counter(parents.values()), Counter[Key]()
+    for key in reversed(order):
+        if parent := parents[key]:
+            descendants[parent] += 1 + descendants[key]
+    advantages = {key: members[samples[0]].advantages[key.step] for key, samples in below.items()}
+    largest = max((abs(value) for value in advantages.values() if isfinite(value)), default=0.0)
+    nodes = []
+    for key in order:
+        parent, samples, advantage = parents[key], below[key], advantages[key]
+        tree = [i for i, one in enumerate(members) if one.tree == members[samples[0]].tree]
+        start = height[parent] if parent else sum(map(_height, tree)) / len(tree)
+        trained = any(members[one].trained[key.step] for one in samples)
+        x = LEFT + column * key.step
+        nodes.append(
+            Node(
+                id=ids[key],
+                parent=ids[parent] if parent else -1,
+                step=key.step,
+                samples=samples,
+                x=x + column,
+                y=height[key],
+                path=_curve(x, start, x + column, height[key]),
+                idle=_line(LEFT + column * (parent.step + 1 if parent else 0), start, x),
+                width=1 + (THICKEST - 1) * abs(advantage) / largest if isfinite(advantage) and largest else 1.0,
+                sign="positive" if advantage > 0 else "negative" if advantage < 0 else "zero",
+                trained=trained,
+                label=_value(group.values[key.node]) if children[key] != 1 or not parent else "",
+                about=_about(group, key, samples, descendants[key], trained),
+            )
+        )
+    end = LEFT + column * group.steps
+    leaves = [
+        Leaf(
+            sample,
+            _height(sample),
+            _line(LEFT + column * (path[-1].step + 1 if path else 0), _height(sample), end),
+            _thumbnail(media, member),
+            f"{member.number + 1}: {_value(member.reward)}",
+        )
+        for sample, (member, path) in enumerate(zip(members, paths, strict=True))
+    ]
+    ticks = [(LEFT + column * (t + 0.5), t) for t in range(0, group.steps, math.ceil(28 / column))]
+    return Branching(end + RIGHT, _height(len(members)) - ROW / 2 + 8, nodes, leaves, ticks)
+
+
+def _about(group: Group, key: Key, samples: Sequence[int], descendants: int, trained: bool) -> str:
+    """One decision in words."""
+    member = group.members[samples[0]]
+    advantage, std = member.advantages[key.step], member.std[key.step] if member.std else nan
+    facts = [
+        f"step {key.step}",
+        f"value {_value(group.values[key.node])}",
+        f"advantage {number(advantage, '+.3f') if isfinite(advantage) else NONE}",
+        *([f"sigma {number(std)}"] if isfinite(std) else []),
+        *([] if trained else ["not trained"]),
+        f"{descendants} {'decision' if descendants == 1 else 'decisions'} below it",
+        ("samples " if len(samples) > 1 else "sample ")
+        + ", ".join(str(group.members[one].number + 1) for one in samples),
+    ]
+    return " · ".join(facts)
+
+
+def _height(sample: int) -> float:
+    """The vertical position of a sample."""
+    return TOP + ROW * (sample + 0.5)
+
+
+def _value(value: float) -> str:
+    return number(value) if isfinite(value) else NONE
+
+
+def _curve(x0: float, y0: float, x1: float, y1: float) -> str:
+    middle = (x0 + x1) / 2
+    return f"M{x0:.1f} {y0:.1f} C{middle:.1f} {y0:.1f} {middle:.1f} {y1:.1f} {x1:.1f} {y1:.1f}"
+
+
+def _line(x0: float, y: float, x1: float) -> str:
+    return f"M{x0:.1f} {y:.1f} H{x1:.1f}" if x1 > x0 else ""
+
+
+def _thumbnail(media: MediaFolder, member: Member) -> str:
+    """A small picture of the member's output, of a clip its first frame; empty where there is none."""
+    name = member.output.get("file", "")
+    try:
+        with open_picture(
+            BytesIO(read_medium(media, name, PICTURE_SUFFIXES, MAX_PICTURE_BYTES)), tuple(FORMATS)
+        ) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return ""
+            small = image.convert("RGB")
+            small.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+            return picture_uri(jpeg(small), "image/jpeg")
+    except Exception:  # it is no picture of the folder; decoders raise whatever a damaged file leads them to
+        return ""
 
 
 def group_page(folder: Path, group: Group, interactive: bool = False) -> str:

@@ -1,8 +1,10 @@
 """The folder of a run, ``<output_dir>/<name>``: only one process writes into it, and no file of another is removed.
 
 runs/demo/                  the run; run.json states its id (mmgrpo/runtime/identity.py)
-runs/.demo.lock             held by the process that writes (mmgrpo/runtime/lock.py)
+runs/.demo.lock             held by the process that writes
 runs/.demo.replaced-1/      a run that --overwrite replaces, until the new one has its first checkpoint
+
+A lock on a run folder, so that two processes never write into one.
 """
 
 from __future__ import annotations
@@ -22,13 +24,86 @@ from mmgrpo.config.reading import write_yaml
 from mmgrpo.config.settings import Config
 from mmgrpo.files import write_text
 from mmgrpo.runtime.identity import MARKER, Identity
-from mmgrpo.runtime.lock import lock
 from mmgrpo.runtime.saved_model import EARLIER, written_files
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from mmgrpo.data.media import Skipped
+import errno
+import fcntl
+import os
+import socket
+
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of file systems without locks (some network file systems)."""
+
+
+@contextmanager
+def lock(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock file ``path`` within a ``with`` block; it states the host, the process and the time.
+
+    A second holder is refused with an OSError that names the first; ``what`` begins the error. The kernel releases the
+    lock of a process that ends in any way, so that the file of a killed one is stale and is taken over. On a file
+    system without locks the file itself is the lock: it is stale if its process has ended on this host.
+    """
+    missing = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _acquire(path, what)
+    try:
+        owner = {"host": socket.gethostname(), "process": os.getpid(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+        yield
+    finally:
+        # Removed while it is held, so that whoever opens the path afterwards opens another file (see _acquire).
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+        for folder in missing:  # a run that could not start leaves no trace
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _acquire(path: Path, what: str) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = _owner(path)
+            if error.errno not in UNSUPPORTED or _is_alive(owner):
+                os.close(descriptor)
+                raise OSError(
+                    f"{what} is in use by process {owner.get('process', '?')} on {owner.get('host', '?')} since "
+                    f"{owner.get('since', '?')}; wait for it or stop it, or choose another --name"
+                    + (f". If that process has ended, remove {path}" if error.errno in UNSUPPORTED else "")
+                ) from error
+        # Between opening and locking, the holder may have removed the file; then this one is no longer the lock.
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+        os.close(descriptor)
+
+
+def _owner(path: Path) -> dict[str, str]:
+    try:
+        owner = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _is_alive(owner: dict[str, str]) -> bool:
+    """Whether the process of a lock file may still run; another host's may."""
+    if not owner or owner.get("host") != socket.gethostname():
+        return bool(owner)
+    try:
+        os.kill(int(owner["process"]), 0)
+    except ProcessLookupError:
+        return False
+    except (KeyError, ValueError, PermissionError):
+        return True
+    return True
+
 
 TITLE = r"(before|after|blind|step-\d+)(-[^/]*)?"
 DRAWN = r"""samples\.json | grid\.(png|webp) | completions\.html | \d+-\d+(-before)?\.(png|mp4)

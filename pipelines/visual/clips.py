@@ -13,8 +13,8 @@ from jaxtyping import UInt8
 
 from mmgrpo.files import write_bytes
 from mmgrpo.report.completions import write_images
+from mmgrpo.report.media import strip
 from mmgrpo.report.plots import sample_grid, to_pil
-from mmgrpo.report.thumbnails import strip
 from mmgrpo.types import Image, Output, Video
 from pipelines import require
 from pipelines.visual.pictures import captions, png, side_by_side

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.files import write_bytes
 from mmgrpo.report.completions import write_images
+from mmgrpo.report.media import jpeg
 from mmgrpo.report.plots import sample_grid, to_pil
-from mmgrpo.report.thumbnails import jpeg
 
 if TYPE_CHECKING:
     from PIL import Image as Pil

@@ -13,9 +13,8 @@ from typing import Any
 
 from mmgrpo.files import write_text
 from mmgrpo.report.figures import NONE, Cell, difference_cell, mean_cell, number
-from mmgrpo.report.html import page, write_page
+from mmgrpo.report.html import Table, page, write_page
 from mmgrpo.report.render import render
-from mmgrpo.report.tables import Table
 from mmgrpo.report.terminal import interval
 from reward_models.evaluation.plots import figures
 

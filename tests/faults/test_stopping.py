@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from mmgrpo.runtime.interruption import Interrupted, Interruption
+from mmgrpo.runtime.progress import Interrupted, Interruption
 from tests.building import first_number, trainer
 from tests.cli.running import environment, metrics
 from tests.toys import toy_policy, toy_prompts
@@ -149,7 +149,7 @@ def run(code, **more):
 def test_a_second_signal_ends_the_process_at_once():
     code = """
 import os, signal, time
-from mmgrpo.runtime.interruption import Interruption
+from mmgrpo.runtime.progress import Interruption
 with Interruption(grace=60):
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -162,7 +162,7 @@ with Interruption(grace=60):
 def test_a_process_that_cannot_stop_ends_after_its_time_of_grace():
     code = """
 import os, signal, time
-from mmgrpo.runtime.interruption import Interruption
+from mmgrpo.runtime.progress import Interruption
 with Interruption(grace=0.1):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)

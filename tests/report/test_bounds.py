@@ -13,12 +13,18 @@ from PIL import Image as Pil
 from mmgrpo.report import groups, html, run_folder
 from mmgrpo.report.audio_player import player
 from mmgrpo.report.cards import selection
-from mmgrpo.report.group_media import jpeg_within, picture_within, webp_within
+from mmgrpo.report.group_record import jpeg_within, picture_within, webp_within
 from mmgrpo.report.groups import read_group
 from mmgrpo.report.html import curves, write_report
-from mmgrpo.report.media import MediaFolder, Unavailable, picture, read_medium
+from mmgrpo.report.media import (
+    MediaFolder,
+    Unavailable,
+    boxed_picture,
+    jpeg,
+    picture,
+    read_medium,
+)
 from mmgrpo.report.run_folder import read_measured, read_run
-from mmgrpo.report.thumbnails import boxed_picture, jpeg
 from mmgrpo.report.untrusted import brief, parse_json, parse_yaml, printable, read_text
 from tests.report.test_group_runs import strange
 from tests.report.test_groups import noise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmgrpo.report.branch_tree import Branching, branching
+from mmgrpo.report.group_page import Branching, branching
 from mmgrpo.report.groups import read_group
 from mmgrpo.report.media import MediaFolder
 from tests.report.test_group_runs import strange

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image as Pil
 
 from mmgrpo.report.cards import Card, Section, sections, selection
-from mmgrpo.report.media import MediaFolder
-from mmgrpo.report.thumbnails import PREDICTION, REFERENCE
+from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder
 
 BOX = {"gold": [[0.1, 0.1, 0.9, 0.9]]}
 EQUAL = [["equal", "a", "a"]]

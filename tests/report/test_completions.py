@@ -18,8 +18,16 @@ from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.cards import sections
 from mmgrpo.report.completions import completions_html, strip, thumbnail, words, write_completions, write_sounds
 from mmgrpo.report.html import write_report
-from mmgrpo.report.media import MediaFolder, picture_uri
-from mmgrpo.report.thumbnails import PREDICTION, REFERENCE, SIDE, boxed_picture, enlarge, enlarged_width
+from mmgrpo.report.media import (
+    PREDICTION,
+    REFERENCE,
+    SIDE,
+    MediaFolder,
+    boxed_picture,
+    enlarge,
+    enlarged_width,
+    picture_uri,
+)
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn
 
 PICTURE = Pil.new("RGB", (400, 200), "blue")

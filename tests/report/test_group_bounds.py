@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from mmgrpo.report import branch_tree
-from mmgrpo.report.branch_tree import branching
+from mmgrpo.report import group_page
+from mmgrpo.report.group_page import branching
 from mmgrpo.report.group_record import NONE, GroupFolder, GroupRecord, describe, displayed, tree_of
 from mmgrpo.report.groups import read_group
 from mmgrpo.report.media import MediaFolder
@@ -85,7 +85,7 @@ def test_a_group_that_is_a_link_is_left_alone(tmp_path):
 def test_a_tree_has_at_most_4000_nodes(tmp_path, monkeypatch):
     write(tmp_path, tree_round())
     group = read_group(tmp_path, 0)
-    assert branch_tree.MAX_NODES == 4000
+    assert group_page.MAX_NODES == 4000
     for most, drawn in ((6, True), (5, False)):
-        monkeypatch.setattr(branch_tree, "MAX_NODES", most)
+        monkeypatch.setattr(group_page, "MAX_NODES", most)
         assert (branching(group, MediaFolder(tmp_path)) is not None) == drawn

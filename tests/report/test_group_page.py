@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.report.branch_tree import colour
-from mmgrpo.report.group_page import Card, _card, group_page, newest_group
+from mmgrpo.report.group_page import Card, _card, colour, group_page, newest_group
 from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.media import MediaFolder
 from tests.report.test_group_runs import strange

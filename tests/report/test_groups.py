@@ -15,10 +15,8 @@ from PIL import Image as Pil
 
 from mmgrpo.policies.denoising import Walks
 from mmgrpo.report import group_record
-from mmgrpo.report.branch_tree import branching, colour
-from mmgrpo.report.group_media import jpeg_within, picture_within, webp_within
-from mmgrpo.report.group_page import group_page, newest_group
-from mmgrpo.report.group_record import GroupRecord, displayed, write_group
+from mmgrpo.report.group_page import branching, colour, group_page, newest_group
+from mmgrpo.report.group_record import GroupRecord, displayed, jpeg_within, picture_within, webp_within, write_group
 from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.rollout import Round

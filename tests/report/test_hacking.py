@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from mmgrpo.report.hacking import FEWEST, Measured, alarms, paired_interval, student_quantile
-from mmgrpo.report.html import write_report
+from mmgrpo.report.html import correlation_table, write_report
 from mmgrpo.report.run_folder import print_alarms, read_measured, read_run
-from mmgrpo.report.tables import correlation_table
 from mmgrpo.statistics import Interval
 
 TRAINED = {"trained": 1.0}

@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.report.html import sample_grid, write_report
+from mmgrpo.report.html import sample_grid, verdict, write_report
 from mmgrpo.report.run_folder import read_run
-from mmgrpo.report.tables import verdict
 from mmgrpo.runtime.metrics import MetricsLog
 from mmgrpo.types import Image
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from mmgrpo.report.html import facts
+from mmgrpo.report.html import correlation_table, extra_tables, facts, group_tables, metric_table, reward_table
 from mmgrpo.report.run_folder import read_measured, read_run
-from mmgrpo.report.tables import correlation_table, extra_tables, group_tables, metric_table, reward_table
 
 
 def estimate(mean, n):

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from mmgrpo.runtime import lock as module
-from mmgrpo.runtime.lock import lock
+from mmgrpo.runtime import folder as module
+from mmgrpo.runtime.folder import lock
 
 
 def test_a_second_holder_is_refused_by_name_and_may_hold_it_afterwards(tmp_path):
@@ -34,7 +34,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
     path = tmp_path / ".demo.lock"
     code = f"""
 import os, signal, pathlib
-from mmgrpo.runtime.lock import lock
+from mmgrpo.runtime.folder import lock
 with lock(pathlib.Path({str(path)!r}), "demo"):
     os.kill(os.getpid(), signal.SIGKILL)
 """

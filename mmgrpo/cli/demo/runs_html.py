@@ -8,10 +8,9 @@ from itertools import islice
 
 from mmgrpo.cli.demo.runs_read import Look, differences, heading
 from mmgrpo.report.cards import Section, section
-from mmgrpo.report.html import facts
+from mmgrpo.report.html import Table, correlation_table, error_rate_table, extra_tables, facts, reward_table, verdict
 from mmgrpo.report.media import MediaFolder, Medium, contained, picture
 from mmgrpo.report.render import render
-from mmgrpo.report.tables import Table, correlation_table, error_rate_table, extra_tables, reward_table, verdict
 
 MEDIA = 32 * 1024 * 1024
 """Bytes of pictures and sounds of a run that are shown at once."""

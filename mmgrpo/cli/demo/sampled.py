@@ -23,10 +23,9 @@ from mmgrpo.evaluation import annotate
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.report.audio_player import sound_uri
 from mmgrpo.report.figures import number
-from mmgrpo.report.media import Medium, picture_uri
+from mmgrpo.report.media import FRAMES, Medium, boxed_picture, enlarge, jpeg, picture_uri, strip
 from mmgrpo.report.plots import to_pil
 from mmgrpo.report.render import render
-from mmgrpo.report.thumbnails import FRAMES, boxed_picture, enlarge, jpeg, strip
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.call import score_column

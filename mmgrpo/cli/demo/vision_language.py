@@ -19,7 +19,7 @@ from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples, check_text, one_line_e
 from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
 from mmgrpo.data.images import read_picture
 from mmgrpo.report.completions import words
-from mmgrpo.report.thumbnails import PREDICTION, REFERENCE
+from mmgrpo.report.media import PREDICTION, REFERENCE
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 ABOUT = """Ask the model before and after training the same question. Both answer with the same random numbers, so that

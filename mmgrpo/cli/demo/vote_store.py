@@ -25,7 +25,7 @@ from mmgrpo.cli.demo.rewards_media import png
 from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import wav
 from mmgrpo.report.plots import to_pil
-from mmgrpo.runtime.lock import UNSUPPORTED
+from mmgrpo.runtime.folder import UNSUPPORTED
 from mmgrpo.statistics import Interval
 from mmgrpo.types import Audio, Image, Output, Text, Video
 

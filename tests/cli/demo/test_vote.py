@@ -17,7 +17,7 @@ from mmgrpo.cli.demo import vote, vote_store
 from mmgrpo.cli.demo import vote_trials as trials
 from mmgrpo.cli.demo.opened import AFTER, BEFORE
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, tally, wilson
-from mmgrpo.runtime.lock import UNSUPPORTED
+from mmgrpo.runtime.folder import UNSUPPORTED
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn, Video
 from pipelines.vlm.frames import decode
 from reward_models.evaluation.protocols import read_benchmark
