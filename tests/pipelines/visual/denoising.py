@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import diffusers
 import torch
 
 from mmgrpo.diffusion.ode import Solver
@@ -15,8 +14,8 @@ from pipelines.visual import sdxl, stable_diffusion
 from pipelines.visual.diffusion import DiffusionModel
 from tests.building import load
 
-KINDS = {stable_diffusion: diffusers.StableDiffusionPipeline, sdxl: diffusers.StableDiffusionXLPipeline}
-"""Module of a family to the class of its pipeline."""
+KINDS = {stable_diffusion: "StableDiffusionPipeline", sdxl: "StableDiffusionXLPipeline"}
+"""Module of a family to the class of its pipeline in diffusers."""
 
 PROMPTS = [Prompt("a red circle"), Prompt("a blue square and a circle."), Prompt("a red circle")]
 STEPS = 4
@@ -35,7 +34,9 @@ def draw(model: DiffusionModel, x: torch.Tensor, steps: int = STEPS) -> torch.Te
 
 def pipe(family: ModuleType, folder: str | Path) -> Any:
     """diffusers' pipeline of the folder, with the DDIM that diffusers makes of its scheduler."""
-    made = KINDS[family].from_pretrained(folder)
+    import diffusers
+
+    made = getattr(diffusers, KINDS[family]).from_pretrained(folder)
     made.scheduler = diffusers.DDIMScheduler.from_config(made.scheduler.config)
     made.set_progress_bar_config(disable=True)
     return made

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxKontextPipeline
 from PIL import Image as Pil
 
 from mmgrpo.policies.denoising import DenoisingPolicy
@@ -36,12 +36,14 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def pipe(folder) -> FluxKontextPipeline:
+def pipe(folder) -> Any:
     return pipeline(folder)
 
 
-def pipeline(folder: Path) -> FluxKontextPipeline:
+def pipeline(folder: Path) -> Any:
     """diffusers' own pipeline."""
+    from diffusers import FluxKontextPipeline
+
     made = FluxKontextPipeline.from_pretrained(folder)
     made.set_progress_bar_config(disable=True)
     return made
