@@ -32,7 +32,7 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(family(name).module)
 
 
-def load(family: ModuleType, folder: str | Path, training: Training = PLAIN, **settings: Any) -> Any:
+def load(family: ModuleType, folder: str | Path, training: Training = PLAIN, /, **settings: Any) -> Any:
     """A family's model; settings are those of ``Training`` and the family's options, and ``keep_reference``."""
     keep = settings.pop("keep_reference", False)
     options = families()[family.__name__.split(".")[-1]].sections.model

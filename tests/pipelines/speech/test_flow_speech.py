@@ -36,7 +36,7 @@ from tests.tiny import tiny_checkpoint
 FAMILY = FAMILIES["flow_speech"]
 
 
-def load(folder: str | Path, training: Training = PLAIN, **options: Any) -> FlowSpeech:
+def load(folder: str | Path, training: Training = PLAIN, /, **options: Any) -> FlowSpeech:
     """A model without guidance, unless asked for."""
     return building.load(flow_speech, folder, training, **{"guidance": 1.0, **options})
 
