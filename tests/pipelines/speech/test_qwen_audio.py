@@ -176,7 +176,7 @@ def test_what_cannot_be_heard_is_refused_by_the_name_of_its_prompt(loaded, folde
     assert loaded.encode([asked("most", hum(0, 30.0))]).ids.shape[1] > 750
     with pytest.raises(ValueError, match=r"'more'.*30\.1.*30"):
         loaded.encode([asked("more", hum(0, 30.1))])
-    with pytest.raises(ValueError, match=r"'long'.*3\.3.*model\.seconds=2"):
+    with pytest.raises(ValueError, match=r"'long'.*3\.3.*model\.seconds"):
         load(qwen_audio, folder, seconds=2).encode([LONG])
     with pytest.raises(ValueError, match="seconds.*31"):
         load(qwen_audio, folder, seconds=31)
@@ -349,5 +349,5 @@ def test_a_long_recording_is_read_in_windows_of_30_s_whose_features_follow_each_
     torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="60 s"):
         model.encode([asked("longer", hum(0, 61.0), "what ?")])
-    with pytest.raises(ValueError, match="model.seconds=30|30 s"):
+    with pytest.raises(ValueError, match="30 s"):
         load(qwen_audio, folder).encode([long])

@@ -188,7 +188,7 @@ def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
     family = load(whisper, folder, seconds=2)
     slow, fast = (family.encode([clip(1, rate=rate)]).media[0] for rate in (8_000, 44_100))
     assert slow.shape == fast.shape == (80, 3000)
-    with pytest.raises(ValueError, match=r"'5'.*3\.0.*model\.seconds=2"):
+    with pytest.raises(ValueError, match=r"'5'.*3\.0.*model\.seconds"):
         family.encode([clip(5, seconds=3)])
     picture = Media("image", Image(torch.zeros(3, 4, 4)))
     with pytest.raises(ValueError, match="'p'.*image"):
