@@ -118,7 +118,8 @@ def train(
     the section data (extra_train, media_root, ...). Rows of files are left out and refused as by ``mmgrpo train``.
     """
     for name, value in {"prompts": prompts, "heldout": heldout}.items():
-        if isinstance(value, str) and not value.startswith(("embedded:", "hf:")) and not Path(value).suffix:
+        named = isinstance(value, str) and (value.startswith(("embedded:", "hf:")) or Path(value).suffix)
+        if isinstance(value, str) and not named and not Path(value).is_dir():
             raise ValueError(f"{name}: got the text '{value:.60}', expected a list of prompts or the path of a file")
     source: Settings | None = policy.settings
     sections = source.family.sections if source else PLAIN

@@ -24,16 +24,12 @@ import tyro
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, LONG_TEXT, THREADS
+from mmgrpo.data.media import SUFFIXES
 
 if TYPE_CHECKING:
     from mmgrpo.types import Output
 
-SUFFIXES = {
-    "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-    "video": (".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi"),
-    "audio": (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a"),
-    "text": (".txt",),
-}
+KINDS = {**SUFFIXES, "text": (".txt",)}
 """The kinds of files by suffix."""
 
 
@@ -121,10 +117,10 @@ def answer_of(text: str) -> object:
 def kind_of(file: str) -> str:
     """``image``, ``video``, ``audio`` or ``text``; ValueError for another suffix."""
     suffix = Path(file).suffix.lower()
-    for kind, suffixes in SUFFIXES.items():
+    for kind, suffixes in KINDS.items():
         if suffix in suffixes:
             return kind
-    known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+    known = ", ".join(suffix for suffixes in KINDS.values() for suffix in suffixes)
     raise ValueError(f"{file}: got the suffix '{suffix}', expected one of {known}; convert the file")
 
 

@@ -150,7 +150,8 @@ class Data:
 
     train: Annotated[str, ANY_TEXT] = ""
     """Training prompts: a .jsonl, .json, .csv, .parquet or WebDataset .tar file (docs/data.md lists the formats), a
-    .txt file (one prompt per line), hf:<folder or hub id>@<split>, or an embedded file embedded:<modality>/<file>."""
+    .txt file (one prompt per line), a folder of media with metadata.jsonl or .csv, hf:<folder or hub id>@<split>, or an
+    embedded file embedded:<modality>/<file>."""
     extra_train: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further files of training prompts, mixed with those of data.train, for example against forgetting."""
     heldout: Annotated[str, ANY_TEXT] = ""
@@ -292,10 +293,14 @@ def config_class(sections: Sections) -> type[Config]:
     return make_dataclass("Config", fields, bases=(Config,), namespace={"__module__": __name__})
 
 
+class Missing(ValueError):
+    """A package that a setting needs and that is not installed here, perhaps elsewhere."""
+
+
 def refuse_missing(package: str, what: str, otherwise: str) -> None:
-    """ValueError where a package that a setting needs is not installed; ``what`` names the setting and its value."""
+    """Missing where a package that a setting needs is not installed; ``what`` names the setting and its value."""
     if importlib.util.find_spec(package) is None:
-        raise ValueError(f"{what} needs {package}, which is not installed; pip install {package}, or {otherwise}")
+        raise Missing(f"{what} needs {package}, which is not installed; pip install {package}, or {otherwise}")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import EMBEDDED
-from mmgrpo.data.media import IN_MEMORY, Inside, only
+from mmgrpo.data.media import IN_MEMORY, SUFFIXES, Inside, only
 from mmgrpo.data.values import quoted, shown
 from mmgrpo.types import Audio
 
@@ -97,16 +97,19 @@ def _column(row: Mapping[str, Any], name: str) -> Any:
 def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row with the names that other projects give to question, sound, transcript and answer replaced by ours.
 
+    - folders of media with a file ``metadata``: the medium in ``file_name``, its kind by its suffix;
     - NeMo: the sound in ``audio_filepath``, the transcript in ``text``;
     - the part of a sound in ``start`` and ``end``, or as manifests have it in ``offset`` and ``duration``, in seconds
       (``duration`` alone is a part in a manifest of NeMo only; elsewhere it tells how long the file is);
     - speech data sets: the transcript in ``normalized_text``, ``sentence``, ``transcription`` or ``transcript``, or in
-      ``text`` where the sound is an object of bytes or samples, as data sets of the hub store it;
+      ``text`` where the sound is in ``file_name``, or is an object of bytes or samples, as data sets of the hub store
+      it;
     - verl: the answer in ``reward_model["ground_truth"]``;
     - the system prompt in ``system_prompt``;
     - ``question`` where no other key has the text.
     """
     row = dict(row)
+    listed = with_file_name(row)
     nemo = "audio_filepath" in row and "audio" not in row
     if nemo:
         row["audio"] = row.pop("audio_filepath")
@@ -118,13 +121,26 @@ def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
         transcript = only({key: row[key] for key in TRANSCRIPT_KEYS if row.get(key) is not None}, TRANSCRIPT_KEYS)
         if transcript:
             row["answer"] = row.pop(transcript)
-        elif isinstance(row.get("text"), str) and (nemo or is_recording(row["audio"])):
+        elif isinstance(row.get("text"), str) and (nemo or listed or is_recording(row["audio"])):
             row["answer"] = row.pop("text")
     if isinstance(row.get("system_prompt"), str) and "system" not in row:
         row["system"] = row.pop("system_prompt")
     if "question" in row and not row.keys() & set(TEXT_KEYS):
         row["problem"] = row.pop("question")
     return with_span(row, nemo)
+
+
+def with_file_name(row: dict[str, Any]) -> bool:
+    """Name the file in ``file_name``, as folders of the hub's ``imagefolder`` and ``audiofolder`` list it, by its kind
+    where the row has no other medium; whether it did."""
+    name = row.get("file_name")
+    if not isinstance(name, str) or any(row.get(key) is not None for kind in IN_MEMORY for key in (kind, kind + "s")):
+        return False
+    for kind, suffixes in SUFFIXES.items():
+        if name.lower().endswith(suffixes):
+            row[kind] = row.pop("file_name")
+            return True
+    return False
 
 
 def with_span(row: dict[str, Any], manifest: bool) -> dict[str, Any]:

@@ -29,6 +29,9 @@ NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 MAX_ARRAY = 1 << 31
 """Bytes of a .json file with one array, which is read whole, as JSON lines are not."""
 
+LISTINGS = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+"""Files that list the media of a folder, as the hub's ``imagefolder`` and ``audiofolder`` call them."""
+
 MAX_SHARDS = 100_000
 BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -199,8 +202,11 @@ class Cells:
 
 
 def data_files(path: str | Path) -> list[Path]:
-    """The files of a name, in which ``{000..003}`` are the numbers from the first to the last, with their zeros."""
+    """The files of a name, in which ``{000..003}`` are the numbers from the first to the last, with their zeros. The
+    name of a folder of media stands for the file that lists them."""
     text = str(path)
+    if os.path.isdir(text):
+        return [listing_of(Path(text))]
     if not (match := BRACES.search(text)) or os.path.exists(text):
         return [Path(text)]
     first, last = int(match[1]), int(match[2])
@@ -208,6 +214,15 @@ def data_files(path: str | Path) -> list[Path]:
         raise ValueError(f"{text}: got {match[0]}, expected at most {MAX_SHARDS:,} ascending numbers")
     names = [f"{text[: match.start()]}{n:0{len(match[1])}d}{text[match.end() :]}" for n in range(first, last + 1)]
     return [file for name in names for file in data_files(name)]
+
+
+def listing_of(folder: Path) -> Path:
+    """The file in a folder that lists its media; ValueError where there is none."""
+    if there := [folder / name for name in LISTINGS if (folder / name).is_file()]:
+        return there[0]
+    saved = any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    kind = "a data set that was saved to disk" if saved else f"a folder, expected one with {' or '.join(LISTINGS)}"
+    raise ValueError(f"{folder}: got {kind}; name a file, or a data set as hf:{folder}@<split>, e.g. hf:{folder}@train")
 
 
 def lines_or_array(path: Path) -> DataFile:

@@ -177,6 +177,19 @@ def hub_audio(folder: Path, gold: Any, column: str = "text") -> Path:
     return parquet(folder, [{"file": "a.wav", "audio": sound, column: gold, "speaker_id": 19}])
 
 
+def media_folder(folder: Path, gold: Any) -> Path:
+    beside(folder)
+    lines(folder, [{"file_name": "a.png", "question": QUESTION, "answer": gold}], "metadata.jsonl")
+    return folder
+
+
+def sound_folder(folder: Path, gold: Any) -> Path:
+    beside(folder)
+    with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["file_name", "text"], ["a.wav", gold]])
+    return folder
+
+
 def hub_sentence(folder: Path, gold: Any) -> Path:
     return hub_audio(folder, gold, "sentence")
 
@@ -219,6 +232,8 @@ LAYOUTS: dict[str, tuple[Callable[[Path, Any], Path], str]] = {
     "FLEURS": (hub_transcription, "audio"),
     "VoxPopuli": (hub_normalized, "audio"),
     "spreadsheet": (spreadsheet, "image"),
+    "folder of images": (media_folder, "image"),
+    "folder of recordings": (sound_folder, "audio"),
     "columns of your own": (own_columns, "image"),
 }
 """Row of the table in docs/data.md to the function that writes such a file with a reference answer, and the medium."""

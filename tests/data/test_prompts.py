@@ -129,6 +129,19 @@ def test_files_of_numbers_are_ascending_and_of_a_bounded_count(tmp_path, monkeyp
     assert data_files(path) == [path], "a file of this name is itself"
 
 
+@pytest.mark.parametrize(
+    ("inside", "hint"),
+    [("state.json", "saved to disk.*hf:.*@train"), ("dataset_dict.json", "saved to disk"), ("a.png", "metadata.jsonl")],
+)
+def test_a_folder_stands_for_the_file_that_lists_it_or_is_an_error(tmp_path, inside, hint):
+    (tmp_path / inside).touch()
+    with pytest.raises(ValueError, match=hint):
+        load_prompts(tmp_path)
+    path = written(tmp_path, '{"text": "what", "file_name": "a.PNG"}', name="metadata.jsonl")
+    [prompt] = load_prompts(tmp_path)
+    assert data_files(tmp_path) == [path] and prompt.media[0].kind == "image"
+
+
 def test_an_array_is_told_from_lines_by_its_bracket_and_has_a_bounded_size(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     path.write_bytes(b'\xef\xbb\xbf\n [{"text": "a"}]')
