@@ -6,9 +6,10 @@
     mmgrpo check-data hf:hiyouga/geometry3k@train --limit 100
 
 Every row is read, every picture and sound is decoded, and of every clip the first and the last frame. Tokens are
-computed from sizes: exactly with --model, whose processor and tokenizer are read (but not its weights); otherwise as
-for Qwen2.5-VL, with four characters of text per token and no tokens for sounds. Problems are listed with their place in
-the file. The exit status is 1 if there are problems, and 2 if there is no data set.
+computed from sizes: exactly with a --model of Qwen-VL's kind or a language model, whose processor and tokenizer are
+read (but not its weights), not at all with another one; otherwise as for Qwen2.5-VL, with four characters of text per
+token and no tokens for sounds. Problems are listed with their place in the file. The exit status is 1 if there are
+problems, and 2 if there is no data set.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Args:
     """The data set to check, and how a run would read its prompts."""
 
     data: Annotated[tyro.conf.Positional[str], ANY_TEXT]
-    """A .jsonl, .json, .csv, .parquet, WebDataset .tar or .txt file, or hf:<folder or hub id>@<split>."""
+    """A .jsonl, .json, .csv, .parquet, WebDataset .tar or .txt file, a folder of media with metadata.jsonl or .csv, or
+    hf:<folder or hub id>@<split>."""
     media_root: Annotated[str, ANY_TEXT] = ""
     """Folder to which paths of media are relative; by default the folder of the file."""
     columns: Annotated[str, ANY_TEXT] = ""
@@ -102,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     readable = [(place, prompt) for place, prompt in rows if not isinstance(prompt, ValueError)]
     measures = measure_all([prompt for _, prompt in readable], args.workers, "media", args.seconds * args.windows)
-    count, golds = counter(args), gold_rewards([spec for spec in args.reward if is_verifier(spec)])
+    (count, note), golds = counter(args), gold_rewards([spec for spec in args.reward if is_verifier(spec)])
     others = row_rewards([spec for spec in args.reward if not is_verifier(spec)])
     refuse_columns([*(reward for reward, _ in golds), *others], [prompt for _, prompt in readable])
     problems = {place: row_problem(place, prompt) for place, prompt in rows if isinstance(prompt, ValueError)}
@@ -111,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         problem = media_problem(prompt, sizes) or (task_problem(prompt) if args.check_tasks else None)
         problem = problem or row_problems(prompt, others)
         problem = problem or (gold_problem(prompt, golds) if args.check_tasks and (golds or not others) else None)
-        if not problem:
+        if not problem and count is not None:
             problem, length = length_problem(prompt, sizes, count, args.max_prompt_tokens)  # type: ignore[arg-type]
             tokens += [length] if length else []
         if problem:
@@ -119,6 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = [prompt for _, prompt in readable]
     print(f"{args.data}: {len(rows)} rows")
     print("\n".join(f"  {name:<10}{text}" for name, text in statistics_of(prompts, measures, tokens) if text))
+    if note:
+        print(f"  tokens    {note}")
     print_keys(prompts, args.reward)
     for text in unasked_forms(prompts, [reward for reward, _ in golds]):
         print(f"  format    {text}")
@@ -366,22 +370,28 @@ def length_problem(
     return None, length
 
 
-def counter(args: Args) -> Callable[[Prompt, Sequence[Measure]], int]:
-    """A function that counts the tokens of a prompt, from the sizes of its media."""
-    from pipelines.vlm.estimate import Sizes, of_model, tokens_of
+def counter(args: Args) -> tuple[Callable[[Prompt, Sequence[Measure]], int] | None, str]:
+    """A function that counts the tokens of a prompt, from the sizes of its media; or None, and why they are not
+    counted."""
+    from pipelines.vlm.estimate import NotCounted, Sizes, of_model, tokens_of
 
     limits = {name: getattr(args, name) for name in ("min_pixels", "max_pixels", "frame_pixels", "max_frames", "fps")}
     limits = {name: value for name, value in limits.items() if value}
     words: Callable[[Prompt], int] = lambda prompt: len(prompt.text) // 4 + 1  # noqa: E731
     sizes = Sizes(**limits)
     if args.model:
-        sizes, words = of_model(args.model, **limits)
+        try:
+            sizes, words = of_model(args.model, **limits)
+        except NotCounted as error:
+            if args.max_prompt_tokens:
+                raise ValueError(f"--max-prompt-tokens: {error}") from error
+            return None, f"not counted: {error}"
 
     def count(prompt: Prompt, measures: Sequence[Measure]) -> int:
         visual = [(media, one) for media, one in zip(prompt.media, measures, strict=True) if media.kind != "audio"]
         return words(prompt) + sum(tokens_of(media, one, sizes) for media, one in visual)
 
-    return count
+    return count, ""
 
 
 def statistics_of(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmgrpo.data.chat import NO_ARGUMENTS, token_ids
+from mmgrpo.data.chat import NO_ARGUMENTS, ChatTemplate, token_ids
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
@@ -64,7 +64,7 @@ class CausalLm(Decoder):
 
         With a chat template prompts are conversations, without one the bare text.
         """
-        rows = [self._ids(prompt) for prompt in prompts]
+        rows = [prompt_ids(self.tokenizer, self.chat, prompt) for prompt in prompts]
         check_prompt_lengths(prompts, rows, self.max_prompt_tokens, "a shorter text")
         ids, real = pad_left(rows, self.pad_id)
         media, written = [None] * len(rows), [self.prefilled] * len(rows)
@@ -72,7 +72,7 @@ class CausalLm(Decoder):
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt."""
-        return len(self._ids(prompt))
+        return len(prompt_ids(self.tokenizer, self.chat, prompt))
 
     def features(self, network: Any, context: Context) -> Features:
         """Texts have no media."""
@@ -82,24 +82,26 @@ class CausalLm(Decoder):
         """The network without its head."""
         return network.base_model
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if prompt.media:
-            raise ValueError(
-                f"prompt '{prompt.id}': got a medium of kind {prompt.media[0].kind}, expected text only; choose a "
-                "family that takes media"
-            )
-        if self.chat is not None:
-            return conversation_ids(self.chat, prompt, (), lambda medium: [])
-        if len(prompt.turns) > 1:
-            roles = ", ".join(turn.role for turn in prompt.turns)
-            raise ValueError(
-                f"prompt '{prompt.id}': got turns of {roles}, expected one text: the model's tokenizer has no chat "
-                "template, which would write them; write the whole prompt as a text, or choose an instruction model"
-            )
-        ids = token_ids(self.tokenizer, prompt.text)
-        if not ids:
-            raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}): got no tokens, expected at least one")
-        return ids
+
+def prompt_ids(tokenizer: Any, chat: ChatTemplate | None, prompt: Prompt) -> list[int]:
+    """Ids of a prompt by the chat template, or of its text where there is none; ValueError for one with media."""
+    if prompt.media:
+        raise ValueError(
+            f"prompt '{prompt.id}': got a medium of kind {prompt.media[0].kind}, expected text only; choose a "
+            "family that takes media"
+        )
+    if chat is not None:
+        return conversation_ids(chat, prompt, (), lambda medium: [])
+    if len(prompt.turns) > 1:
+        roles = ", ".join(turn.role for turn in prompt.turns)
+        raise ValueError(
+            f"prompt '{prompt.id}': got turns of {roles}, expected one text: the model's tokenizer has no chat "
+            "template, which would write them; write the whole prompt as a text, or choose an instruction model"
+        )
+    ids = token_ids(tokenizer, prompt.text)
+    if not ids:
+        raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}): got no tokens, expected at least one")
+    return ids
 
 
 def load(options: TextOptions, training: Training = PLAIN) -> CausalLm:

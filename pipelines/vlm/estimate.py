@@ -11,9 +11,16 @@ from mmgrpo.data.chat import chat_of
 from mmgrpo.types import Media, Prompt
 from pipelines import require
 from pipelines.conversation import conversation_ids, load_tokenizer
-from pipelines.pretrained import locate, read_part
+from pipelines.pretrained import INDEX, architecture, locate, read_part
 from pipelines.vlm.frames import frame_indices
 from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_pixel_limit, smart_resize, span_of
+
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Types of models whose tokens of media follow from ``Sizes``."""
+
+
+class NotCounted(ValueError):
+    """A model whose prompts have no length that follows from the sizes of their media."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +56,38 @@ def tokens_of(media: Media, measure: Measure, sizes: Sizes) -> int:
     return layers * height * width // factor**2
 
 
+def is_language_model(kind: str) -> bool:
+    """Whether transformers has a type of model as a language model of texts alone."""
+    from transformers.models.auto import modeling_auto as auto
+
+    others = (auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
+    return kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not any(kind in names for names in others)
+
+
 def of_model(path: str, **limits: float) -> tuple[Sizes, Callable[[Prompt], int]]:
     """The sizes of a model (folder or hub id), with ``limits`` in place of some, and a function that counts the tokens
     of a prompt without its media.
 
-    Only processor and tokenizer are loaded, no weights.
+    Only processor and tokenizer are loaded, no weights. Of a language model, which reads no media, the sizes are the
+    defaults. NotCounted for any other model than these and Qwen-VL's.
     """
     require("vlm", "transformers")
     from transformers import AutoImageProcessor
 
+    from pipelines.vlm.causal_lm import prompt_ids
     from pipelines.vlm.qwen_vl import MARKS
 
-    source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct")
+    source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct", *INDEX)
+    kind = architecture(source)
+    if kind not in QWEN_VL and not is_language_model(kind):
+        raise NotCounted(
+            f"'{path}' is of the type {kind or '(none)'}, and lengths are counted for Qwen-VL and language models"
+        )
     tokenizer: Any = load_tokenizer(source)
-    processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
     chat = chat_of(tokenizer)
+    if kind not in QWEN_VL:
+        return Sizes(**limits), lambda prompt: len(prompt_ids(tokenizer, chat, prompt))
+    processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
     own = {
         "patch": processor.patch_size,
         "merge": processor.merge_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -107,6 +108,24 @@ def test_tokens_are_counted_with_a_model_and_prompts_over_the_limit_are_listed(c
     status, text, errors = check(path, "--model", model, "--max-pixels", 1024, "--max-prompt-tokens", 5)
     assert status == 1, errors
     assert "data.jsonl:1: has" in text and "more than --max-prompt-tokens 5" in text
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "tokens"),
+    [
+        ("vlm.causal_lm", "qwen2.5", "per prompt: "),
+        ("speech.whisper", "multilingual", "not counted: .*whisper"),
+        ("visual.sd3", None, "not counted: .*StableDiffusion3Pipeline"),
+    ],
+)
+def test_tokens_are_counted_for_language_models_and_not_for_generators(check, tmp_path, family, kind, tokens):
+    maker = pytest.importorskip(f"pipelines.{family}_tiny").tiny
+    model = maker(tmp_path / "model", **({"kind": kind} if kind else {}))
+    path = write(tmp_path, [{"text": "what is it"}])
+    status, text, errors = check(path, "--model", model)
+    assert status == 0 and re.search(f"tokens +{tokens}", text), errors
+    status, text, errors = check(path, "--model", model, "--max-prompt-tokens", 5)
+    assert (status == 1) if kind == "qwen2.5" else (status == 2 and "--max-prompt-tokens" in errors)
 
 
 def test_tasks_of_other_rewards_need_not_be_known(check, tmp_path):

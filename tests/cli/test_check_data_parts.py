@@ -175,7 +175,8 @@ def test_a_prompt_is_too_long_beyond_the_limit():
     ],
 )
 def test_tokens_are_those_of_pictures_and_a_quarter_of_the_letters(options: dict[str, Any], tokens: int):
-    count = counter(Args("a.jsonl", **options))
+    count, _ = counter(Args("a.jsonl", **options))
+    assert count is not None
     assert count(asked(SOUND, PICTURE), [Measure(0, 0), Measure(480, 640)]) == tokens + 1
     for letters, words in ((3, 1), (4, 2), (11, 3)):
         assert count(Prompt("x" * letters), []) == words
@@ -191,7 +192,8 @@ def test_tokens_are_those_of_pictures_and_a_quarter_of_the_letters(options: dict
     ],
 )
 def test_tokens_of_clips_follow_the_options(options: dict[str, Any], tokens: int):
-    assert counter(Args("a.jsonl", **options))(asked(CLIP), [Measure(224, 224, 300, 10.0)]) == tokens + 1
+    count, _ = counter(Args("a.jsonl", **options))
+    assert count and count(asked(CLIP), [Measure(224, 224, 300, 10.0)]) == tokens + 1
 
 
 def test_tokens_of_a_model_are_those_that_it_counts(monkeypatch):
@@ -202,9 +204,9 @@ def test_tokens_of_a_model_are_those_that_it_counts(monkeypatch):
         return Sizes(max_pixels=28 * 28 * 100), lambda prompt: 50
 
     monkeypatch.setattr("pipelines.vlm.estimate.of_model", of_model)
-    count = counter(Args("a.jsonl", model="a/model", fps=1.0))
+    count, _ = counter(Args("a.jsonl", model="a/model", fps=1.0))
     assert asked_for == [("a/model", {"fps": 1.0})]
-    assert count(asked(PICTURE), [Measure(480, 640)]) == 50 + 88  # 8 x 11 patches
+    assert count and count(asked(PICTURE), [Measure(480, 640)]) == 50 + 88  # 8 x 11 patches
 
 
 # ---- statistics
@@ -274,7 +276,7 @@ def checked(tmp_path, monkeypatch, capsys):
         return len(prompt.text)
 
     def run(rows: list[dict[str, Any]], **options: Any):
-        monkeypatch.setattr(check_data, "counter", lambda args: count)
+        monkeypatch.setattr(check_data, "counter", lambda args: (count, ""))
         path = tmp_path / "data.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         values = {"skipped": str(tmp_path / "bad.jsonl"), **options}
