@@ -28,7 +28,7 @@ from pipelines.speech.options import (
     WhisperOptions,
     WindowedOptions,
 )
-from pipelines.speech.spoken import Spoken
+from pipelines.speech.spoken import Spoken, with_texts
 from pipelines.speech.text_to_audio import TextToAudioFamily
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def check_transcripts(config: Config, prompts: Sequence[Prompt], path: str) -> t
     strange = []
     for prompt in usable:
         check_row(prompt)
+        refuse_text(prompt)
         english = language_code(str(prompt.meta.get("language") or language)) == "en"
         task = prompt.task or config.model.task
         if english and task == "transcribe" and isinstance(prompt.answer, str):
@@ -88,6 +89,28 @@ def check_transcripts(config: Config, prompts: Sequence[Prompt], path: str) -> t
             flush=True,
         )
     return usable, skipped
+
+
+def check_clips(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """``check_sounds`` for CTC recognizers, which are asked nothing."""
+    usable, skipped = check_sounds(config, prompts, path)
+    for prompt in usable:
+        refuse_text(prompt)
+    return usable, skipped
+
+
+def refuse_text(prompt: Prompt) -> None:
+    """ValueError, before a model is loaded, for a prompt with a text, which is often its transcript."""
+    if text := prompt.text.strip():
+        remedy = (
+            "leave it empty, or train a model that takes an instruction (qwen_audio)"
+            if prompt.answer is not None
+            else "where it is the transcript, call it answer in the rows, or --data.columns text=answer"
+        )
+        raise ValueError(
+            f"prompt '{prompt.id}': got the text {text[:80]!r}, expected none, since recognizers take no instruction; "
+            f"{remedy}"
+        )
 
 
 def with_language(prompts: Sequence[Prompt], language: str) -> Sequence[Prompt]:
@@ -209,7 +232,7 @@ class DurationFamily(Spoken):
         from mmgrpo.data.columns import columns_for
         from pipelines.hub import load_prompts
 
-        return load_prompts(locate(path), columns=columns_for(path, config.data.columns)), []
+        return with_texts(load_prompts(locate(path), columns=columns_for(path, config.data.columns))), []
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
         """Every prompt."""
@@ -249,7 +272,7 @@ def _hearing(
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        _hearing("ctc", "CTC recognizers: one clip in, its transcript out", CTC, CtcOptions, CtcSampling),
+        _hearing("ctc", "CTC recognizers: one clip in, its transcript out", CTC, CtcOptions, CtcSampling, check_clips),
         _hearing(
             "whisper",
             "Whisper: one clip in, its transcript out",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,27 @@ if TYPE_CHECKING:
     from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Audio, Media, Prompt
+
+
+def with_texts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts with the text that is to be spoken.
+
+    In data sets of recordings and transcripts (LJSpeech, LibriTTS as the hub has them) the recording is of the text
+    itself: the transcript is the text, and the voice to speak in is that of the next such row. ValueError for a row
+    without text and transcript.
+    """
+    recorded = [prompt for prompt in prompts if not prompt.text.strip()]
+    voices = {prompt.id: voice for prompt, voice in zip(recorded, recorded[1:] + recorded[:1], strict=True)}
+    return [in_voice(prompt, voices[prompt.id]) if prompt.id in voices else prompt for prompt in prompts]
+
+
+def in_voice(prompt: Prompt, voice: Prompt) -> Prompt:
+    """A recorded row with its transcript as its text, in the voice of another."""
+    said = prompt.answer
+    if not isinstance(said, str) or not said.strip():
+        raise ValueError(f"prompt '{prompt.id}': has no text to be spoken; name its column: --data.columns COLUMN=text")
+    turns = tuple(replace(turn, parts=(*turn.parts, said)) for turn in voice.turns)
+    return replace(prompt, text=said, turns=turns, meta={"reference_text": voice.answer, **prompt.meta})
 
 
 class Spoken:

@@ -4,7 +4,8 @@
     id|reference_text|voice.wav|text[|recording]                       .lst, seed-tts-eval's meta.lst
     id|text|text as it is spoken                                       metadata.csv of LJSpeech, clips in wavs/
 
-In LJSpeech's rows the clip is the recording of the text itself: the voice to speak in is that of the next row.
+In LJSpeech's rows, and in data sets of recordings and transcripts (``with_texts``), the clip is the recording of the
+text itself: the voice to speak in is that of the next row.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mmgrpo.data.prompts import Attempt, distinct, whole
 from mmgrpo.data.values import text_of
 from mmgrpo.types import Prompt
 from pipelines.hub import load_prompts
+from pipelines.speech.spoken import with_texts
 
 META = ".lst"
 LISTS = (META, "metadata.csv")
@@ -33,11 +35,19 @@ def read_texts(config: Config, path: str) -> list[Prompt]:
     """The prompts of one of ``LISTS``, or of any other file. ValueError for ``data.columns`` of a list, whose columns
     have no names."""
     file, columns = locate(path), columns_for(path, config.data.columns)
-    if not file.endswith(LISTS):
-        return load_prompts(file, config.data.media_root, columns)
+    if not file.endswith(LISTS) or has_header(Path(file)):
+        return with_texts(load_prompts(file, config.data.media_root, columns))
     if columns:
         raise ValueError(f"data.columns: '{path}' is a list whose columns have no names; leave data.columns empty")
     return read_voices(file, config.data.media_root)
+
+
+def has_header(file: Path) -> bool:
+    """Whether a list begins with names of columns, as ``metadata.csv`` of the hub's folders of recordings does."""
+    if not file.is_file():
+        return False
+    with open(file, "rb") as lines:
+        return b"file_name" in lines.readline(1 << 16).replace(b'"', b"").strip().split(b",")
 
 
 def read_voices(path: str, media_root: str = "") -> list[Prompt]:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import wave
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,6 +39,31 @@ def test_every_text_of_a_file_or_a_command_line_is_a_prompt(tmp_path):
     assert [(one.text, one.id) for one in typed] == [("Good morning!", "prompt-0"), ("Bye.", "prompt-1")]
     assert SPEAKS.blank(prompts) == [] and SPEAKS.summary(config(), None) == {}
     assert SPEAKS.check(config()) is None and SPEAKS.decisions(config()) == "tokens"
+
+
+@pytest.mark.parametrize("name", ["duration", "flow_speech", "codec_speech"])
+def test_a_transcript_is_the_text_to_be_spoken_in_the_voice_of_the_next_row(name, tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    for number in range(2):
+        soundfile.write(tmp_path / f"{number}.wav", np.sin(np.arange(8_000) * 0.1) / 2, 16_000)
+    (tmp_path / "metadata.csv").write_text("file_name,text\n0.wav,Good morning.\n1.wav,Good night.\n")
+    config = config_class(family(name).sections)()
+    [one, two], skipped = family(name).read(config, str(tmp_path))
+    assert (one.text, one.meta["reference_text"], two.text, skipped) == (
+        "Good morning.",
+        "Good night.",
+        "Good night.",
+        [],
+    )
+    assert [Path(prompt.media[0].source).name for prompt in (one, two)] == ["1.wav", "0.wav"]
+    if name != "duration":  # a header tells it from LJSpeech's file of this name
+        assert [prompt.text for prompt in family(name).read(config, str(tmp_path / "metadata.csv"))[0]] == [
+            one.text,
+            two.text,
+        ]
+    (tmp_path / "rows.jsonl").write_text('{"text": "", "audio": "0.wav"}')
+    with pytest.raises(ValueError, match="rows.jsonl:1.*no text"):
+        family(name).read(config, str(tmp_path / "rows.jsonl"))
 
 
 def test_a_round_is_texts_times_durations_up_to_the_longest():

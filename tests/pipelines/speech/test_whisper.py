@@ -406,6 +406,15 @@ def test_an_unknown_language_or_task_is_an_error_of_its_row_when_rows_are_read(r
         family("whisper").read(whisper_config(folders["multilingual"], "klingon"), rows_of(tmp_path, {}))
 
 
+@pytest.mark.parametrize("name", ["whisper", "ctc"])
+@pytest.mark.parametrize(("row", "hint"), [({"answer": None}, "--data.columns text=answer"), ({}, "leave it empty")])
+def test_a_text_is_refused_when_rows_are_read_and_a_transcript_gets_its_column(name, row, hint, tmp_path):
+    config = config_class(family(name).sections)()
+    path = rows_of(tmp_path, {}, {"text": "good morning"} | row)
+    with pytest.raises(ValueError, match=f"prompt '1': .*'good morning'.*{hint}"):
+        family(name).read(config, path)
+
+
 @pytest.mark.parametrize(("kind", "most"), [("english", 62), ("multilingual", 60), ("fine_tune", 60)])
 def test_transcripts_longer_than_the_decoder_has_positions_are_refused_before_it_is_loaded(kind, most, folders):
     """64 positions, of which the prompt takes two or four."""
