@@ -59,11 +59,38 @@ def test_a_file_of_any_form_that_is_read_is_named_as_it_is():
             {"data.train": "hf:a/b@train", "data.heldout": "hf:a/b@test"},
             [],
         ),
+        (
+            {"dataset_name": "a.jsonl", "dataset_prompt_column": "problem"},
+            {"data.train": "a.jsonl", "data.heldout": ""},
+            [],
+        ),
+        (
+            {"dataset_name": "a.jsonl", "dataset_prompt_column": "task_text"},
+            {"data.train": "a.jsonl", "data.heldout": "", "data.columns": "task_text=prompt"},
+            [],
+        ),
     ],
 )
 def test_data_of_trl(settings: dict[str, Any], expected: dict[str, Any], words: list[str]):
     draft = convert("trl", "data", settings)
     assert values(draft) == expected and warned(draft, *words)
+
+
+@pytest.mark.parametrize("given", [{"q": "query", "gold": "solution", "level": "difficulty"}, '{"a": "answer"}', "a=b"])
+def test_columns_of_ms_swift_become_ours(given: Any):
+    draft = convert("ms_swift", "data", {"dataset": "a.jsonl", "columns": given})
+    if given == "a=b":
+        assert len(draft.asked["data.columns"]) == 1
+        return
+    expected = "a=answer" if isinstance(given, str) else "q=problem,gold=solution,level=meta.difficulty"
+    assert values(draft)["data.columns"] == expected and not draft.warnings
+
+
+def test_the_system_prompt_of_open_r1_is_ours_and_its_rewards_are_named():
+    draft = convert("trl", "prompt rewards", {"system_prompt": "Think.", "reward_funcs": ["accuracy", "own"]})
+    assert values(draft)["data.system"] == "Think."
+    own, theirs = sorted(draft.warnings, key=len)
+    assert "open_r1" not in own and "open_r1.rewards:accuracy_reward" in theirs
 
 
 ROWS = "takes only some of the rows"

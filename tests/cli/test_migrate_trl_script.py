@@ -133,3 +133,18 @@ def test_a_script_has_one_trainer_and_is_python():
         script("x = = 1")
     source = script("x = " + "-" * 40 + "1\n" + trained("max_steps=" + "-(" * 60 + "1" + ")" * 60))
     assert "max_steps" in {*source.values, *source.unread}
+
+
+def test_a_package_that_is_missing_here_does_not_stop_the_migration(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    values = {
+        "model_name_or_path": "a/b",
+        "dataset_name": "c/d",
+        "max_steps": 3,
+        "use_peft": True,
+        "load_in_4bit": True,
+    }
+    flags = [f"--{name}={value}" for name, value in values.items()]
+    text, warnings = recipe_of("trl", "", flags)
+    assert yaml.safe_load(text)["model"]["quantize"] == "4bit" and any("bitsandbytes" in one for one in warnings)
+    assert "bitsandbytes" in text.partition("steps:")[0], "among what is to decide, at the top"

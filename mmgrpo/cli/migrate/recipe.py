@@ -17,7 +17,7 @@ from mmgrpo.cli.migrate.trl_script import flags_of, from_trl_script
 from mmgrpo.cli.train import arithmetic
 from mmgrpo.config.names import nearest
 from mmgrpo.config.reading import UNDECIDED, build, option_names, undecided, without
-from mmgrpo.config.settings import config_class
+from mmgrpo.config.settings import Missing, config_class
 from mmgrpo.data.values import CONTROL
 from mmgrpo.family import family
 
@@ -80,8 +80,9 @@ def recipe_of(
     convert(draft, CONVERSIONS[project])
     section = drop_defaults(draft, chosen)
     account(draft)
+    if missing := check(section, chosen, source):
+        draft.warn(f"on this machine: {missing}")
     text = "\n".join([*head(draft, path), *body(draft, section)]) + "\n"
-    check(section, chosen, source)
     return text, draft.warnings
 
 
@@ -236,15 +237,17 @@ def account(draft: Draft) -> None:
             draft.leave(key, "see what is to be decided" if decided else "has no effect with the other settings")
 
 
-def check(section: Mapping[str, Any], chosen: Any, source: Source) -> None:
-    """Raise ValueError where the recipe would be refused."""
+def check(section: Mapping[str, Any], chosen: Any, source: Source) -> str:
+    """Raise ValueError where the recipe would be refused; returns what is only not installed here."""
     try:
         known = without(section, undecided(section).keys())
         arithmetic(build(config_class(chosen.sections), known, "the recipe"))
+    except Missing as error:
+        return str(error)
     except ValueError as error:
         problem = str(error)
     else:
-        return
+        return ""
     raise ValueError(f"{source.name}: the recipe made of it would be refused: {problem}")
 
 

@@ -209,6 +209,15 @@ def data(draft: Draft) -> None:
         draft.set("data.heldout", "", "eval_strategy")
     if known == "steps" and draft["eval_steps"] is not None:
         draft.set("eval.every", draft.count("eval_steps"), "eval_steps", "eval_strategy")
+    key = "dataset_prompt_column"
+    if draft.given(key) and draft[key] in TEXT_KEYS:
+        draft.leave(key, "a column that is read here under this name")
+    elif draft.given(key):
+        draft.set("data.columns", f"{text_of(draft[key])}=prompt", key)
+
+
+TEXT_KEYS = ("text", "prompt", "problem", "messages", "conversations")
+"""Columns with the text of a prompt, those of ``mmgrpo.data.columns``; that module imports torch."""
 
 
 FILES = (".jsonl", ".json", ".tar", ".txt", ".csv", ".parquet")
@@ -249,10 +258,12 @@ def rewards(draft: Draft) -> None:
         elif own := re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|\.)([A-Za-z_]\w*)", name):
             found.append(weighted(f"{own[1]}:{own[2]}", weight))
         else:
+            theirs = "" if swift else OPEN_R1.get(name, "")
             draft.ask(
                 "rewards",
                 f"{text_of(name, 250)}, weight {weight}: 'mmgrpo rewards' lists ours; one of your own is "
-                "module:function (docs/extending.md)",
+                "module:function (docs/extending.md)"
+                + (f"; that of open-r1, where it is installed, is {theirs}" if theirs else ""),
             )
     of = ("reward_funcs", "reward_weights")
     if found:
@@ -275,6 +286,16 @@ TRL_REWARDS = {
     "get_soft_overlong_punishment": "soft_overlong(max_tokens=1280, buffer=256)",
 }
 """Rewards that TRL names, with the constants of its script."""
+
+
+OPEN_R1 = {
+    "accuracy": "open_r1.rewards:accuracy_reward",
+    "format": "open_r1.rewards:format_reward",
+    "tag_count": "open_r1.rewards:tag_count_reward",
+    "reasoning_steps": "open_r1.rewards:reasoning_steps_reward",
+    "length": "open_r1.rewards:len_reward",
+}
+"""Rewards that configurations of open-r1 name, which are functions in TRL's form."""
 
 
 def swift_rewards(draft: Draft) -> dict[str, str]:
@@ -333,15 +354,16 @@ def name(draft: Draft) -> None:
 def prompt(draft: Draft) -> None:
     """What is said around the question of a row: a system prompt, a template, arguments of the chat template."""
     rows = draft.table.rows
-    if "system" in rows and (text := draft["system"]):
+    key = next((name for name in ("system", "system_prompt") if name in rows), "")
+    if key and (text := draft[key]):
         found = beside(draft, str(text)) if str(text).endswith((".txt", ".md")) else None
         if found is not None:
-            draft.set("data.system", found.strip(), "system", note=f"the text of {text_of(text)}")
+            draft.set("data.system", found.strip(), key, note=f"the text of {text_of(text)}")
         elif str(text).endswith((".txt", ".md")):
-            draft.ask("data.system", f"there is no file {text_of(text)} here: write its text", "system")
-            draft.left["system"] = "a file that is not here"
+            draft.ask("data.system", f"there is no file {text_of(text)} here: write its text", key)
+            draft.left[key] = "a file that is not here"
         else:
-            draft.set("data.system", str(text), "system")
+            draft.set("data.system", str(text), key)
     key = "data.format_prompt"
     if key in rows and (name := draft[key]):
         found = beside(draft, str(name))
@@ -433,6 +455,27 @@ def swift_data(draft: Draft) -> None:
             "held-out rows are a file of their own here: split the data, and set data.heldout", "split_dataset_ratio"
         )
         draft.left["split_dataset_ratio"] = "held-out rows are a file of their own"
+    if draft["columns"] is not None:
+        swift_columns(draft)
+
+
+def swift_columns(draft: Draft) -> None:
+    """``columns`` of ms-swift, an object of their names to its own."""
+    value = draft["columns"]
+    pairs = plain(value) if isinstance(value, str) else value
+    if not isinstance(pairs, dict) or not all(isinstance(one, str) for pair in pairs.items() for one in pair):
+        draft.ask("data.columns", f"columns {text_of(value)}: write it as theirs=ours,... (docs/data.md)", "columns")
+        return
+    ours = {theirs: SWIFT_COLUMNS.get(own, f"meta.{own}") for theirs, own in pairs.items()}
+    draft.set("data.columns", ",".join(f"{theirs}={own}" for theirs, own in ours.items()), "columns")
+
+
+SWIFT_COLUMNS = {
+    **{name: name for name in ("messages", "system", "solution", "answer")},
+    **{name: name for kind in ("image", "video", "audio") for name in (kind, kind + "s")},
+    **{"query": "problem", "response": "answer"},
+}
+"""Columns of ms-swift under our names; others are given to rewards by name."""
 
 
 def swift_lr(draft: Draft) -> None:
