@@ -42,6 +42,7 @@ from mmgrpo.cli.source import (
     load_weights,
     prompts_of,
     read_source,
+    refuse_no_prompts,
     run_config,
     sampling_options,
     start,
@@ -92,8 +93,7 @@ class Contestant:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate, print and write the results."""
     args, config, model_family = read_source(Evaluate, words(arguments), str(__doc__))
-    if not (is_given(args) or args.file):
-        raise ValueError("there are no prompts; give --file, --prompts, or --run for the held-out prompts of a run")
+    refuse_no_prompts(args, "--prompts TEXT")
     refuse_copies(args.samples, config)
     from mmgrpo.evaluation import members
     from mmgrpo.rewards import scorers

@@ -24,10 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.cli.given import is_given
 from mmgrpo.cli.measures import json_value
 from mmgrpo.cli.options import words
-from mmgrpo.cli.source import UNTRAINED, Source, load_weights, prompts_of, read_source, sampling_options, start
+from mmgrpo.cli.source import (
+    UNTRAINED,
+    Source,
+    load_weights,
+    prompts_of,
+    read_source,
+    refuse_no_prompts,
+    sampling_options,
+    start,
+)
 from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, within
 from mmgrpo.runtime.folder import DRAWN, refuse_output
 
@@ -67,8 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     refuse_copies(args.samples, config)
     folder = Path(args.output or Path(args.run) / "drawn")
     refuse_output(folder, DRAWN, "samples.json", {"model", "samples", "drawn"})
-    if not (is_given(args) or args.file):
-        raise ValueError('there are no prompts; give --prompts "a red circle", --file or --run')
+    refuse_no_prompts(args, '--prompts "a red circle"')
     prompts = prompts_of(args, config, model_family)
     from mmgrpo.rewards import entries, scorer, scorers
 
@@ -86,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     page = model_family.write_page(folder, sets, args.samples, args.columns)
     write_list(folder, args, config, sets)
     for title, shown in sets.items():
-        print("\n".join(lines_of(shown, title)))
+        print("\n".join(lines_of(shown, title or ("after" if args.before else ""))))
     print(f"{sum(len(shown.outputs) for shown in sets.values())} samples in {folder}: see {page}")
 
 

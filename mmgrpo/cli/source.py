@@ -104,6 +104,10 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
     args = from_arguments(default, arguments, f"{about}\n\n{note}")
     if not args.run and args.weights != "model":
         raise ValueError(f"--weights {args.weights!r} selects weights of a run; name the run with --run")
+    if args.data.heldout != config.data.heldout:
+        if args.file != default.file:
+            raise ValueError(f"--file {args.file}, --data.heldout {args.data.heldout}: name one file of prompts")
+        args = replace(args, file=args.data.heldout)
     config = config_of(args, config)
     model_family.check(config)
     return args, config, model_family
@@ -145,6 +149,15 @@ def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:
     for one in skipped:
         print(f"skipped: {one.id} ({one.reason})", flush=True)
     return list(prompts[: args.limit or None])
+
+
+def refuse_no_prompts(args: Any, example: str) -> None:
+    """ValueError where neither the command line nor the run names prompts."""
+    if is_given(args) or args.file:
+        return
+    if args.run:
+        raise ValueError(f"--run {args.run}: the run has no held-out prompts (data.heldout); give --file or {example}")
+    raise ValueError(f"there are no prompts; give --file FILE, {example}, or --run for the held-out prompts of a run")
 
 
 def load_weights(args: Source, config: Config, model_family: Family, device: str) -> Policy:

@@ -154,6 +154,23 @@ def test_what_evaluate_needs_is_said(options, message, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_held_out_prompts_of_the_command_line_are_those_that_are_read(tmp_path):
+    run = run_of(tmp_path, "qwen_vl")
+    for options in (["--run", run], ["--model.family", "qwen_vl"]):
+        assert read_source(Evaluate, [*options, "--data.heldout", "x.jsonl"], "")[0].file == "x.jsonl"
+        with pytest.raises(ValueError, match="--file a.jsonl.*--data.heldout x.jsonl"):
+            read_source(Evaluate, [*options, "--data.heldout", "x.jsonl", "--file", "a.jsonl"], "")
+
+
+@pytest.mark.parametrize("command", ["sample", "evaluate"])
+def test_a_run_without_held_out_prompts_is_named(command, tmp_path):
+    run = run_of(tmp_path, "qwen_vl")
+    config = load_yaml(tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "data": {"train": "a.jsonl", "heldout": ""}}))
+    with pytest.raises(ValueError, match=f"{run}.*data.heldout.*--file"):
+        call(command, "--run", run)
+
+
 @pytest.mark.parametrize("command", ["sample", "evaluate"])
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_an_option_under_its_old_name_is_refused_with_its_new_one(command, old, new):

@@ -80,7 +80,9 @@ def test_completions_of_a_run_stand_side_by_side_before_and_after(vlm_run, tmp_p
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(vlm_run.parent)
         call("sample", "--run", vlm_run, *options, "--output", tmp_path)
-    assert f"4 samples in {tmp_path}: see {tmp_path / 'completions.html'}" in capsys.readouterr().out
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1] == f"4 samples in {tmp_path}: see {tmp_path / 'completions.html'}"
+    assert out.index("after") - out.index("before") == 3
     rows = {title: read_lines(tmp_path / f"{title}.jsonl") for title in ("before", "after")}
     assert [len(lines) for lines in rows.values()] == [2, 2]
     assert rows["after"][1]["id"] == "image-4 (2)" and "exact" in rows["after"][0]["rewards"]
