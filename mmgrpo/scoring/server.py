@@ -8,7 +8,8 @@
 All but /health need the header ``Authorization: Bearer TOKEN`` where the server has a token. Errors are
 ``{"error": "..."}`` with a status that says whether to repeat the request: 400 malformed, 401 wrong token, 404 no such
 reward, 413 too large, 415 another content type, 422 the reward raised an exception: do not; 408 the body came too
-slowly, 429 too many wait, 503 not loaded or its process ended, 504 no value in time: later.
+slowly, 429 too many wait, 503 not loaded or its process ended, 504 no value in time: later. An error of a reward names
+files without their folders, which the server prints where it runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
@@ -162,12 +165,29 @@ async def in_time(reward: Batches, asked: Any) -> list[float | None]:
         raise Refusal(504, f"reward '{reward.name}' gave no values within {reward.timeout:g} s") from error
     except Busy as error:
         raise Refusal(429, str(error)) from error
-    except Unready as error:
-        raise Refusal(503, str(error)) from error
-    except Unreadable as error:
-        raise Refusal(400, str(error)) from error
-    except Unscorable as error:
-        raise Refusal(422, str(error)) from error
+    except (Unready, Unreadable, Unscorable) as error:
+        status = 503 if isinstance(error, Unready) else 400 if isinstance(error, Unreadable) else 422
+        told = without_folders(str(error))
+        if told != str(error) and str(error) not in _printed:
+            _printed.add(str(error))
+            print(error, file=sys.stderr, flush=True)
+        raise Refusal(status, told) from error
+
+
+_printed: set[str] = set()
+"""Errors whose paths clients do not get: each is printed once where the server runs."""
+
+FOLDERS = re.compile(
+    r"(?<=['\"])(?:/|[A-Za-z]:[/\\]|~/)[^'\"\n]*[/\\](?=[^'\"\n/\\]*['\"])"  # quoted, maybe with spaces
+    r"|(?<=\()(?:/|[A-Za-z]:[/\\])[^\n()]*[/\\](?=[^\n()/\\]+:\d+, in )"  # a line of a file (``own_line``)
+    r"|(?<![\w.~/:-])(?:/|[A-Za-z]:[/\\]|~/)(?:[^\s/\\'\"]+[/\\])+"
+)
+"""The folders of an absolute path; a URL is none."""
+
+
+def without_folders(text: str) -> str:
+    """The text with every absolute path as the name of its file, which says what failed and not where."""
+    return FOLDERS.sub("", text)
 
 
 class InFlight:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -232,7 +233,7 @@ def test_what_one_request_does_wrong_is_not_the_others_fault():
         good, bad, better = (answer.result() for answer in others)
         assert first.result().status_code == 200
     assert (good.json()["values"], better.json()["values"]) == ({"0": 4.0}, {"0": 6.0})
-    place = f"{__file__}:{strict.__code__.co_firstlineno + 4}, in strict"
+    place = f"{Path(__file__).name}:{strict.__code__.co_firstlineno + 4}, in strict"
     assert bad.status_code == 422 and bad.json()["error"] == f"reward 'length': ValueError: a bad text ({place})"
     assert sizes == [1, 3, 1, 1, 1]
 
@@ -402,3 +403,24 @@ def test_what_cannot_be_given_to_the_reward_is_refused_and_restarts_nothing():
     with serving(batches("length", unsendable)) as server:
         answer = post(server, **texts("ab"))
     assert answer.status_code == 400 and "cannot be sent" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ValueError: bad (/srv/rewards/a.py:12, in f)", "ValueError: bad (a.py:12, in f)"),
+        ("ValueError: bad (/srv/my rewards/a.py:12, in f)", "ValueError: bad (a.py:12, in f)"),
+        ("No such file or directory: '/srv/my models/x.pt'", "No such file or directory: 'x.pt'"),
+        ("C:\\Users\\me\\x.pt and ~/data/x.json", "x.pt and x.json"),
+        ("https://a.org/b/c.html, 1/2, a/b/c", "https://a.org/b/c.html, 1/2, a/b/c"),
+    ],
+)
+def test_a_client_gets_the_error_of_a_reward_without_the_folders_of_the_server(text, told, capfd):
+    def raises(prompts: Any, outputs: Any) -> list[float]:
+        raise RewardFailure(text)
+
+    with serving(batches("length", raises)) as server:
+        for _ in range(2):
+            answer = post(server, **texts("a"))
+            assert (answer.status_code, answer.json()["error"]) == (422, f"reward 'length': {told}")
+    assert capfd.readouterr().err.count(text) == (text != told), "once, where the server runs"
