@@ -63,8 +63,13 @@ class LanguageFamily:
         return Elsewhere(("peft",))
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other."""
+        """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other, and
+        ModuleNotFoundError for a ``data.video_reader`` that is not installed."""
         model, sampling = config.model, config.sampling
+        if getattr(config.data, "video_reader", "av") != "av":
+            from pipelines.vlm.families import use_video_reader
+
+            use_video_reader(config)
         check_quantize(model)
         if not model.path:
             raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
@@ -132,8 +137,10 @@ class LanguageFamily:
         from mmgrpo.advantages.estimate import AdvantageRecipe
         from mmgrpo.policies.token import TokenPolicy
         from pipelines.training import Training
+        from pipelines.vlm.families import use_video_reader
 
         options, sampling = config.model, config.sampling
+        use_video_reader(config)
         self.refuse_other_architectures(locate(options.path))
         check_positions(config, locate(options.path))
         given = {"path": locate(options.path)}

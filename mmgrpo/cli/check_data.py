@@ -87,6 +87,8 @@ class Args:
     """Maximum duration of a recording (model.seconds)."""
     windows: Annotated[int, within("[1, 60]")] = 1
     """Windows of that duration in which a recording is read (model.windows)."""
+    video_reader: Annotated[str, one_of("av", "decord", "torchcodec")] = "av"
+    """What decodes video files (data.video_reader)."""
     max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest length of a prompt in tokens, beyond which it is a problem; 0: no limit."""
 
@@ -97,8 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.data.columns import columns_for
     from mmgrpo.files import write_text
     from pipelines.hub import attempts
+    from pipelines.vlm.frames import READER
     from pipelines.vlm.media import measure_all
 
+    READER.use(args.video_reader)
     rows = list(
         islice(attempts(locate(args.data), args.media_root, columns_for(args.data, args.columns)), args.limit or None)
     )

@@ -1,13 +1,18 @@
-"""Selection of the frames of a clip, and their decoding by av."""
+"""Selection of the frames of a clip, and their decoding by av, decord or torchcodec (``data.video_reader``).
+
+Whatever decodes the frames, av opens the file before: it counts the frames, tells their times, and checks the limits.
+"""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +20,13 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from mmgrpo.config.registry import nearest
 from mmgrpo.data.inside import opened
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.values import reason_of
 from mmgrpo.randomness import stream
 from pipelines import require
-from pipelines.containers import MAX_FRAME_PIXELS, open_container, within_limit
+from pipelines.containers import MAX_FRAME_PIXELS, open_container, rewound, within_limit
 
 MAX_CLIP_PIXELS = 768 * 1920 * 1088
 """Pixels of all selected frames of a clip together: the largest default number of frames, in full HD. They take
@@ -38,6 +44,40 @@ Choose = Callable[[int, float], Sequence[int]]
 """From the number of frames of a clip and its frames per second to the indices of the selected frames."""
 
 
+READERS = ("av", "decord", "torchcodec")
+"""Packages that decode the selected frames of a file; those after the first are extras of their own."""
+
+TIME_OFF = 0.002
+"""Seconds by which the time of a frame may differ between two readers, which round it."""
+
+
+@dataclass
+class Reader:
+    """The package that decodes video files in this process (``data.video_reader``)."""
+
+    name: str = "av"
+
+    def use(self, name: str) -> None:
+        """Decode with this package from now on; ModuleNotFoundError where it is not installed (it names the extra),
+        ValueError where it cannot be loaded."""
+        if name not in READERS:
+            raise ValueError(f"data.video_reader: unknown '{name}'.{nearest(name, READERS)}")
+        if name != "av":
+            require(name, name)
+            try:
+                importlib.import_module("torchcodec.decoders" if name == "torchcodec" else name)
+            except Exception as error:  # a library of FFmpeg or of torch that it lacks is an error of any kind
+                raise ValueError(
+                    f"data.video_reader: {name} is installed and cannot be loaded; torchcodec needs the shared "
+                    "libraries of FFmpeg (4 to 8) and a torch of its own version; install them, or set av "
+                    f"({reason_of(error)[:300]})"
+                ) from error
+        self.name = name
+
+
+READER = Reader()
+
+
 class NotDecoded(Unreadable):
     """A selected frame that the decoder does not return."""
 
@@ -52,7 +92,7 @@ class FrameSet:
     fps: float
     """Mean frames per second of the file."""
     reader: str
-    """What read it: ``av``, ``files`` or ``memory``."""
+    """What read it: ``av``, ``decord``, ``torchcodec``, ``files`` or ``memory``."""
 
 
 def frame_range(total: int, source_fps: float, start: float = 0.0, end: float = math.inf) -> tuple[int, int]:
@@ -147,13 +187,81 @@ def _decode(path: str | BytesIO, choose: Choose) -> FrameSet:
     places = {stamp: place for place, stamp in enumerate(stamps)} if timed else {}
     seeks = sorted(places[pts] for pts, _, is_key, _ in packets if is_key and places)
     indices = choose(len(stamps), fps)
+    times = tuple(float((stamp - stamps[0]) * base) for stamp in stamps)
+    if READER.name != "av":
+        height, width, rotation = _first(path)
+        if READER.name == "decord" and rotation % 360:
+            raise Unreadable(f"is shown turned by {rotation} degrees, which decord cannot do; set data.video_reader av")
+        check_selection(len(indices), height, width)
+        check_decoded(sum(run_length(seeks, sorted({*indices}))) * height * width)
+        frames = _by_package(path, READER.name, times if timed else (), len(stamps), indices)
+        shown = (height, width) if rotation % 180 == 0 else (width, height)
+        if frames.shape[2:] != shown:
+            raise Unreadable(
+                f"got frames of {frames.shape[2]} x {frames.shape[3]} pixels by {READER.name}, expected {shown[0]} x "
+                f"{shown[1]}; set data.video_reader av"
+            )
+        return FrameSet(frames, times, fps, READER.name)
     try:
         frames = _frames(path, stamps, places, seeks, indices)
     except NotDecoded:
         if not seeks:
             raise
         frames = _frames(path, stamps, places, [], indices)  # the index may be wrong
-    return FrameSet(frames, tuple(float((stamp - stamps[0]) * base) for stamp in stamps), fps, "av")
+    return FrameSet(frames, times, fps, "av")
+
+
+def _first(path: str | BytesIO) -> tuple[int, int, int]:
+    """Height and width of the first frame as it is stored, whatever the header says, and the degrees by which it is
+    turned to be shown."""
+    with open_container(path) as container:
+        frame = next(iter(container.decode(_video_of(container))), None)
+    if frame is None:
+        raise NotDecoded("its first frame cannot be decoded; encode the clip again")
+    return frame.height, frame.width, int(frame.rotation)
+
+
+def run_length(seeks: Sequence[int], targets: Sequence[int]) -> list[int]:
+    """How many frames are decoded for each of the ascending ``targets``, from the last frame of ``seeks`` before it or
+    from behind the last target."""
+    counts, place = [], -1
+    for target in targets:
+        key = seeks[earlier - 1] if (earlier := bisect_right(seeks, target)) else 0
+        counts.append(target - max(place, key - 1))
+        place = target
+    return counts
+
+
+def _by_package(
+    file: str | BytesIO, name: str, times: Sequence[float], total: int, indices: Sequence[int]
+) -> UInt8[Tensor, "frames 3 height width"]:
+    """The frames ``indices`` by decord or torchcodec; ``Unreadable`` where it counts other frames than ``total``, or
+    gives them other times than ``times`` (empty: not compared)."""
+    source: Any = str(Path(file).absolute()) if isinstance(file, str) else rewound(file)
+    wanted = list(indices)
+    if name == "decord":
+        from decord import VideoReader, cpu
+
+        reader: Any = VideoReader(source, ctx=cpu(0), num_threads=1)
+        count, frames = len(reader), torch.from_numpy(reader.get_batch(wanted).asnumpy()).permute(0, 3, 1, 2)
+        found = [float(reader.get_frame_timestamp(index)[0]) for index in wanted] if times else []
+        first = float(reader.get_frame_timestamp(0)[0]) if times else 0.0
+    else:
+        from torchcodec.decoders import VideoDecoder
+
+        decoder: Any = VideoDecoder(source if isinstance(source, str) else source.getvalue(), num_ffmpeg_threads=1)
+        count, batch = len(decoder), decoder.get_frames_at(wanted)
+        frames, found = batch.data, batch.pts_seconds.tolist()
+        first = decoder.get_frame_at(0).pts_seconds if times else 0.0
+    if count != total:
+        raise Unreadable(f"{name} counts {count} frames, and the file has {total}; set data.video_reader av")
+    for index, at in zip(wanted, found if times else ()):
+        if abs(at - first - times[index]) > TIME_OFF:
+            raise Unreadable(
+                f"{name} puts frame {index} at {at - first:.3f} s, and the file at {times[index]:.3f} s; set "
+                "data.video_reader av"
+            )
+    return frames.contiguous()
 
 
 def _stored(path: str | BytesIO) -> int:
@@ -197,11 +305,7 @@ def _frames(
                 frames = within_limit(container.decode(stream))
             for frame in frames:
                 decoded += frame.width * frame.height
-                if decoded > MAX_DECODED_PIXELS:
-                    raise Unreadable(
-                        f"needs more than {MAX_DECODED_PIXELS:,} decoded pixels, the limit; cut the clip, or give it "
-                        "'start' and 'end'"
-                    )
+                check_decoded(decoded)
                 place = places.get(frame.pts, -1) if places else place + 1
                 if place >= target:
                     break
@@ -219,6 +323,15 @@ def _frames(
             pixels[rows[target]] = torch.from_numpy(picture.copy()).permute(2, 0, 1)
     assert pixels is not None
     return pixels
+
+
+def check_decoded(pixels: int) -> None:
+    """``Unreadable`` for more decoded pixels than ``MAX_DECODED_PIXELS``."""
+    if pixels > MAX_DECODED_PIXELS:
+        raise Unreadable(
+            f"needs more than {MAX_DECODED_PIXELS:,} decoded pixels, the limit; cut the clip, or give it 'start' and "
+            "'end'"
+        )
 
 
 def check_selection(frames: int, height: int, width: int) -> None:

@@ -43,7 +43,7 @@ class Clip:
     """Time of each position of ``frames``, relative to the beginning of the clip; ascending even where the frames are
     shuffled."""
     reader: str
-    """The source: ``av``, ``files`` (one picture per frame) or ``memory``."""
+    """What decoded it (``frames.READERS``), ``files`` (one picture per frame) or ``memory``."""
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,9 @@ class VlmData(Data):
     picture_cache: Annotated[int, within("[0, 1e8]")] = 1024
     """Memory limit: MiB of decoded pictures that each process caches between rounds; 0 decodes a picture at each
     use."""
+    video_reader: Annotated[str, one_of("av", "decord", "torchcodec")] = "av"
+    """What decodes video files: av, or decord or torchcodec, which are extras of their own. All select the same
+    frames, and check the same limits before they decode."""
     too_long: Annotated[str, one_of("refuse", "filter")] = "refuse"
     """Prompts over model.max_prompt_tokens: refuse (stop at the first) or filter (check all of them at the start, skip
     and list)."""
