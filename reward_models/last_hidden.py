@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mmgrpo.config.extras import install
 from mmgrpo.data.chat import ChatTemplate, special_tokens
 from mmgrpo.data.images import read_picture
+from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import Image, Output, Prompt, Text
 from reward_models.checkpoints import read_tensors
@@ -99,6 +100,13 @@ def _add_trained(network: nn.Module, file: Path) -> None:
 @functools.lru_cache(maxsize=2)
 def _load(name: str, device: str, adapters: str) -> tuple[Any, Any]:
     processor, network = load_frozen(name, device)
+    try:
+        _conversation(processor, "a question", "an answer", 0)
+    except ValueError as error:
+        raise ValueError(
+            f"last_hidden: {name}: its chat template raises for a question and its answer "
+            f"({reason_of(error.__cause__ or error)}); correct its chat_template.jinja, or name another model"
+        ) from error
     if adapters:
         _add_trained(network, Path(adapters))
     return processor, network.eval().requires_grad_(False)

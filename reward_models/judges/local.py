@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmgrpo.config.extras import install
 from mmgrpo.data.chat import ChatTemplate, end_tokens, special_tokens
+from mmgrpo.data.values import reason_of
 from mmgrpo.types import Image
 from reward_models.judges.question import Question
 from reward_models.pixels import to_pil
@@ -104,16 +105,40 @@ def load_judge(model: str, batch: int = 8, dtype: str = "bfloat16", device: str 
         ) from error
     try:
         processor: Any = AutoProcessor.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise unusable(model, error) from error
+    check_template(processor, model)
+    try:
         precision = torch.float32 if device == "cpu" else getattr(torch, dtype)
         network: Any = AutoModelForImageTextToText.from_pretrained(
             model, dtype=precision, use_safetensors=True, trust_remote_code=False
         )
     except (OSError, ValueError, ImportError) as error:
-        raise ValueError(
-            f"judge: {model} cannot be loaded as a vision-language model ({str(error).strip().splitlines()[0]}); "
-            "expected a folder or hub id with its weights and processor"
-        ) from error
-    if not getattr(processor, "chat_template", None):
-        raise ValueError(f"judge: {model} has no chat template, expected a model that was trained on conversations")
+        raise unusable(model, error) from error
     processor.tokenizer.padding_side = "left"
     return LocalJudge(network.to(device).eval().requires_grad_(False), processor, batch, torch.device(device))
+
+
+def unusable(model: str, error: Exception) -> ValueError:
+    """The error of a judge whose processor or weights transformers does not read."""
+    return ValueError(
+        f"judge: {model} cannot be loaded as a vision-language model ({str(error).strip().splitlines()[0]}); expected "
+        "a folder or hub id with its weights and processor"
+    )
+
+
+def check_template(processor: Any, model: str) -> None:
+    """ValueError for a judge without a chat template, or whose template raises for a question with a picture or for one
+    without; before its weights are read."""
+    if not getattr(processor, "chat_template", None):
+        raise ValueError(f"judge: {model} has no chat template, expected a model that was trained on conversations")
+    words = {"type": "text", "text": "a question"}
+    for title, parts in (("a picture and a text", [{"type": "image"}, words]), ("a text", [words])):
+        try:
+            ChatTemplate(processor).text([{"role": "user", "content": parts}])
+        except ValueError as error:
+            reason = reason_of(error.__cause__ or error)
+            raise ValueError(
+                f"judge: {model}: its chat template raises for a turn of {title} ({reason}); correct its "
+                "chat_template.jinja, or name another model"
+            ) from error

@@ -121,6 +121,14 @@ def test_weights_are_frozen_and_read_from_safetensors_only(folder, tmp_path):
         last_hidden([Prompt("a")], [Text("b")], model=str(place))
 
 
+def test_a_template_that_raises_names_the_model_and_its_file(folder, tmp_path):
+    place = tmp_path / "lm"
+    shutil.copytree(folder, place)
+    (place / "chat_template.jinja").write_text("{{ raise_exception('no answers here') }}")
+    with pytest.raises(ValueError, match="last_hidden.*lm.*no answers here.*chat_template.jinja"):
+        last_hidden([Prompt("a")], [Text("b")], model=str(place))
+
+
 def test_what_it_cannot_look_at_is_refused(folder):
     with pytest.raises(TypeError, match="Audio.*Text.*Image"):
         last_hidden([Prompt("a")], [Audio(torch.zeros(1, 1), 16000)], model=folder)

@@ -43,6 +43,18 @@ def foreign(place):
     (place / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": classes}))
 
 
+def raising(place):
+    """A template that takes texts only, and whose weights need not be read to see it."""
+    written = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}"
+    written += "{{ raise_exception('no pictures here') }}{% endif %}{{ p.text }}{% endfor %}{% endfor %}"
+    (place / "chat_template.jinja").write_text(written)
+    (place / "model.safetensors").unlink()
+
+
+def unclosed(place):
+    (place / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
+
+
 def picture(seed, height=16, width=16):
     return Image(torch.rand(3, height, width, generator=torch.Generator().manual_seed(seed)))
 
@@ -165,6 +177,8 @@ def test_a_judge_is_frozen_asked_eight_questions_at_a_time_and_in_float32_on_the
     ("change", "message"),
     [
         (lambda place: (place / "chat_template.jinja").unlink(), "chat template"),
+        (raising, "judge.*chat template.*a picture and a text.*no pictures here.*chat_template.jinja"),
+        (unclosed, "judge.*chat template.*chat_template.jinja"),
         (pickled, "model.safetensors"),
         (foreign, "loaded"),
     ],
