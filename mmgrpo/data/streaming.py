@@ -31,10 +31,10 @@ Choose = Callable[[list[Prompt]], tuple[Sequence[Prompt], list[Skipped]]]
 
 
 def keys_with_values(prompt: Prompt) -> list[str]:
-    """The keys of a row that a model or a reward may read or not: those of ``meta`` with a value, and ``system`` for a
-    system turn."""
-    keys = [key for key, value in prompt.meta.items() if value is not None]
-    return keys + ["system"] * any(turn.role == "system" for turn in prompt.turns)
+    """The keys of a row that a model or a reward may read or not: those of ``meta`` with a value, and ``system`` and
+    ``assistant`` for turns of theirs."""
+    keys = {key for key, value in prompt.meta.items() if value is not None}
+    return sorted(keys | {turn.role for turn in prompt.turns if turn.role != "user"})
 
 
 class StoredPrompts(Sequence[Prompt]):

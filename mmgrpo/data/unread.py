@@ -3,7 +3,7 @@
 What reads a key is not listed anywhere: it is found in the source of the function or module that would read it
 (``keys_read``), as ``prompt.meta["key"]``, ``prompt.meta.get("key")``, ``"key" in prompt.meta`` or
 ``f(prompt, "key")``, and in what that calls inside of its own package. No module is imported for it. A system prompt
-(``system``) is read where the roles of turns are (``turn.role``).
+and earlier answers (``ROLES``) are read where the roles of turns are (``turn.role``).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from mmgrpo.types import Prompt
 
 READERS = ("mmgrpo.data.columns", "mmgrpo.data.messages")
 """Modules of the reader of rows, which take keys of other projects and may leave them in ``meta``."""
+
+ROLES = frozenset({"system", "assistant"})
+"""Roles of turns that only models read that read conversations; all others are given the text of the user."""
 
 MADE = frozenset({"reply"})
 """Keys of ``meta`` that the reader of rows adds itself."""
@@ -125,7 +128,7 @@ def objects_in(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def keys_in(tree: ast.AST, names: tuple[str, ...] = ("meta",)) -> Iterator[str]:
-    """The keys that the lines of a tree read of a prompt's ``meta``, or of variables of these ``names``, and ``system``
+    """The keys that the lines of a tree read of a prompt's ``meta``, or of variables of these ``names``, and ``ROLES``
     where they read the roles of turns."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -142,7 +145,7 @@ def keys_in(tree: ast.AST, names: tuple[str, ...] = ("meta",)) -> Iterator[str]:
         elif isinstance(node, ast.Compare) and any(is_meta(one, names) for one in node.comparators):
             yield from texts([node.left])
         elif isinstance(node, ast.Attribute) and node.attr == "role":
-            yield "system"
+            yield from ROLES
 
 
 def is_meta(node: ast.expr, names: tuple[str, ...]) -> bool:
@@ -173,7 +176,8 @@ def words_of(path: Path, name: str = "") -> frozenset[str] | None:
         tree = source.definitions.get(place[1], source.whole)
         constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
         words |= {word for word in constants if isinstance(word, str)}
-        words |= {"system" for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "role"}
+        if any(isinstance(node, ast.Attribute) and node.attr == "role" for node in ast.walk(tree)):
+            words |= ROLES
         words |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg | ast.keyword) and node.arg}
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         waiting += [(place[0], one) for one in names if one in source.definitions]
@@ -188,8 +192,8 @@ def named_in(value: Any) -> frozenset[str]:
 
 
 def keys_of(prompts: Sequence[Prompt]) -> Counter[str]:
-    """The keys in ``meta``, and ``system`` for a system turn, with the number of rows that have a value there; of
-    prompts in files, of all rows that were read at the start."""
+    """The keys in ``meta``, and the roles of turns that are not the user's, with the number of rows that have a value
+    there; of prompts in files, of all rows that were read at the start."""
     if isinstance(prompts, StoredPrompts):
         return prompts.keys
     if isinstance(prompts, Joined):
@@ -208,9 +212,9 @@ def unread(keys: Mapping[str, int], read: Iterable[frozenset[str] | None]) -> di
 
 @cache
 def keys_of_rows() -> frozenset[str]:
-    """The keys that the reader of rows takes itself; not ``system``, of which it makes a turn that few models read."""
+    """The keys that the reader of rows takes itself; not ``ROLES``, of which it makes turns that few models read."""
     trees = [source.whole for module in READERS if (source := source_of(module)) is not None]
-    return frozenset(key for tree in trees for key in keys_in(tree, ("meta", "row"))) - {"system"}
+    return frozenset(key for tree in trees for key in keys_in(tree, ("meta", "row"))) - ROLES
 
 
 def in_words(keys: Mapping[str, int], rows: int) -> str:

@@ -64,6 +64,16 @@ def test_a_system_prompt_is_read_where_the_roles_of_turns_are(tmp_path, family, 
     assert text.startswith("data: 'system' (2 of 3 rows): ") == (not read) and bool(text) == (not read)
 
 
+@pytest.mark.parametrize(("family", "read"), [("causal_lm", True), ("sd3", False), ("flow_speech", False)])
+def test_earlier_answers_are_named_where_only_the_users_text_is_read(tmp_path, family, read):
+    turns = [turn("user"), turn("assistant"), turn("user")]
+    rows = [{"messages": turns}, {"messages": [turn("user"), turn("assistant")]}, {"text": "b"}]
+    stored = StoredPrompts(files_of(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert keys_of(stored)["assistant"] == keys_of(list(stored))["assistant"] == 1, "the last answer is the row's reply"
+    text = ignored(keys_of(stored), 3, [], set(), families()[family])
+    assert ("'assistant' (1 of 3 rows)" in text) == (not read)
+
+
 def turn(role: str) -> dict[str, str]:
     return {"role": role, "content": "a"}
 
