@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +62,11 @@ def longest(options: Any) -> tuple[float, str]:
     return options.seconds * max(1, windows), setting_to_raise(options.seconds, most=most, windows=bool(windows))
 
 
+ACCENTED, LOANS = re.compile(r"[^\W\d_a-zA-Z]"), 0.1
+"""A letter that English has in foreign words only, and the largest share of English sentences that have one: in a
+recording of German or French most have."""
+
+
 def check_transcripts(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """``check_sounds`` for Whisper: an unknown ``language`` or ``task`` of a row is an error, and rows without a
     language have that of the model, by which rewards compare transcripts."""
@@ -74,18 +80,27 @@ def check_transcripts(config: Config, prompts: Sequence[Prompt], path: str) -> t
     if language != "en":
         prompts = with_language(prompts, language)
     usable, skipped = check_sounds(config, prompts, path)
-    strange = []
+    strange, accented, english_rows = [], [], 0
     for prompt in usable:
         check_row(prompt)
         refuse_text(prompt)
         english = language_code(str(prompt.meta.get("language") or language)) == "en"
         task = prompt.task or config.model.task
         if english and task == "transcribe" and isinstance(prompt.answer, str):
+            english_rows += 1
             strange += [prompt.id] * (script_rule(prompt.answer) != "english")
+            accented += [prompt.id] * (ACCENTED.search(prompt.answer) is not None)
     if strange:
         print(
             f"{path}: warning: the answers of {len(strange)} rows are not in Latin letters, and their language is en "
             f"(the first: '{strange[0]}'); set model.language, or the key language of these rows",
+            flush=True,
+        )
+    elif len(accented) > LOANS * english_rows:
+        print(
+            f"{path}: warning: the answers of {len(accented)} of {english_rows} rows have letters that English lacks, "
+            f"and their language is en (the first: '{accented[0]}'); set model.language, or the key language of these "
+            "rows",
             flush=True,
         )
     return usable, skipped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -209,3 +210,25 @@ def test_a_recording_that_is_too_long_names_the_setting_that_admits_it(name, mod
     assert [prompt.id for prompt in read] == [str(most)]
     assert f"got {most + 1}.0 s of sound, expected at most {most} s" in skipped.reason
     assert skipped.reason.endswith(f"raise {setting}" if setting else "give 'start' and 'end'")
+
+
+@pytest.mark.parametrize(
+    ("answers", "language", "warned"),
+    [
+        (["der Löffel", "ein Hund", "schöne Grüße"], "", "2 of 3 rows.*'0'.*model.language"),
+        (["der Löffel", "ein Hund", "schöne Grüße"], "de", ""),
+        (["a café", *["a spoon"] * 10], "", ""),
+        (["a café", *["a spoon"] * 8], "", "1 of 9 rows.*'0'.*model.language"),
+        (["勺子", "a spoon"], "", "1 rows.*'0'.*model.language"),
+    ],
+)
+def test_transcripts_in_another_language_than_the_models_are_warned_of(answers, language, warned, capsys):
+    config = config_class(family("whisper").sections)()
+    sound = Media("audio", Audio(torch.full((1, 800), 0.5), 8_000))
+    meta = {"language": language} if language else {}
+    prompts = [Prompt("", str(n), one, "", meta, (Turn("user", (sound,)),)) for n, one in enumerate(answers)]
+    family("whisper").readable(config, prompts, "rows")
+    printed = capsys.readouterr().out
+    assert (
+        bool(re.search(f"warning: the answers of {warned}", printed, re.DOTALL)) if warned else "warning" not in printed
+    )
