@@ -15,6 +15,7 @@ A recipe can name functions of your own (rewards, renderers): it is code, so run
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -280,13 +281,14 @@ def check_model(config: Config) -> None:
     if not path or path.startswith(PYPI) or model_family.name not in families():
         return
     source = locate(path)
-    folder, example = Path(source), type(config.model)().path or "Qwen/Qwen2.5-VL-3B-Instruct"
+    folder = Path(source)
     try:
         if isinstance(model_family, DurationFamily):  # of its own runs only, never from the hub
             model_family.refuse_incomplete(source)
             return
         if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
-            model_folder(source, example, *INDEX, "words")
+            own = getattr(importlib.import_module(model_family.module), "EXAMPLE", "owner/name")
+            model_folder(source, type(config.model)().path or own, *INDEX, "words")
         if not folder.is_dir() and cached_on_hub(source) is None:
             read_json(source, INDEX[0])
     except OSError as error:  # also those of the hub, of many lines

@@ -34,6 +34,9 @@ from pipelines.speech.options import AudioTextOptions
 from pipelines.speech.processors import chat_of_processor, processed, read_hearing_processor
 from pipelines.training import PLAIN, Training
 
+EXAMPLE = "mistralai/Voxtral-Mini-3B-2507"
+"""A hub id, for errors."""
+
 __all__ = ["AudioText", "load", "tiny"]
 
 THINKERS = {"qwen2_5_omni": "Qwen2_5OmniThinker", "qwen3_omni_moe": "Qwen3OmniMoeThinker"}
@@ -110,7 +113,7 @@ def load(options: AudioTextOptions, training: Training = PLAIN) -> AudioText:
     import transformers
     from transformers.models.auto import modeling_auto
 
-    source = locate(options.path, "mistralai/Voxtral-Mini-3B-2507")
+    source = locate(options.path, EXAMPLE)
     config = read_part(transformers.AutoConfig, source, trust_remote_code=False)
     kind = str(config.model_type)
     thinker = THINKERS.get(kind.removesuffix("_thinker"))

@@ -35,6 +35,9 @@ from pipelines.speech.codec_speech_tiny import tiny
 from pipelines.speech.options import CodecOptions
 from pipelines.training import PLAIN, Training, make_trainable
 
+EXAMPLE = "HKUSTAudio/Llasa-1B"
+"""A hub id, for errors."""
+
 __all__ = ["LORA_TARGETS", "CodecSpeech", "load", "tiny"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -173,7 +176,7 @@ def load(options: CodecOptions, training: Training = PLAIN) -> CodecSpeech:
     from transformers import AutoModelForCausalLM
 
     path = options.path
-    source = locate(path, "HKUSTAudio/Llasa-1B")
+    source = locate(path, EXAMPLE)
     tokenizer = load_tokenizer(source)
     codes = code_table(tokenizer, options.speech_token, path)
     warn_of_begin(tokenizer, options.begin, path)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from mmgrpo.config.settings import Config
     from mmgrpo.policies.ctc import CtcPolicy
 
+EXAMPLE = "facebook/wav2vec2-base-960h"
+"""A hub id, for errors."""
+
 __all__ = ["LORA_TARGETS", "Ctc", "arithmetic", "load", "policy", "tiny"]
 
 LORA_TARGETS: Mapping[str, Sequence[str]] = {"wavlm": ("intermediate_dense", "output_dense")}
@@ -115,7 +118,7 @@ def load(options: CtcOptions, training: Training = PLAIN) -> Ctc:
 
     if not 0 < options.seconds <= 30:
         raise ValueError(f"seconds: got {options.seconds:g}, expected more than 0 and at most 30")
-    source = locate(options.path, "facebook/wav2vec2-base-960h")
+    source = locate(options.path, EXAMPLE)
     kind = read_part(AutoConfig, source, trust_remote_code=False).model_type
     if kind not in MODEL_FOR_CTC_MAPPING_NAMES:
         raise ValueError(

@@ -36,6 +36,9 @@ from pipelines.speech.options import WindowedOptions
 from pipelines.speech.qwen_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
+EXAMPLE = "Qwen/Qwen2-Audio-7B-Instruct"
+"""A hub id, for errors."""
+
 __all__ = ["LORA_TARGETS", "QwenAudio", "feature_count", "load", "tiny"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -176,7 +179,7 @@ def load(options: WindowedOptions, training: Training = PLAIN) -> QwenAudio:
     from transformers import Qwen2AudioForConditionalGeneration, Qwen2AudioProcessor
 
     seconds = duration_of(options.seconds, options.windows)
-    source = locate(options.path, "Qwen/Qwen2-Audio-7B-Instruct")
+    source = locate(options.path, EXAMPLE)
     network = read_network(Qwen2AudioForConditionalGeneration, source, training)
     reference = make_trainable(
         network, training, LORA_TARGETS, [network.model.audio_tower] if options.freeze_encoder else []

@@ -29,6 +29,9 @@ from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.vlm.causal_lm_tiny import network_of, tiny
 from pipelines.vlm.options import TextOptions
 
+EXAMPLE = "Qwen/Qwen2.5-0.5B-Instruct"
+"""A hub id, for errors."""
+
 __all__ = ["LORA_TARGETS", "CausalLm", "load", "tiny", "toy"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -112,7 +115,7 @@ def load(options: TextOptions, training: Training = PLAIN) -> CausalLm:
     require("vlm", "transformers", "peft")
     from transformers import AutoModelForCausalLM
 
-    source = locate(options.path, "Qwen/Qwen2.5-0.5B-Instruct")
+    source = locate(options.path, EXAMPLE)
     network = read_network(AutoModelForCausalLM, source, training)
     reference = make_trainable(network, training, LORA_TARGETS)
     return CausalLm(

@@ -36,13 +36,16 @@ from pipelines.vlm.media import eight_bits, read_image, read_video, resize
 from pipelines.vlm.options import SmolVlmOptions
 from pipelines.vlm.qwen_vl import patchify
 
+EXAMPLE = "Qwen/Qwen3-VL-4B-Instruct"
+"""A hub id, for errors."""
+
 __all__ = ["ImageText", "load", "tiny"]
 
 STAMPED = ("qwen3_vl", "qwen3_vl_moe")
 """Models that read a clip as pairs of frames, each behind its time."""
 
 PICTURE = Media("image", Image(torch.linspace(0, 1, 3 * 48 * 64).view(3, 48, 64)))
-EXAMPLE = Prompt("what is it?", "example", turns=(Turn("user", (PICTURE, "what is it?")),))
+QUESTION = Prompt("what is it?", "example", turns=(Turn("user", (PICTURE, "what is it?")),))
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ def load(options: SmolVlmOptions, training: Training = PLAIN) -> ImageText:
     from transformers import AutoConfig, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-    source = locate(options.path, "Qwen/Qwen3-VL-4B-Instruct")
+    source = locate(options.path, EXAMPLE)
     kind = read_part(AutoConfig, source, trust_remote_code=False).model_type
     if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise ValueError(
@@ -255,7 +258,7 @@ def load(options: SmolVlmOptions, training: Training = PLAIN) -> ImageText:
         options.template,
         stamped_clips(source, network.config) if kind in STAMPED else None,
     )
-    choose_way(model, f"{source} ({kind})", EXAMPLE)
+    choose_way(model, f"{source} ({kind})", QUESTION)
     frames, rate = (768, 2.0) if kind in STAMPED else (Limits.max_frames, Limits.fps)
     model.limits = Limits(
         options.max_pixels, options.max_frames or frames, options.fps or rate, options.max_prompt_tokens

@@ -42,6 +42,9 @@ from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.options import SmolVlmOptions
 from pipelines.vlm.smolvlm_tiny import tiny
 
+EXAMPLE = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+"""A hub id, for errors."""
+
 __all__ = ["LORA_TARGETS", "SmolVlm", "load", "tiny"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -240,7 +243,7 @@ def load(options: SmolVlmOptions, training: Training = PLAIN) -> SmolVlm:
     require("vlm", "transformers", "peft")
     from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
 
-    source = locate(options.path, "HuggingFaceTB/SmolVLM2-500M-Video-Instruct")
+    source = locate(options.path, EXAMPLE)
     model_type = read_part(AutoConfig, source, trust_remote_code=False).model_type
     if model_type not in CLASSES:
         raise ValueError(

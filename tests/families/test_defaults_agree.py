@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
 
+from mmgrpo.cli.train import check_model
 from mmgrpo.config.settings import Optim, config_class
 from mmgrpo.family import families, family
 from mmgrpo.policies.token import TokenPolicy
@@ -64,3 +65,12 @@ def test_an_optimizer_of_the_settings_is_adamw_with_its_usual_averages():
 def test_a_family_is_of_the_modality_whose_room_it_lives_in():
     assert {one.module.split(".")[1] for one in families().values()} == {"visual", "vlm", "speech"}
     assert all(one.module == f"pipelines.{one.modality}.{name}" for name, one in families().items())
+
+
+@pytest.mark.parametrize("name", [name for name in families() if name != "duration"])
+def test_a_path_that_is_no_model_is_answered_with_a_model_of_the_same_family(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = config_class(family(name).sections)()
+    own = config.model.path or importlib.import_module(family(name).module).EXAMPLE
+    with pytest.raises(FileNotFoundError, match=f"no/such/model.*{own}"):
+        check_model(replace(config, model=replace(config.model, family=name, path="no/such/model")))
