@@ -67,7 +67,7 @@ class LanguageFamily:
         ModuleNotFoundError for a ``data.video_reader`` that is not installed."""
         model, sampling = config.model, config.sampling
         if getattr(config.data, "video_reader", "av") != "av":
-            from pipelines.vlm.families import use_video_reader
+            from pipelines.vlm.frames import use_video_reader
 
             use_video_reader(config)
         check_quantize(model)
@@ -137,7 +137,7 @@ class LanguageFamily:
         from mmgrpo.advantages.estimate import AdvantageRecipe
         from mmgrpo.policies.token import TokenPolicy
         from pipelines.training import Training
-        from pipelines.vlm.families import use_video_reader
+        from pipelines.vlm.frames import use_video_reader
 
         options, sampling = config.model, config.sampling
         use_video_reader(config)

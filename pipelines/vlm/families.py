@@ -14,20 +14,13 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 
-def use_video_reader(config: Config) -> None:
-    """Decode video files with ``data.video_reader``; an error where it is not installed, or cannot be loaded."""
-    from pipelines.vlm.frames import READER
-
-    if name := getattr(config.data, "video_reader", ""):
-        READER.use(name)
-
-
 def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose media can be read, and the skipped ones; an error if these are too many."""
     if not any(prompt.media for prompt in prompts):
         return prompts, []
     from mmgrpo.data.images import PICTURES
     from pipelines.reading import check_skip_limit, filter_readable
+    from pipelines.vlm.frames import use_video_reader
     from pipelines.vlm.media import measure
 
     use_video_reader(config)

@@ -20,7 +20,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from mmgrpo.config.extras import install
 from mmgrpo.config.registry import nearest
+from mmgrpo.config.settings import Config
 from mmgrpo.data.inside import opened
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.values import reason_of
@@ -58,14 +60,18 @@ class Reader:
     name: str = "av"
 
     def use(self, name: str) -> None:
-        """Decode with this package from now on; ModuleNotFoundError where it is not installed (it names the extra),
+        """Decode with this package from now on; ModuleNotFoundError where it is not installed, which names its extra,
         ValueError where it cannot be loaded."""
         if name not in READERS:
             raise ValueError(f"data.video_reader: unknown '{name}'.{nearest(name, READERS)}")
         if name != "av":
-            require(name, name)
             try:
                 importlib.import_module("torchcodec.decoders" if name == "torchcodec" else name)
+            except ModuleNotFoundError as error:
+                raise ModuleNotFoundError(
+                    f"data.video_reader: '{error.name}' is not installed; install it: {install(name)}, or set av",
+                    name=error.name,
+                ) from error
             except Exception as error:  # a library of FFmpeg or of torch that it lacks is an error of any kind
                 raise ValueError(
                     f"data.video_reader: {name} is installed and cannot be loaded; torchcodec needs the shared "
@@ -76,6 +82,12 @@ class Reader:
 
 
 READER = Reader()
+
+
+def use_video_reader(config: Config) -> None:
+    """Decode video files with ``data.video_reader``; errors are those of ``Reader.use``."""
+    if name := getattr(config.data, "video_reader", ""):
+        READER.use(name)
 
 
 class NotDecoded(Unreadable):

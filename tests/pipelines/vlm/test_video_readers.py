@@ -153,7 +153,7 @@ def test_a_reader_that_is_missing_or_cannot_be_loaded_is_named_before_a_model_is
     config = config_class(FAMILIES["qwen_vl"].sections)()
     config.model.path, config.data.video_reader = "somewhere", name
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModuleNotFoundError, match=rf"'{name}'.*\[{name}\]"):
+    with pytest.raises(ModuleNotFoundError, match=f"data.video_reader.*'{name}'.*install.*{name}"):
         FAMILIES["qwen_vl"].check(config)
     real = importlib.import_module
 
@@ -162,7 +162,6 @@ def test_a_reader_that_is_missing_or_cannot_be_loaded_is_named_before_a_model_is
             raise RuntimeError("libavutil.so.60")
         return real(module)
 
-    monkeypatch.setattr(frames, "require", lambda *given: None)
     monkeypatch.setattr(frames.importlib, "import_module", fails)
     with pytest.raises(ValueError, match=f"data.video_reader.*{name}.*libavutil"):
         FAMILIES["qwen_vl"].check(config)
