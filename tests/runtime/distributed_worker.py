@@ -22,10 +22,10 @@ from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import Image, Media, Output, Prompt, Turn
+from mmgrpo.types import Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
 from pipelines.reading import filter_readable
-from tests.building import algorithm_blocks, load, misses, module, near_one, recipe, trainer
+from tests.building import algorithm_blocks, misses, near_one, recipe, trainer
 from tests.speaking import TableModel, near_answer, table_prompts
 from tests.toys import toy_policy, toy_prompts
 
@@ -81,28 +81,6 @@ def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
     )
 
 
-def pictures(folder: Path, accelerator: Accelerator) -> Trainer:
-    """A trained vision tower. In the first round one of two processes has a picture and the other none, in the second
-    neither has one, so that the tower has no gradient anywhere; in the third the first prompt comes again."""
-    model = load(
-        module("qwen_vl"), module("qwen_vl").tiny(folder / f"tiny-{accelerator.process_index}"), freeze_vision=False
-    )
-    first, *_ = PromptOrder(4, 0).take(0, 4)
-    shown = Media("image", Image(torch.linspace(0, 1, 3 * 16 * 16).view(3, 16, 16)))
-    prompts = [
-        Prompt("what is it ?", str(n), turns=(Turn("user", (*[shown] * (n == first), "what is it ?")),))
-        for n in range(4)
-    ]
-
-    def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
-
-    policy = TokenPolicy(model, max_tokens=4)
-    return trainer(
-        policy, folder, prompts, reward=short, steps=3, lr=1e-3, accelerator=accelerator, **algorithm_blocks("grpo")
-    )
-
-
 def choices(folder: Path, accelerator: Accelerator) -> Trainer:
     """One decision a sample, compared with the network before training."""
     policy = CategoricalPolicy(TableModel(4, 7))
@@ -149,7 +127,6 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "branches": branches,
     "resampled": resampled,
     "tokens": tokens,
-    "pictures": pictures,
     "choices": choices,
     "hinge": hinge,
     **{f"clipped {name}": partial(clipped, name) for name in ("ppo", "gspo", "gspo_token", "sequence_sum")},

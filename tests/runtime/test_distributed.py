@@ -152,9 +152,6 @@ def test_two_processes_train_like_one(case, runs):
             # nothing but rounding, as that of a key's bias is: 0.7e-6 to 1.7e-6 under four roundings.
             torch.testing.assert_close(shared[name], value, rtol=0, atol=3e-5)
     assert one[0]["grad_norm"] > 1e-6
-    if case == "pictures":
-        tower = [name for name in alone if ".visual." in name]
-        assert tower and all(torch.isfinite(alone[name]).all() for name in tower)
     if case == "resampled":
         assert [line["group/draws"] for line in one] == [2, 1, 1]
     if case.startswith("clipped"):

@@ -152,8 +152,9 @@ def test_frames_are_decoded_from_the_last_key_frame_or_the_last_target():
 def test_a_reader_that_is_missing_or_cannot_be_loaded_is_named_before_a_model_is(name, monkeypatch):
     config = config_class(FAMILIES["qwen_vl"].sections)()
     config.model.path, config.data.video_reader = "somewhere", name
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModuleNotFoundError, match=f"data.video_reader.*'{name}'.*install.*{name}"):
+    for module in (name, "torchcodec.decoders"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=f"data.video_reader.*'{name}.*install.*{name}"):
         FAMILIES["qwen_vl"].check(config)
     real = importlib.import_module
 
