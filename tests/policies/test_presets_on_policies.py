@@ -106,7 +106,7 @@ def test_a_preset_for_other_policies_is_refused_by_name_with_those_that_fit(kind
     with pytest.raises(ValueError, match=f"'{preset}'.*{kind}") as refusal:
         refuse_preset(preset, kind)
     shown, _, rest = str(refusal.value).partition("presets: ")[2].partition("; ")
-    assert len(made_for(kind)) > FEW and shown.split(", ") == made_for(kind)[:SHOWN]
+    assert len(made_for(kind)) > FEW and len({*shown.split(", ")} & {*made_for(kind)}) == SHOWN
     assert "'mmgrpo presets'" in rest and f" {len(made_for(kind))}" in rest
 
 
