@@ -1,7 +1,7 @@
 """A trained model in the files of other programs: adapters under their names, or the whole model with them inside.
 
     diffusers   ``pytorch_lora_weights.safetensors``: pipe.load_lora_weights(folder)
-    comfyui     one file under the names that ComfyUI and kohya read, with alpha as tensors or in the weights
+    comfyui     one file under the names that ComfyUI and kohya read, with alpha as tensors
     peft        ``adapter_config.json`` and ``adapter_model.safetensors``: PeftModel.from_pretrained(network, folder)
     merged      the whole model as its base lies in a folder, W + (alpha / rank) B A in place of W
 
@@ -134,8 +134,7 @@ def write_adapters(form: str, elsewhere: Elsewhere, model: Path, folder: Path, n
         if form == "comfyui":
             assert elsewhere.comfyui is not None
             ending = NOISES[place] if len(places) > 1 else ""
-            metadata = {"format": "pt", "ss_network_module": "networks.lora"}
-            metadata |= {"ss_network_dim": str(rank), "ss_network_alpha": f"{alpha:g}"}
+            metadata = {"format": "pt", "ss_network_dim": str(rank), "ss_network_alpha": f"{alpha:g}"}
             tensors = elsewhere.comfyui(pairs, alpha)
             write_tensors(folder / f"{name}{ending}.safetensors", contiguous(tensors), metadata)
         elif form == "diffusers":

@@ -5,8 +5,8 @@
     mmgrpo export runs/vlm_demo --format merged    # a model folder, for vLLM, transformers and others
 
     diffusers   adapters as diffusers names them
-    comfyui     adapters as ComfyUI and kohya's scripts name them (lora_unet_..., lora_down, lora_up, alpha for Stable
-                Diffusion; the names of the authors for Wan, Qwen-Image, FLUX.2, ...)
+    comfyui     adapters as ComfyUI and kohya's scripts name them (lora_unet_ and the authors' names; lora_down, lora_up
+                and alpha)
     peft        adapters as peft names them
     merged      the whole model, which loads as its base does; it scores samples of the policy again, and log-probs
                 that differ are an error. Needs 4 bytes of memory for each parameter

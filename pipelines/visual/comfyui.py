@@ -1,70 +1,245 @@
 """Adapters of image and video models under the names that ComfyUI and kohya's scripts read.
 
-Their loaders do not read the header of a file, in which diffusers states alpha. An adapter is scaled there by
-``alpha / rank`` where the file has a tensor ``<name>.alpha``, and by 1 where it has none. So either that tensor stands
-beside the two matrices, or the scale is multiplied into the second one. Names follow ComfyUI's
-``comfy/lora.py`` and sd-scripts' ``networks/lora.py``, checked by diffusers' converters (neither program was run); a
+Their loaders do not read the header of a file, in which diffusers states alpha: an adapter is scaled by
+``alpha / rank`` of the file's own tensors, so ``<name>.alpha`` is written for every pair of matrices. kohya's name of a
+module is ``lora_unet_`` and the authors' name with underscores, which ComfyUI reads too; ``diffusion_model.`` and the
+authors' name is ComfyUI's alone.
+
+Names follow ComfyUI's ``comfy/lora.py`` (0.19.3, commit 30860264), sd-scripts' ``networks`` (commit 48d368fa) and
+musubi-tuner's (commit 30c658c4), whose own functions read the files of ``docs/visual.md`` without a key left over. A
 family whose names are not known is not in ``WRITERS``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Pairs = Mapping[str, tuple[Float[Tensor, "rank *inputs"], Float[Tensor, "outputs rank *_"]]]
-"""Name of a module in diffusers' network to its matrices A and B."""
+Pair = tuple[Float[Tensor, "rank *inputs"], Float[Tensor, "outputs rank *_"]]
+"""The matrices A and B of an adapter, which adds (alpha / rank) B A."""
+
+Pairs = Mapping[str, Pair]
+"""Name of a module in diffusers' network to its matrices."""
 
 Writer = Callable[[Pairs, float], dict[str, Tensor]]
 """Pairs and ``alpha`` (the scale is alpha / rank) to the tensors of a file; ValueError for a module without a name."""
 
+Part = tuple[int, Sequence[int]]
+"""Number of a matrix within the one that the authors have for several, and the heights of all, as multiples of one."""
 
-def kohya(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
-    """``lora_unet_<name with underscores>.lora_down``, ``lora_up`` and ``alpha``: Stable Diffusion 1.x, 2.x and XL."""
-    return beside({f"lora_unet_{name.replace('.', '_')}": pair for name, pair in pairs.items()}, alpha)
+Table = Sequence[tuple[str, str, Part | None]]
+"""Pattern of diffusers' name, the authors' name, and the part of its matrix where the authors have it fused."""
 
 
-def beside(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
-    """The matrices as ``lora_down`` and ``lora_up``, with ``alpha`` beside them."""
+def whole(*names: tuple[str, str]) -> Table:
+    """Modules that the authors have as they are."""
+    return [(pattern, target, None) for pattern, target in names]
+
+
+def fused(pattern: str, target: str, heights: Sequence[int] = (1, 1, 1)) -> Table:
+    """Queries, keys and values, which the authors have in one matrix; ``@`` in the pattern stands for q, k or v."""
+    return [(pattern.replace("@", letter), target, (number, heights)) for number, letter in enumerate("qkv")]
+
+
+def layout(pairs: Pairs, table: Table) -> dict[str, Pair]:
+    """The adapters by the authors' names.
+
+    Adapters of n matrices that are one there become one whose rank is the sum of theirs:
+    A = [A_1; ...; A_n] and B = diag(B_1, ..., B_n), with rows of zeros for what is not adapted.
+    """
+    found: dict[str, Pair] = {}
+    parts: dict[str, list[tuple[Part, Pair]]] = {}
+    for name, pair in pairs.items():
+        target, part = renamed(name, table)
+        if part is None:
+            found[target] = pair
+        else:
+            parts.setdefault(target, []).append((part, pair))
+    for target, several in parts.items():
+        several.sort(key=lambda one: one[0][0])
+        (number, heights), (_, first) = several[0]
+        unit = len(first) // heights[number]
+        up = first.new_zeros(unit * sum(heights), sum(len(down) for _, (down, _) in several))
+        column = 0
+        for (number, _), (down, own) in several:
+            row = unit * sum(heights[:number])
+            up[row : row + len(own), column : column + len(down)] = own
+            column += len(down)
+        found[target] = torch.cat([down for _, (down, _) in several]), up
+    return found
+
+
+def write(pairs: Pairs, alpha: float, table: Table | None = None, dotted: bool = False) -> dict[str, Tensor]:
+    """``<name>.lora_down.weight``, ``lora_up.weight`` and ``alpha`` of every module.
+
+    A fused adapter of n times the rank has n times the alpha, so that all have one scale. Without a table the authors'
+    names are diffusers'. ``dotted``: ComfyUI's ``diffusion_model.`` in place of kohya's ``lora_unet_``.
+    """
+    rank = min(len(down) for down, _ in pairs.values())
     tensors = {}
-    for name, (down, up) in pairs.items():
-        tensors |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up}
-        tensors[f"{name}.alpha"] = torch.tensor(float(alpha))
+    for name, (down, up) in (pairs if table is None else layout(pairs, table)).items():
+        key = f"diffusion_model.{name}" if dotted else f"lora_unet_{name.replace('.', '_')}"
+        tensors |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
+        tensors[f"{key}.alpha"] = torch.tensor(alpha * len(down) / rank)
     return tensors
 
 
-def folded(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
-    """The matrices as ``lora_A`` and ``lora_B``, with alpha / rank multiplied into the second, so that the scale is
-    1."""
-    tensors = {}
-    for name, (down, up) in pairs.items():
-        tensors |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up * (alpha / len(down))}
-    return tensors
+def renamed(name: str, table: Table) -> tuple[str, Part | None]:
+    """The authors' name of a module by the first pattern of a table that it is, and its part there."""
+    for pattern, target, part in table:
+        if match := re.fullmatch(pattern, name):
+            return match.expand(target), part
+    raise ValueError(
+        f"--format comfyui: the adapted module '{name}' has no name there that is known here; take --format diffusers "
+        "or merged, or leave it out of model.lora_targets"
+    )
 
 
-def transformer(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
-    """diffusers' own names, which ComfyUI has a table of: Stable Diffusion 3, FLUX.1."""
-    return folded({f"transformer.{name}": pair for name, pair in pairs.items()}, alpha)
+RESNET = whole(
+    ("conv1", "in_layers.2"),
+    ("conv2", "out_layers.3"),
+    ("time_emb_proj", "emb_layers.1"),
+    ("conv_shortcut", "skip_connection"),
+)
+OUTSIDE = whole(
+    ("conv_in", "input_blocks.0.0"),
+    (r"time_embedding\.linear_1", "time_embed.0"),
+    (r"time_embedding\.linear_2", "time_embed.2"),
+    (r"add_embedding\.linear_1", "label_emb.0.0"),
+    (r"add_embedding\.linear_2", "label_emb.0.2"),
+    ("conv_out", "out.2"),
+)
+"""Modules of diffusers' UNet within a residual block and outside of the blocks to those of SDXL's authors."""
 
 
-def original(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
-    """Models whose authors name blocks as diffusers does, or of which ComfyUI has a table: Qwen-Image, Z-Image."""
-    return beside({f"diffusion_model.{name}": pair for name, pair in pairs.items()}, alpha)
+def sdxl(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
+    """The names of SDXL's authors, who number the layers of all resolutions in one sequence.
 
-
-def ltx(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
-    """LTX-Video, whose blocks have diffusers' names; other modules have not."""
+    With n layers a block, layer j of block i is ``input_blocks.{(n + 1) i + j + 1}`` on the way down (the last is the
+    downsampler) and ``output_blocks.{(n + 1) i + j}`` on the way up. n is the number of layers that the adapters name.
+    """
+    layers = 1
     for name in pairs:
-        if not name.startswith("transformer_blocks."):
-            raise nameless(name)
-    return folded({f"diffusion_model.{name}": pair for name, pair in pairs.items()}, alpha)
+        if match := re.match(r"(down|up)_blocks\.\d+\.(?:attentions|resnets)\.(\d+)", name):
+            layers = max(layers, int(match[2]) + (match[1] == "down"))
+    names = {}
+    for name, pair in pairs.items():
+        if match := re.fullmatch(r"(down|up)_blocks\.(\d+)\.(\w+)\.(\d+)\.(.+)", name):
+            down, first = match[1] == "down", (layers + 1) * int(match[2])
+            place, kind, rest = int(match[4]), match[3], match[5]
+            if kind.endswith("samplers"):
+                place, inner = layers, "0.op" if down else "2.conv"
+            else:
+                inner = f"1.{rest}" if kind == "attentions" else f"0.{renamed(rest, RESNET)[0]}"
+            names[f"{'input' if down else 'output'}_blocks.{first + place + down}.{inner}"] = pair
+        elif match := re.fullmatch(r"mid_block\.(attentions|resnets)\.(\d+)\.(.+)", name):
+            attention = match[1] == "attentions"
+            inner = match[3] if attention else renamed(match[3], RESNET)[0]
+            names[f"middle_block.{1 if attention else 2 * int(match[2])}.{inner}"] = pair
+        else:
+            names[renamed(name, OUTSIDE)[0]] = pair
+    return write(names, alpha)
 
 
-WAN = (
+BLOCK, SINGLE = r"transformer_blocks\.(\d+)\.", r"single_transformer_blocks\.(\d+)\."
+
+STABLE_DIFFUSION_3 = [
+    *fused(BLOCK + r"attn\.to_@", r"joint_blocks.\1.x_block.attn.qkv"),
+    *fused(BLOCK + r"attn\.add_@_proj", r"joint_blocks.\1.context_block.attn.qkv"),
+    *fused(BLOCK + r"attn2\.to_@", r"joint_blocks.\1.x_block.attn2.qkv"),
+    *whole(
+        (BLOCK + r"attn\.to_out\.0", r"joint_blocks.\1.x_block.attn.proj"),
+        (BLOCK + r"attn\.to_add_out", r"joint_blocks.\1.context_block.attn.proj"),
+        (BLOCK + r"attn2\.to_out\.0", r"joint_blocks.\1.x_block.attn2.proj"),
+        (BLOCK + r"ff\.net\.0\.proj", r"joint_blocks.\1.x_block.mlp.fc1"),
+        (BLOCK + r"ff\.net\.2", r"joint_blocks.\1.x_block.mlp.fc2"),
+        (BLOCK + r"ff_context\.net\.0\.proj", r"joint_blocks.\1.context_block.mlp.fc1"),
+        (BLOCK + r"ff_context\.net\.2", r"joint_blocks.\1.context_block.mlp.fc2"),
+        (BLOCK + r"norm1\.linear", r"joint_blocks.\1.x_block.adaLN_modulation.1"),
+        (r"context_embedder", "context_embedder"),
+        (r"time_text_embed\.timestep_embedder\.linear_1", "t_embedder.mlp.0"),
+        (r"time_text_embed\.timestep_embedder\.linear_2", "t_embedder.mlp.2"),
+        (r"time_text_embed\.text_embedder\.linear_1", "y_embedder.mlp.0"),
+        (r"time_text_embed\.text_embedder\.linear_2", "y_embedder.mlp.2"),
+        (r"pos_embed\.proj", "x_embedder.proj"),
+        (r"proj_out", "final_layer.linear"),
+    ),
+]
+"""``norm1_context`` of the last block and ``norm_out`` have scale and shift in the other order, and no name here."""
+
+DOUBLE_STREAM = [
+    *fused(BLOCK + r"attn\.to_@", r"double_blocks.\1.img_attn.qkv"),
+    *fused(BLOCK + r"attn\.add_@_proj", r"double_blocks.\1.txt_attn.qkv"),
+    *whole(
+        (BLOCK + r"attn\.to_out\.0", r"double_blocks.\1.img_attn.proj"),
+        (BLOCK + r"attn\.to_add_out", r"double_blocks.\1.txt_attn.proj"),
+        (BLOCK + r"ff\.(?:net\.0\.proj|linear_in)", r"double_blocks.\1.img_mlp.0"),
+        (BLOCK + r"ff\.(?:net\.2|linear_out)", r"double_blocks.\1.img_mlp.2"),
+        (BLOCK + r"ff_context\.(?:net\.0\.proj|linear_in)", r"double_blocks.\1.txt_mlp.0"),
+        (BLOCK + r"ff_context\.(?:net\.2|linear_out)", r"double_blocks.\1.txt_mlp.2"),
+        (BLOCK + r"norm1\.linear", r"double_blocks.\1.img_mod.lin"),
+        (BLOCK + r"norm1_context\.linear", r"double_blocks.\1.txt_mod.lin"),
+        (r"x_embedder(\.proj)?", r"img_in\1"),
+        (r"proj_out", "final_layer.linear"),
+    ),
+]
+"""Blocks with two streams of FLUX.1, FLUX.2 and HunyuanVideo."""
+
+SINGLE_STREAM = [
+    *fused(SINGLE + r"attn\.to_@", r"single_blocks.\1.linear1", (1, 1, 1, 4)),
+    (SINGLE + r"proj_mlp", r"single_blocks.\1.linear1", (3, (1, 1, 1, 4))),
+    *whole(
+        (SINGLE + r"proj_out", r"single_blocks.\1.linear2"),
+        (SINGLE + r"norm\.linear", r"single_blocks.\1.modulation.lin"),
+    ),
+]
+"""Blocks with one stream of FLUX.1 and HunyuanVideo: one matrix for queries, keys, values and the first layer of the
+MLP, four times as wide as the stream."""
+
+TIMES = r"time_(?:guidance|text)_embed\."
+FLUX = [
+    *DOUBLE_STREAM,
+    *SINGLE_STREAM,
+    *whole(
+        (r"context_embedder", "txt_in"),
+        (TIMES + r"timestep_embedder\.linear_1", "time_in.in_layer"),
+        (TIMES + r"timestep_embedder\.linear_2", "time_in.out_layer"),
+        (TIMES + r"guidance_embedder\.linear_1", "guidance_in.in_layer"),
+        (TIMES + r"guidance_embedder\.linear_2", "guidance_in.out_layer"),
+        (TIMES + r"text_embedder\.linear_1", "vector_in.in_layer"),
+        (TIMES + r"text_embedder\.linear_2", "vector_in.out_layer"),
+    ),
+]
+FLUX2 = [
+    *whole(
+        (SINGLE + r"attn\.to_qkv_mlp_proj", r"single_blocks.\1.linear1"),
+        (SINGLE + r"attn\.to_out", r"single_blocks.\1.linear2"),
+        (r"(double_stream_modulation_img|double_stream_modulation_txt|single_stream_modulation)\.linear", r"\1.lin"),
+    ),
+    *FLUX,
+]
+"""FLUX.2, whose blocks with one stream have one matrix in diffusers too."""
+
+REFINER = r"context_embedder\.token_refiner\.refiner_blocks\.(\d+)\."
+HUNYUAN_VIDEO = [
+    *fused(REFINER + r"attn\.to_@", r"txt_in.individual_token_refiner.blocks.\1.self_attn.qkv"),
+    *whole(
+        (REFINER + r"attn\.to_out\.0", r"txt_in.individual_token_refiner.blocks.\1.self_attn.proj"),
+        (REFINER + r"ff\.net\.0\.proj", r"txt_in.individual_token_refiner.blocks.\1.mlp.0"),
+        (REFINER + r"ff\.net\.2", r"txt_in.individual_token_refiner.blocks.\1.mlp.2"),
+        (REFINER + r"norm_out\.linear", r"txt_in.individual_token_refiner.blocks.\1.adaLN_modulation.1"),
+    ),
+    *DOUBLE_STREAM,
+    *SINGLE_STREAM,
+]
+"""HunyuanVideo. kohya's names of the MLPs and modulations are others (``fc1``, ``linear``); these are ComfyUI's."""
+
+WAN = whole(
     (r"blocks\.(\d+)\.attn1\.to_([qkv])", r"blocks.\1.self_attn.\2"),
     (r"blocks\.(\d+)\.attn1\.to_out\.0", r"blocks.\1.self_attn.o"),
     (r"blocks\.(\d+)\.attn2\.to_([qkv])", r"blocks.\1.cross_attn.\2"),
@@ -72,93 +247,42 @@ WAN = (
     (r"blocks\.(\d+)\.attn2\.add_([kv])_proj", r"blocks.\1.cross_attn.\2_img"),
     (r"blocks\.(\d+)\.ffn\.net\.0\.proj", r"blocks.\1.ffn.0"),
     (r"blocks\.(\d+)\.ffn\.net\.2", r"blocks.\1.ffn.2"),
+    (r"condition_embedder\.(time|text)_embedder\.linear_1", r"\1_embedding.0"),
+    (r"condition_embedder\.(time|text)_embedder\.linear_2", r"\1_embedding.2"),
+    (r"condition_embedder\.time_proj", "time_projection.1"),
+    (r"condition_embedder\.image_embedder\.ff\.net\.0\.proj", "img_emb.proj.1"),
+    (r"condition_embedder\.image_embedder\.ff\.net\.2", "img_emb.proj.3"),
+    (r"patch_embedding", "patch_embedding"),
+    (r"proj_out", "head.head"),
 )
-"""Modules of diffusers' Wan to those of its authors'."""
 
-
-def wan(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
-    """The names of Wan's authors."""
-    return beside({f"diffusion_model.{renamed(name, WAN)}": pair for name, pair in pairs.items()}, alpha)
-
-
-FLUX2 = (
-    (r"transformer_blocks\.(\d+)\.attn\.to_out\.0", r"double_blocks.\1.img_attn.proj"),
-    (r"transformer_blocks\.(\d+)\.attn\.to_add_out", r"double_blocks.\1.txt_attn.proj"),
-    (r"transformer_blocks\.(\d+)\.ff\.linear_in", r"double_blocks.\1.img_mlp.0"),
-    (r"transformer_blocks\.(\d+)\.ff\.linear_out", r"double_blocks.\1.img_mlp.2"),
-    (r"transformer_blocks\.(\d+)\.ff_context\.linear_in", r"double_blocks.\1.txt_mlp.0"),
-    (r"transformer_blocks\.(\d+)\.ff_context\.linear_out", r"double_blocks.\1.txt_mlp.2"),
-    (r"single_transformer_blocks\.(\d+)\.attn\.to_qkv_mlp_proj", r"single_blocks.\1.linear1"),
-    (r"single_transformer_blocks\.(\d+)\.attn\.to_out", r"single_blocks.\1.linear2"),
+LTX = whole(
+    (r"(transformer_blocks\..+|caption_projection\..+|proj_out)", r"\1"),
+    (r"proj_in", "patchify_proj"),
+    (r"time_embed\.(.+)", r"adaln_single.\1"),
 )
-"""Modules of diffusers' FLUX.2 to those of its authors', except for queries, keys and values."""
-
-THIRDS = {
-    **{name: ("img_attn.qkv", number) for number, name in enumerate(("to_q", "to_k", "to_v"))},
-    **{name: ("txt_attn.qkv", number) for number, name in enumerate(("add_q_proj", "add_k_proj", "add_v_proj"))},
-}
-"""Projections that FLUX.2's authors have in one matrix, with their place in it."""
 
 
-def flux2(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
-    """The names of FLUX.2's authors, who have queries, keys and values in one matrix.
-
-    Three adapters of rank r are one of rank 3 r: A = [A_q; A_k; A_v] and B = diag(B_q, B_k, B_v), with zeros for one
-    that is not adapted.
-    """
-    single: dict[str, tuple[Tensor, Tensor]] = {}
-    joined: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
-    for name, (down, up) in pairs.items():
-        pair = down, up * (alpha / len(down))
-        third = re.fullmatch(r"transformer_blocks\.(\d+)\.attn\.(\w+)", name)
-        if third and third[2] in THIRDS:
-            matrix, number = THIRDS[third[2]]
-            joined.setdefault(f"double_blocks.{third[1]}.{matrix}", {})[number] = pair
-        else:
-            single[renamed(name, FLUX2)] = pair
-    for name, parts in joined.items():
-        down, up = next(iter(parts.values()))
-        parts = {number: parts.get(number, (torch.zeros_like(down), torch.zeros_like(up))) for number in range(3)}
-        single[name] = (
-            torch.cat([parts[n][0] for n in range(3)]),
-            torch.block_diag(*(parts[n][1] for n in range(3))),
-        )
-    tensors = {}
-    for name, (down, up) in single.items():
-        tensors |= {f"diffusion_model.{name}.lora_A.weight": down, f"diffusion_model.{name}.lora_B.weight": up}
-    return tensors
-
-
-def renamed(name: str, table: tuple[tuple[str, str], ...]) -> str:
-    """The name of a module by the first pattern of a table that it is."""
-    for pattern, target in table:
-        if re.fullmatch(pattern, name):
-            return re.sub(pattern, target, name)
-    raise nameless(name)
-
-
-def nameless(name: str) -> ValueError:
-    """The error for an adapted module of which no name elsewhere is known."""
-    return ValueError(
-        f"--format comfyui: the adapted module '{name}' has no name there that is known here; take --format diffusers "
-        "or merged, or leave it out of model.lora_targets"
-    )
+def comfyui_only(table: Table | None = None) -> Writer:
+    """Models of which kohya's scripts know no adapters, or have other names than ComfyUI."""
+    return partial(write, table=table, dotted=True)
 
 
 WRITERS: Mapping[str, Writer] = {
-    "stable_diffusion": kohya,
-    "sdxl": kohya,
-    "sd3": transformer,
-    "flux": transformer,
-    "flux_kontext": transformer,
-    "flux2_klein": flux2,
-    "qwen_image": original,
-    "qwen_image_edit": original,
-    "z_image": original,
-    "ltx_video": ltx,
-    "ltx_i2v": ltx,
-    "wan": wan,
-    "wan_i2v": wan,
+    "stable_diffusion": write,
+    "sdxl": sdxl,
+    "sd3": partial(write, table=STABLE_DIFFUSION_3),
+    "flux": partial(write, table=FLUX),
+    "flux_kontext": partial(write, table=FLUX),
+    "flux2_klein": partial(write, table=FLUX2),
+    "qwen_image": write,
+    "qwen_image_edit": write,
+    "z_image": comfyui_only(),
+    "ltx_video": comfyui_only(LTX),
+    "ltx_i2v": comfyui_only(LTX),
+    "wan": partial(write, table=WAN),
+    "wan_i2v": partial(write, table=WAN),
+    "hunyuan_video": partial(write, table=HUNYUAN_VIDEO),
+    "skyreels_i2v": partial(write, table=HUNYUAN_VIDEO),
 }
-"""Family to how its adapters are written. ComfyUI knows no adapters of Sana, and of HunyuanVideo only such that its
-authors' fused matrices have."""
+"""Family to how its adapters are written. ComfyUI knows no adapters of Sana."""

@@ -71,16 +71,26 @@ def compare(
     device: str,
     read: Callable[[str | None], float | None] = verdict,
     form: str = FORM,
+    whole: str = "",
 ) -> Comparisons:
-    """The judge's verdict on every two outputs of a prompt, in one or both orders."""
+    """The judge's verdict on every two outputs of a prompt, in one or both orders.
+
+    ``whole`` is a text with {prompt} in it that stands after the two outputs, in place of their titles, of the prompt
+    before them and of what is asked.
+    """
     pairs = [pair for rows in groups(prompts) for pair in combinations(rows, 2)]
     pairs += [(second, first) for first, second in pairs] if both_orders else []
     questions: list[Question | None] = []
     for first, second in pairs:
         one = parts_of(outputs[first], "Output 1", "judge_pairs")
         other = parts_of(outputs[second], "Output 2", "judge_pairs")
-        text = f"Prompt:\n{prompts[first].text}"
-        questions.append(None if one is None or other is None else Question((text, *one, *other, f"{ask_for}\n{form}")))
+        if one is None or other is None:
+            questions.append(None)
+        elif whole:
+            text = whole.replace("{prompt}", prompts[first].text)
+            questions.append(Question((*(one[1:] or one), *(other[1:] or other), text)))
+        else:
+            questions.append(Question((f"Prompt:\n{prompts[first].text}", *one, *other, f"{ask_for}\n{form}")))
     values = ask(judge_named(judge, device), questions, read, tokens, form)
     return dict(zip(pairs, values, strict=True))
 

@@ -80,15 +80,22 @@ def judge_rubric(
 def deqa(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu") -> list[float]:
     """The expected quality from 1 (bad) to 5 (excellent): sum_k k p_k over the judge's probabilities of the five words
     after "The quality of the image is" (Q-Align, arXiv:2312.17090; DeQA-Score, arXiv:2501.11561). The prompt is not
-    read."""
-    asked = _of_pictures(outputs, ["How would you rate the quality of this image?"] * len(outputs), "deqa", _RATING)
+    read.
+
+    The question stands before the image, as both were trained (``scorer.py`` of Q-Future/Q-Align at 14dfdffb and of
+    zhiyuanyou/DeQA-Score at 8e4abc82)."""
+    asked = [
+        question and Question(question.parts[::-1], question.start)
+        for question in _of_pictures(outputs, [_RATE] * len(outputs), "deqa", _RATING)
+    ]
     return _by_words(judge, device, asked, [(word,) for word in QUALITY], _expected_quality)
 
 
 def vqascore(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu") -> list[float]:
     """The judge's probability of "Yes", among all tokens, to whether the image shows the prompt (VQAScore,
     arXiv:2404.01291, in its form for vision-language models that complete a conversation, which are asked for "Yes or
-    No"; CLIP-FlanT5 of the paper is asked for "yes or no")."""
+    No" (linzhiqiu/t2v_metrics at 6ecb74f9, e.g. ``qwen2vl_model.py``); CLIP-FlanT5 of the paper is asked for "yes or
+    no")."""
     texts = [f'Does this figure show "{prompt.text}"? Please answer Yes or No.' for prompt in prompts]
     asked = _of_pictures(outputs, texts, "vqascore")
     return _by_words(judge, device, asked, [("Yes",), ("No",)], lambda row: math.exp(row[0]))
@@ -108,7 +115,7 @@ def artifact_free(
     return _by_words(judge, device, asked, spellings, lambda row: 1 / (1 + math.exp(min(700.0, row[0] - row[1]))))
 
 
-_RATING = "The quality of the image is"
+_RATE, _RATING = "How would you rate the quality of this image?", "The quality of the image is"
 
 
 def _expected_quality(log_probs: Sequence[float]) -> float:

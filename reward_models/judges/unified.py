@@ -90,16 +90,21 @@ def unified_reward_pairs(
     judge: str,
     mode: str = "think",
     both_orders: bool = True,
+    question: str = "",
     tokens: int = 4096,
     device: str = "cpu",
 ) -> list[float]:
     """Win rates within the group (``judge_pairs``) by a judge that reasons first (``think``), or that gives a winner of
-    several categories and one of all in JSON (``flex``): the mean of the winner and of the mean over categories."""
+    several categories and one of all in JSON (``flex``): the mean of the winner and of the mean over categories.
+
+    ``question`` is the published text, or its file, with {prompt} in it; it stands after the two images. Those of
+    CodeGoat24/UnifiedReward (at ff6f5202) have the prompt inside, and call the outputs Image 1 and Image 2."""
     if mode not in ("think", "flex"):
         raise ValueError(f"unified_reward_pairs: mode: got {mode!r}, expected think or flex")
     read, form = (verdict, THINK) if mode == "think" else (flex_verdict, FLEX)
     text = "Which of the two fits the prompt better and is of better quality?"
-    return win_rates(prompts, compare(prompts, outputs, judge, text, both_orders, tokens, device, read, form))
+    whole = template(question, "", "unified_reward_pairs")
+    return win_rates(prompts, compare(prompts, outputs, judge, text, both_orders, tokens, device, read, form, whole))
 
 
 def template(question: str, default: str, reward: str) -> str:

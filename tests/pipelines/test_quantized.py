@@ -13,9 +13,7 @@ import torch
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families, family
 from pipelines.quantized import values
-from tests.building import module
 from tests.families.test_battery import ADAPTED, config_of, gradients, policy_of, rescored, rollout_of, shake
-from tests.tiny import tiny_checkpoint
 
 NAMES = ["sd3", "wan", "stable_diffusion", "flux", "causal_lm", "qwen_vl", "whisper", "flow_speech"]
 """Families of each kind: transformers and a UNet of diffusers, of transformers with and without media, and our own."""
@@ -23,18 +21,6 @@ TOLERANCE = {"8bit": 1e-2, "4bit": 1e-3}
 """Of log-probabilities in batches of other sizes: rows of 8 bits share columns of outliers, and one row of 4 bits has a
 kernel of its own."""
 NEEDED = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Any:
-    made: dict[str, str] = {}
-
-    def folder(name: str) -> str:
-        if name not in made:
-            made[name] = str(tiny_checkpoint(module(name).tiny))
-        return made[name]
-
-    return folder
 
 
 @pytest.mark.parametrize("how", ["8bit", "4bit"])

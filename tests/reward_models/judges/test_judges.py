@@ -116,14 +116,18 @@ def test_a_rubric_is_the_weighted_mean_of_its_criteria(judged):
 def test_expected_quality_is_that_of_the_five_words(judged):
     fake = judged(lambda text: [math.log(p) for p in (0.4, 0.2, 0.2, 0.1, 0.1)])
     assert pointwise.deqa(prompts(2), [RED, BROKEN], judge="") == [pytest.approx(3.7), NAN]
-    assert fake.asked[0].start == "The quality of the image is" and fake.asked[0].parts[0] is RED
+    # scorer.py of Q-Future/Q-Align at 14dfdffb and of zhiyuanyou/DeQA-Score at 8e4abc82: the image after the question
+    assert fake.asked[0].parts == ("How would you rate the quality of this image?", RED)
+    assert fake.asked[0].start == "The quality of the image is"
     judged(lambda text: [-1000.0, -1001.0, -2000.0, -2000.0, -2000.0])
     assert pointwise.deqa(prompts(1), [RED], judge="") == [pytest.approx(4 + 1 / (1 + math.exp(-1)))]
 
 
 def test_vqascore_is_the_probability_of_yes(judged):
-    judged(lambda text: [math.log(0.25), math.log(0.5)] if "Describe it." in text else None)
+    fake = judged(lambda text: [math.log(0.25), math.log(0.5)] if "Describe it." in text else None)
     assert pointwise.vqascore([*prompts(1), Prompt("other")], [RED, RED], judge="") == [pytest.approx(0.25), NAN]
+    # qwen2vl_model.py of linzhiqiu/t2v_metrics at 6ecb74f9
+    assert fake.asked[0].parts == (RED, 'Does this figure show "Describe it."? Please answer Yes or No.')
 
 
 def test_artifacts_worked_number_of_the_paper(judged):
@@ -233,6 +237,15 @@ def test_unified_reward_compares_with_reasons_or_in_json(judged):
     assert flex == [0.75, 0.25]
 
 
+def test_unified_reward_compares_by_the_published_text_after_the_two_images(judged):
+    fake = judged(lambda text: "<answer>Image 2 is better</answer>")
+    text = "Which image is better for {prompt}?"
+    made = unified.unified_reward_pairs(prompts(2), [RED, BLUE], judge="", both_orders=False, question=text)
+    assert made == [0.0, 1.0] and fake.asked[0].parts == (RED, BLUE, "Which image is better for Describe it.?")
+    with pytest.raises(ValueError, match="unified_reward_pairs.*question.*{prompt}"):
+        unified.unified_reward_pairs(prompts(2), [RED, BLUE], judge="", question="Which?")
+
+
 def test_win_rates_of_any_reward():
     grey = [Image(torch.full((3, 8, 8), level)) for level in (0.1, 0.9, 0.5, 0.5)]
     brightness = "win_rate(reward='tests.reward_models.judges.test_judges:brightness(process=False)')"
@@ -324,11 +337,10 @@ def test_a_wrong_judge_is_an_error_before_the_run_starts():
 
 def test_each_picture_is_shown_before_what_is_asked_of_it(judged):
     fake = judged(lambda text: [0.0, -1.0, -2.0, -3.0, -4.0])
-    for reward in (pointwise.deqa, pointwise.vqascore, pointwise.artifact_free):
+    for reward in (pointwise.vqascore, pointwise.artifact_free):
         values = reward(prompts(2), [RED, BROKEN], judge="")
         assert [*map(math.isnan, values)] == [False, True]
     assert [question.parts[1:] for question in fake.asked] == [
-        ("How would you rate the quality of this image?",),
         ('Does this figure show "Describe it."? Please answer Yes or No.',),
         (pointwise.ARTIFACTS,),
     ]

@@ -1,0 +1,17 @@
+"""Tiny models of the families, for all tests of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[[str], str]:
+    """The folder of a family's tiny model, made when it is first asked for."""
+    from tests.building import module
+
+    return lambda name: str(tiny_checkpoint(module(name).tiny))
