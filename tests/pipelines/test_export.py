@@ -225,10 +225,10 @@ WAN_BLOCKS = {
 
 @pytest.mark.parametrize(("name", "shapes"), [("flux", FLUX_BLOCKS), ("wan", WAN_BLOCKS)], ids=["flux", "wan"])
 def test_diffusers_converters_give_back_the_modules_of_a_block(name, shapes):
-    random = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    pairs = {layer: (random(2, width), random(height, 2)) for layer, (height, width) in shapes.items()}
     import diffusers
 
+    random = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pairs = {layer: (random(2, width), random(height, 2)) for layer, (height, width) in shapes.items()}
     state = getattr(diffusers, LAYERS[name][1]).lora_state_dict(WRITERS[name](pairs, ALPHA))
     assert {key.split(".lora_")[0].removeprefix("transformer.") for key in state} == pairs.keys()
     probe = random(15360, 1)
