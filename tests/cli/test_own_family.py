@@ -332,8 +332,6 @@ def test_the_settings_of_a_run_are_the_defaults_of_a_command(folder):
     assert settings("--model.family", "tests.cli.test_own_family:FEW")[2] == 16
 
 
-
-
 @dataclass
 class Warm(Source):
     """A command with an option of its own whose name another had once."""
