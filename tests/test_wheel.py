@@ -161,6 +161,9 @@ def test_the_versions_of_python_that_are_named_are_those_whose_requirements_are_
 # ---- what it needs
 
 OPTIONAL = PROJECT["optional-dependencies"]
+(LINE,) = re.findall(r"^EXTRAS \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+TESTED = LINE.split(",")
+"""The extras that are installed for the tests."""
 
 
 def needed(extras: Iterable[str]) -> list[Requirement]:
@@ -181,7 +184,7 @@ def pinned(file: str) -> dict[str, set[str]]:
 def test_a_package_has_one_lowest_version_in_all_extras():
     """That which ``make lowest`` installs, whichever of them are asked for."""
     bounds: dict[str, set[str]] = {}
-    for one in needed(set(OPTIONAL) - {"all"}):
+    for one in needed(TESTED):
         bounds.setdefault(canonicalize_name(one.name), set()).add(str(one.specifier))
     assert not {name: several for name, several in bounds.items() if len(several) > 1}
     assert all(text.startswith(">=") for (text,) in bounds.values())
@@ -189,7 +192,7 @@ def test_a_package_has_one_lowest_version_in_all_extras():
 
 def test_the_lock_file_has_the_tested_versions_of_all_that_is_required_and_names_no_index():
     locked, tested = pinned("requirements.lock"), pinned("constraints-cpu.txt")
-    for one in needed(set(OPTIONAL) - {"all", "clip"}):
+    for one in needed(TESTED):
         versions = locked[canonicalize_name(one.name)]
         assert versions and all(one.specifier.contains(version, prereleases=True) for version in versions), one
     assert {name: locked.get(name) for name in tested} == tested
