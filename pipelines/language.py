@@ -143,7 +143,7 @@ class LanguageFamily:
         use_video_reader(config)
         self.refuse_other_architectures(locate(options.path))
         check_positions(config, locate(options.path))
-        given = {"path": locate(options.path)}
+        given: dict[str, Any] = {"path": locate(options.path)}
         if "template" in {f.name for f in fields(options)}:
             given["template"] = {name: TRUTHS.get(value, value) for name, value in options.template.items()}
         model = importlib.import_module(self.module).load(

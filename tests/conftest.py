@@ -22,8 +22,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no process of pytest-xdist is left alone with one at the end. Slow tests
-    have so much time that only a hang runs out of it, also on a loaded machine."""
+    """Files with slow tests come first, so that no process of pytest-xdist is left alone with one at the end.
+
+    Slow tests have so much time that only a hang runs out of it, also on a loaded machine.
+    """
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))

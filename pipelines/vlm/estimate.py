@@ -64,7 +64,7 @@ def is_language_model(kind: str) -> bool:
     return kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not any(kind in names for names in others)
 
 
-def of_model(path: str, **limits: float) -> tuple[Sizes, Callable[[Prompt], int]]:
+def of_model(path: str, **limits: Any) -> tuple[Sizes, Callable[[Prompt], int]]:
     """The sizes of a model (folder or hub id), with ``limits`` in place of some, and a function that counts the tokens
     of a prompt without its media.
 
