@@ -8,7 +8,7 @@ CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
 # Processes of `make test` and `make test-slow`, each with one thread.
 WORKERS ?= auto
-SHAPES ?= tests/advantages tests/objectives tests/diffusion tests/policies tests/test_rollout.py tests/test_trainer.py tests/test_update.py
+SHAPES ?= tests/unit/advantages tests/unit/objectives tests/unit/diffusion tests/unit/policies tests/unit/test_rollout.py tests/unit/test_trainer.py tests/unit/test_update.py
 # Of `make mutants`: which lines are drawn, how many, of which files, and the folder of the tests that are run.
 SEED ?= 0
 COUNT ?= 200
@@ -26,7 +26,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration demo-video test test-slow test-shapes test-roundings faults mutants check resolve lock lowest docs format bench clean
+.PHONY: help setup demo demo-duration demo-video test test-libraries test-slow test-shapes test-roundings faults mutants check resolve lock lowest docs format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -38,25 +38,28 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch $@
 
-demo: $(STAMP)  ## train three models with GRPO, one that draws, one that looks, one that hears, and write reports
+demo: $(STAMP)  ## train an image, a vision-language and a speech model with GRPO, and write reports
 	$(BIN)/mmgrpo train --recipe visual/demo --overwrite
 	$(BIN)/mmgrpo questions
 	$(BIN)/mmgrpo train --recipe vlm/demo --overwrite
 	$(BIN)/mmgrpo train --recipe speech/whisper_adapt --overwrite
 	@echo "Look at them in a browser: $(BIN)/mmgrpo demo runs/demo runs/vlm_demo runs/whisper_adapt"
 
-demo-duration: $(STAMP)  ## teach a policy that speaks too fast to take its time, judged by Whisper, and write a report
+demo-duration: $(STAMP)  ## teach a policy pretrained to speak too fast a natural pace, judged by Whisper, and write a report
 	$(BIN)/mmgrpo train --recipe speech/demo_duration --overwrite
 	@echo "Listen to it in a browser: $(BIN)/mmgrpo demo runs/demo_duration"
 
-demo-video: $(STAMP)  ## train a small model that films, and write a report
+demo-video: $(STAMP)  ## train a small video model, and write a report
 	$(BIN)/mmgrpo train --recipe visual/demo_video --overwrite
 	@echo "Look at it in a browser: $(BIN)/mmgrpo demo runs/demo_video"
 
-test: $(STAMP)  ## run the tests of milliseconds
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+test: $(STAMP)  ## run the unit tests, and short journeys through the commands
+	$(PYTEST) -m "not slow" tests/unit tests/journeys $(PYTEST_ARGS)
 
-test-slow: $(STAMP)  ## run the tests of seconds: those that train, start commands, are killed and resumed, use a browser
+test-libraries: $(STAMP)  ## compare every family and reward with the libraries, and feed hostile input
+	$(PYTEST) -m "not slow" tests/libraries tests/faults tests/mutants $(PYTEST_ARGS)
+
+test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 # In a run of its own, since the checks double the time of what they check. Only folders of tensors.
@@ -103,7 +106,7 @@ lock: $(STAMP)  ## write requirements.lock from pyproject.toml and constraints-c
 # its size. Packages that several extras name have one lowest version in all, so that one run tests it.
 LOWEST ?= build/lowest
 LOWEST_EXTRAS := --extra visual --extra vlm --extra speech
-LOWEST_TESTS ?= tests/test_update.py tests/test_trainer.py tests/data tests/families/test_battery.py
+LOWEST_TESTS ?= tests/unit/test_update.py tests/unit/test_trainer.py tests/unit/data tests/libraries/families/test_battery.py
 lowest: $(STAMP)  ## install the lowest versions that are named into build/lowest, and run some tests with them
 	mkdir -p build
 	grep -E '^torch==' constraints-cpu.txt > build/torch.txt

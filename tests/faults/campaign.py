@@ -27,7 +27,7 @@ import torch
 
 from tests.faults.damages import damage
 from tests.faults.trials import NONE, Ended, Fault, in_child
-from tests.runtime.trees import tree
+from tests.unit.runtime.trees import tree
 
 USERS = {"notes.txt": b"mine", "samples/best.png": b"mine", "model/mine.md": b"mine", "src/a.py": b"mine"}
 """A user's files in every run folder, once it exists."""
@@ -99,7 +99,7 @@ class Campaign:
 
 def train(setting: Setting, output: Path, *more: object, fault: Fault = NONE) -> Ended:
     """A run, or its continuation, in a process (or processes) of its own."""
-    from tests.cli.running import call
+    from tests.journeys.cli.running import call
 
     output.mkdir(parents=True, exist_ok=True)
 
@@ -112,7 +112,7 @@ def train(setting: Setting, output: Path, *more: object, fault: Fault = NONE) ->
 
 def results(run: Path) -> dict[str, Any]:
     """All that must be equal: numbers without times, and the bytes of weights."""
-    from tests.cli.running import metrics
+    from tests.journeys.cli.running import metrics
 
     summary = json.loads((run / "summary.json").read_text())
     kept = {name: value for name, value in summary.items() if name not in ("run", "seconds", "wall_seconds")}
@@ -271,7 +271,7 @@ def two_at_once(setting: Setting, campaign: Campaign) -> Callable[[random.Random
         def second() -> None:
             time.sleep(delay)
             options = [*setting.arguments(output), *(["--overwrite"] if chance.random() < 0.5 else ["--resume"])]
-            from tests.cli.running import call
+            from tests.journeys.cli.running import call
 
             def work() -> None:
                 os.chdir(output.parent / "media")
@@ -301,7 +301,7 @@ def settings(folder: Path) -> Iterator[Setting]:
     from pipelines.speech import whisper
     from pipelines.visual import sd3
     from pipelines.vlm import qwen_vl
-    from tests.cli import quick
+    from tests.journeys.cli import quick
 
     words = sd3.tiny_words(folder / "words", scenes.vocabulary())
     whisper_folder = whisper.tiny(folder / "whisper")

@@ -13,7 +13,7 @@ import pytest
 
 from mmgrpo.types import Text
 from reward_models.rules.tasks import MAXIMA, TASKS
-from tests.reward_models.rules.test_tasks import GOLD, row
+from tests.libraries.reward_models.rules.test_tasks import GOLD, row
 
 COUNT = 3000 if os.environ.get("MMGRPO_FAULTS") == "full" else 150
 

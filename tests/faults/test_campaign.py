@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.cli.running import environment
 from tests.faults.damages import DAMAGES
 from tests.faults.trials import Fault, in_child
-from tests.runtime.trees import tree
+from tests.journeys.cli.running import environment
+from tests.unit.runtime.trees import tree
 
 
 def writes(folder):

@@ -14,7 +14,7 @@ from mmgrpo.runtime.averaging import temporary
 from mmgrpo.runtime.finite import NotFinite, is_finite, refuse_nan, refuse_nonfinite, refuse_tensors
 from mmgrpo.scoring import Scorer
 from tests.building import first_number, recipe, trainer
-from tests.cli.running import read_lines
+from tests.journeys.cli.running import read_lines
 from tests.toys import toy_policy, toy_prompts
 
 BAD = [math.nan, math.inf, -math.inf]

@@ -11,7 +11,7 @@ import torch
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.metrics import MetricsLog, read_metrics
 from tests.building import trainer
-from tests.cli.running import metrics
+from tests.journeys.cli.running import metrics
 from tests.toys import toy_policy, toy_prompts
 
 

@@ -20,9 +20,9 @@ from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer, score_outputs
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.types import Image, Media, Prompt, Turn
-from tests.cli.running import is_running
 from tests.faults.bad_rewards import ALONE, ENDS, ERRORS, HANGS, SCORES, right
-from tests.scoring.serving import until
+from tests.journeys.cli.running import is_running
+from tests.unit.scoring.serving import until
 
 FULL = os.environ.get("MMGRPO_FAULTS") == "full"
 ANY = "tests.faults.bad_rewards:any_of"

@@ -13,7 +13,7 @@ import torch
 
 from mmgrpo.runtime.progress import Interrupted, Interruption
 from tests.building import first_number, trainer
-from tests.cli.running import environment, metrics
+from tests.journeys.cli.running import environment, metrics
 from tests.toys import toy_policy, toy_prompts
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

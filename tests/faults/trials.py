@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.runtime.ports import meeting_port
+from tests.unit.runtime.ports import meeting_port
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
 """Operations that change files, except that ``open`` counts for writing only."""

@@ -1,7 +1,7 @@
 """Which one-line changes of the code no test sees: a seeded sample, each run against the fast tests that run its file.
 
     python -m tests.mutants --seed 0 --count 200 --report benchmarks/mutants.md
-    python -m tests.mutants --count 5 --only mmgrpo/objectives --tests tests/objectives
+    python -m tests.mutants --count 5 --only mmgrpo/objectives --tests tests/unit/objectives
 
 Works in a copy of the repository in a temporary folder. Which test runs which line is recorded once
 (``build/mutants.json``), and again where tests or the code that they run have changed.
@@ -35,8 +35,8 @@ from tests.mutants.report import Verdict, markdown
 CACHE = ROOT / "build" / "mutants.json"
 """What was recorded; ignored by git."""
 
-TABLES = {"tests/test_defaults.py", "tests/test_docs.py"}
-TABLES |= {"tests/families/test_defaults_agree.py"}
+TABLES = {"tests/journeys/test_defaults.py", "tests/journeys/test_docs.py"}
+TABLES |= {"tests/libraries/families/test_defaults_agree.py"}
 """They compare tables of all modules with the documentation."""
 
 LEAST_SECONDS = 10.0

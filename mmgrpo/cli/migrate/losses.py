@@ -1,6 +1,6 @@
 """Losses and advantages of TRL and ms-swift as blocks of ours.
 
-The losses are those that tests/objectives/test_trl_losses.py compares with TRL's own code; the advantages too.
+The losses are those that tests/unit/objectives/test_trl_losses.py compares with TRL's own code; the advantages too.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def losses() -> str:
 
 
 LOSSES_TEXT = """The other settings are at TRL's defaults. Each pair computes the same loss and the same gradient on the
-same numbers, which `tests/objectives/test_trl_losses.py` shows with TRL's own code."""
+same numbers, which `tests/unit/objectives/test_trl_losses.py` shows with TRL's own code."""
 
 
 def section(one: Table) -> str:

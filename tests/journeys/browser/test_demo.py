@@ -1,0 +1,96 @@
+"""Every tab of the demo in a browser: used with the mouse, with the keyboard alone, in a narrow window.
+
+``tabs.STEPS`` and ``keyboard.STEPS`` say what a visitor does in each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mmgrpo.cli.demo.app import TABS
+from mmgrpo.cli.demo.vote_store import read_votes
+from tests.journeys.browser import keyboard
+from tests.journeys.browser.conftest import ANSWER, NARROW
+from tests.journeys.browser.tabs import STEPS, is_shown, to_tab
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", TABS)
+def test_a_tab_can_be_used(open_page, demo, name):
+    watched = open_page(demo)
+    to_tab(watched.page, name)
+    STEPS[name](watched.page)
+
+
+@pytest.mark.parametrize("name", TABS)
+def test_a_tab_can_be_used_with_the_keyboard_alone_in_a_narrow_window(open_page, demo, name):
+    watched = open_page(demo, **NARROW)
+    to_tab(watched.page, name)
+    keyboard.STEPS[name](watched.page)
+    assert watched.overflow() == []
+
+
+def test_votes_are_written_as_the_evaluation_reads_them(open_page, demo, demo_folder):
+    file = demo_folder / "votes.jsonl"
+    before = len(read_votes(file))
+    page = open_page(demo).page
+    to_tab(page, "Vote")
+    STEPS["Vote"](page)
+    rows = read_votes(file)[before:]
+    assert [row["vote_type"] for row in rows] == ["leftvote", "rightvote", "tievote", "bothbad_vote"]
+    assert all((file.parent / row[side]).is_file() for row in rows for side in ("left", "right"))
+
+
+def test_every_tab_is_reached_with_the_keyboard_alone(open_page, demo):
+    page = open_page(demo).page
+    page.wait_for_selector("button[role=tab]")
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if focused(page)["role"] == "tab":
+            break
+    assert focused(page)["role"] == "tab"
+    for name in TABS:
+        for _ in range(len(TABS)):
+            if focused(page)["text"] == name:
+                break
+            page.keyboard.press("Tab")
+        assert focused(page) == {"role": "tab", "text": name}
+        page.keyboard.press("Enter")
+        is_shown(page, name)
+
+
+def focused(page: Any) -> dict[str, str]:
+    """The element that has the focus."""
+    return page.evaluate(
+        "() => ({role: document.activeElement.getAttribute('role'), text: document.activeElement.innerText.trim()})"
+    )
+
+
+def test_texts_of_a_hostile_run_are_not_run(open_page, demo):
+    page = open_page(demo).page
+    to_tab(page, "Runs")  # whose first runs are shown at once
+    page.locator("#runs-details h2", has_text="<img").wait_for()
+    page.get_by_text("window.hacked", exact=False).first.wait_for()
+    page.locator("#runs-choose input").click()
+    page.get_by_role("option", name="<img").click()
+    page.locator("#runs-details h2", has_text="<img").wait_for(state="detached")
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("#runs-details script, #runs-samples script, img[src=x]").count() == 0
+
+
+def test_the_page_cannot_load_from_other_servers(demo, browser):
+    page = browser.new_page()
+    page.goto(demo, timeout=1000 * ANSWER)
+    source = "https://example.com/a.png"
+    refused = page.evaluate(
+        """source => new Promise(done => {
+            document.addEventListener("securitypolicyviolation", event => done(event.blockedURI));
+            new Image().src = source;
+        })""",
+        source,
+    )
+    assert refused == source
+    page.close()

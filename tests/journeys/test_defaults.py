@@ -1,0 +1,214 @@
+"""Defaults are those that the documentation states: one that changes unseen changes every run that relies on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from typing import Any
+
+import reward_models
+from mmgrpo.advantages.baseline import BASELINES
+from mmgrpo.advantages.combine import COMBINE
+from mmgrpo.advantages.credit import CREDITS
+from mmgrpo.advantages.scale import SCALES
+from mmgrpo.advantages.select import AFTER, BEFORE
+from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.advantages.transform import TRANSFORMS
+from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
+from mmgrpo.api import train
+from mmgrpo.cli import evaluate_rewards, export, migrate, score, serve_rewards, train_reward, verify_reward
+from mmgrpo.cli.check_data import Args as CheckData
+from mmgrpo.cli.evaluate import Evaluate
+from mmgrpo.cli.sample import Sample
+from mmgrpo.config.plugins import load_object
+from mmgrpo.config.registry import Block
+from mmgrpo.config.settings import config_class
+from mmgrpo.diffusion.kernels import KERNELS
+from mmgrpo.diffusion.planners import PLANS
+from mmgrpo.diffusion.schedules import GRIDS
+from mmgrpo.family import families
+from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+from mmgrpo.policies.flow_matching import ERRORS
+from mmgrpo.rewards import RewardEntry
+from mmgrpo.rollout import SAMPLERS
+from mmgrpo.scoring.manifest import Manifest
+from reward_models import REWARDS
+from tests import ROOT
+
+TABLES = {
+    "transform": TRANSFORMS,
+    "weighting": WEIGHTINGS,
+    "combine": COMBINE,
+    "baseline": BASELINES,
+    "scale": SCALES,
+    "shape": SHAPES,
+    "credit": CREDITS,
+    "select": {**BEFORE, **AFTER},
+    "sampler": SAMPLERS,
+    "objective": OBJECTIVES,
+    "off_policy": OFF_POLICY_OBJECTIVES,
+    "terms": TERMS,
+    "mismatch": MISMATCH,
+    "kl_weight": KL_WEIGHTS,
+    "aggregation": AGGREGATIONS,
+    "sampling.plan": PLANS,
+    "sampling.kernel": KERNELS,
+    "sampling.grid": GRIDS,
+    "sampling.error": ERRORS,
+}
+
+
+def signature(name: str, block: Block) -> str:
+    """The block with all of its parameters, those that have no default as ``...``."""
+    parameters = list(inspect.signature(block.fn).parameters.values())[len(block.needs) :]
+    empty = inspect.Parameter.empty
+    texts = [f"{one.name}={'...' if one.default is empty else repr(one.default)}" for one in parameters]
+    return f"{name}({', '.join(texts)})"
+
+
+def settings() -> dict[str, dict[str, list[str]]]:
+    """Every setting to its defaults as text, and the families that have each."""
+    found: dict[str, dict[str, list[str]]] = {}
+
+    def walk(section: Any, prefix: str, name: str) -> None:
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            if dataclasses.is_dataclass(value):
+                walk(value, f"{prefix}{field.name}.", name)
+            else:
+                found.setdefault(prefix + field.name, {}).setdefault(repr(value), []).append(name)
+
+    for name, one in families().items():
+        walk(config_class(one.sections)(), "", name)
+    return found
+
+
+def page() -> str:
+    """``docs/settings.md``."""
+    rows = []
+    for name, defaults in settings().items():
+        everywhere = sum(map(len, defaults.values())) == len(families())
+        if everywhere and len(defaults) == 1:
+            texts = [f"`{default}`" for default in defaults]
+        else:
+            texts = [f"`{default}` ({', '.join(members)})" for default, members in defaults.items()]
+        rows.append(f"| `{name}` | {'; '.join(texts)} |")
+    commands = [
+        f"| `{name}` | {', '.join(f'`{option}={value!r}`' for option, value in vars(options).items())} |"
+        for name, options in (
+            *(("sample", Sample()), ("evaluate", Evaluate()), ("check-data", CheckData("..."))),
+            *(("score", score.Args([])), ("serve-rewards", serve_rewards.Args())),
+            *(("evaluate-rewards", evaluate_rewards.Args()), ("train-reward", train_reward.Args())),
+            *(("verify-reward", verify_reward.Args()), ("migrate", migrate.Args("..."))),
+            ("export", export.Args("...")),
+        )
+    ]
+    blocks = []
+    for line, table in TABLES.items():
+        signatures = sorted(signature(name, block) for name, block in table.items())
+        blocks.append(f"| `{line}` | {', '.join(f'`{one}`' for one in signatures if not one.endswith('()'))} |")
+    rewards = [f"| `{reward(name, entry)}` | {adds(entry)} |" for name, entry in sorted(REWARDS.items())]
+    parameters = [one for one in inspect.signature(train).parameters.values() if one.kind != one.VAR_KEYWORD]
+    empty = inspect.Parameter.empty
+    arguments = ", ".join(one.name if one.default is empty else f"{one.name}={one.default!r}" for one in parameters)
+    commands.append(f"| `mmgrpo.train` in Python | `{arguments}` |")
+    facts = [f"| `{name}` | {' | '.join(stated(entry.read_manifest()))} |" for name, entry in sorted(REWARDS.items())]
+    return "\n".join(
+        [HEAD, *rows, COMMANDS, *commands, BLOCKS_HEAD, *blocks, REWARD_HEAD, *rewards, FACTS_HEAD, *facts, ""]
+    )
+
+
+def reward(name: str, entry: RewardEntry) -> str:
+    """The reward with its parameters; all have a weight, of one by default."""
+    parameters = list(inspect.signature(load_object(entry.function, "rewards", own=False)).parameters.values())[2:]
+    texts = [
+        one.name if one.default is inspect.Parameter.empty else f"{one.name}={one.default!r}" for one in parameters
+    ]
+    return f"{name}({', '.join(texts)})" if texts else name
+
+
+def adds(entry: RewardEntry) -> str:
+    """What a reward adds to reports."""
+    return ", ".join(what for what, path in (("error rates", entry.rates), ("notes", entry.annotate)) if path)
+
+
+def stated(manifest: Manifest | None) -> list[str]:
+    """The cells of a manifest."""
+    assert manifest is not None
+    value = [manifest.range, manifest.scale]
+    reads = [
+        ", ".join(manifest.reads),
+        "whole groups" * manifest.group,
+        "not the same each time" * (not manifest.deterministic),
+    ]
+    packages = ", ".join(manifest.packages) + f" [{manifest.extra}]" * bool(manifest.extra)
+    weights = [" ".join([name, *files]) for name, files in manifest.weights.items()]
+    cells = [manifest.scores, value, reads, [packages, *weights, manifest.licence], [manifest.source]]
+    if manifest.version > 1:
+        cells[-1] = [manifest.source, f"version {manifest.version}"]
+    return ["; ".join(filter(None, map(str, cell))).replace("|", r"\|") for cell in cells]
+
+
+HEAD = """# Settings and their defaults
+
+Keys of a recipe, and options of `mmgrpo train` (`--optim.lr 1e-5`). `mmgrpo train --model.family <name> --help` says
+what each of them does. Families in brackets are those that have the setting, or this default of it; without brackets
+it holds for all.
+
+| setting | default |
+| --- | --- |"""
+
+COMMANDS = """
+## Options of other commands
+
+| command | options |
+| --- | --- |"""
+
+BLOCKS_HEAD = """
+## Parameters of blocks
+
+`...` has no default and must be written. Blocks that are not listed take no parameter; [algorithms](algorithms.md) says
+what each computes.
+
+| line | blocks |
+| --- | --- |"""
+
+REWARD_HEAD = """
+## Parameters of rewards
+
+Every reward also has a `weight`, which is 1. Some add error rates of whole sets to a run's results, or notes to the
+samples of its report.
+
+| reward | adds |
+| --- | --- |"""
+
+
+FACTS_HEAD = """
+## What rewards are
+
+What each scores, its range and scale, what it reads of the prompt, what it needs (packages, in brackets the extra that
+installs them; weights with their files, and their licence), and whose numbers it gives.
+
+| reward | scores | value | reads | needs | source |
+| --- | --- | --- | --- | --- | --- |"""
+
+
+def test_the_page_of_settings_holds_the_defaults_as_they_are():
+    """``python -m tests.journeys.test_defaults`` writes the page."""
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()
+
+
+def test_no_function_of_a_reward_unpickles_unasked():
+    found = {}
+    for one in pkgutil.walk_packages(reward_models.__path__, "reward_models."):
+        for name, function in inspect.getmembers(importlib.import_module(one.name), callable):
+            inner = inspect.unwrap(function)  # of a cache
+            if inspect.isfunction(inner) and "allow_pickle" in (parameters := inspect.signature(inner).parameters):
+                found[f"{function.__module__}.{name}"] = parameters["allow_pickle"].default
+    assert len(found) >= 20 and set(found.values()) == {False, inspect.Parameter.empty}
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "settings.md").write_text(page(), encoding="utf-8")

@@ -1,0 +1,267 @@
+"""Stable Diffusion and SDXL: equal to diffusers with DDIM, guidance, adapters, what is encoded, and the VAE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from mmgrpo.diffusion.kernels import ddim
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.visual import sdxl, stable_diffusion
+from pipelines.visual.options import SdxlOptions
+from tests.libraries.pipelines.visual.denoising import KINDS, PROMPTS, draw, ours, pipe, predicted, theirs
+from tests.libraries.pipelines.visual.drawing import noise, shake
+from tests.tiny import tiny_checkpoint
+
+FAMILIES = pytest.mark.parametrize("family", KINDS, ids=lambda family: family.__name__.rpartition(".")[2])
+Folders = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Folders:
+    """A family's tiny checkpoint by prediction, written once."""
+    made: dict[tuple[ModuleType, str], Path] = {}
+
+    def write(family: ModuleType, prediction: str = "epsilon") -> Path:
+        if (family, prediction) not in made:
+            made[family, prediction] = tiny_checkpoint(family.tiny, prediction=prediction)
+        return made[family, prediction]
+
+    return write
+
+
+def policy_of(model, plan: str = "every_step") -> DenoisingPolicy:
+    return DenoisingPolicy(
+        model, steps=5, kernel_text="ddim(eta=1.0)", plan=plan, evaluation_steps=2, forward_batch_size=64
+    )
+
+
+# ---- the same model as diffusers'
+
+
+@FAMILIES
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_a_deterministic_sample_equals_the_pipeline_of_diffusers_with_ddim(folder, family, prediction, guidance):
+    model, reference = (
+        ours(family, folder(family, prediction), guidance=guidance),
+        pipe(family, folder(family, prediction)),
+    )
+    start = noise(model)
+    end = draw(model, start)
+    torch.testing.assert_close(end, theirs(reference, start, guidance), atol=2e-5, rtol=0)
+    pictures = torch.stack([image.pixels for image in model.decode(end)])
+    torch.testing.assert_close(pictures, theirs(reference, start, guidance, "pt"), atol=1e-5, rtol=0)
+    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01  # a blank picture would agree too
+    assert (end[1] - draw(model, start[[0, 0, 0]])[1]).abs().max() > 1e-2
+
+
+@FAMILIES
+def test_the_prediction_is_the_checkpoints_in_the_transitions_of_a_rollout_too(folder, family):
+    model = ours(family, folder(family, "v_prediction"))
+    assert model.prediction == "v" and ours(family, folder(family)).prediction == "epsilon"
+    policy, x, output = policy_of(model), *torch.randn(2, 1, *model.latent_shape())
+    step = torch.tensor([1])
+    transition = policy.kernel(x, output, step, policy.grid)
+    assert torch.equal(transition.mean, ddim(x, output, step, policy.grid, "v").mean)
+    assert (transition.mean - ddim(x, output, step, policy.grid, "epsilon").mean).abs().max() > 0.1
+
+
+@FAMILIES
+def test_the_network_is_told_integer_timesteps(folder, family):
+    model, seen = ours(family, folder(family)), []
+    model.network.register_forward_pre_hook(lambda _, given: seen.append(given[1].clone()))
+    draw(model, noise(model))
+    assert [time.unique().tolist() for time in seen] == [[751], [501], [251], [1]]
+    assert all(time.dtype == torch.int64 for time in seen)
+
+
+# ---- guidance
+
+
+@FAMILIES
+def test_guidance_goes_from_the_unconditional_branch_through_the_prompt_in_one_batch(folder, family):
+    model = ours(family, folder(family), guidance=5.0)
+    rows: list[int] = []
+    model.network.register_forward_hook(lambda _, __, out: rows.append(len(out[0])))
+    guided = predicted(model)
+    assert model.evaluations_per_row == 2 and rows == [6]
+    negative = model.encode(PROMPTS).negative
+    model.guidance = 1.0
+    prompted = predicted(model)
+    x = noise(model)
+    empty = model.predict(model.network, x, torch.full((3,), 501), type(model.encode(PROMPTS))(negative))
+    torch.testing.assert_close(guided, empty + 5 * (prompted - empty), atol=1e-5, rtol=0)
+    assert (guided - prompted).abs().max() > 1e-3
+
+
+def test_without_words_sdxl_reads_zeros_where_its_checkpoint_asks_for_them(folder):
+    model, reference = ours(sdxl, folder(sdxl)), pipe(sdxl, folder(sdxl))
+    assert not any(tensor.any() for tensor in model.encode([Prompt("")]).tensors)
+    for made in (model.architecture.pipeline, reference):
+        made.register_to_config(force_zeros_for_empty_prompt=False)
+    model.encodings.memory.clear()
+    _, hidden, _, pooled = reference.encode_prompt("a")
+    encoded = model.encode([Prompt("")]).tensors
+    torch.testing.assert_close(encoded, (hidden, pooled), atol=1e-6, rtol=0)
+    assert all(tensor.any() for tensor in encoded)
+
+
+def test_sdxl_is_told_the_size_of_the_picture(folder):
+    seen = []
+    model = ours(sdxl, folder(sdxl))
+    model.network.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["added_cond_kwargs"]["time_ids"]), with_kwargs=True
+    )
+    predicted(model)
+    # original size, crop, target size, for both branches of guidance
+    assert seen[0].tolist() == [[16, 24, 0, 0, 16, 24]] * 6 and seen[0].dtype == torch.float32
+
+
+@FAMILIES
+def test_forgotten_encoders_keep_the_prompts_that_were_named(folder, family):
+    model = ours(family, folder(family))
+    before = predicted(model)
+    model.forget_encoders(PROMPTS)
+    assert torch.equal(predicted(model), before)
+    parts = model.architecture.pipeline.components
+    assert {name for name, part in parts.items() if isinstance(part, nn.Module)} == {"vae", "unet"}
+    assert len(model.decode(noise(model))) == 3
+    with pytest.raises(KeyError, match="green"):
+        model.encode([Prompt("a green square")])
+
+
+# ---- what trains
+
+
+@FAMILIES
+def test_only_the_unet_trains(folder, family):
+    model = ours(family, folder(family))
+    parts = [part for part in model.architecture.pipeline.components.values() if isinstance(part, nn.Module)]
+    frozen = [part for part in parts if part is not model.network]
+    assert len(frozen) == (2 if family is stable_diffusion else 3) and len(parts) == len(frozen) + 1
+    assert all(p.requires_grad for p in model.network.parameters())
+    assert not any(p.requires_grad or part.training for part in frozen for p in part.parameters())
+
+
+@FAMILIES
+def test_saved_adapters_give_diffusers_the_same_picture(folder, family, tmp_path):
+    model = ours(family, folder(family), lora_rank=2, lora_alpha=6)
+    trained = [name for name, p in model.network.named_parameters() if p.requires_grad]
+    # A and B of four projections, in self- and cross-attention: one layer below, one in the middle, two above
+    assert len(trained) == 2 * 4 * 2 * 4 and all(".lora_" in name for name in trained)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, start)
+    model.save(tmp_path, model.network)
+    reference = pipe(family, folder(family))
+    plain = theirs(reference, start, 5.0)
+    reference.load_lora_weights(tmp_path)  # alpha 6 at rank 2 is a scale of 3, which the file must say
+    torch.testing.assert_close(theirs(reference, start, 5.0), end, atol=2e-5, rtol=0)
+    assert (plain - end).abs().max() > 1e-2
+    again = ours(family, folder(family), weights=tmp_path)
+    assert torch.equal(draw(again, start), end)
+
+
+@FAMILIES
+def test_a_whole_network_is_saved_as_diffusers_reads_it(folder, family, tmp_path):
+    from diffusers import UNet2DConditionModel
+
+    model = ours(family, folder(family))
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.mul_(1.1)
+    model.save(tmp_path, model.network)
+    start, reference = noise(model), pipe(family, folder(family))
+    reference.unet = UNet2DConditionModel.from_pretrained(tmp_path, subfolder="unet")
+    torch.testing.assert_close(theirs(reference, start, 5.0), draw(model, start), atol=5e-5, rtol=1e-4)
+    again = ours(family, folder(family), weights=tmp_path)
+    assert torch.equal(predicted(again), predicted(model))
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "every_step",
+        "random_subset(fraction=0.6)",
+        "sliding_window(size=2)",
+        "one_step_branch",
+        "branch_tree(splits=[0, 1])",
+    ],
+)
+def test_every_plan_runs_and_keeps_its_latents_as_they_were_scored(folder, family, plan):
+    policy = policy_of(ours(family, folder(family)), plan)
+    rollout = policy.rollout(Request(PROMPTS[:1], [0], 4, seed=0))
+    assert rollout.outputs[0].pixels.shape == (3, 16, 24)
+    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
+        assert rollout.steps.walks[part.walk].states.dtype == torch.float32
+        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+        torch.testing.assert_close(scored, rollout.decisions.log_probs[part.rows, part.positions], rtol=0, atol=2e-5)
+    assert not rollout.decisions.loss_mask[:, -1].any()  # the last step has almost no noise
+
+
+@FAMILIES
+def test_a_half_precision_base_keeps_fp32_adapters_latents_and_predictions(folder, family):
+    exact, model = (
+        ours(family, folder(family), lora_rank=2, dtype=dtype, guidance=1.0) for dtype in ("float32", "bfloat16")
+    )
+    for name, parameter in model.network.named_parameters():
+        assert parameter.dtype == (torch.float32 if ".lora_" in name else torch.bfloat16), name
+    for one in (exact, model):
+        shake(one.network, 0.05)
+    rough, fine = predicted(model), predicted(exact)
+    assert rough.dtype == torch.float32
+    error = (rough - fine).square().mean().sqrt() / fine.square().mean().sqrt()
+    assert 0 < error < 0.02
+    rollout = policy_of(model).rollout(Request(PROMPTS[:1], [0], 4, seed=0))
+    assert rollout.steps.walks[0].states.dtype == torch.float32
+
+
+@FAMILIES
+def test_gradient_checkpointing_leaves_the_gradients(folder, family):
+    gradients = []
+    for checkpointing in (False, True):
+        model, blocks = ours(family, folder(family), gradient_checkpointing=checkpointing), []
+        block = model.network.down_blocks[0].attentions[0].transformer_blocks[0]
+        block.register_forward_pre_hook(lambda *_, blocks=blocks: blocks.append(1))
+        predicted(model).square().mean().backward()
+        assert len(blocks) == 1 + checkpointing  # the block runs a second time for the backward pass
+        gradients.append([p.grad for p in model.network.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 50
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+# ---- the VAE
+
+
+def test_a_vae_that_overflows_half_precision_is_found_and_named(folder):
+    model = ours(sdxl, folder(sdxl))
+    vae = model.architecture.pipeline.vae
+    with torch.no_grad():  # the activations leave float16, the weights do not; later normalizations bring them back
+        vae.decoder.conv_in.weight.mul_(3e4)
+    latents = noise(model)
+    for dtype in ("float32", "bfloat16"):
+        model.limit_memory(SdxlOptions(vae_dtype=dtype), "the test")
+        assert all(bool(picture.pixels.isfinite().all()) for picture in model.decode(latents))
+    model.limit_memory(SdxlOptions(vae_dtype="float16"), "the test")
+    assert all(bool(parameter.isfinite().all()) for parameter in vae.parameters())
+    with pytest.raises(ValueError, match="VAE.*float16.*NaN"):
+        model.decode(latents)
+
+
+def test_tiny_is_small_and_a_function_of_its_seed(folder, tmp_path):
+    for family in KINDS:
+        first, again, other = folder(family), family.tiny(tmp_path / "again"), family.tiny(tmp_path / "other", seed=1)
+        files = [file.relative_to(first) for file in first.rglob("*.safetensors")]
+        assert len(files) == (3 if family is stable_diffusion else 4)
+        assert all((again / file).read_bytes() == (first / file).read_bytes() for file in files)
+        assert not any((other / file).read_bytes() == (first / file).read_bytes() for file in files)
+        assert sum(file.stat().st_size for file in first.rglob("*")) < 1e6

@@ -1,0 +1,128 @@
+"""FLUX.1: equal to diffusers' own pipeline, packed latents, embedded guidance, the dynamic shift."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Request
+from pipelines.visual import flux
+from pipelines.visual.flow import FlowModel
+from tests.building import load
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def dev() -> Path:
+    return tiny_checkpoint(flux.tiny)
+
+
+@pytest.fixture(scope="module")
+def schnell() -> Path:
+    return tiny_checkpoint(flux.tiny, guided=False)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    return load(flux, folder, height=16, width=24, max_sequence_length=48, **options)
+
+
+def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    from diffusers import FluxPipeline
+
+    pipe = FluxPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    return pipe(
+        prompt=[prompt.text for prompt in PROMPTS],
+        negative_prompt=[""] * len(PROMPTS) if true_cfg_scale > 1 else None,
+        height=16,
+        width=24,
+        latents=flux.pack(x),
+        num_inference_steps=STEPS,
+        guidance_scale=guidance,
+        true_cfg_scale=true_cfg_scale,
+        max_sequence_length=48,
+        output_type=output,
+    ).images
+
+
+@pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(3.5, 1.0), (1.0, 1.0), (3.5, 2.5)])
+def test_a_sample_equals_the_pipeline_of_diffusers(dev, guidance, true_cfg_scale):
+    model = ours(dev, guidance=guidance, true_cfg_scale=true_cfg_scale)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    latents = theirs(dev, start, guidance, true_cfg_scale, "latent")
+    torch.testing.assert_close(flux.pack(end), latents, atol=1e-5, rtol=0)
+    pictures = torch.stack([image.pixels for image in model.decode(end)])
+    torch.testing.assert_close(pictures, theirs(dev, start, guidance, true_cfg_scale, "pt"), atol=1e-5, rtol=0)
+    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
+
+
+def test_schnell_has_no_embedded_guidance_and_a_constant_shift(schnell):
+    model = ours(schnell, guidance=7.0)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    torch.testing.assert_close(flux.pack(end), theirs(schnell, start, 0.0, 1.0, "latent"), atol=1e-5, rtol=0)
+    # linspace(1, 1/4, 4), unshifted
+    torch.testing.assert_close(model.grid(4).levels, torch.tensor([1.0, 0.75, 0.5, 0.25, 0.0]), atol=1e-7, rtol=0)
+
+
+def test_the_scale_of_guidance_is_told_to_the_network(dev):
+    start = noise(ours(dev))
+    low, high = (draw(m, m.network, start) for m in (ours(dev, guidance=1.0), ours(dev, guidance=8.0)))
+    assert (low - high).abs().max() > 1e-3
+    assert ours(dev).evaluations_per_row == 1 and ours(dev, true_cfg_scale=2.0).evaluations_per_row == 2
+
+
+def test_packing_puts_two_by_two_neighbours_into_one_token():
+    x = torch.arange(16.0).view(1, 1, 4, 4)
+    assert flux.pack(x)[0].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
+    assert torch.equal(flux.unpack(flux.pack(x), 4, 4), x)
+    assert flux.places(2, 2).tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]
+
+
+@pytest.mark.parametrize("steps", [1, 4, 28])
+def test_the_noise_levels_are_those_of_the_pipeline(dev, steps):
+    from diffusers import FluxPipeline
+
+    pipe = FluxPipeline.from_pretrained(dev)
+    pipe.set_progress_bar_config(disable=True)
+    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=48, output_type="latent")
+    assert torch.equal(ours(dev).grid(steps).levels, pipe.scheduler.sigmas)
+
+
+def test_levels_of_the_schedulers_own_are_asked_for_by_number(dev):
+    scheduler = SimpleNamespace(config={"use_flow_sigmas": True})
+    architecture = flux.Flux(None, 512, 3.5, torch.device("cpu"), (128, 128))
+    assert architecture.spacing(scheduler, 7) == {"num_inference_steps": 7, "mu": pytest.approx(1.15)}  # 4096 tokens
+
+
+def test_saved_adapters_give_diffusers_the_same_picture(dev, tmp_path):
+    model = ours(dev, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    model.save(tmp_path, model.network)
+    with_adapters = theirs(dev, start, 3.5, 1.0, "latent", lora=tmp_path)
+    torch.testing.assert_close(with_adapters, flux.pack(end), atol=1e-5, rtol=0)
+    assert (theirs(dev, start, 3.5, 1.0, "latent") - with_adapters).abs().max() > 1e-3
+
+
+def test_every_plan_runs_on_it(dev):
+    for plan in ("every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"):
+        policy = DenoisingPolicy(
+            ours(dev), steps=4, kernel_text="dance(eta=0.3)", plan=plan, evaluation_steps=2, forward_batch_size=64
+        )
+        rollout = policy.rollout(Request(PROMPTS[:1], [0], 4, seed=0))
+        assert rollout.outputs[0].pixels.shape == (3, 16, 24)
+        for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
+            scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+            sampled = rollout.decisions.log_probs[part.rows, part.positions]
+            torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)

@@ -1,0 +1,179 @@
+"""FLUX.2 klein: equal to diffusers' own pipeline, with and without a given picture; positions, statistics, levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pil
+
+from mmgrpo.types import Image, Media, Prompt
+from pipelines.visual import flux2_klein
+from pipelines.visual.families import FAMILIES
+from pipelines.visual.flow import FlowModel
+from tests.building import load
+from tests.libraries.families.examples import SEEN, shown
+from tests.libraries.families.examples import noise as drawn
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
+
+SIDE = 64
+"""Pixels; the pipeline takes no smaller pictures."""
+
+
+@pytest.fixture(scope="module")
+def base() -> Path:
+    return tiny_checkpoint(flux2_klein.tiny)
+
+
+@pytest.fixture(scope="module")
+def distilled() -> Path:
+    return tiny_checkpoint(flux2_klein.tiny, distilled=True)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    return load(flux2_klein, folder, **{"height": 16, "width": 24, "max_sequence_length": 48, **options})
+
+
+def pipeline(folder: Path) -> Any:
+    """diffusers' own pipeline."""
+    from diffusers import Flux2KleinPipeline
+
+    made = Flux2KleinPipeline.from_pretrained(folder)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pipe(base) -> Any:
+    return pipeline(base)
+
+
+def theirs(pipe: Any, x: torch.Tensor, prompts, output: str = "latent", **options):
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    return pipe(
+        prompt=[prompt.text for prompt in prompts],
+        height=4 * x.shape[2],
+        width=4 * x.shape[3],
+        latents=x.clone(),
+        num_inference_steps=STEPS,
+        max_sequence_length=48,
+        output_type=output,
+        **options,
+    ).images
+
+
+def pil(pixels: torch.Tensor) -> Pil.Image:
+    return Pil.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_a_sample_equals_the_pipeline_of_diffusers(base, pipe, guidance):
+    model = ours(base, guidance=guidance)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    latents = theirs(pipe, start, PROMPTS, guidance_scale=guidance)
+    torch.testing.assert_close(model.architecture.denormalized(end), latents, atol=1e-5, rtol=0)
+    pictures = torch.stack([image.pixels for image in model.decode(end)])
+    expected = theirs(pipe, start, PROMPTS, "pt", guidance_scale=guidance)
+    torch.testing.assert_close(pictures, expected, atol=1e-5, rtol=0)
+    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
+    assert model.evaluations_per_row == (1 if guidance == 1 else 2)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_a_given_picture_is_read_as_by_the_pipeline_beside_prompts_without_one(base, pipe, guidance):
+    model = ours(base, height=SIDE, width=SIDE, guidance=guidance)
+    pictures = [drawn(3, SIDE, SIDE, seed=1) / 4, 1 - drawn(3, SIDE, SIDE, seed=2) / 4]  # dark and light
+    given = [shown(i, Media("image", Image(pixels)), "make it red") for i, pixels in enumerate(pictures)]
+    prompts = [given[0], Prompt("make it red"), given[1]]
+    start = noise(model, 1).expand(3, -1, -1, -1)
+    ends = model.architecture.denormalized(draw(model, model.network, start, prompts))
+    for end, picture in zip(ends, (pictures[0], None, pictures[1]), strict=True):
+        image = None if picture is None else pil(picture)
+        expected = theirs(pipe, start[:1], prompts[:1], guidance_scale=guidance, image=image)
+        torch.testing.assert_close(end[None], expected, atol=1e-5, rtol=0)
+    assert min((ends[0] - ends[1]).abs().max(), (ends[0] - ends[2]).abs().max()) > 2e-4
+
+
+def test_a_picture_of_another_size_is_resized_to_that_of_the_picture_to_be_made(base):
+    architecture = ours(base).architecture
+    picture = drawn(3, 40, 40, seed=3)
+    small = architecture.pipeline.image_processor.resize(pil(picture), 16, 24)
+    resized = torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
+    large, fitting = (
+        architecture.encode(shown(0, Media("image", Image(pixels)), "a"))[1] for pixels in (picture, resized)
+    )
+    assert large.shape == (16, 4, 6) and torch.equal(large, fitting)
+
+
+def test_a_distilled_model_takes_no_guidance(distilled):
+    model = ours(distilled, guidance=1.0)
+    start = noise(model)
+    end = model.architecture.denormalized(draw(model, model.network, start))
+    torch.testing.assert_close(end, theirs(pipeline(distilled), start, PROMPTS, guidance_scale=4.0), atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match="guidance.*4.0.*1"):
+        ours(distilled)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 28])
+def test_the_noise_levels_are_those_of_the_pipeline(base, pipe, steps):
+    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=48, output_type="latent")
+    assert torch.equal(ours(base).grid(steps).levels, pipe.scheduler.sigmas)
+
+
+def test_levels_of_the_schedulers_own_are_asked_for_by_number(base):
+    scheduler = SimpleNamespace(config={"use_flow_sigmas": True})
+    model = ours(base)
+    mu = model.architecture.spacing(model.scheduler, 7)["mu"]
+    assert model.architecture.spacing(scheduler, 7) == {"num_inference_steps": 7, "mu": mu}
+
+
+def test_positions_have_four_axes():
+    assert flux2_klein.places(10, 2, 2).tolist() == [[10, 0, 0, 0], [10, 0, 1, 0], [10, 1, 0, 0], [10, 1, 1, 0]]
+    assert flux2_klein.places(words=3).tolist() == [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2]]
+
+
+def test_latents_of_a_picture_undo_the_statistics_of_the_vae(base):
+    architecture = ours(base).architecture
+    pixels = 2 * drawn(1, 3, 16, 24, seed=4) - 1
+    own = architecture.pipeline.vae.encode(pixels).latent_dist.mode()
+    torch.testing.assert_close(architecture.denormalized(architecture.latents_of(pixels)), own, atol=1e-5, rtol=0)
+
+
+def test_saved_adapters_give_diffusers_the_same_picture(base, pipe, tmp_path):
+    model = ours(base, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    # 8 projections of the block of two streams, 1 of the block of one stream, of A and B each
+    assert sum(parameter.requires_grad for parameter in model.network.parameters()) == (8 + 1) * 2
+    start = noise(model)
+    end = model.architecture.denormalized(draw(model, model.network, start))
+    model.save(tmp_path, model.network)
+    plain = theirs(pipe, start, PROMPTS)
+    adapted = pipeline(base)
+    adapted.load_lora_weights(tmp_path)
+    with_adapters = theirs(adapted, start, PROMPTS)
+    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
+    assert (plain - with_adapters).abs().max() > 1e-3
+
+
+def test_what_the_model_cannot_do_is_refused(base):
+    model = ours(base)
+    model.encode([Prompt("a" * 44)])  # 4 tokens of the chat template
+    with pytest.raises(ValueError, match="49.*48.*Qwen"):
+        model.encode([Prompt("a" * 45)])
+    with pytest.raises(ValueError, match="height.*18.*16"):
+        ours(base, height=18)
+    with pytest.raises(ValueError, match="guidance.*0.5"):
+        ours(base, guidance=0.5)
+    with pytest.raises(ValueError, match="media video"):
+        model.encode(SEEN[1:2])
+    with pytest.raises(ValueError, match="Flux2KleinPipeline.*model.family=flux2_klein"):
+        FAMILIES["flux"].refuse_other_architectures(str(base))
+    parts = (model.architecture.pipeline.vae, model.architecture.pipeline.text_encoder)
+    assert not any(parameter.requires_grad for part in parts for parameter in part.parameters())
+    assert not any(part.training for part in parts)

@@ -1,0 +1,176 @@
+"""FLUX.1 Kontext: equal to diffusers' own pipeline, with a given picture that is never noised, and without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pil
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Image, Media, Prompt, Request
+from pipelines.visual import flux, flux_kontext
+from pipelines.visual.families import FAMILIES
+from pipelines.visual.flow import FlowModel
+from pipelines.visual.options import MemoryOptions
+from tests.building import load
+from tests.libraries.families.examples import SEEN, shown
+from tests.libraries.families.examples import noise as drawn
+from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
+
+DARK, LIGHT = drawn(3, 16, 24, seed=1) / 4, 1 - drawn(3, 16, 24, seed=2) / 4
+PROMPTS = [
+    shown(0, Media("image", Image(DARK)), "make it red"),
+    Prompt("make it red"),
+    shown(2, Media("image", Image(LIGHT)), "make it red"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(flux_kontext.tiny)
+
+
+@pytest.fixture(scope="module")
+def pipe(folder) -> Any:
+    return pipeline(folder)
+
+
+def pipeline(folder: Path) -> Any:
+    """diffusers' own pipeline."""
+    from diffusers import FluxKontextPipeline
+
+    made = FluxKontextPipeline.from_pretrained(folder)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    return load(flux_kontext, folder, **{"height": 16, "width": 24, "max_sequence_length": 48, **options})
+
+
+def theirs(pipe, x: torch.Tensor, true_cfg_scale: float = 1.0, output: str = "latent") -> torch.Tensor:
+    """What diffusers' pipeline makes of the same noise for each prompt, on its own noise levels."""
+    images = []
+    for noisy, prompt in zip(x, PROMPTS, strict=True):
+        media = prompt.media
+        image = pil(media[0].source.pixels) if media else None
+        images += pipe(
+            image=image,
+            prompt=prompt.text,
+            negative_prompt="" if true_cfg_scale > 1 else None,
+            height=16,
+            width=24,
+            latents=flux.pack(noisy[None]),
+            num_inference_steps=STEPS,
+            true_cfg_scale=true_cfg_scale,
+            max_sequence_length=48,
+            max_area=16 * 24,
+            _auto_resize=False,
+            output_type=output,
+        ).images
+    return torch.stack(images)
+
+
+def pil(pixels: torch.Tensor) -> Pil.Image:
+    return Pil.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("true_cfg_scale", [1.0, 2.5])
+def test_a_sample_equals_the_pipeline_of_diffusers(folder, pipe, true_cfg_scale):
+    model = ours(folder, true_cfg_scale=true_cfg_scale)
+    start = noise(model, 1).expand(3, -1, -1, -1)
+    end = draw(model, model.network, start, PROMPTS)
+    torch.testing.assert_close(flux.pack(end), theirs(pipe, start, true_cfg_scale), atol=1e-5, rtol=0)
+    pictures = torch.stack([image.pixels for image in model.decode(end)])
+    torch.testing.assert_close(pictures, theirs(pipe, start, true_cfg_scale, "pt"), atol=1e-5, rtol=0)
+    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
+    assert min((end[0] - end[1]).abs().max(), (end[0] - end[2]).abs().max()) > 2e-4
+
+
+def test_a_picture_of_another_size_is_resized_to_that_of_the_picture_to_be_made(folder):
+    architecture = ours(folder).architecture
+    picture = drawn(3, 40, 40, seed=3)
+    small = architecture.pipeline.image_processor.resize(pil(picture), 16, 24)
+    resized = torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
+    large, fitting = (
+        architecture.encode(shown(0, Media("image", Image(pixels)), "a"))[2] for pixels in (picture, resized)
+    )
+    assert large.shape == (4, 8, 12) and torch.equal(large, fitting)
+
+
+def test_the_given_picture_is_neither_noised_nor_predicted(folder, monkeypatch):
+    model = ours(folder)
+    seen = []
+    forward = model.network.forward
+    monkeypatch.setattr(model.network, "forward", lambda **inputs: seen.append(inputs) or forward(**inputs))
+    rows = model.encode(PROMPTS[:1])
+    for time in (1.0, 0.1):
+        predicted = model.predict(model.network, noise(model, 1), torch.tensor([time]), rows)
+        assert predicted.shape == (1, *model.latent_shape())
+    early, late = (inputs["hidden_states"][:, 24:] for inputs in seen)
+    assert torch.equal(early, late) and torch.equal(early, flux.pack(rows.tensors[2]))
+    assert seen[0]["img_ids"][:, 0].tolist() == [0.0] * 24 + [1.0] * 24
+    assert torch.equal(seen[0]["img_ids"][:24, 1:], seen[0]["img_ids"][24:, 1:])
+
+
+def test_pictures_encoded_by_a_vae_of_another_precision_are_not_taken_from_the_disk(folder, tmp_path):
+    for files, dtype in ((1, "float32"), (1, "float32"), (2, "bfloat16")):
+        model = ours(folder)
+        model.limit_memory(MemoryOptions(encodings_folder=str(tmp_path), vae_dtype=dtype), "kontext")
+        model.encode(PROMPTS[:1])
+        assert len(list(tmp_path.iterdir())) == files
+
+
+def test_the_rows_come_back_in_their_order(folder):
+    model = ours(folder)
+    x, time = noise(model), torch.full((3,), 0.7)
+    together = model.predict(model.network, x, time, model.encode(PROMPTS))
+    for row in range(3):
+        alone = model.predict(model.network, x[row : row + 1], time[:1], model.encode(PROMPTS[row : row + 1]))
+        torch.testing.assert_close(together[row : row + 1], alone, atol=1e-5, rtol=0)
+
+
+def test_saved_adapters_give_diffusers_the_same_picture(folder, pipe, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start, PROMPTS)
+    model.save(tmp_path, model.network)
+    plain, adapted = theirs(pipe, start), pipeline(folder)
+    adapted.load_lora_weights(tmp_path)
+    with_adapters = theirs(adapted, start)
+    torch.testing.assert_close(with_adapters, flux.pack(end), atol=1e-5, rtol=0)
+    assert (plain - with_adapters).abs().max() > 1e-3
+
+
+def test_a_tree_over_edits_scores_as_it_sampled(folder):
+    policy = DenoisingPolicy(
+        ours(folder, true_cfg_scale=2.0),
+        steps=4,
+        kernel_text="dance(eta=0.3)",
+        plan="branch_tree(splits=[0, 1])",
+        evaluation_steps=2,
+        forward_batch_size=64,
+    )
+    rollout = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=0))
+    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
+        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+        sampled = rollout.decisions.log_probs[part.rows, part.positions]
+        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+
+
+def test_what_the_model_cannot_do_is_refused(folder):
+    model = ours(folder)
+    with pytest.raises(ValueError, match="media video"):
+        model.encode(SEEN[1:2])
+    with pytest.raises(ValueError, match="50.*48.*T5"):
+        model.encode([Prompt("a" * 48)])
+    with pytest.raises(ValueError, match="width.*22.*24"):
+        ours(folder, width=22)
+    with pytest.raises(ValueError, match="FluxKontextPipeline.*model.family=flux_kontext"):
+        FAMILIES["flux"].refuse_other_architectures(str(folder))

@@ -1,0 +1,186 @@
+"""HunyuanVideo: equal to diffusers' own pipeline, the prompt's template, embedded guidance, the shift of the levels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.visual import hunyuan_video
+from pipelines.visual.flow import FlowModel
+from tests.building import load
+from tests.libraries.families.examples import PICTURE, shown
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(hunyuan_video.tiny)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    size = {"height": 16, "width": 32, "frames": 5, "max_sequence_length": 40}
+    return load(hunyuan_video, folder, **{**size, **options})
+
+
+def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    from diffusers import HunyuanVideoPipeline
+
+    pipe = HunyuanVideoPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    return pipe(
+        prompt=[prompt.text for prompt in PROMPTS],
+        negative_prompt=[""] * len(PROMPTS) if true_cfg_scale > 1 else None,
+        height=16,
+        width=32,
+        num_frames=5,
+        latents=x.clone(),
+        num_inference_steps=STEPS,
+        guidance_scale=guidance,
+        true_cfg_scale=true_cfg_scale,
+        max_sequence_length=40,
+        output_type=output,
+    ).frames
+
+
+@pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(6.0, 1.0), (1.0, 1.0), (6.0, 2.5)])
+def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, true_cfg_scale):
+    model = ours(folder, guidance=guidance, true_cfg_scale=true_cfg_scale)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    latents = theirs(folder, start, guidance, true_cfg_scale, "latent")
+    torch.testing.assert_close(end, latents, atol=1e-5, rtol=0)
+    clips = model.decode(end)
+    frames = torch.stack([clip.frames for clip in clips])
+    torch.testing.assert_close(frames, theirs(folder, start, guidance, true_cfg_scale, "pt"), atol=1e-4, rtol=0)
+    assert frames.shape == (3, 5, 3, 16, 32) and frames.std() > 0.01 and clips[0].fps == 24.0
+
+
+def test_the_scale_of_guidance_is_told_to_the_network(folder):
+    start = noise(ours(folder))
+    low, high = (draw(m, m.network, start) for m in (ours(folder, guidance=1.0), ours(folder, guidance=8.0)))
+    assert (low - high).abs().max() > 1e-3
+    assert ours(folder).evaluations_per_row == 1 and ours(folder, true_cfg_scale=2.0).evaluations_per_row == 2
+
+
+@pytest.mark.parametrize("steps", [1, 4, 30])
+def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    from diffusers import HunyuanVideoPipeline
+
+    pipe = HunyuanVideoPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe(prompt="a", height=16, width=16, num_frames=1, num_inference_steps=steps, output_type="latent")
+    grid = ours(folder).grid(steps)
+    assert torch.equal(grid.levels, pipe.scheduler.sigmas)
+    if steps == 4:  # 7 s / (1 + 6 s) at s = 1, 3/4, 1/2, 1/4
+        torch.testing.assert_close(grid.levels, torch.tensor([1, 21 / 22, 7 / 8, 7 / 10, 0]), atol=1e-6, rtol=0)
+
+
+def test_llama_reads_the_prompt_in_a_template_that_is_cut_off(folder):
+    model = ours(folder)
+    hidden, pooled, mask = model.architecture.encode(Prompt("a cat"))
+    assert (hidden.shape, pooled.shape, mask.shape) == ((40, 32), (16,), (40,))
+    assert int(mask.sum()) == 6  # "a", " ", "c", "a", "t" and the end of the turn
+    other = model.architecture.encode(Prompt("a dog"))[0]
+    # Llama looks back only: what both prompts begin with is the same.
+    assert torch.equal(hidden[:2], other[:2]) and (hidden[2] - other[2]).abs().max() > 1e-3
+
+
+def test_padding_is_not_attended_to(folder):
+    start = noise(ours(folder))
+    short, long = (draw(m, m.network, start) for m in (ours(folder), ours(folder, max_sequence_length=60)))
+    torch.testing.assert_close(short, long, atol=1e-5, rtol=0)
+
+
+def test_a_tokenizer_splits_as_its_file_says_whatever_class_the_checkpoint_names(folder, tmp_path):
+    copy = hunyuan_video.tiny(tmp_path)
+    index = json.loads((copy / "model_index.json").read_text())
+    index["tokenizer"] = ["transformers", "LlamaTokenizerFast"]  # as published
+    (copy / "model_index.json").write_text(json.dumps(index))
+    settings = json.loads((copy / "tokenizer" / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "LlamaTokenizerFast"
+    (copy / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings))
+    named, own = (ours(place).architecture.encode(Prompt("a cat")) for place in (copy, folder))
+    assert all(torch.equal(one, other) for one, other in zip(named, own, strict=True))
+
+
+def test_a_tokenizer_that_does_not_fit_the_template_is_refused(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    copy = hunyuan_video.tiny(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(copy / "tokenizer", bos_token=None)
+    tokenizer.backend_tokenizer.post_processor = None
+    tokenizer.save_pretrained(copy / "tokenizer")
+    with pytest.raises(ValueError, match="tokenizer.*94.*95"):
+        ours(copy)
+
+
+def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    model.save(tmp_path, model.network)
+    with_adapters = theirs(folder, start, 6.0, 1.0, "latent", lora=tmp_path)
+    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
+    assert (theirs(folder, start, 6.0, 1.0, "latent") - with_adapters).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "plan", ["every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"]
+)
+def test_every_plan_films_and_training_sees_the_guidance_of_the_rollout(folder, plan):
+    policy = DenoisingPolicy(
+        ours(folder, true_cfg_scale=2.0),
+        steps=4,
+        kernel_text="dance(eta=0.25)",
+        plan=plan,
+        evaluation_steps=2,
+        forward_batch_size=64,
+    )
+    rollout = policy.rollout(Request(PROMPTS[:1], [0], 4, seed=0))
+    assert rollout.outputs[0].frames.shape == (5, 3, 16, 32)
+    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
+        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+        sampled = rollout.decisions.log_probs[part.rows, part.positions]
+        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"height": 24}, "height.*24.*32"),
+        ({"width": 8}, "width.*8.*16"),
+        ({"frames": 24}, "frames.*24.*25"),
+        ({"true_cfg_scale": 0.5}, "true_cfg_scale.*0.5.*1"),
+    ],
+)
+def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        ours(folder, **options)
+
+
+def test_the_clips_of_the_model_itself_are_the_default(folder):
+    model = load(hunyuan_video, folder)
+    assert (model.latent_shape(), model.fps) == ((4, 33, 90, 160), 24.0)
+    assert load(hunyuan_video, folder, fps=8.0).fps == 8.0
+
+
+def test_a_prompt_that_llama_would_not_read_to_its_end_is_refused(folder):
+    model = ours(folder)
+    model.encode([Prompt("a" + " b" * 19)])  # 39 tokens and the end of the turn
+    with pytest.raises(ValueError, match="137.*135.*Llama"):
+        model.encode([Prompt("a" + " b" * 20)])
+
+
+def test_media_are_refused(folder):
+    with pytest.raises(ValueError, match="1 media"):
+        ours(folder).encode([shown(0, PICTURE, "a")])

@@ -1,0 +1,163 @@
+"""LTX-Video from a picture: equal to diffusers' own pipeline; the first frame has no noise, no time and no decision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.diffusion.planners import PLANS
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.visual import ltx_i2v, ltx_video
+from pipelines.visual.flow import FlowModel
+from pipelines.visual.given import given_picture
+from tests.building import load
+from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, WORDS, clips_of
+from tests.tiny import tiny_checkpoint
+
+TOKENS = 32
+"""Latent pixels of a frame."""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(ltx_i2v.tiny)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    size = {"height": 32, "width": 64, "frames": 9, "max_sequence_length": 60}
+    return load(ltx_i2v, folder, **{**size, **options})
+
+
+def start_of(model: FlowModel) -> Tensor:
+    """The noise that diffusers' pipeline draws from seed 3: that of the VAE's posterior, which is narrow, and that of
+    all frames."""
+    channels, frames, height, width = model.latent_shape()
+    generator = torch.Generator().manual_seed(3)
+    torch.randn(1, channels, 1, height, width, generator=generator)
+    whole = torch.randn(1, channels, frames + 1, height, width, generator=generator)
+    return whole[:, :, 1:].expand(3, -1, -1, -1, -1)
+
+
+def theirs(folder: Path, output: str, lora: str | Path = "", **options) -> Tensor:
+    """What diffusers' pipeline makes of the pictures and seed 3."""
+    from diffusers import LTXImageToVideoPipeline
+
+    pipe = LTXImageToVideoPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    clips = []
+    for prompt in PICTURED:
+        torch.manual_seed(0)  # of the noise that the decoder injects
+        made = pipe(
+            given_picture(prompt, "the test"),
+            prompt=prompt.text,
+            height=32,
+            width=64,
+            num_frames=9,
+            generator=torch.Generator().manual_seed(3),
+            num_inference_steps=STEPS,
+            max_sequence_length=60,
+            output_type=output,
+            **options,
+        )
+        clips.append(made.frames)
+    frames = torch.cat(clips)
+    return frames if output == "pt" else frames.transpose(1, 2).unflatten(2, (3, 4, 8))
+
+
+@pytest.mark.parametrize(("guidance", "fps"), [(3.0, 25.0), (1.0, 25.0), (3.0, 8.0)])
+def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, fps):
+    model, options = ours(folder, guidance=guidance, fps=fps), {"guidance_scale": guidance, "frame_rate": int(fps)}
+    end, conditioning = draw(model, model.network, start_of(model), PICTURED), model.encode(PICTURED)
+    complete = model.architecture.complete(end, conditioning.tensors)
+    torch.testing.assert_close(complete, theirs(folder, "latent", **options), atol=2e-5, rtol=0)
+    clips = clips_of(model.decode(end, conditioning))
+    torch.testing.assert_close(clips, theirs(folder, "pt", **options), atol=2e-5, rtol=0)
+    assert clips.shape == (3, 9, 3, 32, 64) and clips.std() > 0.01
+    assert WORDS[0] == WORDS[2] and (end[0] - end[2]).abs().max() > 1e-2  # of one noise, but of two pictures
+
+
+def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    end = draw(model, model.network, start_of(model), PICTURED)
+    model.save(tmp_path, model.network)
+    adapted = theirs(folder, "latent", lora=tmp_path)[:, :, 1:]
+    torch.testing.assert_close(adapted, end, atol=2e-5, rtol=0)
+    assert (theirs(folder, "latent")[:, :, 1:] - adapted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_no_noise_touches_the_first_frame_in_any_plan(folder, plan):
+    model = ours(folder, guidance=2.0)
+    assert model.latent_shape() == (8, 2, 4, 8)  # of 3 latent frames
+    inputs: list[tuple[Tensor, Tensor]] = []
+    decoded: list[Tensor] = []
+    model.network.register_forward_pre_hook(
+        lambda _, __, by: inputs.append((by["hidden_states"], by["timestep"])), with_kwargs=True
+    )
+    vae = model.architecture.pipeline.vae
+    decode = vae.decode
+    vae.decode = lambda z, *more, **by: (decoded.append(z), decode(z, *more, **by))[1]
+    policy = DenoisingPolicy(
+        model,
+        steps=5,
+        kernel_text="dance(eta=0.3)",
+        plan=FOUR.get(plan, plan),
+        evaluation_steps=2,
+        forward_batch_size=64,
+    )
+    prompts = PICTURED[:1] + PICTURED[2:]
+    rollout = policy.rollout(Request(prompts, [0, 1], 4, seed=0))
+    for part in rollout.steps.split(rollout.decisions.loss_mask, 7):
+        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+        sampled = rollout.decisions.log_probs[part.rows, part.positions]
+        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+    policy.sample(Request(prompts, [0, 1], 2, seed=1))
+    first = model.encode(prompts).tensors[2]  # [prompts, channels, 1, h, w]
+    given = [first_frame(one) for one in first]
+    assert given[0] != given[1] and inputs and decoded
+    for x, time in inputs:
+        assert {first_frame(row) for row in x.transpose(1, 2).unflatten(2, (3, 4, 8))} <= set(given)
+        assert bool((time[:, :TOKENS] == 0).all()) and bool((time[:, TOKENS:] > 0).all())
+    scaled = first * vae.latents_std.view(-1, 1, 1, 1) + vae.latents_mean.view(-1, 1, 1, 1)
+    known = [first_frame(one) for one in scaled]
+    # Every clip of the rollout begins with the picture of its own prompt.
+    rows = [known.index(first_frame(row)) for row in torch.cat(decoded)]
+    assert rows[-4:] == [0, 0, 1, 1] and len(rollout.outputs) > 0
+    start = -4 - len(rollout.outputs)
+    assert rows[start:-4] == [prompts.index(prompt) for prompt in rollout.prompts]
+
+
+def first_frame(latents: Tensor) -> tuple[float, ...]:
+    return tuple(latents[:, :1].flatten().tolist())
+
+
+def test_an_ordinary_checkpoint_of_ltx_video_takes_pictures_too(folder, tmp_path):
+    words = ltx_video.tiny(tmp_path)
+    start = noise(ours(folder))
+    assert torch.equal(*(draw(m, m.network, start, PICTURED) for m in (ours(folder), ours(words))))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frames": 1}, "frames.*1.*5"),
+        ({"frames": 7}, "frames.*7"),
+        ({"guidance": 0.5}, "guidance.*0.5.*1"),
+    ],
+)
+def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        ours(folder, **options)
+
+
+def test_a_prompt_without_a_picture_is_refused(folder):
+    with pytest.raises(ValueError, match="ltx_i2v"):
+        ours(folder).encode([Prompt("a")])

@@ -1,0 +1,194 @@
+"""LTX-Video: equal to diffusers' own pipeline, places in seconds, the terminal shift, a decoder that denoises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.visual import ltx_video
+from pipelines.visual.flow import FlowModel
+from pipelines.visual.ltx_video import clips_of_latents
+from tests.building import load
+from tests.libraries.families.examples import PICTURE, shown
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(ltx_video.tiny)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    size = {"height": 32, "width": 64, "frames": 5, "max_sequence_length": 48}
+    return load(ltx_video, folder, **{**size, **options})
+
+
+def theirs(folder: Path, x: torch.Tensor, output: str, lora: str | Path = "", **options):
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    from diffusers import LTXPipeline
+
+    pipe = LTXPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    torch.manual_seed(0)  # of the noise that the decoder injects
+    frames = pipe(
+        prompt=[prompt.text for prompt in PROMPTS],
+        height=32,
+        width=64,
+        num_frames=5,
+        latents=x.flatten(2).transpose(1, 2),
+        num_inference_steps=STEPS,
+        max_sequence_length=48,
+        output_type=output,
+        generator=torch.Generator(),
+        **options,
+    ).frames
+    return frames if output == "pt" else frames.transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+@pytest.mark.parametrize("guidance", [3.0, 1.0])
+@pytest.mark.parametrize("fps", [25.0, 8.0])
+def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, fps):
+    model = ours(folder, guidance=guidance, fps=fps)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    options = {"guidance_scale": guidance, "frame_rate": int(fps)}
+    torch.testing.assert_close(end, theirs(folder, start, "latent", **options), atol=1e-5, rtol=0)
+    clips = model.decode(end)
+    frames = torch.stack([clip.frames for clip in clips])
+    torch.testing.assert_close(frames, theirs(folder, start, "pt", **options), atol=1e-5, rtol=0)
+    assert frames.shape == (3, 5, 3, 32, 64) and frames.std() > 0.01 and clips[0].fps == fps
+    assert model.evaluations_per_row == (2 if guidance > 1 else 1)
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "0.9.5"])
+def test_a_decoder_that_injects_no_noise_is_told_a_time_or_none(version, tmp_path):
+    """0.9.5 also has levels without dynamic shift, whose bounds are in the file all the same."""
+    model = ours(ltx_video.tiny(tmp_path, version=version))
+    start = noise(model)
+    frames = torch.stack([clip.frames for clip in model.decode(draw(model, model.network, start))])
+    torch.testing.assert_close(frames, theirs(tmp_path, start, "pt"), atol=1e-5, rtol=0)
+
+
+def test_a_clip_is_a_function_of_its_latents_although_the_decoder_injects_noise(folder):
+    model = ours(folder)
+    latents = noise(model)
+    before = torch.random.get_rng_state()
+    first = [clip.frames for clip in model.decode(latents)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(5)
+    model.decode_batch_size = 1
+    for one, other in zip(first, model.decode(latents), strict=True):
+        torch.testing.assert_close(one, other.frames, atol=1e-5, rtol=0)
+
+
+def test_the_rate_of_the_clip_is_told_to_the_network(folder):
+    start = noise(ours(folder))
+    slow, fast = (draw(m, m.network, start) for m in (ours(folder, fps=2.0), ours(folder, fps=50.0)))
+    assert (slow - fast).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("steps", [2, 4, 30])
+def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    from diffusers import LTXPipeline
+
+    pipe = LTXPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe("a", height=32, width=64, num_frames=5, num_inference_steps=steps, max_sequence_length=9, output_type="latent")
+    levels = ours(folder).grid(steps).levels
+    assert torch.equal(levels, pipe.scheduler.sigmas)
+    assert float(levels[-2]) == pytest.approx(0.1)  # shift_terminal
+
+
+def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    model.save(tmp_path, model.network)
+    with_adapters = theirs(folder, start, "latent", lora=tmp_path)
+    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
+    assert (theirs(folder, start, "latent") - with_adapters).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "plan", ["every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"]
+)
+def test_every_plan_films_and_training_sees_the_guidance_of_the_rollout(folder, plan):
+    policy = DenoisingPolicy(
+        ours(folder), steps=4, kernel_text="dance(eta=0.25)", plan=plan, evaluation_steps=2, forward_batch_size=64
+    )
+    rollout = policy.rollout(Request(PROMPTS[:1], [0], 4, seed=0))
+    assert rollout.outputs[0].frames.shape == (5, 3, 32, 64)
+    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
+        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+        sampled = rollout.decisions.log_probs[part.rows, part.positions]
+        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"height": 80}, "height.*80.*64"),
+        ({"width": 8}, "width.*8.*32"),
+        ({"frames": 24}, "frames.*24.*25"),
+        ({"guidance": 0.5}, "guidance.*0.5.*1"),
+    ],
+)
+def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        ours(folder, **options)
+
+
+def test_the_clips_of_the_pipeline_are_the_default(folder):
+    model = load(ltx_video, folder)
+    assert (model.latent_shape(), model.fps) == ((8, 41, 64, 88), 25.0)
+
+
+def test_a_prompt_that_t5_would_not_read_to_its_end_is_refused(folder):
+    model = ours(folder)
+    model.encode([Prompt("b" * 46)])  # with the start of a word and the end of the text
+    with pytest.raises(ValueError, match="49.*48.*T5"):
+        model.encode([Prompt("b" * 47)])
+
+
+def test_media_are_refused(folder):
+    with pytest.raises(ValueError, match="1 media"):
+        ours(folder).encode([shown(0, PICTURE, "a")])
+
+
+def test_latents_are_scaled_back_by_deviation_factor_and_mean():
+    vae = SimpleNamespace(
+        latents_std=torch.tensor([2.0]),
+        latents_mean=torch.tensor([1.0]),
+        config=SimpleNamespace(scaling_factor=4.0),
+        dtype=torch.float32,
+        decode=lambda scaled, time: SimpleNamespace(sample=scaled),
+    )
+    clip = clips_of_latents(vae, torch.full((1, 1, 1, 1, 1), 6.0))
+    assert clip.item() == (6 * 2 / 4 + 1) / 2 + 0.5
+
+
+def test_frames_are_drawn_from_a_fixed_seed_at_time_zero_in_the_precision_of_the_decoder():
+    """2 x 2 / 4 + 1 = 2."""
+
+    def decode(latents: torch.Tensor, time: torch.Tensor) -> SimpleNamespace:
+        assert latents.tolist() == [[[[[2.0]], [[2.0]]]]] and time.tolist() == [0.0]
+        assert latents.dtype == time.dtype == torch.bfloat16
+        return SimpleNamespace(sample=torch.rand(1, 3, 2, 1, 1))
+
+    vae = SimpleNamespace(dtype=torch.bfloat16, config=SimpleNamespace(scaling_factor=4.0), decode=decode)
+    vae.latents_mean, vae.latents_std = torch.ones(1), torch.full((1,), 2.0)
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    clip = clips_of_latents(vae, torch.full((1, 1, 2, 1, 1), 2.0))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(0)
+    assert torch.equal(clip, torch.rand(1, 3, 2, 1, 1).transpose(1, 2) / 2 + 0.5)

@@ -1,0 +1,162 @@
+"""Qwen-Image: equal to diffusers' own pipeline, guidance that keeps norms, prompts of different lengths together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.visual import flux, qwen_image
+from pipelines.visual.families import FAMILIES
+from pipelines.visual.flow import FlowModel
+from tests.building import load
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(qwen_image.tiny)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    return load(qwen_image, folder, height=16, width=24, max_sequence_length=48, **options)
+
+
+def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    from diffusers import QwenImagePipeline
+
+    pipe = QwenImagePipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    return pipe(
+        prompt=[prompt.text for prompt in PROMPTS],
+        negative_prompt=[" "] * len(PROMPTS) if guidance > 1 else None,
+        height=16,
+        width=24,
+        latents=flux.pack(x),
+        num_inference_steps=STEPS,
+        true_cfg_scale=guidance,
+        max_sequence_length=48,
+        output_type=output,
+    ).images
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_a_sample_equals_the_pipeline_of_diffusers(folder, guidance):
+    model = ours(folder, guidance=guidance)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    torch.testing.assert_close(flux.pack(end), theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
+    pictures = torch.stack([image.pixels for image in model.decode(end)])
+    torch.testing.assert_close(pictures, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
+    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
+    assert model.evaluations_per_row == (1 if guidance == 1 else 2)
+
+
+@pytest.mark.parametrize("steps", [2, 4, 50])
+def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    from diffusers import QwenImagePipeline
+
+    pipe = QwenImagePipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, output_type="latent")
+    levels = ours(folder).grid(steps).levels
+    assert torch.equal(levels, pipe.scheduler.sigmas)
+    assert float(levels[-2]) == pytest.approx(0.02, abs=1e-6)
+
+
+def test_guidance_turns_each_token_and_keeps_its_norm(folder):
+    model = ours(folder)
+    empty, words = noise(model, 4)[:2], noise(model, 4)[2:]
+    guided = model.architecture.guided(empty, words, 4.0)
+    line = flux.pack(empty + 4.0 * (words - empty))
+    torch.testing.assert_close(flux.pack(guided).norm(dim=-1), flux.pack(words).norm(dim=-1))
+    torch.testing.assert_close(torch.cosine_similarity(flux.pack(guided), line, dim=-1), torch.ones(2, 24))
+
+
+def test_the_instruction_of_the_pipeline_is_cut_off_and_the_prompt_is_not(folder):
+    """The real tokenizer has 34 tokens for the instruction; so has the tiny one."""
+    from diffusers import QwenImagePipeline
+
+    pipe = QwenImagePipeline.from_pretrained(folder)
+    instruction, rest = pipe.prompt_template_encode.split("{}")
+    assert len(pipe.tokenizer(instruction).input_ids) == pipe.prompt_template_encode_start_idx == 34
+    hidden, real = ours(folder).architecture.encode(Prompt("red"))
+    assert hidden.shape == (48, 32) and int(real.sum()) == len(pipe.tokenizer("red" + rest).input_ids)
+    assert hidden[~real].abs().max() == 0
+
+
+def test_the_neighbours_of_a_prompt_do_not_change_its_sample(folder):
+    model = ours(folder)
+    start = noise(model)
+    together = draw(model, model.network, start)
+    alone = draw(model, model.network, start[:1], PROMPTS[:1])
+    torch.testing.assert_close(together[:1], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("lengths", "masked"), [([3, 3], False), ([3, 2], True)])
+def test_a_mask_is_told_where_a_prompt_is_padded(lengths, masked):
+    """As in the pipeline, whose networks take attention without a mask faster; never behind the longest prompt."""
+    told = {}
+
+    def network(**named):
+        told.update(named)
+        return (named["hidden_states"],)
+
+    real = torch.arange(5) < torch.tensor(lengths)[:, None]
+    qwen_image.predicted(network, torch.zeros(2, 4, 16), torch.ones(2), (torch.zeros(2, 5, 8), real), [(1, 2, 2)])
+    assert told["encoder_hidden_states"].shape[1] == 3 and told["img_shapes"] == [[(1, 2, 2)]] * 2
+    mask = told["encoder_hidden_states_mask"]
+    assert mask.tolist() == real[:, :3].tolist() if masked else mask is None
+
+
+def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
+    model = ours(folder)
+    words = 48 - 5  # bytes; <|im_end|>, newline, <|im_start|>, assistant and newline follow
+    assert int(model.architecture.encode(Prompt("x" * words))[1].sum()) == 48
+    with pytest.raises(ValueError, match="83.*82.*Qwen2.5-VL"):
+        model.encode([Prompt("x" * (words + 1))])
+    assert qwen_image.check_text_tokens(1024, 1024) is None
+    with pytest.raises(ValueError, match="max_sequence_length.*1025.*1024"):
+        load(qwen_image, folder, max_sequence_length=1025)
+
+
+@pytest.mark.parametrize(("size", "nearest"), [(14, 16), (17, 16), (1, 4)])
+def test_a_size_between_two_tokens_is_refused_with_the_nearest(folder, size, nearest):
+    with pytest.raises(ValueError, match=f"height.*{size}.*{nearest}"):
+        load(qwen_image, folder, height=size)
+
+
+def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
+    with pytest.raises(ValueError, match="QwenImagePipeline.*'flux'.*model.family=qwen_image"):
+        FAMILIES["flux"].refuse_other_architectures(str(folder))
+
+
+def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    model.save(tmp_path, model.network)
+    with_adapters = theirs(folder, start, 4.0, "latent", lora=tmp_path)
+    torch.testing.assert_close(with_adapters, flux.pack(end), atol=1e-5, rtol=0)
+    assert (theirs(folder, start, 4.0, "latent") - with_adapters).abs().max() > 1e-3
+
+
+def test_every_plan_runs_on_it_with_the_guidance_of_the_rollout(folder):
+    for plan in ("every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"):
+        policy = DenoisingPolicy(
+            ours(folder), steps=4, kernel_text="dance(eta=0.3)", plan=plan, evaluation_steps=2, forward_batch_size=64
+        )
+        rollout = policy.rollout(Request(PROMPTS[:2], [0, 1], 4, seed=0))
+        assert rollout.outputs[0].pixels.shape == (3, 16, 24)
+        for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
+            scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+            sampled = rollout.decisions.log_probs[part.rows, part.positions]
+            torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)

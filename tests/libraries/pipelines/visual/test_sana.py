@@ -1,0 +1,158 @@
+"""Sana: equal to diffusers' own pipeline under the Euler scheduler, at the noise levels of the checkpoint's solver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mmgrpo.types import Prompt
+from pipelines.visual import sana
+from pipelines.visual.families import FAMILIES
+from pipelines.visual.flow import FlowModel
+from tests.building import load
+from tests.libraries.families.examples import SEEN
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(sana.tiny)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    return load(sana, folder, height=32, width=64, max_sequence_length=48, **options)
+
+
+def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = ""):
+    """What diffusers' pipeline makes of the same noise under the Euler scheduler of its shift."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
+
+    pipe = SanaPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.flow_shift)
+    if lora:
+        pipe.load_lora_weights(lora)
+    return pipe(
+        prompt=[prompt.text for prompt in PROMPTS],
+        height=32,  # the pipeline asks for multiples of 32
+        width=64,
+        latents=x.clone(),
+        sigmas=np.linspace(1, 1 / STEPS, STEPS),
+        num_inference_steps=STEPS,
+        guidance_scale=guidance,
+        max_sequence_length=48,
+        use_resolution_binning=False,
+        output_type=output,
+    ).images
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.5])
+def test_a_sample_equals_the_pipeline_of_diffusers(folder, guidance):
+    model = ours(folder, guidance=guidance)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    torch.testing.assert_close(end, theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
+    pictures = torch.stack([image.pixels for image in model.decode(end)])
+    torch.testing.assert_close(pictures, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
+    assert pictures.shape[1:] == (3, 32, 64) and pictures.std() > 0.01
+
+
+def test_the_words_the_instruction_and_guidance_each_change_the_picture(folder):
+    start = noise(ours(folder))[:1]
+    model, plain = ours(folder, guidance=1.0), ours(folder, guidance=4.5)
+    one, other = (draw(model, model.network, start, [Prompt(text)]) for text in ("a red circle", "two squares"))
+    assert (one - other).abs().max() > 1e-4
+    assert (one - draw(plain, plain.network, start, [Prompt("a red circle")])).abs().max() > 1e-4
+    hidden, mask = model.architecture.encode(Prompt("A red circle "))
+    bare, _ = model.architecture.pipeline.encode_prompt(
+        "a red circle", do_classifier_free_guidance=False, device=model.device, max_sequence_length=48
+    )[:2]
+    assert torch.equal(hidden, model.architecture.encode(Prompt("a red circle"))[0])  # lower case, as the pipeline's
+    assert hidden.shape == bare[0].shape and (hidden - bare[0])[1:14].abs().max() > 1e-3
+    assert int(mask.sum()) == 2 + len("a red circle")  # the first and last token of the instruction, and the words
+
+
+def test_the_levels_are_those_of_the_checkpoints_solver_but_for_its_start_below_one(folder):
+    from diffusers import DPMSolverMultistepScheduler
+
+    solver = DPMSolverMultistepScheduler.from_pretrained(folder, subfolder="scheduler")
+    for steps in (1, 4, 20):
+        solver.set_timesteps(steps)
+        levels = ours(folder).grid(steps).levels
+        torch.testing.assert_close(levels, solver.sigmas, atol=1e-3, rtol=0)
+        assert levels[0] == 1 and solver.sigmas[0] < 1
+    # 3 u / (1 + 2 u) at u = 1, 3/4, 1/2, 1/4, 0
+    torch.testing.assert_close(ours(folder).grid(4).levels, torch.tensor([1, 0.9, 0.75, 0.5, 0]), atol=1e-6, rtol=0)
+
+
+def test_a_checkpoint_with_the_euler_scheduler_keeps_its_levels(tmp_path):
+    from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
+
+    folder = sana.tiny(tmp_path)
+    own = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    own.save_pretrained(folder / "scheduler")
+    pipe = SanaPipeline.from_pretrained(folder, scheduler=own)
+    own.set_timesteps(10)
+    pipe.save_pretrained(folder)
+    assert torch.equal(ours(folder).grid(10).levels, own.sigmas)
+    assert float(own.sigmas[-2]) < 0.02
+
+
+def test_a_scheduler_of_a_diffusion_is_refused(tmp_path):
+    from diffusers import DPMSolverMultistepScheduler
+
+    folder = sana.tiny(tmp_path)
+    DPMSolverMultistepScheduler().save_pretrained(folder / "scheduler")
+    with pytest.raises(ValueError, match="prediction_type.*use_flow_sigmas.*False"):
+        ours(folder)
+
+
+@pytest.mark.parametrize(("prediction", "flow"), [("epsilon", True), ("flow_prediction", False), (None, None)])
+def test_a_solver_that_is_not_wholly_of_a_flow_is_refused(prediction, flow):
+    scheduler = SimpleNamespace(config={"prediction_type": prediction, "use_flow_sigmas": flow, "flow_shift": 3.0})
+    with pytest.raises(ValueError, match=f"there.*prediction_type.*{prediction}"):
+        sana.euler(scheduler, "there")
+
+
+def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    model.save(tmp_path, model.network)
+    with_adapters = theirs(folder, start, 4.5, "latent", lora=tmp_path)
+    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
+    assert (theirs(folder, start, 4.5, "latent") - with_adapters).abs().max() > 1e-3
+    # 4 projections of 2 attentions of 2 layers, of A and B each
+    assert sum(parameter.requires_grad for parameter in model.network.parameters()) == 4 * 2 * 2 * 2
+
+
+def test_a_prompt_longer_than_gemma_reads_is_refused(folder):
+    model = ours(folder)
+    model.encode([Prompt("a" * 46)])
+    with pytest.raises(ValueError, match=r"\d+.*Gemma"):
+        model.encode([Prompt("a" * 47)])
+
+
+def test_bad_sizes_media_and_checkpoints_are_refused(folder):
+    with pytest.raises(ValueError, match="height.*18.*16"):
+        load(sana, folder, height=18)
+    with pytest.raises(ValueError, match="guidance.*0.5"):
+        load(sana, folder, guidance=0.5)
+    with pytest.raises(ValueError, match="1 media"):
+        ours(folder).encode(SEEN[:1])
+    with pytest.raises(ValueError, match="SanaPipeline.*model.family=sana"):
+        FAMILIES["flux"].refuse_other_architectures(str(folder))
+    assert load(sana, folder).latent_shape() == (4, 4, 4)
+
+
+def test_only_the_transformer_trains(folder):
+    model = ours(folder)
+    assert all(parameter.requires_grad for parameter in model.network.parameters())
+    for part in (model.architecture.pipeline.vae, model.architecture.pipeline.text_encoder):
+        assert not part.training and not any(parameter.requires_grad for parameter in part.parameters())

@@ -1,0 +1,297 @@
+"""Stable Diffusion 3: equal to diffusers, what is encoded, in which precision, and what does not load."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mmgrpo.family import families
+from mmgrpo.types import Prompt
+from pipelines.visual import sd3
+from tests.building import load, module
+from tests.libraries.pipelines.visual.drawing import PROMPTS, at, draw, noise, ours, shake, theirs
+
+# ---- the same model as diffusers'
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.5])
+def test_an_euler_sample_equals_the_pipeline_of_diffusers(folder, pipe, guidance):
+    model = ours(folder, guidance=guidance)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    torch.testing.assert_close(end, theirs(pipe, start, guidance, "latent"), atol=1e-5, rtol=0)
+    pictures = torch.stack([image.pixels for image in model.decode(end)])
+    torch.testing.assert_close(pictures, theirs(pipe, start, guidance, "pt"), atol=1e-5, rtol=0)
+    assert pictures.std() > 0.01  # a blank picture would agree too
+
+
+def test_the_encoding_equals_that_of_diffusers(folder, pipe):
+    texts = [prompt.text for prompt in PROMPTS]
+    hidden, empty, pooled, pooled_empty = pipe.encode_prompt(texts, None, None, max_sequence_length=48)
+    conditioning = ours(folder).encode(PROMPTS)
+    torch.testing.assert_close(conditioning.tensors[0], hidden, atol=5e-6, rtol=0)
+    torch.testing.assert_close(conditioning.tensors[1], pooled, atol=5e-6, rtol=0)
+    nothing = ours(folder).encode([Prompt("")])
+    torch.testing.assert_close(nothing.tensors[0][0], empty[0], atol=5e-6, rtol=0)
+    torch.testing.assert_close(nothing.tensors[1][0], pooled_empty[0], atol=5e-6, rtol=0)
+    assert not torch.equal(hidden[0], hidden[1])
+
+
+def test_the_length_that_t5_reads_is_a_setting(folder):
+    short, usual = ours(folder), load(sd3, folder, height=16, width=16)
+    # CLIP gives 77 hidden states, T5 as many as it reads
+    assert short.encode(PROMPTS).tensors[0].shape == (3, 77 + 48, 32)
+    assert usual.encode(PROMPTS).tensors[0].shape == (3, 77 + 256, 32)
+
+
+def test_without_t5_no_prompt_is_too_long():
+    """Stable Diffusion 3 may be published without it; CLIP's part is a summary."""
+    pipeline = SimpleNamespace(tokenizer_3=None)
+    assert sd3.Pretrained(pipeline, 1, torch.device("cpu"), 1).check(Prompt("word " * 1000)) is None
+
+
+@pytest.mark.parametrize("steps", [1, 4, 10, 28])
+def test_the_noise_levels_are_those_of_the_checkpoints_scheduler(folder, pipe, steps):
+    pipe.scheduler.set_timesteps(steps)
+    grid = ours(folder).grid(steps)
+    assert torch.equal(grid.levels, pipe.scheduler.sigmas)
+    assert torch.equal(grid.network_time(torch.arange(steps)) * 1000, pipe.scheduler.timesteps)
+
+
+def test_the_last_level_above_zero_is_that_of_diffusers_and_not_of_an_even_grid(folder):
+    # from the least level s = 3/1000 / (1 + 2/1000) = .002994 that is shifted again: 3 s / (1 + 2 s) = .0089
+    assert ours(folder).grid(10).levels[-2].item() == pytest.approx(0.0089, abs=5e-5)
+    model = ours(folder)
+    model.levels = "shifted_linspace(shift=3.0)"
+    # shift 3 over 1, 3/4, 1/2, 1/4, 0:  s -> 3 s / (1 + 2 s)
+    expected = torch.tensor([1.0, 2.25 / 2.5, 1.5 / 2.0, 0.75 / 1.5, 0.0])
+    torch.testing.assert_close(model.grid(4).levels, expected, atol=1e-7, rtol=0)
+    model.levels = "shifted_linspac"
+    with pytest.raises(ValueError, match="shifted_linspace"):
+        model.grid(4)
+
+
+def test_the_network_is_given_a_thousand_sigma_unrounded(words_folder):
+    model = ours(words_folder)
+    seen = []
+    hook = model.network.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["timestep"]), with_kwargs=True
+    )
+    at(model, model.network, 0.12345)
+    hook.remove()
+    torch.testing.assert_close(seen[0], torch.full((3,), 123.45), atol=1e-4, rtol=0)
+    assert seen[0].dtype == torch.float32
+
+
+# ---- guidance
+
+
+def test_guidance_goes_from_the_empty_prompt_through_the_prompt(words_folder):
+    model = ours(words_folder, guidance=3.0)
+    guided = at(model, model.network)
+    model.guidance = 1.0
+    prompted = at(model, model.network)
+    x, time = noise(model), torch.full((3,), 0.7)
+    empty = model.predict(model.network, x, time, model.encode([Prompt("")] * 3))
+    torch.testing.assert_close(guided, empty + 3 * (prompted - empty), atol=1e-5, rtol=0)
+    assert (guided - prompted).abs().max() > 1e-3
+
+
+def test_guidance_costs_two_evaluations_a_row_in_one_batch(words_folder):
+    for guidance, evaluations in ((1.0, 1), (2.0, 2)):
+        model = ours(words_folder, guidance=guidance)
+        rows = []
+        model.network.register_forward_hook(lambda _, __, out, rows=rows: rows.append(len(out[0])))
+        at(model, model.network)
+        assert model.evaluations_per_row == evaluations
+        assert rows == [3 * evaluations]
+
+
+# ---- encodings
+
+
+def test_a_text_is_encoded_once_and_without_gradient(words_folder):
+    model = ours(words_folder)
+    calls, encoder = [], model.encodings.encode
+    model.encodings.encode = lambda prompt: (calls.append(prompt.text), encoder(prompt))[1]
+    first = model.encode([Prompt("a circle"), Prompt("a square"), Prompt("a circle")])
+    second = model.encode([Prompt("a square")])
+    assert calls == ["a circle", "a square"]
+    assert torch.equal(first.tensors[0][0], first.tensors[0][2])
+    assert torch.equal(first.tensors[0][1], second.tensors[0][0])
+    assert not first.tensors[0].requires_grad
+
+
+def test_the_cache_of_encodings_forgets_the_oldest(words_folder):
+    model = ours(words_folder)
+    model.encodings.kept = 2
+    got = model.encode([Prompt("a"), Prompt("red"), Prompt("circle")])
+    assert list(model.encodings.memory) == ["red", "circle"]
+    assert torch.equal(model.encode([Prompt("a")]).tensors[0][0], got.tensors[0][0])
+
+
+def test_forgotten_encoders_keep_the_prompts_that_were_named(words_folder):
+    model = ours(words_folder, guidance=2.0)
+    model.encodings.kept = 1
+    before = at(model, model.network)
+    model.forget_encoders(PROMPTS)
+    assert torch.equal(at(model, model.network), before)
+    with pytest.raises(KeyError, match="green"):
+        model.encode([Prompt("a green square")])
+
+
+def test_rows_of_a_conditioning_can_be_taken_and_repeated(words_folder):
+    conditioning = ours(words_folder).encode([Prompt("red"), Prompt("green")])
+    taken = conditioning.take(torch.tensor([1, 0, 1]))
+    assert torch.equal(taken.tensors[0], conditioning.tensors[0][[1, 0, 1]])
+    assert torch.equal(taken.tensors[1], conditioning.tensors[1][[1, 0, 1]])
+
+
+# ---- precision and memory
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.02), ("float16", 0.003)])
+def test_a_half_precision_base_keeps_fp32_adapters_and_predictions(folder, dtype, bound):
+    exact = ours(folder, lora_rank=2, lora_alpha=2)
+    model = ours(folder, lora_rank=2, lora_alpha=2, dtype=dtype)
+    for name, parameter in model.network.named_parameters():
+        assert parameter.dtype == (torch.float32 if ".lora_" in name else getattr(torch, dtype)), name
+    shake(model.network)
+    shake(exact.network)
+    rough, fine = at(model, model.network), at(exact, exact.network)
+    assert rough.dtype == torch.float32
+    error = (rough - fine).square().mean().sqrt() / fine.square().mean().sqrt()
+    assert 0 < error < bound  # it does compute in half precision, and does so well
+
+
+def test_a_whole_network_stays_fp32_and_computes_in_half_precision(folder):
+    model = ours(folder, dtype="bfloat16")
+    assert all(parameter.dtype == torch.float32 for parameter in model.network.parameters())
+    exact = ours(folder)
+    assert not torch.equal(at(model, model.network), at(exact, exact.network))
+    at(model, model.network).sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in model.network.parameters() if p.grad is not None)
+
+
+def test_nothing_is_cast_where_all_is_computed_in_fp32(words_folder):
+    model = ours(words_folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a CPU cannot cast to fp32, and says so
+        at(model, model.network)
+        model.decode(noise(model))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_gradient_checkpointing_leaves_the_gradients(words_folder, rank):
+    gradients = []
+    for checkpointing in (False, True):
+        model = ours(words_folder, lora_rank=rank, gradient_checkpointing=checkpointing)
+        shake(model.network)
+        blocks = []
+        first = model.network.transformer_blocks[0].attn
+        first.register_forward_hook(lambda *_, blocks=blocks: blocks.append(1))
+        at(model, model.network).square().mean().backward()
+        assert len(blocks) == 1 + checkpointing  # the block runs a second time for the backward pass
+        gradients.append([p.grad for p in model.network.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 0
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
+
+
+def test_the_mode_of_the_network_does_not_change_what_it_predicts(words_folder):
+    model = ours(words_folder, lora_rank=2)
+    shake(model.network)
+    assert not model.network.training
+    calm = at(model, model.network)
+    model.network.train()
+    assert torch.equal(at(model, model.network), calm)
+
+
+def test_decoding_in_parts_decodes_the_same(folder):
+    model = ours(folder)
+    whole = model.decode(noise(model, 5))
+    model.decode_batch_size = 2
+    parts = model.decode(noise(model, 5))
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one.pixels, other.pixels, atol=5e-6, rtol=0)
+        assert one.pixels.shape == (3, 16, 16)
+
+
+# ---- what does not load
+
+
+def test_a_folder_that_is_no_model_says_what_is_there(tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(FileNotFoundError, match="notes.txt.*model_index.json"):
+        ours(tmp_path)
+    with pytest.raises(FileNotFoundError, match="./nowhere"):
+        ours("./nowhere")
+
+
+def test_sizes_and_settings_that_cannot_be_are_errors(folder):
+    # The transformer of the tiny model is made for 8 x 8 latents, of 2 x 2 pixels each.
+    assert load(sd3, folder).shape == (16, 8, 8)
+    with pytest.raises(ValueError, match="height.*18"):
+        load(sd3, folder, height=18, width=16)
+    with pytest.raises(ValueError, match="width.*68"):
+        load(sd3, folder, height=16, width=68)
+    with pytest.raises(ValueError, match="guidance.*0.5.*1"):
+        ours(folder, guidance=0.5)
+    with pytest.raises(ValueError, match="bfloat.*bfloat16"):
+        ours(folder, dtype="bfloat")
+
+
+def test_a_dynamic_shift_grows_with_the_picture(tmp_path):
+    folder = sd3.tiny_words(tmp_path)
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_dynamic_shifting": True}))
+    small, large = (load(sd3, folder, height=side, width=side).grid(4).levels for side in (16, 64))
+    assert (large[1:-1] > small[1:-1]).all()
+
+
+def test_levels_that_rise_are_refused(tmp_path):
+    folder = sd3.tiny_words(tmp_path)
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"invert_sigmas": True}))
+    with pytest.raises(ValueError, match="scheduler_config.json.*invert_sigmas.*True"):
+        ours(folder).grid(4)
+
+
+def test_a_transformer_that_lacks_weights_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    folder = sd3.tiny_words(tmp_path)
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    del weights["proj_out.bias"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="proj_out.bias"):
+        ours(folder)
+
+
+def test_families_are_named_and_a_wrong_name_says_the_nearest():
+    assert module("sd3") is sd3
+    assert all(module(name).load and module(name).tiny for name in families())
+    with pytest.raises(ValueError, match="'sd4'.*'sd3'"):
+        module("sd4")
+
+
+def test_a_missing_library_names_the_extra(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"\[visual\]"):
+        ours(folder)
+
+
+def test_tiny_is_small_and_a_function_of_its_seed(folder, tmp_path):
+    again, other = sd3.tiny(tmp_path / "again"), sd3.tiny(tmp_path / "other", seed=1)
+    files = [file.relative_to(folder) for file in folder.rglob("*.safetensors")]
+    assert len(files) == 5
+    assert all((again / file).read_bytes() == (folder / file).read_bytes() for file in files)
+    assert not any((other / file).read_bytes() == (folder / file).read_bytes() for file in files)
+    assert sum(file.stat().st_size for file in folder.rglob("*")) < 3e6

@@ -1,0 +1,165 @@
+"""SkyReels: equal to diffusers' own pipeline, with a picture that no noise touches."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.diffusion.planners import PLANS
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.visual import hunyuan_video, skyreels_i2v
+from pipelines.visual.flow import FlowModel
+from pipelines.visual.given import given_picture
+from pipelines.visual.options import MemoryOptions
+from tests.building import load
+from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, WORDS, clips_of
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(skyreels_i2v.tiny)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    size = {"height": 16, "width": 32, "frames": 9, "max_sequence_length": 60}
+    return load(skyreels_i2v, folder, **{**size, **options})
+
+
+def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
+    """What diffusers' pipeline makes of the same noise; its draw from the VAE's narrow posterior is the mean."""
+    from diffusers import HunyuanSkyreelsImageToVideoPipeline
+
+    pipe = HunyuanSkyreelsImageToVideoPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    clips = [
+        pipe(
+            given_picture(prompt, "the test"),
+            prompt=prompt.text,
+            negative_prompt="" if true_cfg_scale > 1 else None,
+            height=16,
+            width=32,
+            num_frames=9,
+            latents=one[None].clone(),
+            num_inference_steps=STEPS,
+            guidance_scale=guidance,
+            true_cfg_scale=true_cfg_scale,
+            max_sequence_length=60,
+            output_type=output,
+        ).frames
+        for prompt, one in zip(PICTURED, x, strict=True)
+    ]
+    return torch.cat(clips)
+
+
+@pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(1.0, 6.0), (1.0, 1.0), (6.0, 2.5)])
+def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, true_cfg_scale):
+    model = ours(folder, guidance=guidance, true_cfg_scale=true_cfg_scale)
+    start = noise(model)
+    end = draw(model, model.network, start, PICTURED)
+    latents = theirs(folder, start, guidance, true_cfg_scale, "latent")
+    torch.testing.assert_close(end, latents, atol=2e-5, rtol=0)
+    clips = clips_of(model.decode(end))
+    torch.testing.assert_close(clips, theirs(folder, start, guidance, true_cfg_scale, "pt"), atol=1e-4, rtol=0)
+    assert clips.shape == (3, 9, 3, 16, 32) and clips.std() > 0.01
+    assert model.evaluations_per_row == (2 if true_cfg_scale > 1 else 1)
+
+
+def test_the_picture_decides_too(folder):
+    model = ours(folder)
+    start = noise(model)[:1].expand(3, -1, -1, -1, -1)
+    end = draw(model, model.network, start, PICTURED)
+    assert WORDS[0] == WORDS[2] and (end[0] - end[2]).abs().max() > 1e-2
+
+
+def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start, PICTURED)
+    model.save(tmp_path, model.network)
+    adapted = theirs(folder, start, 1.0, 6.0, "latent", lora=tmp_path)
+    torch.testing.assert_close(adapted, end, atol=2e-5, rtol=0)
+    assert (theirs(folder, start, 1.0, 6.0, "latent") - adapted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_no_noise_touches_the_picture_in_any_plan(folder, plan):
+    model = ours(folder, true_cfg_scale=2.0)
+    inputs: list[torch.Tensor] = []
+    model.network.register_forward_pre_hook(
+        lambda _, __, named: inputs.append(named["hidden_states"]), with_kwargs=True
+    )
+    policy = DenoisingPolicy(
+        model,
+        steps=5,
+        kernel_text="dance(eta=0.3)",
+        plan=FOUR.get(plan, plan),
+        evaluation_steps=2,
+        forward_batch_size=64,
+    )
+    prompts = PICTURED[:1] + PICTURED[2:]
+    rollout = policy.rollout(Request(prompts, [0, 1], 4, seed=0))
+    for part in rollout.steps.split(rollout.decisions.loss_mask, 7):
+        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+        sampled = rollout.decisions.log_probs[part.rows, part.positions]
+        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+    policy.sample(Request(prompts, [0, 1], 2, seed=1))
+    given = {tuple(one.flatten().tolist()) for one in model.encode(prompts).tensors[3]}
+    assert len(given) == 2 and inputs
+    for x in inputs:
+        assert {tuple(row.flatten().tolist()) for row in x[:, 4:, :1]} <= given
+        assert bool((x[:, 4:, 1:] == 0).all()) and x[:, :4].std() > 0.1
+
+
+def test_a_network_that_is_published_by_itself_joins_the_other_parts(folder, tmp_path):
+    words = shutil.copytree(folder, tmp_path / "words")
+    shutil.rmtree(words / "transformer")
+    shutil.copytree(hunyuan_video.tiny(tmp_path / "hunyuan") / "transformer", words / "transformer")
+    whole, joined = ours(folder), ours(words, transformer=str(folder / "transformer"))
+    start = noise(whole)
+    assert torch.equal(*(draw(m, m.network, start, PICTURED) for m in (whole, joined)))
+    with pytest.raises(ValueError, match="4.*8.*model.transformer=Skywork"):
+        ours(words)
+    joined.save(tmp_path / "saved", joined.network)  # goes on from what was trained, not from what was published
+    again = ours(words, transformer="no/such", weights=tmp_path / "saved")
+    assert torch.equal(again.network.proj_out.weight, joined.network.proj_out.weight)
+
+
+def test_pictures_encoded_in_another_precision_are_others(folder, tmp_path):
+    latents = []
+    for dtype in ("float32", "bfloat16"):
+        model = ours(folder)
+        model.limit_memory(MemoryOptions(encodings_folder=str(tmp_path), vae_dtype=dtype), "skyreels")
+        latents.append(model.encode(PICTURED[:1]).tensors[3])
+    assert 0 < (latents[0] - latents[1]).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"height": 24}, "height.*24.*32"),
+        ({"frames": 7}, "frames.*7"),
+        ({"true_cfg_scale": 0.5}, "true_cfg_scale.*0.5.*1"),
+    ],
+)
+def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        ours(folder, **options)
+
+
+def test_the_clips_of_the_pipeline_are_the_default(folder):
+    model = load(skyreels_i2v, folder)
+    assert (model.latent_shape(), model.fps) == ((4, 25, 68, 120), 24.0)
+
+
+def test_a_prompt_without_a_picture_is_refused(folder):
+    with pytest.raises(ValueError, match="skyreels_i2v"):
+        ours(folder).encode([Prompt("a")])

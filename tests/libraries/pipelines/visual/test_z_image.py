@@ -1,0 +1,169 @@
+"""Z-Image: equal to diffusers' own pipeline, with its reversed time and sign, and both forms of its guidance."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.visual import z_image
+from pipelines.visual.families import FAMILIES
+from pipelines.visual.flow import FlowModel
+from tests.building import load
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(z_image.tiny)
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    return load(z_image, folder, height=16, width=24, max_sequence_length=48, **options)
+
+
+def theirs(
+    folder: Path, x: torch.Tensor, scale: float, output: str, normalization: float = 0.0, lora: str | Path = ""
+) -> torch.Tensor:
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    from diffusers import ZImagePipeline
+
+    pipe = ZImagePipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    return pipe(
+        prompt=[prompt.text for prompt in PROMPTS],
+        height=16,
+        width=24,
+        latents=x.clone(),
+        num_inference_steps=STEPS,
+        guidance_scale=scale,
+        cfg_normalization=normalization,  # type: ignore[arg-type]  # annotated as a flag, read as a number
+        max_sequence_length=48,
+        output_type=output,
+    ).images
+
+
+@pytest.mark.parametrize(("scale", "normalization"), [(0.0, 0.0), (4.0, 0.0), (4.0, 1.0)])
+def test_a_sample_equals_the_pipeline_of_diffusers(folder, scale, normalization):
+    model = ours(folder, guidance=scale + 1, cfg_normalization=normalization)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    torch.testing.assert_close(end, theirs(folder, start, scale, "latent", normalization), atol=1e-5, rtol=0)
+    pictures = torch.stack([image.pixels for image in model.decode(end)])
+    torch.testing.assert_close(pictures, theirs(folder, start, scale, "pt", normalization), atol=1e-5, rtol=0)
+    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
+    assert model.evaluations_per_row == (1 if scale == 0 else 2)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    from diffusers import ZImagePipeline
+
+    pipe = ZImagePipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, output_type="latent")
+    assert torch.equal(ours(folder).grid(steps).levels, pipe.scheduler.sigmas)
+
+
+def test_the_network_is_told_how_clean_the_picture_is_and_predicts_the_way_to_it(folder):
+    model, told = ours(folder), []
+
+    def network(pictures, time, prompts, return_dict):
+        told.append((time.tolist(), [len(prompt) for prompt in prompts], [picture.shape for picture in pictures]))
+        return (pictures,)
+
+    x = noise(model)
+    velocity = model.predict(network, x, torch.tensor([1.0, 0.75, 0.0]), model.encode(PROMPTS))  # type: ignore[arg-type]
+    assert torch.equal(velocity, -x)
+    (times, lengths, shapes), shape = told[0], (4, 1, 8, 12)
+    assert times == [0.0, 0.25, 1.0] and shapes == [shape] * 3
+    assert lengths == [len(prompt.text) + 8 for prompt in PROMPTS]  # bytes, and 8 tokens of the chat template
+
+
+def test_guidance_may_not_lengthen_a_prediction_beyond_its_limit(folder):
+    model = ours(folder, guidance=5.0, cfg_normalization=1.5)
+    words = noise(model, 2)
+    empty = torch.stack([-words[0], 0.9 * words[1]])
+    guided = model.architecture.guided(empty, words, 5.0)
+    # 9 times and 1.4 times the prediction with the prompt
+    torch.testing.assert_close(guided, torch.stack([1.5 * words[0], 1.4 * words[1]]))
+
+
+def test_the_neighbours_of_a_prompt_do_not_change_its_sample(folder):
+    model = ours(folder, guidance=3.0)
+    start = noise(model)
+    together = draw(model, model.network, start)
+    torch.testing.assert_close(together[:1], draw(model, model.network, start[:1], PROMPTS[:1]), atol=1e-5, rtol=0)
+
+
+def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
+    model = ours(folder)
+    words = 48 - 8  # bytes, and 8 tokens of the chat template
+    assert int(model.architecture.encode(Prompt("x" * words))[1].sum()) == 48
+    with pytest.raises(ValueError, match="49.*48.*Qwen3"):
+        model.encode([Prompt("x" * (words + 1))])
+
+
+def test_a_prompt_may_not_be_longer_than_the_network_has_positions(folder):
+    model = load(z_image, folder, height=16, width=16, max_sequence_length=992)
+    longest = model.encode([Prompt("x" * 984)])
+    assert int(longest.tensors[1].sum()) == 992  # and 8 tokens of the chat template
+    assert bool(model.predict(model.network, noise(model, 1), torch.ones(1), longest).isfinite().all())
+    with pytest.raises(ValueError, match="max_sequence_length.*993.*992"):
+        load(z_image, folder, height=16, width=16, max_sequence_length=993)
+
+
+def test_a_position_is_left_before_the_prompt_and_one_for_the_picture_behind_it(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    file = copy / "transformer" / "config.json"
+    for positions, most in ((994, 992), (993, 960)):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"axes_lens": [positions, 512, 256]}))
+        assert load(z_image, copy, max_sequence_length=most).latent_shape() == (4, 512, 512)
+        with pytest.raises(ValueError, match=f"{most + 1}.*{most}"):
+            load(z_image, copy, max_sequence_length=most + 1)
+    with pytest.raises(ValueError, match="1024"):  # 4 pixels a token on the shorter axis
+        load(z_image, copy, height=1028)
+
+
+@pytest.mark.parametrize(("size", "nearest"), [(14, 16), (17, 16), (2052, 2048)])
+def test_a_size_that_the_network_cannot_do_is_refused_with_the_nearest(folder, size, nearest):
+    with pytest.raises(ValueError, match=f"width.*{size}.*{nearest}"):
+        load(z_image, folder, height=16, width=size, max_sequence_length=48)
+
+
+def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
+    with pytest.raises(ValueError, match="ZImagePipeline.*qwen_image.*model.family=z_image"):
+        FAMILIES["qwen_image"].refuse_other_architectures(str(folder))
+
+
+def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start)
+    model.save(tmp_path, model.network)
+    with_adapters = theirs(folder, start, 0.0, "latent", lora=tmp_path)
+    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
+    assert (theirs(folder, start, 0.0, "latent") - with_adapters).abs().max() > 1e-3
+
+
+def test_every_plan_runs_on_it_with_the_guidance_of_the_rollout(folder):
+    for plan in ("every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"):
+        model = ours(folder, guidance=3.0, cfg_normalization=1.0)
+        policy = DenoisingPolicy(
+            model, steps=4, kernel_text="dance(eta=0.3)", plan=plan, evaluation_steps=2, forward_batch_size=64
+        )
+        rollout = policy.rollout(Request(PROMPTS[:2], [0, 1], 4, seed=0))
+        assert rollout.outputs[0].pixels.shape == (3, 16, 24)
+        for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
+            scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
+            sampled = rollout.decisions.log_probs[part.rows, part.positions]
+            torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)

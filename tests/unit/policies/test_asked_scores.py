@@ -1,0 +1,167 @@
+"""A policy returns the scores that it is asked for, and what it is told wrongly it refuses."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from mmgrpo.diffusion.kernels import kernel, level_table, noise_table
+from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.policies.changed import shuffled_frames
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.policies.generation import draw_tokens
+from mmgrpo.types import Media, Prompt, Request, Turn
+from tests.toys import ToyModel, toy_policy, toy_prompts
+from tests.unit.policies.test_token_policy import token_policy
+
+EXTRA = ["shift", "std", "level", "dt"]
+
+
+def test_a_denoising_policy_returns_each_score_that_it_is_asked_for_and_no_other():
+    policy = toy_policy("random_window(size=2)", steps=6)
+    policy.keep_reference()
+    drawn = policy.rollout(Request(toy_prompts(2), [0, 1], 4, seed=0))
+    [part] = drawn.steps.split(drawn.decisions.loss_mask, 1000)
+    made = kernel("flow_sde(a=0.7)")
+    grid = policy.grid
+    expected = {
+        "shift": torch.zeros(len(part.positions)),
+        "std": noise_table(made, grid)[part.positions],
+        "level": level_table(made, grid)[part.positions],
+        "dt": grid.levels[part.positions] - grid.levels[part.positions + 1],
+    }
+    assert len(part.positions.unique()) == 2 and len(expected["std"].unique()) == 2
+    for name in EXTRA:
+        scores = policy.score(drawn, part, frozenset({"log_probs", name}))
+        assert scores.keys() == {"log_probs", name}
+        torch.testing.assert_close(scores[name], expected[name], rtol=1e-6, atol=1e-9)
+    assert "reference_kl" not in policy.score(drawn, part, frozenset({"reference_shift"}))
+    everything = policy.score(drawn, part, policy.provides)
+    assert everything.keys() >= {*EXTRA, "log_probs", "reference_log_probs", "reference_shift"}
+    torch.testing.assert_close(everything["reference_log_probs"], everything["log_probs"], rtol=0, atol=1e-6)
+
+
+def test_what_has_moved_since_the_rollout_is_measured_from_its_means():
+    policy = toy_policy("every_step", steps=4)
+    drawn = policy.rollout(Request(toy_prompts(1), [0], 2, seed=0))
+    [part] = drawn.steps.split(drawn.decisions.loss_mask, 1000)
+    with torch.no_grad():
+        policy.network.outer.bias += 0.5  # every velocity, and by it the mean: v dt + level^2 / (2 s) (1 - s) v dt
+    levels = policy.grid.levels
+    now, dt = levels[part.positions], levels[part.positions] - levels[part.positions + 1]
+    level = level_table(kernel("flow_sde(a=0.7)"), policy.grid)[part.positions]
+    moved = 0.5 * dt * (1 + level.square() / (2 * now) * (1 - now))
+    shift = policy.score(drawn, part, frozenset({"shift"}))["shift"]
+    torch.testing.assert_close(shift, moved.square(), rtol=1e-4, atol=1e-9)
+
+
+# What is refused
+
+
+def test_a_diffusion_process_has_no_flow_matching_errors():
+    class Diffuses(ToyModel):
+        def grid(self, steps: int) -> Grid:
+            return Grid(torch.linspace(0.1, 1, steps + 1), torch.arange(steps), "diffusion", 0.5)
+
+    with pytest.raises(ValueError, match="diffusion.*flow"):
+        FlowMatchingPolicy(Diffuses(), steps=3, evaluation_steps=3, forward_batch_size=4, draws=1, error="velocity")
+
+
+@pytest.mark.parametrize("top_p", [0.0, -0.5, 1.01])
+def test_a_share_of_the_probability_that_is_none_is_refused(top_p):
+    with pytest.raises(ValueError, match="top_p.*0 < top_p <= 1"):
+        token_policy(top_p=top_p)
+
+
+def test_a_truncated_distribution_is_warned_of_and_a_whole_one_is_not():
+    with pytest.warns(UserWarning, match="top_p=0.9"):
+        token_policy(top_p=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        token_policy(top_p=1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"search": "greedy"}, "'greedy'"),
+        ({"search": "beam", "contrast": "shuffled_frames"}, "'shuffled_frames'.*beam"),
+        ({"sampling_dtype": "float8"}, "sampling_dtype 'float8'"),
+        ({"temperature": -1.0}, "temperature -1.0.*0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        token_policy(**settings)
+
+
+# The nucleus
+
+
+def drawn(top_p: float, uniform: float, probabilities: tuple[float, ...] = (0.1, 0.5, 0.25, 0.15)) -> int:
+    distribution = torch.tensor([probabilities], dtype=torch.float64).log()
+    return draw_tokens(distribution, torch.tensor([uniform], dtype=torch.float64), top_p).item()
+
+
+def test_only_the_most_likely_tokens_that_together_reach_the_share_are_drawn():
+    # 0.5 alone reaches 0.5; 0.5 + 0.25 reach 0.6 and 0.75; 0.15 is needed for 0.76
+    for top_p, possible in ((0.5, {1}), (0.6, {1, 2}), (0.75, {1, 2}), (0.76, {1, 2, 3}), (1.0, {0, 1, 2, 3})):
+        assert {drawn(top_p, (i + 0.5) / 200) for i in range(200)} == possible
+    # within the nucleus of 0.75 token 1 has two thirds, and comes first
+    assert drawn(0.75, 0.66) == 1 and drawn(0.75, 0.67) == 2
+
+
+def test_a_token_is_drawn_where_the_cumulative_probability_exceeds_the_number():
+    assert [drawn(1.0, u) for u in (0.0, 0.0999, 0.1001, 0.5999, 0.6001, 0.8499, 0.8501, 0.9999)] == [
+        0, 0, 1, 1, 2, 2, 3, 3,
+    ]  # fmt: skip
+    assert drawn(1.0, 0.0, (0.0, 1.0, 0.0, 0.0)) == 1 and drawn(1.0, 0.999999, (0.0, 1.0, 0.0, 0.0)) == 1
+
+
+# Shuffled frames
+
+
+@pytest.mark.parametrize(("fraction", "group_size", "samples"), [(0.5, 8, 4), (0.5, 3, 2), (0.01, 8, 1), (1.0, 8, 8)])
+def test_a_share_of_the_group_answers_about_shuffled_frames(fraction, group_size, samples):
+    clip, picture = Media("video", "a.mp4", options={"fps": 2}), Media("image", "a.png")
+    prompt = Prompt("what", "a", turns=(Turn("user", (clip, picture, "what")),), meta={"size": 1})
+    changed, count = shuffled_frames(prompt, group_size, 3, fraction=fraction)
+    assert count == samples
+    video, image, text = changed.turns[0].parts
+    assert video.options["fps"] == 2 and "shuffle" in video.options and (image, text) == (picture, "what")
+    assert changed.meta == {"size": 1, "contrast": "shuffled_frames"}
+    again, half = shuffled_frames(prompt, group_size, 4)
+    assert again.turns[0].parts[0].options != video.options and half == max(1, round(group_size / 2))
+    still = Prompt("what", "a", turns=(Turn("user", (picture, "what")),))
+    assert shuffled_frames(still, group_size, 3) == (still, 0)
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.5])
+def test_a_share_of_no_samples_or_of_more_than_all_is_refused(fraction):
+    with pytest.raises(ValueError, match="shuffled_frames.*0.*1"):
+        shuffled_frames(Prompt("what", "a"), 8, 3, fraction=fraction)
+
+
+@pytest.mark.parametrize("kind", ["matching", "denoising"])
+def test_what_a_round_draws_depends_on_its_seed_and_slots_alone(kind):
+    made = (
+        FlowMatchingPolicy(ToyModel(), steps=4, evaluation_steps=4, forward_batch_size=64, draws=2, error="velocity")
+        if kind == "matching"
+        else toy_policy("random_subset(fraction=0.5)", steps=4)
+    )
+    prompts = toy_prompts(2)
+
+    def drawn(other: int, slots: list[int], seed: int = 5) -> torch.Tensor:
+        torch.manual_seed(other)  # of torch itself, which nothing may use
+        rollout = made.rollout(Request([prompts[slot] for slot in slots], slots, 3, seed))
+        entries = torch.where(rollout.decisions.decision_mask, rollout.decisions.log_probs, 0.0)
+        return torch.cat(
+            [entries, rollout.decisions.loss_mask.float(), torch.stack([o.pixels for o in rollout.outputs]).flatten(1)],
+            1,
+        )
+
+    both = drawn(0, [0, 1])
+    assert torch.equal(both, drawn(1, [0, 1])) and not torch.equal(both, drawn(0, [0, 1], seed=6))
+    torch.testing.assert_close(drawn(2, [1]), both[3:], rtol=1e-5, atol=1e-5)

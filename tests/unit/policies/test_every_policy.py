@@ -1,0 +1,120 @@
+"""What holds for every kind of policy: it scores what it is asked, counts what it computes, keeps and saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.policies.ctc import CtcPolicy
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.types import Prompt, Request
+from tests.speaking import TableModel
+from tests.toys import ToyModel, toy_policy
+from tests.unit.policies.test_ctc_policy import Spelling
+from tests.unit.policies.test_token_policy import token_policy
+
+PROMPTS = [Prompt("say a", "0", "a"), Prompt("say b c d a", "1", "b")]
+TOYS = [Prompt("", "0", "0"), Prompt("", "1", "1")]
+MADE: dict[str, Any] = {
+    "categorical": lambda: (CategoricalPolicy(TableModel(2, 7)), PROMPTS),
+    "ctc": lambda: (CtcPolicy(Spelling()), PROMPTS),
+    "denoising": lambda: (toy_policy(steps=3), TOYS),
+    "matching": lambda: (
+        FlowMatchingPolicy(ToyModel(), steps=3, draws=2, error="velocity", evaluation_steps=3, forward_batch_size=64),
+        TOYS,
+    ),
+    "token": lambda: (token_policy(keep_reference=True), PROMPTS),
+}
+WITH_ENTROPY = ("categorical", "token")
+
+
+@pytest.fixture(params=MADE)
+def kind(request) -> str:
+    return request.param
+
+
+def test_it_scores_what_it_is_asked(kind):
+    policy, prompts = MADE[kind]()
+    made = policy.rollout(Request(prompts, [0, 1], 4, 3))
+    [part] = made.steps.split(made.decisions.loss_mask, 1000)
+    asked = [set(), {"log_probs"}, {"log_probs", "reference_log_probs"}]
+    asked += [{"log_probs", "entropy"}] if kind in WITH_ENTROPY else []
+    for names in asked:
+        more = {"reference_velocity_gap", "reference_shift"} if "reference_log_probs" in names else set()
+        got = policy.score(made, part, frozenset(names))
+        assert names | {"log_probs"} <= got.keys() <= names | {"log_probs"} | more
+        assert got["log_probs"].requires_grad
+        assert all(not value.requires_grad for name, value in got.items() if name == "reference_log_probs")
+
+
+def test_its_decisions_are_its_own_one_after_the_other(kind):
+    policy, prompts = MADE[kind]()
+    made = policy.rollout(Request(prompts, [7, 4], 4, 3))
+    own = made.decisions
+    assert own.origin.tolist() == [0] * 8 and own.keys["prompt"].tolist() == [7] * 4 + [4] * 4
+    assert [prompt.id for prompt in made.prompts] == ["0"] * 4 + ["1"] * 4
+    assert len(own.node[own.decision_mask].unique()) == own.decision_mask.sum()
+    assert torch.equal(own.loss_mask, own.decision_mask)
+    assert own.fields.keys() == policy.fields
+    assert own.keys.keys() == policy.keys and policy.settings is None
+
+
+def test_it_counts_the_evaluations_of_its_network(kind):
+    policy, prompts = MADE[kind]()
+    made = policy.rollout(Request(prompts, [0, 1], 4, 3))
+    rows, width = made.decisions.log_probs.shape
+    # a class and a transcript take one pass a prompt; a sample one a step, and one for each draw; a token one a place
+    wanted = {"categorical": 2, "ctc": 2, "denoising": 8 * 3, "matching": 8 * (3 + 2), "token": rows * width}
+    assert made.evaluations == wanted[kind]
+
+
+def test_the_reference_and_the_folder_are_the_models(kind):
+    policy, _ = MADE[kind]()
+    kept, saved = [], []
+    policy.model.reference = SimpleNamespace(keep=lambda: kept.append(True))
+    policy.model.save = lambda folder, network: saved.append((folder, network))
+    policy.keep_reference()
+    policy.save(Path("here"))
+    assert kept == [True] and saved == [(Path("here"), policy.network)] and policy.network is policy.model.network
+
+
+def test_evaluation_has_as_many_outputs_as_it_is_asked_for(kind):
+    policy, prompts = MADE[kind]()
+    request = Request(prompts, [0, 1], 3, 3)
+    outputs = policy.sample(request)
+    assert len(outputs) == 6 and len(policy.sample(Request(prompts[1:], [1], 3, 3))) == 3
+    again = policy.sample(request)
+    for one, other in zip(outputs, again, strict=True):
+        assert type(one) is type(other)
+        assert torch.equal(one.pixels, other.pixels) if hasattr(one, "pixels") else one == other
+
+
+DEFAULTS = {
+    "categorical": {"temperature": 1},
+    "ctc": {"temperature": 1, "search": "sample", "evaluation_temperature": 0},
+    "token": {
+        **{"temperature": 1, "top_p": 1, "search": "sample", "evaluation_temperature": 0, "reference_in_group": False},
+        **{"train_truncated": True, "share_prefix": True, "sampling_dtype": "", "contrast": None},
+        **{"logits_chunk_size": 4096, "fields": {"truncated", "entropy"}},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_unless_told_otherwise_it_samples_from_the_networks_own_distribution_and_evaluates_greedily(kind):
+    policy, _ = MADE[kind]()
+    assert {name: getattr(policy, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+    assert policy.device == torch.device("cpu")
+    assert kind != "token" or policy.feature_cache.capacity == 0
+
+
+def test_a_contrast_that_suits_no_prompt_adds_no_rows():
+    (plain, _), request = MADE["token"](), Request(PROMPTS, [0, 1], 4, 3)
+    with_contrast = token_policy(keep_reference=True, contrast="shuffled_frames")
+    made, wanted = with_contrast.rollout(request), plain.rollout(request)
+    assert made.outputs == wanted.outputs and torch.equal(made.decisions.origin, wanted.decisions.origin)

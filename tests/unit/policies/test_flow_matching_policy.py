@@ -1,0 +1,167 @@
+import json
+
+import pytest
+import torch
+
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy, self_normalized_error, velocity_error, weighted_error
+from mmgrpo.types import Request
+from mmgrpo.update import LossRecipe
+from tests.building import near_one, recipe, trainer
+from tests.toys import ToyModel, toy_prompts
+from tests.unit.policies.test_denoising_policy import rescored
+
+
+def policy(draws: int = 3, error: str = "velocity", steps: int = 6) -> FlowMatchingPolicy:
+    return FlowMatchingPolicy(
+        ToyModel(), steps=steps, draws=draws, error=error, evaluation_steps=steps, forward_batch_size=1024
+    )
+
+
+def test_errors_on_a_gap_of_two_numbers():
+    gap, time = torch.tensor([[3.0, -1.0]]), torch.tensor([0.5])
+    assert velocity_error(gap, time).item() == 5.0  # (9 + 1) / 2
+    assert weighted_error(gap, time, power=2.0).item() == 1.25  # 0.25 * 5
+    assert self_normalized_error(gap, time).item() == 1.25  # 0.5 * 5 / ((3 + 1) / 2)
+
+
+def test_the_self_normalized_error_has_the_gradient_of_its_numerator_alone():
+    gap = torch.tensor([[3.0, -1.0]], requires_grad=True)
+    self_normalized_error(gap, torch.tensor([0.5])).sum().backward()
+    # d/dg of 0.5 * mean(g^2) / 2 is 0.5 * g / 2.
+    assert gap.grad.tolist() == [[0.75, -0.25]]
+
+
+@pytest.mark.parametrize("error", ["velocity", "weighted(power=2.0)", "self_normalized"])
+def test_log_probs_scored_again_are_those_of_the_rollout(error):
+    made = policy(error=error)
+    drawn = made.rollout(Request(toy_prompts(3), [0, 1, 2], 4, seed=5))
+    assert torch.equal(rescored(made, drawn), drawn.decisions.log_probs)
+    gap = (rescored(made, drawn, limit=5) - drawn.decisions.log_probs).abs().max()
+    assert gap <= 1e-6 * drawn.decisions.log_probs.abs().max()
+
+
+def test_a_draw_is_the_flow_matching_error_at_its_noise_level():
+    made = policy()
+    drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
+    kept = drawn.steps
+    row, position = 5, 2
+    noise, step = kept.noise[1, position], kept.step[1, position]
+    time = made.grid.levels[step]
+    noisy = (1 - time) * kept.clean[row] + time * noise
+    velocity = made.network(noisy[None], time[None], kept.conditioning.number[row : row + 1])[0]
+    expected = -((velocity - (noise - kept.clean[row])) ** 2).mean()
+    torch.testing.assert_close(drawn.decisions.log_probs[row, position], expected.detach(), rtol=0, atol=1e-6)
+
+
+def test_a_group_shares_its_draws_and_groups_differ():
+    kept = policy().rollout(Request(toy_prompts(2), [0, 1], 4, seed=5)).steps
+    assert kept.group.tolist() == [0] * 4 + [1] * 4
+    assert not torch.equal(kept.noise[0], kept.noise[1])
+    assert all(len(row.unique()) == 3 for row in kept.step)
+
+
+def test_the_counted_evaluations_are_those_that_the_network_did():
+    made = policy()
+    drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
+    assert made.model.forwards == drawn.evaluations == 8 * (6 + 3)
+
+
+def test_on_policy_the_gradient_is_that_of_advantage_weighted_flow_matching(tmp_path):
+    """DiffusionNFT at v_theta = v_old: (2 rho - 1) = A / 5 times the gradient of the error, up to its factor."""
+    made = policy(draws=2)
+    fitted = trainer(
+        made, tmp_path, toy_prompts(1), prompts_per_step=1, loss=LossRecipe.of("policy_gradient", "per_sample")
+    )
+    from tests.unit.test_trainer import judged_batch
+
+    state = {n: p.detach().clone() for n, p in made.network.named_parameters()}
+    batch = judged_batch(fitted)
+    made.network.load_state_dict(state)
+    from mmgrpo.update import accumulate_gradients
+
+    rows = torch.ones(4, dtype=torch.bool)
+    accumulate_gradients(
+        made, batch, rows, fitted.loss, micro_batch_size=100, accelerator=fitted.accelerator, on_policy=True
+    )
+    found = [p.grad.clone() for p in made.network.parameters()]
+    made.network.zero_grad()
+    kept, total = batch.rollouts[0].steps, 0.0
+    for row in range(4):
+        for position in range(2):
+            time = made.grid.levels[kept.step[0, position]]
+            noise = kept.noise[0, position]
+            noisy = (1 - time) * kept.clean[row] + time * noise
+            gap = made.network(noisy[None], time[None], kept.conditioning.number[:1])[0] - (noise - kept.clean[row])
+            total = total + batch.advantages[row, position] * gap.square().mean() / 8
+    total.backward()
+    for ours, theirs in zip(found, made.network.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.learning
+def test_a_flow_learns_a_known_answer_from_errors_alone(tmp_path):
+    made = trainer(
+        policy(draws=3),
+        tmp_path,
+        toy_prompts(4),
+        reward=near_one,
+        heldout=toy_prompts(4),
+        advantages=recipe(scale="batch_std(ddof=0, eps=1e-4)"),
+        loss=LossRecipe.of("ppo(low=1e-1, high=1e-1)", "per_sample"),
+        prompts_per_step=4,
+        group_size=16,
+        steps=80,
+        lr=3e-3,
+    )
+    result = made.fit()["eval"]
+    assert result["before"]["reward"]["mean"] < -1
+    assert result["after"]["reward"]["mean"] > -0.7
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["ratio/first_minus_one"] for line in lines) <= 1e-5
+
+
+def test_the_reference_is_the_network_before_training_and_its_velocity_gap_the_squared_distance():
+    made = policy(error="weighted")
+    drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
+    with torch.no_grad():
+        made.network.outer.bias += 0.1
+    torch.testing.assert_close(rescored(made, drawn, name="reference_log_probs"), drawn.decisions.log_probs)
+    gap = rescored(made, drawn, limit=5, name="reference_velocity_gap")
+    torch.testing.assert_close(gap, torch.full_like(gap, 0.01), rtol=1e-4, atol=0)
+    [part] = drawn.steps.split(drawn.decisions.loss_mask, 100)
+    assert made.score(drawn, part, frozenset({"log_probs"})).keys() == {"log_probs"}
+    made.keep_reference()
+
+
+def test_a_part_holds_at_most_as_many_draws_as_the_limit_and_each_draw_once():
+    drawn = policy().rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
+    parts = list(drawn.steps.split(drawn.decisions.loss_mask, 5))
+    assert [len(part.rows) for part in parts] == [5, 5, 5, 5, 4]
+    pairs = [pair for part in parts for pair in zip(part.rows.tolist(), part.positions.tolist(), strict=True)]
+    assert pairs == [(row, position) for row in range(8) for position in range(3)]
+    assert drawn.decisions.keys["prompt"].tolist() == [0] * 4 + [1] * 4
+    assert drawn.decisions.node.flatten().tolist() == list(range(24))
+
+
+def test_an_error_of_zero_has_a_finite_gradient():
+    gap = torch.zeros(1, 2, requires_grad=True)
+    error = self_normalized_error(gap, torch.tensor([0.5]))
+    error.sum().backward()
+    assert error.item() == 0 and gap.grad.tolist() == [[0, 0]]
+    # the divisor is at least 1e-5: .5 * 1e-12 / 1e-5
+    small = self_normalized_error(torch.full((1, 2), 1e-6), torch.tensor([0.5]))
+    assert small.item() == pytest.approx(5e-8)
+
+
+def test_from_one_draw_to_one_of_every_step_is_possible_and_none_is_not():
+    for draws in (1, 6):
+        drawn = policy(draws=draws).rollout(Request(toy_prompts(1), [0], 2, seed=5))
+        assert drawn.decisions.log_probs.shape == (2, draws)
+        assert sorted(drawn.steps.step[0].tolist()) == sorted(set(drawn.steps.step[0].tolist()))
+    with pytest.raises(ValueError, match=r"1.*sampling\.steps=6.*0"):
+        policy(draws=0)
+
+
+def test_draws_beyond_the_steps_are_refused():
+    with pytest.raises(ValueError, match=r"1.*sampling\.steps=6.*7"):
+        policy(draws=7)

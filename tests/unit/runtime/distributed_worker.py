@@ -1,0 +1,167 @@
+"""Runs of a few steps that must not depend on the number of processes; ``test_distributed.py`` starts this file.
+
+RANK=0 WORLD_SIZE=2 ... python tests/unit/runtime/distributed_worker.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+
+from mmgrpo.data.images import Unreadable
+from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.files import write_text
+from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.runtime.distributed import gather_texts, largest
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Media, Output, Prompt, Turn
+from mmgrpo.update import LossRecipe
+from pipelines.reading import filter_readable
+from tests.building import algorithm_blocks, misses, near_one, recipe, trainer
+from tests.speaking import TableModel, near_answer, table_prompts
+from tests.toys import toy_policy, toy_prompts
+
+
+def rows(folder: Path, accelerator: Accelerator) -> Trainer:
+    further = {"further": toy_prompts(5)}
+    return denoising("every_step", folder, accelerator, updates=2, epochs=2, extra=further, rates=[misses()])
+
+
+def tree(folder: Path, accelerator: Accelerator) -> Trainer:
+    loss = LossRecipe.of("ppo(low=1e-3, high=1e-3)", "per_decision", terms=["kl_velocity(coef=0.1)"])
+    advantages = recipe(baseline="none", scale="none", credit="tree_depth(beta=1.0)")
+    return denoising("branch_tree(splits=[0,2])", folder, accelerator, loss=loss, advantages=advantages)
+
+
+def branches(folder: Path, accelerator: Accelerator) -> Trainer:
+    blocks = algorithm_blocks("granular_grpo")
+    return denoising("one_step_branch(draw='all', intervals=[1,2])", folder, accelerator, **blocks)
+
+
+def resampled(folder: Path, accelerator: Accelerator) -> Trainer:
+    """The first two prompts of the order never have spread, so the first round draws twice."""
+    without = set(map(str, PromptOrder(8, 0).take(0, 2)))
+
+    def reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        values = near_one(prompts, outputs)
+        return [0.0 if p.id in without else value for p, value in zip(prompts, values, strict=True)]
+
+    advantages = recipe(select=["drop_zero_spread"])
+    return denoising(
+        "every_step",
+        folder,
+        accelerator,
+        reward=reward,
+        advantages=advantages,
+        prompts_per_step=2,
+        redraws=3,
+        prompts=8,
+    )
+
+
+def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Completions of different lengths on different ranks, and a loss that couples a group's rows."""
+    from pipelines.vlm.causal_lm import toy
+
+    def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
+
+    policy = TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)
+    prompts = [Prompt(f"say {word}", word) for word in ("a", "b", "a b", "b a")]
+    return trainer(
+        policy, folder, prompts, reward=short, steps=3, lr=1e-3, accelerator=accelerator, **algorithm_blocks("gvpo")
+    )
+
+
+def choices(folder: Path, accelerator: Accelerator) -> Trainer:
+    """One decision a sample, compared with the network before training."""
+    policy = CategoricalPolicy(TableModel(4, 7))
+    blocks = algorithm_blocks("dmospeech2")
+    return trainer(
+        policy, folder, table_prompts(4), reward=near_answer, steps=3, lr=1e-3, accelerator=accelerator, **blocks
+    )
+
+
+def odd(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """1 for an odd class, 0 for an even one."""
+    return [float(int(output.text) % 2) for output in outputs]  # type: ignore[union-attr]
+
+
+def clipped(objective: str, folder: Path, accelerator: Accelerator) -> Trainer:
+    """Three updates of one round, all decisions clipped in the last two; weight decay and momentum go on."""
+    policy, prompts = CategoricalPolicy(TableModel(4, 7)), table_prompts(4)
+    loss = LossRecipe.of(f"{objective}(low=1e-6, high=1e-6)", "per_sample")
+    settings: dict[str, Any] = {"prompts_per_step": 4, "group_size": 16, "steps": 3, "epochs": 3, "lr": 1e-2}
+    advantages = recipe(scale="none")
+    return trainer(
+        policy, folder, prompts, reward=odd, loss=loss, advantages=advantages, accelerator=accelerator, **settings
+    )
+
+
+def hinge(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A term that looks at the whole step: from the second update on the constraint on its mean KL pulls back."""
+    policy, prompts = CategoricalPolicy(TableModel(4, 7)), table_prompts(4)
+    settings: dict[str, Any] = {"prompts_per_step": 4, "group_size": 16, "steps": 3, "epochs": 3, "lr": 1e-2}
+    return trainer(
+        policy, folder, prompts, reward=odd, accelerator=accelerator, **settings, **algorithm_blocks("disco")
+    )
+
+
+def denoising(plan: str, folder: Path, accelerator: Accelerator, prompts: int = 5, **settings: Any) -> Trainer:
+    settings = {"reward": near_one, "prompts_per_step": 4, "steps": 3, "lr": 1e-3, **settings}
+    policy = toy_policy(plan, steps=6)
+    return trainer(policy, folder, toy_prompts(prompts), heldout=toy_prompts(3), accelerator=accelerator, **settings)
+
+
+CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
+    "rows": rows,
+    "tree": tree,
+    "branches": branches,
+    "resampled": resampled,
+    "tokens": tokens,
+    "choices": choices,
+    "hinge": hinge,
+    **{f"clipped {name}": partial(clipped, name) for name in ("ppo", "gspo", "gspo_token", "sequence_sum")},
+}
+
+
+def run(folder: Path) -> None:
+    """Train every case and leave its metrics, evaluations and this process's weights in the folder."""
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    for name, case in CASES.items():
+        made = case(folder / name, accelerator)
+        made.fit()
+        weights = {key: value.detach().contiguous() for key, value in made.trained.items()}
+        save_file(weights, folder / name / f"weights-{accelerator.process_index}.safetensors")
+    write_text(
+        folder / f"largest-{accelerator.process_index}", str(largest(float(accelerator.process_index), accelerator))
+    )
+    mine = ["é", "", "long — one"] if accelerator.process_index == 0 else ["second"]
+    write_text(folder / f"texts-{accelerator.process_index}", "|".join(gather_texts(mine, accelerator)))
+    opened: list[str] = []
+
+    def look(media: Media) -> None:
+        opened.append(str(media.source))
+        if media.source in ("b", "e"):
+            raise Unreadable(f"{media.source} is bad, says process {accelerator.process_index}")
+
+    shown = [Prompt("", name, turns=(Turn("user", (Media("image", name),)),)) for name in "abcdebe"]
+    kept, skipped = filter_readable(shown, look, workers=1)
+    lines = ["".join(opened), "".join(prompt.id for prompt in kept), *(one.reason for one in skipped)]
+    write_text(folder / f"readable-{accelerator.process_index}", "\n".join(lines))
+    if accelerator.is_main_process:
+        write_text(folder / "processes", str(accelerator.num_processes))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))

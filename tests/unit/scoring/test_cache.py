@@ -1,0 +1,186 @@
+"""Cached scores: the same values, computed once, for as long as nothing changes on which they depend."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.rewards import scorer
+from mmgrpo.scoring import score_outputs
+from mmgrpo.scoring.cache import Cached, cached
+from mmgrpo.scoring.manifest import Manifest
+from mmgrpo.types import Image, Prompt, Text
+from tests.unit.scoring.serving import pictures
+
+MANIFEST = Manifest(("Text",))
+
+
+class Lengths:
+    """A reward that keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def __call__(self, prompts: Any, outputs: Any) -> list[float]:
+        self.asked.append([prompt.text + output.text for prompt, output in zip(prompts, outputs, strict=True)])
+        return [math.nan if output.text == "fails" else len(output.text) / 3 for output in outputs]
+
+
+def values(reward: Any, *rows: tuple[str, str]) -> list[float]:
+    return reward([Prompt(prompt) for prompt, _ in rows], [Text(text) for _, text in rows])
+
+
+def test_each_score_is_computed_once_and_equal_outputs_together():
+    function = Lengths()
+    reward = Cached(function, {})
+    assert values(reward, ("p", "a"), ("p", "bb"), ("p", "a")) == [1 / 3, 2 / 3, 1 / 3]
+    assert values(reward, ("p", "ccc"), ("q", "a"), ("p", "bb")) == [1.0, 1 / 3, 2 / 3]
+    assert function.asked == [["pa", "pbb"], ["pccc", "qa"]]
+    assert values(reward, ("p", "a")) == [1 / 3] and len(function.asked) == 2
+
+
+def test_closing_it_ends_the_process_of_the_reward_if_it_has_one():
+    function, closed = Lengths(), []
+    Cached(function, {}).close()
+    function.close = lambda: closed.append(True)  # type: ignore[attr-defined]
+    Cached(function, {}).close()
+    assert closed == [True]
+
+
+def test_a_failure_is_tried_again():
+    function = Lengths()
+    reward = Cached(function, {})
+    for _ in range(2):
+        first, second = values(reward, ("p", "fails"), ("p", "a"))
+        assert math.isnan(first) and second == 1 / 3
+    assert function.asked == [["pfails", "pa"], ["pfails"]]
+
+
+def test_an_abstention_passes_the_cache(tmp_path):
+    for file in ("", tmp_path / "scores.sqlite"):
+        reward = Cached(lambda prompts, outputs: [None if o.text == "no" else 1.0 for o in outputs], {}, file)
+        for _ in range(2):
+            assert values(reward, ("p", "no"), ("p", "yes"), ("p", "no")) == [None, 1.0, None]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Prompt("b", "i", "x", "t", {"a": 1}),
+        Prompt("a", "j", "x", "t", {"a": 1}),
+        Prompt("a", "i", "y", "t", {"a": 1}),
+        Prompt("a", "i", "x", "u", {"a": 1}),
+        Prompt("a", "i", "x", "t", {"a": 2}),
+    ],
+)
+def test_the_whole_prompt_counts(other):
+    function = Lengths()
+    reward = Cached(function, {})
+    for prompt in (Prompt("a", "i", "x", "t", {"a": 1}), other):
+        reward([prompt], [Text("same")])
+    assert len(function.asked) == 2
+
+
+def test_every_bit_of_an_output_counts():
+    asked = []
+    reward = Cached(lambda prompts, outputs: asked.append(1) or [0.5], {})
+    (picture,) = pictures(1)
+    changed = picture.pixels.clone()
+    changed.view(torch.int32)[2, 7, 7] ^= 1
+    for pixels in (picture.pixels, changed, picture.pixels.clone()):
+        reward([Prompt("a")], [Image(pixels)])
+    assert len(asked) == 2
+
+
+def test_a_cache_is_bounded_and_forgets_what_was_used_longest_ago(tmp_path):
+    for file in ("", tmp_path / "scores.sqlite"):
+        function = Lengths()
+        reward = Cached(function, {}, file, most=2)
+        for text in ("a", "bb", "a", "ccc"):
+            values(reward, ("p", text))
+        assert len(reward._memory) == 2
+        assert function.asked == [["pa"], ["pbb"], ["pccc"]]
+        values(reward, ("p", "a"))
+        assert len(function.asked) == 3, "it was used later than bb"
+        values(reward, ("p", "bb"))
+        assert function.asked[3:] == ([] if file else [["pbb"]]), "the file has what was written last: bb and ccc"
+    with sqlite3.connect(tmp_path / "scores.sqlite") as connection:
+        (count,) = connection.execute("SELECT COUNT(*) FROM scores").fetchone()
+    assert count == 2
+
+
+def test_a_file_keeps_scores_for_the_next_run_until_the_reward_changes(tmp_path):
+    file = str(tmp_path / "folder" / "of mine" / "scores.sqlite")
+    odd = 0.1 + 0.2  # all 64 bits are kept
+
+    def asked_again(name: str = "r", parameters: dict[str, Any] | None = None, version: int = 1) -> bool:
+        asked: list[int] = []
+        manifest = dataclasses.replace(MANIFEST, version=version)
+        reward = cached(name, lambda p, o: asked.append(1) or [odd], parameters or {}, manifest, file)
+        assert values(reward, ("p", "a")) == [odd]
+        return bool(asked)
+
+    assert asked_again() and not asked_again()
+    assert asked_again("other") and asked_again(parameters={"size": 2}) and asked_again(version=2)
+    assert not asked_again(version=2) and not asked_again()
+
+
+def test_a_file_that_is_no_cache_is_refused_and_left_alone(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("my notes, " * 100)
+    with pytest.raises(ValueError, match="notes.txt"):
+        cached("r", Lengths(), {}, MANIFEST, str(file))
+    assert file.read_text() == "my notes, " * 100
+
+
+def test_only_what_depends_on_nothing_else_may_be_cached():
+    for manifest, words in (
+        (dataclasses.replace(MANIFEST, group=True), "compares"),
+        (dataclasses.replace(MANIFEST, deterministic=False), "chance"),
+    ):
+        with pytest.raises(ValueError, match=f"rewards.*'r'.*cache.*{words}"):
+            cached("r", Lengths(), {}, manifest, True)
+    with pytest.raises(ValueError, match="cache=True"):
+        cached("m:r", Lengths(), {}, None, "file.sqlite")
+    function = Lengths()
+    assert cached("r", function, {}, MANIFEST, False) is function
+
+
+def test_a_reward_without_a_manifest_is_cached_in_memory():
+    function = Lengths()
+    reward = cached("m:r", function, {}, None, True)
+    assert values(reward, ("p", "a")) == values(reward, ("p", "a")) == [1 / 3] and function.asked == [["pa"]]
+
+
+def test_cache_is_a_parameter_of_every_reward(tmp_path):
+    outputs, prompts = pictures(3, 32), [Prompt("a")] * 3
+    plain = score_outputs([scorer("jpeg_compressibility")], prompts, outputs).values.tolist()
+    for text in ("cache=True", f"cache={str(tmp_path / 'scores')!r}"):
+        reward = scorer(f"jpeg_compressibility({text}, weight=0.5)")
+        assert isinstance(reward.fn, Cached) and reward.weight == 0.5 and not reward.elsewhere
+        for _ in range(2):
+            assert score_outputs([reward], prompts, outputs).values.tolist() == plain
+    with pytest.raises(ValueError, match="'length_bonus'.*cache"):
+        scorer("length_bonus(cache=True)")
+    for wrong in ("''", "1", "None"):
+        with pytest.raises(ValueError, match="True.*False"):
+            scorer(f"jpeg_compressibility(cache={wrong})")
+
+
+def test_a_table_of_another_kind_is_no_cache(tmp_path):
+    with sqlite3.connect(tmp_path / "scores.sqlite") as connection:
+        connection.execute("CREATE TABLE scores (score REAL)")
+    with pytest.raises(ValueError, match="cache"):
+        Cached(Lengths(), {}, tmp_path / "scores.sqlite")
+
+
+def test_a_cache_may_be_asked_by_any_thread(tmp_path):
+    reward = Cached(Lengths(), {}, tmp_path / "scores.sqlite")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(values, reward, ("p", "abc")).result() == values(reward, ("p", "abc"))

@@ -1,0 +1,98 @@
+"""Algorithms that do not suit a policy or the rewards of a run, and those that do."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
+from mmgrpo.scoring import Scorer
+from mmgrpo.types import Prompt
+from mmgrpo.update import LossRecipe
+from tests.building import recipe
+from tests.unit.test_update import Leaf
+
+
+def loss(*terms: str) -> LossRecipe:
+    return LossRecipe.of("ppo", "per_sample", terms=list(terms))
+
+
+def scored(**weights: float) -> list[Scorer]:
+    return [Scorer(name, lambda prompts, outputs: [0.0] * len(outputs), float(one)) for name, one in weights.items()]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "terms", "message"),
+    [
+        ({}, ["entropy_bonus(coef=0.1)"], "log_probs.*reference_log_probs"),
+        ({"select": ["drop_truncated"]}, [], "sampler_log_probs"),
+        ({"keys": ["tree"]}, [], "algorithm.keys.*tree"),
+        ({"kl_weight": "high_part"}, [], "algorithm.kl_weight.*'high_part'.*KL"),
+        ({"credit": "tree_depth(beta=1.0)"}, [], "algorithm.credit.*tree_depth.*tokens"),
+        ({"credit": "tree_softmax"}, [], "algorithm.credit.*tree_softmax.*tokens"),
+        ({"credit": "tree_siblings"}, [], "algorithm.credit.*tree_siblings.*tokens"),
+        ({"select": ["parent_top1"]}, [], "algorithm.select.*parent_top1.*tokens"),
+    ],
+)
+def test_what_a_policy_cannot_do_is_refused_by_name(blocks, terms, message):
+    with pytest.raises(ValueError, match=message):
+        refuse_mismatch(Leaf([[0.0]]), recipe(**blocks), loss(*terms))
+
+
+def test_what_a_policy_can_do_and_a_round_adds_is_taken():
+    policy = Leaf([[0.0]])
+    refuse_mismatch(policy, recipe(), loss())
+    refuse_mismatch(policy, recipe(baseline="static_reference"), loss("kl_k3(coef=0.1)"))
+    policy.provides |= {"entropy"}
+    bonus = loss("entropy_bonus(coef=0.1)")
+    refuse_mismatch(policy, recipe(), bonus)
+    with pytest.raises(ValueError, match="without a KL term"):
+        refuse_mismatch(policy, recipe(kl_weight="high_part"), bonus)
+    policy.fields |= frozenset(recipe(kl_weight="high_part").fields)
+    refuse_mismatch(policy, recipe(kl_weight="high_part"), loss("kl_k3(coef=0.1)", "entropy_bonus(coef=0.1)"))
+
+
+PROMPTS = [Prompt("p", "1", meta={"reference_value": 0.5, "reference_rewards": {"a": [1.0]}})]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "weights", "evaluates", "message"),
+    [
+        ({"combine": "minimum(members=['a', 'c'])"}, {"a": 1}, True, "reward 'c'"),
+        (
+            {"combine": "minimum(members=['a', 'b'])"},
+            {"a": 1, "b": 0},
+            True,
+            "combine.*'b'",
+        ),
+        (
+            {"weighting": ["hypervolume"]},
+            {"a": 1},
+            False,
+            "evaluations",
+        ),
+        ({"weighting": ["least_first"]}, {"a": 1, "b": -1}, True, "least_first"),
+        ({"weighting": ["gradient(rate=1)"]}, {"a": -1}, True, "gradient.rate=1"),
+        ({"weighting": ["hypervolume", "least_first"]}, {"a": 1}, True, "hypervolume"),
+        ({"baseline": "static_reference"}, {"a": 1}, True, "'2'.*reference_value None"),
+        ({"transform": ["par"]}, {"a": 1}, True, "'2'.*reference_rewards None.*'a'"),
+    ],
+)
+def test_what_the_rewards_do_not_bear_is_refused(blocks, weights, evaluates, message):
+    with pytest.raises(ValueError, match=message):
+        refuse_rewards(recipe(**blocks), scored(**weights), [*PROMPTS, Prompt("p", "2")], evaluates)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "weights", "evaluates"),
+    [
+        ({}, {"a": -1}, False),
+        ({"weighting": ["hypervolume"]}, {"a": -1}, True),
+        ({"weighting": ["least_first"]}, {"a": 1, "b": 0}, False),
+        ({"weighting": ["least_first", "gradient(rate=1)"]}, {"a": 1}, False),
+        ({"combine": "minimum(members=['a'])"}, {"a": -2, "b": 0}, False),
+        ({"baseline": "static_reference"}, {"a": 1}, False),
+        ({"transform": ["par"]}, {"a": 1, "b": 0}, False),  # b is not trained on and needs no references
+    ],
+)
+def test_what_they_bear_is_taken(blocks, weights, evaluates):
+    refuse_rewards(recipe(**blocks), scored(**weights), PROMPTS, evaluates)
