@@ -24,7 +24,7 @@ import tyro
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, LONG_TEXT, THREADS
-from mmgrpo.data.media import SUFFIXES
+from mmgrpo.data.limits import SUFFIXES
 
 if TYPE_CHECKING:
     from mmgrpo.types import Output

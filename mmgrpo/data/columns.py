@@ -9,7 +9,8 @@ from typing import Any
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import EMBEDDED
-from mmgrpo.data.media import IN_MEMORY, SUFFIXES, Inside, only
+from mmgrpo.data.limits import SUFFIXES
+from mmgrpo.data.media import IN_MEMORY, Inside, only
 from mmgrpo.data.values import quoted, shown
 from mmgrpo.types import Audio
 

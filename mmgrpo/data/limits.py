@@ -102,3 +102,11 @@ def _scans(picture: JpegImageFile) -> int:
     scans = file.read().count(b"\xff\xda")
     file.seek(place)
     return scans
+
+
+SUFFIXES = {
+    "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    "video": (".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi"),
+    "audio": (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a"),
+}
+"""Suffixes of media files by kind, where nothing else names the kind."""

@@ -17,13 +17,6 @@ from mmgrpo.types import Audio, Image, Media, Video
 IN_MEMORY = {"image": Image, "video": Video, "audio": Audio}
 """The kinds of media, and the type of each once it is in memory."""
 
-SUFFIXES = {
-    "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-    "video": (".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi"),
-    "audio": (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a"),
-}
-"""Suffixes of media files by kind, where nothing else names the kind."""
-
 REMOTE = r"(?i)(https?|data|s3|gs|hf):|(?!file:)[a-z][a-z0-9+.-]*://"
 """Beginnings of what names no file on disk."""
 

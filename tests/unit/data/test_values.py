@@ -83,7 +83,7 @@ def test_a_line_of_other_white_space_is_no_prompt(tmp_path):
 
 def test_a_folder_is_no_file_of_prompts(tmp_path):
     (tmp_path / "a.jsonl").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"a\.jsonl"):
+    with pytest.raises(ValueError, match=r"a\.jsonl"):
         load_prompts(tmp_path / "a.jsonl")
 
 
