@@ -226,6 +226,7 @@ def make(folder: Path, *arguments: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_files_hold_the_same_questions_and_the_same_pixels(tmp_path):
     av = pytest.importorskip("av")
     from PIL import Image as Picture
@@ -258,6 +259,7 @@ def test_files_hold_the_same_questions_and_the_same_pixels(tmp_path):
     assert files and all((folder / name).read_bytes() == (again / name).read_bytes() for name in files)
 
 
+@pytest.mark.slow
 def test_open_questions_of_easy_vqa_become_the_same_rows(tmp_path):
     pytest.importorskip("easy_vqa")
     folder = make(tmp_path, "--easy-vqa", "--train", "30", "--tune", "20", "--heldout", "20")
