@@ -37,11 +37,15 @@ class Block:
 
     fn: Callable[..., Any]
     level: str = "decision"
+    inputs: tuple[str, ...] | None = None
+    """Names of its inputs; None for those of its signature, and empty for what has none, as a class that is made."""
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
         """Names of its inputs in order: the positional parameters without a default. All others are the user's; one
         that the user must give is keyword-only."""
+        if self.inputs is not None:
+            return self.inputs
         parameters = inspect.signature(self.fn).parameters.values()
         return tuple(one.name for one in parameters if one.default is one.empty and one.kind is not one.KEYWORD_ONLY)
 

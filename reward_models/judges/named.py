@@ -67,5 +67,8 @@ def check_judge(judge: str, **_: Any) -> None:
 
 
 def _bound(text: str, device: str) -> Bound:
-    table = {"chat": Block(ChatJudge), "vlm": Block(functools.partial(load_judge, device=device))}
+    table = {
+        "chat": Block(ChatJudge, inputs=()),
+        "vlm": Block(functools.partial(load_judge, device=device), inputs=()),
+    }
     return bind(text, table, "judge")

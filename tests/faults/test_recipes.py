@@ -180,7 +180,7 @@ def test_a_function_of_another_package_is_named_where_it_is_defined(folder, monk
         "from mmgrpo.config.registry import nearest\nimport mmgrpo.config.registry\n"
     )
     monkeypatch.syspath_prepend(folder / "elsewhere")
-    assert "(mmgrpo.config.registry)" in refusal(LOADERS["reward"], "offering:nearest")
+    assert "(mmgrpo.config.names)" in refusal(LOADERS["reward"], "offering:nearest")
     assert "prompts and outputs" in refusal(LOADERS["reward"], "offering:mmgrpo")
 
 

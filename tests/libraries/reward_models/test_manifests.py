@@ -12,7 +12,6 @@ import math
 import re
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ import pytest
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Prompt, Text
 from reward_models import REWARDS, clip, judges, objects, quality, sets, vlm
+from tests import ROOT
 
 ENTRIES, ROOMS = REWARDS, (clip, judges, objects, quality, sets, vlm)
 ROW = Prompt("a question", "seven")
@@ -72,7 +72,7 @@ def distribution(requirement: str) -> str:
 
 def test_the_extra_that_a_reward_names_installs_its_packages():
     """Itself, or as a requirement of what it installs."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     offered, extras = importlib.metadata.packages_distributions(), {}
     for extra, lines in project["optional-dependencies"].items():
         direct = {distribution(line) for line in lines} & {distribution(one) for two in offered.values() for one in two}

@@ -118,5 +118,5 @@ def test_every_wheel_is_one_behind_pypi_everywhere():
 
 def test_the_sizes_of_the_wheels_are_those_of_the_documentation():
     total, encoder = sum(wheel.megabytes for wheel in WHEELS.values()), WHEELS["all-minilm-l6-v2"].megabytes
-    text = " ".join((ROOT / "docs" / "rewards.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "docs" / "reward_catalogue.md").read_text(encoding="utf-8").split())
     assert f"{total} MB, of which {encoder}" in text

@@ -205,7 +205,7 @@ def test_a_recording_that_is_too_long_names_the_setting_that_admits_it(name, mod
     chosen = family(name)
     config = config_class(chosen.sections)()
     config = replace(config, model=replace(config.model, **model), data=replace(config.data, skip_limit=0.5))
-    prompts = [Prompt("say", str(n), turns=(Turn("user", (clip(n, rate=8),)),)) for n in (most, most + 1)]
+    prompts = [Prompt("", str(n), turns=(Turn("user", (clip(n, rate=8),)),)) for n in (most, most + 1)]
     read, [skipped] = chosen.readable(config, prompts, "rows")
     assert [prompt.id for prompt in read] == [str(most)]
     assert f"got {most + 1}.0 s of sound, expected at most {most} s" in skipped.reason
