@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
 from pipelines.reading import filter_readable
-from tests.building import algorithm_blocks, misses, near_one, recipe, trainer
+from tests.building import algorithm_blocks, load, misses, module, near_one, recipe, trainer
+from tests.seeing import PICTURE, WORDS, write_model
 from tests.speaking import TableModel, near_answer, table_prompts
 from tests.toys import toy_policy, toy_prompts
 
@@ -81,6 +83,26 @@ def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
     )
 
 
+def sighted(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A trained vision tower, and prompts with and without images: in the first round only the second of two processes
+    calls the tower, in the second only the first, in the third none."""
+    if accelerator.is_main_process:  # transformers saves nothing in other processes
+        write_model("qwen_vl", folder / "base")
+    accelerator.wait_for_everyone()
+    family = load(module("qwen_vl"), folder / "base", freeze_vision=False, keep_reference=True)
+    asked_first = [WORDS, PICTURE, PICTURE, WORDS, WORDS, WORDS]
+    order = PromptOrder(len(asked_first), 0).take(0, len(asked_first))
+    prompts = [replace(prompt, id=str(place)) for place, prompt in enumerate(asked_first)]
+    prompts = [prompts[order.index(place)] for place in range(len(order))]
+
+    def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
+
+    policy = TokenPolicy(family, max_tokens=4)
+    blocks = algorithm_blocks("grpo")
+    return trainer(policy, folder, prompts, reward=short, steps=3, lr=1e-3, accelerator=accelerator, **blocks)
+
+
 def choices(folder: Path, accelerator: Accelerator) -> Trainer:
     """One decision a sample, compared with the network before training."""
     policy = CategoricalPolicy(TableModel(4, 7))
@@ -127,6 +149,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "branches": branches,
     "resampled": resampled,
     "tokens": tokens,
+    "sighted": sighted,
     "choices": choices,
     "hinge": hinge,
     **{f"clipped {name}": partial(clipped, name) for name in ("ppo", "gspo", "gspo_token", "sequence_sum")},

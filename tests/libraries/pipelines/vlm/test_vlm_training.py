@@ -196,6 +196,12 @@ def test_a_saved_model_is_an_ordinary_folder_with_equal_logits(name, folder, tmp
     ordinary = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
     again = token_policy(name, tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)("what is")["input_ids"]
+    trained, saved = (dict(network.named_parameters()) for network in (policy.network, ordinary))
+    assert trained.keys() == saved.keys() and all(torch.equal(saved[which], p) for which, p in trained.items())
+    tied = [
+        one.get_output_embeddings().weight is one.get_input_embeddings().weight for one in (policy.network, ordinary)
+    ]
+    assert tied == [True, True]
     word = torch.tensor([40, 50])
     for prompt in EVERY:
         inputs = plain_inputs(policy.model, prompt, word)
