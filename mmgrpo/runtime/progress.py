@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
 from mmgrpo.runtime.averaging import Ema
 from mmgrpo.runtime.checkpoint import (
@@ -34,6 +34,8 @@ from mmgrpo.runtime.checkpoint import (
 )
 from mmgrpo.runtime.distributed import largest
 from mmgrpo.runtime.folder import discard_replaced
+
+NO_TABLES: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
 
 
 @dataclass
@@ -54,6 +56,8 @@ class Checkpoints:
     """Step of the newest checkpoint; 0 if there is none."""
     clock: float = field(default_factory=time.monotonic)
     """When the newest checkpoint was written, or the run started."""
+    tables: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """The further tensors of the checkpoint that was restored, by group."""
 
     @property
     def latest(self) -> Path:
@@ -70,15 +74,23 @@ class Checkpoints:
         return late or step >= last or step // self.every > before // self.every
 
     def save(
-        self, step: int, network: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None, state: Mapping[str, Any]
+        self,
+        step: int,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        ema: Ema | None,
+        state: Mapping[str, Any],
+        tables: Mapping[str, Mapping[str, Tensor]] = NO_TABLES,
     ) -> None:
-        """Write the checkpoint of ``step``; the first one completes a replacement of an earlier run."""
+        """Write the checkpoint of ``step``; the first one completes a replacement of an earlier run. ``tables`` are
+        further tensors, each group a file of its own, whose names are lower-case letters."""
         if self.accelerator.is_main_process:
             tensors, moments = flatten_optimizer(optimizer)
             weights = trained_tensors(network)
             groups = {"weights": weights, "optimizer": tensors}
             if ema is not None:
                 groups["ema"] = dict(zip(weights, ema.shadow, strict=True))
+            groups |= {name: dict(table) for name, table in tables.items() if table}
             state = {**state, "optimizer": moments}
             save_checkpoint(self.folder / "checkpoints", step, groups, state, self.keep, self.run)
             discard_replaced(self.folder)
@@ -108,6 +120,7 @@ class Checkpoints:
             averages = tensors["ema"]
             names = trained_tensors(network)
             ema.shadow = [averages[name].to(value.device) for name, value in names.items()]
+        self.tables = {name: table for name, table in tensors.items() if name not in ("weights", "optimizer", "ema")}
         self.saved, self.clock = step, time.monotonic()
         return state
 

@@ -97,6 +97,16 @@ def test_a_run_without_an_average_has_none_in_its_checkpoints(tmp_path):
     assert kept(tmp_path).restore(network, optimizer, None) is not None, "step 0 is a checkpoint too"
 
 
+def test_further_tensors_are_files_of_their_own_and_come_back(tmp_path):
+    network, optimizer, ema = trained(1.0)
+    kept(tmp_path).save(1, network, optimizer, ema, {}, {"ledger": {"visits": torch.tensor([2, 0])}, "empty": {}})
+    assert not (tmp_path / "checkpoints" / "step-000001" / "empty.safetensors").exists()
+    later = kept(tmp_path)
+    later.restore(network, optimizer, ema)
+    assert {name: list(table) for name, table in later.tables.items()} == {"ledger": ["visits"]}
+    assert later.tables["ledger"]["visits"].tolist() == [2, 0]
+
+
 def test_later_checkpoints_are_set_aside_and_where_there_is_none_nothing_changes(tmp_path):
     made = kept(tmp_path, keep=9)
     network, optimizer, ema = trained(5.0)
