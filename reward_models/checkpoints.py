@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,30 @@ def read_tensors(file: Path, reward: str, allow_pickle: bool = False) -> dict[st
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{reward}: {file}: got a {type(content).__name__}, expected tensors by name")
     return dict(content)
+
+
+def read_whole(
+    kind: Any, source: str | Path, options: Mapping[str, Any], reward: str, unused: Sequence[str] = ()
+) -> Any:
+    """A network of a class (or auto class) of transformers, with all of its weights from ``source``.
+
+    ``from_pretrained`` replaces weights that are missing or of another shape by random ones, with a warning only:
+    here they are a ValueError that names them, but for keys that begin with one of ``unused``. ``options`` are those
+    of ``from_pretrained``; weights are safetensors where they do not say otherwise.
+    """
+    reported = {
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }  # which are an error without names otherwise
+    network, report = kind.from_pretrained(source, **{"use_safetensors": True, **options, **reported})
+    absent = [name for name in report["missing_keys"] if not name.startswith(tuple(unused))]
+    absent += [str(one[0]) for one in report["mismatched_keys"]]
+    if absent:
+        raise ValueError(
+            f"{reward}: {source}: got a checkpoint without {len(absent)} weights of its {type(network).__name__} "
+            f"({_some(sorted(absent))}), expected all; download or save it again"
+        )
+    return network
 
 
 def load_exactly(

@@ -24,7 +24,7 @@ from mmgrpo.data.images import read_picture
 from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import Image, Output, Prompt, Text
-from reward_models.checkpoints import read_tensors
+from reward_models.checkpoints import read_tensors, read_whole
 from reward_models.pixels import to_pil
 from reward_models.preference import last_token
 
@@ -120,5 +120,5 @@ def load_frozen(name: str, device: str) -> tuple[Any, Any]:
         raise ModuleNotFoundError(f"last_hidden: needs transformers: {install('vlm')}") from error
     check_weight_files(Path(name), False, "")
     processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
-    network = AutoModel.from_pretrained(name, use_safetensors=True, trust_remote_code=False)
+    network = read_whole(AutoModel, name, {"trust_remote_code": False}, "last_hidden")
     return processor, network.to(device).eval().requires_grad_(False)

@@ -14,6 +14,7 @@ from mmgrpo.config.extras import install
 from mmgrpo.data.chat import ChatTemplate, end_tokens, special_tokens
 from mmgrpo.data.values import reason_of
 from mmgrpo.types import Image
+from reward_models.checkpoints import read_whole
 from reward_models.judges.question import Question
 from reward_models.pixels import to_pil
 
@@ -110,8 +111,8 @@ def load_judge(model: str, batch: int = 8, dtype: str = "bfloat16", device: str 
     check_template(processor, model)
     try:
         precision = torch.float32 if device == "cpu" else getattr(torch, dtype)
-        network: Any = AutoModelForImageTextToText.from_pretrained(
-            model, dtype=precision, use_safetensors=True, trust_remote_code=False
+        network = read_whole(
+            AutoModelForImageTextToText, model, {"dtype": precision, "trust_remote_code": False}, "weights"
         )
     except (OSError, ValueError, ImportError) as error:
         raise unusable(model, error) from error

@@ -20,6 +20,7 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.scoring import ErrorRate
 from mmgrpo.types import Output, Prompt
+from reward_models.checkpoints import read_whole
 from reward_models.rules.transcripts import (
     BY_LANGUAGE,
     aligned,
@@ -197,6 +198,6 @@ def recognizer(path: str = "") -> Recognizer:
         )
     check_weight_files(Path(folder), False, "")
     kind = transformers.WhisperForConditionalGeneration
-    network = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
+    network = read_whole(kind, folder, {"dtype": torch.float32}, "recognizer").eval()
     network.generation_config.max_new_tokens = None  # it would take precedence over max_length
     return Recognizer(network.requires_grad_(False), transformers.WhisperProcessor.from_pretrained(folder))

@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.runtime.weight_files import check_weight_files
+from reward_models.checkpoints import read_whole
 from reward_models.speech.sounds import import_library
 
 EXAMPLE = "microsoft/wavlm-base-plus-sv"
@@ -99,19 +100,13 @@ def xvector_encoder(path: str, device: str = "cpu", allow_pickle: bool = False) 
             f"x-vector head, e.g. {EXAMPLE}"
         )
     try:
-        network, report = transformers.WavLMForXVector.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, use_safetensors=None if allow_pickle else True
+        options = {"dtype": torch.float32, "use_safetensors": None if allow_pickle else True}
+        network = read_whole(
+            transformers.WavLMForXVector, folder, options, f"speaker_similarity: encoder '{path}'", UNUSED
         )
         extractor = transformers.AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=False)
     except OSError as error:
         raise FileNotFoundError(
             f"{unreadable}: {error} (weights are read from safetensors; allow_pickle=True reads pytorch_model.bin too)"
         ) from error
-    # from_pretrained replaces missing weights by random ones with a warning only, as for a WavLM without the head.
-    missing = sorted(name for name in report["missing_keys"] if not name.startswith(UNUSED))
-    if missing:
-        raise ValueError(
-            f"speaker_similarity: encoder '{path}': got a checkpoint without {len(missing)} weights, e.g. "
-            f"{missing[:2]}, expected one of WavLMForXVector, e.g. {EXAMPLE}"
-        )
     return XVectorEncoder(network.eval().requires_grad_(False).to(device), extractor, torch.device(device))

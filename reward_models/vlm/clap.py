@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmgrpo.types import Audio, Output, Prompt
+from reward_models.checkpoints import read_whole
 from reward_models.speech.sounds import import_library
 
 WEIGHTS = "laion/larger_clap_general"
@@ -118,12 +119,10 @@ def load(weights: str, device: str) -> Clap:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(weights, trust_remote_code=False)
         extractor = transformers.ClapFeatureExtractor.from_pretrained(weights)
-        network, found = transformers.ClapModel.from_pretrained(weights, use_safetensors=True, output_loading_info=True)
+        network = read_whole(transformers.ClapModel, weights, {}, "weights")
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"clap: {weights} cannot be loaded ({str(error).strip().splitlines()[0]}); expected a folder or hub id of "
             "a ClapModel with its tokenizer"
         ) from error
-    if missing := sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])}):
-        raise ValueError(f"clap: {weights} does not fit the model (missing: {', '.join(missing[:5])})")
     return Clap(network.eval().requires_grad_(False).to(device), tokenizer, extractor, torch.device(device))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from pipelines.speech import whisper
+from pipelines.vlm import causal_lm, smolvlm_tiny
+from reward_models import last_hidden
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
+from reward_models.judges.local import load_judge
+from reward_models.speech import recognizer
 
 
 @pytest.fixture
@@ -17,6 +25,29 @@ def folder(tmp_path):
     torch.save(tensors, tmp_path / "plain.pt")
     torch.save({"epoch": 3, "state_dict": tensors}, tmp_path / "inside.pt")
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("maker", "load"),
+    [
+        (causal_lm.tiny, lambda folder: last_hidden.load_frozen(str(folder), "cpu")),
+        (whisper.tiny, lambda folder: recognizer.recognizer(str(folder))),
+        (partial(smolvlm_tiny.tiny, kind="idefics3"), lambda folder: load_judge(str(folder), 1, "float32", "cpu")),
+    ],
+    ids=["last_hidden", "recognizer", "judge"],
+)
+@pytest.mark.parametrize("change", ["missing", "of another shape"])
+def test_a_checkpoint_without_one_of_its_weights_scores_nothing(maker, load, change, tmp_path):
+    folder = tmp_path / "model"
+    maker(folder)
+    weights = load_file(folder / "model.safetensors")
+    name = next(key for key in weights if "layers.0" in key and key.endswith("q_proj.weight"))
+    weights |= {name: weights[name][:1].clone()}
+    if change == "missing":
+        del weights[name]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises((ValueError, RuntimeError), match=re.escape(name.rpartition("layers.0.")[2])):
+        load(folder)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "plain.pt", "inside.pt"])
