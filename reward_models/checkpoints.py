@@ -91,10 +91,8 @@ def read_whole(
     here they are a ValueError that names them, but for keys that begin with one of ``unused``. ``options`` are those
     of ``from_pretrained``; weights are safetensors where they do not say otherwise.
     """
-    reported = {
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,
-    }  # which are an error without names otherwise
+    # transformers' own error of another shape names no weight.
+    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     network, report = kind.from_pretrained(source, **{"use_safetensors": True, **options, **reported})
     absent = [name for name in report["missing_keys"] if not name.startswith(tuple(unused))]
     absent += [str(one[0]) for one in report["mismatched_keys"]]
