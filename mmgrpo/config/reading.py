@@ -11,6 +11,7 @@ import difflib
 import math
 import re
 import typing
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -45,18 +46,22 @@ RENAMED = {
     "sampling.states_at_once": "sampling.forward_batch_size",
     "sampling.rows_at_once": "eval.batch_size",
     "sampling.tokens_at_once": "sampling.logits_chunk_size",
-    "sampling.shift": "sampling.grid",
     "algorithm.weights": "algorithm.aggregation",
     "algorithm.given": "algorithm.off_policy",
     "optim.evaluations_at_once": "optim.micro_batch_size",
     "optim.blend": "optim.interpolation",
     "eval.also": "eval.extra",
+    "data.picture_cache": "data.image_cache",
 }
-"""Old names of settings to their present names."""
+"""Old names of settings to their present names, read with a notice for one release."""
+
+REPLACED = {"sampling.shift": "sampling.grid"}
+"""Old names of settings whose values have another form now."""
 
 
 def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, Any], where: str, about: str) -> C:
     """A configuration of dataclass ``kind`` from a YAML mapping (of file ``where``), overridden by a command line."""
+    section, arguments = present_section(section, where), present_options(arguments)
     section = decided(section, arguments, where)
     algorithm = section.get("algorithm", {})
     # The file's other algorithm keys override a preset, also one of the command line, so the preset is set first.
@@ -64,6 +69,34 @@ def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, A
     if preset and isinstance(algorithm, Mapping):
         section = {**section, "algorithm": {**algorithm, "preset": preset}}
     return from_arguments(build(kind, section, where), arguments, about)
+
+
+def present_section(section: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A file's section with the present names of settings in the place of old ones (``RENAMED``), each named
+    in a warning; ValueError for a file that has both."""
+    changed = deepcopy(dict(section))
+    for old, new in RENAMED.items():
+        (part, key), (now_part, now_key) = old.split("."), new.split(".")
+        if isinstance(changed.get(part), dict) and key in changed[part]:
+            target = changed.setdefault(now_part, {})
+            if not isinstance(target, dict) or now_key in target:
+                raise ValueError(f"{where}: '{old}' is called '{new}' now, and '{new}' is given too; remove '{old}'")
+            target[now_key] = changed[part].pop(key)
+            warnings.warn(f"{where}: '{old}' is called '{new}' now", stacklevel=3)
+    return changed
+
+
+def present_options(arguments: Sequence[str]) -> list[str]:
+    """A command line with the present names of options in the place of old ones, each named in a warning."""
+    options = {f"--{old}".replace("_", "-"): f"--{new}".replace("_", "-") for old, new in RENAMED.items()}
+    words = []
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        option = options.get(name.replace("_", "-")) if word.startswith("--") else None
+        if option:
+            warnings.warn(f"the command line: '{name}' is called '{option}' now", stacklevel=3)
+        words.append(f"{option}{equals}{value}" if option else word)
+    return words
 
 
 UNDECIDED = "???"
@@ -134,8 +167,8 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
             )
         name = unknown[0].split("=")[0]
         key = name.removeprefix("--").replace("-", "_")
-        if key in RENAMED:
-            raise ValueError(f"the command line: '{name}' is called --{RENAMED[key].replace('_', '-')} now")
+        if key in REPLACED:
+            raise ValueError(f"the command line: '{name}' became --{REPLACED[key].replace('_', '-')}; see --help")
         close = difflib.get_close_matches(name, option_names(type(default)), n=1, cutoff=0.5)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise ValueError(f"the command line: there is no option '{name}'.{hint} --help lists all options.")
@@ -155,12 +188,15 @@ def option_names(kind: type, prefix: str = "--") -> list[str]:
 
 def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "") -> C:
     """A dataclass from a mapping; ValueError for an unknown key (the nearest is named), type or value."""
+    section = section if prefix else present_section(section, where)
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in section:
         if key not in names:
-            if f"{prefix}{key}" in RENAMED:
-                raise ValueError(f"{where}: '{prefix}{key}' is called '{RENAMED[f'{prefix}{key}']}' now")
+            if f"{prefix}{key}" in REPLACED:
+                raise ValueError(
+                    f"{where}: '{prefix}{key}' became '{REPLACED[f'{prefix}{key}']}'; see docs/settings.md"
+                )
             close = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
             hint = f" Did you mean '{prefix}{close[0]}'?" if close else ""
             raise ValueError(f"{where}: unknown key '{prefix}{key}'.{hint} Known here: {', '.join(names)}.")

@@ -64,7 +64,7 @@ class PictureCache:
 
 
 PICTURES = PictureCache()
-"""The cache of this process; a run sets its limit (``data.picture_cache``)."""
+"""The cache of this process; a run sets its limit (``data.image_cache``)."""
 
 
 def read_picture(source: str | Path | bytes, name: str = "") -> Image:

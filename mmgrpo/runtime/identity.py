@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.config.reading import load_yaml
+from mmgrpo.config.reading import load_yaml, present_section
 from mmgrpo.config.settings import LAUNCH, Config
 from mmgrpo.files import write_text
 
@@ -88,7 +88,7 @@ class Identity:
         path = folder / "config.yaml"
         now = _dotted(dataclasses.asdict(config))
         # Absent where the start was cut off after the marker; the fingerprint then decides alone.
-        before = _dotted(load_yaml(path)) if path.is_file() else now
+        before = _dotted(present_section(load_yaml(path), str(path))) if path.is_file() else now
         changed = {
             key: (before.get(key), value)
             for key, value in now.items()

@@ -24,7 +24,7 @@ def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[S
     from pipelines.vlm.media import measure
 
     use_video_reader(config)
-    PICTURES.limit = config.data.picture_cache << 20
+    PICTURES.limit = config.data.image_cache << 20
     usable, skipped = filter_readable(prompts, measure, title=f"media of {path}")
     check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "prompts have media that cannot be read")
     return usable, skipped

@@ -75,7 +75,7 @@ class VlmData(Data):
     skip_limit: Annotated[float, FRACTION] = 0.05
     """The largest fraction of prompts that may be skipped because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
-    picture_cache: Annotated[int, within("[0, 1e8]")] = 1024
+    image_cache: Annotated[int, within("[0, 1e8]")] = 1024
     """Memory limit: MiB of decoded pictures that each process caches between rounds; 0 decodes a picture at each
     use."""
     video_reader: Annotated[str, one_of("av", "decord", "torchcodec")] = "av"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass, field
 
 import pytest
 
 from mmgrpo.cli.train import read
 from mmgrpo.config.presets import CATALOGUE, PRESETS
-from mmgrpo.config.reading import RENAMED, build, load_yaml, option_names, refuse_preset, take_option, write_yaml
+from mmgrpo.config.reading import (
+    build,
+    load_yaml,
+    read_config,
+    refuse_preset,
+    take_option,
+    write_yaml,
+)
 from mmgrpo.config.settings import Algorithm, Config, Optim, config_class, flat
-from mmgrpo.family import families, family
+from mmgrpo.family import family
 
 
 @pytest.fixture
@@ -118,16 +124,17 @@ def test_a_mistake_in_a_file_is_told_with_the_key_and_what_was_wanted(text, mess
         parsed("--config", recipe(text))
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_a_setting_under_its_old_name_is_refused_with_its_new_one(old, new, recipe):
-    section, _, key = old.partition(".")
-    with pytest.raises(ValueError, match=rf"recipe\.yaml.*'{old}'.*'{new}'"):
-        parsed("--config", recipe(f"{section}: {{{key}: 1}}\n"))
-    option = f"--{new.replace('_', '-')}"
-    for written in (f"--{old}=1", f"--{old.replace('_', '-')}=1"):
-        with pytest.raises(ValueError, match=f"'{re.escape(written[:-2])}'.*{option}"):
-            parsed(written)
-    assert any(option in option_names(config_class(one.sections)) for one in families().values())
+def test_old_names_of_settings_are_read_with_a_notice():
+    kind = config_class(family("qwen_vl").sections)
+    old = {"data": {"picture_cache": 7}, "sampling": {"rows_at_once": 5}}
+    with pytest.warns(UserWarning, match=r"called '(data.image_cache|eval.batch_size|--data.per-round|--data.prompts)"):
+        read = read_config(kind, ["--data.per-round=3"], old, "run.yaml", "")
+    assert (read.data.image_cache, read.eval.batch_size, read.data.prompts_per_step) == (7, 5, 3)
+    assert old == {"data": {"picture_cache": 7}, "sampling": {"rows_at_once": 5}}
+    with pytest.raises(ValueError, match=r"data\.image_cache"):
+        read_config(kind, [], {"data": {"picture_cache": 7, "image_cache": 8}}, "run.yaml", "")
+    with pytest.raises(ValueError, match=r"sampling\.grid"):
+        read_config(kind, [], {"sampling": {"shift": 3.0}}, "run.yaml", "")
 
 
 def test_mistakes_on_the_command_line_are_told_too(tmp_path):

@@ -91,7 +91,7 @@ def test_a_rounded_size_at_a_limit_stays():
 
 def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys):
     config = config_class(FAMILIES["qwen_vl"].sections)()
-    config.data.picture_cache = 3
+    config.data.image_cache = 3
     shown = Prompt("", "a", turns=(Turn("user", (Media("image", Image(torch.zeros(3, 4, 4))),)),))
     lost = Prompt("", "b", turns=(Turn("user", (Media("image", "lost.png"),)),))
     words = [Prompt(str(number), str(number)) for number in range(20)]
