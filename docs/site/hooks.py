@@ -2,7 +2,6 @@
 
 - Links that leave ``docs/`` lead to pages too: the files that they name become pages under ``repository/``.
 - A fence such as ```` ```python runnable my_rewards.py ```` is a listing of Python with the title my_rewards.py.
-- The table of papers becomes a list of records that unfold.
 - Formulas, ```` ```math ```` and ``$`...`$``, become SVG by matplotlib, so that no script or font is fetched.
 """
 
@@ -31,7 +30,6 @@ DISPLAYED = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"\$`([^`]+)`\$")
 CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
 NAME = re.compile(r"(?<=<code>)[^<>]+(?=</code>)")
-PAPERS = re.compile(r"<table>\s*<thead>\s*<tr>\s*<th>paper</th>.*?<tbody>(.*?)</tbody>\s*</table>", re.DOTALL)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", "Makefile": "makefile"}
 
 
@@ -123,17 +121,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     def breakable(name: re.Match[str]) -> str:
         return re.sub(r"(?<=[\w;])([/_]|\.(?=[a-z]))(?=[\w&])", r"\1<wbr>", name[0])
 
-    content = CELL.sub(lambda cell: NAME.sub(breakable, cell[0]), content)
-    return PAPERS.sub(lambda table: "".join(map(record, re.findall(r"<tr>(.*?)</tr>", table[1], re.DOTALL))), content)
-
-
-def record(row: str) -> str:
-    """A row of the table of papers as a record that unfolds: its title and status, then the rest."""
-    paper, blocks, tests, status = re.findall(r"<td>(.*?)</td>", row, re.DOTALL)
-    word = re.split(r"[:,;]", status)[0]
-    facts = {"expressed by": blocks, "tests": tests, "status": status}
-    rest = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts.items() if value != "-")
-    return f'<details class="paper"><summary>{paper} <small>{word}</small></summary><dl>{rest}</dl></details>'
+    return CELL.sub(lambda cell: NAME.sub(breakable, cell[0]), content)
 
 
 def titled(fence: re.Match[str]) -> str:

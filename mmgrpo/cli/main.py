@@ -27,6 +27,8 @@ COMMANDS = {
     "learn-direction": ("mmgrpo.cli.learn_direction", "learn the direction of the reward d2_align"),
     "learn-map": ("mmgrpo.cli.learn_map", "learn the map of the reward transported"),
     "bench": ("mmgrpo.cli.bench", "measure speed and learning curves on this machine"),
+    "explain": ("mmgrpo.cli.explain", "explain a preset, a paper, a block, a reward or a recipe"),
+    "papers": ("mmgrpo.cli.papers", "list the papers and what stands of each"),
     "recipes": ("mmgrpo.cli.lists:recipes", "list the recipes"),
     "families": ("mmgrpo.cli.lists:families", "list the model families"),
     "presets": ("mmgrpo.cli.lists:presets", "list the algorithms"),

@@ -66,7 +66,7 @@ def read(command: str, arguments: Sequence[str]) -> None:
         read_source({"sample": Sample, "evaluate": Evaluate}[command], arguments, "")
     elif command == "bench":
         tyro.cli(importlib.import_module(f"mmgrpo.cli.bench.{arguments[0]}").Args, args=arguments[1:])
-    elif command.startswith("learn-"):
+    elif command.startswith("learn-") or command in ("papers", "explain"):
         importlib.import_module(COMMANDS[command][0]).options().parse_args(arguments)
     elif command in LISTS:
         assert all(re.fullmatch(r"[\w/]+|NAME", argument) for argument in arguments)

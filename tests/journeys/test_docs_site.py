@@ -128,16 +128,6 @@ def test_names_in_tables_may_break() -> None:
     )
 
 
-def test_a_row_of_the_table_of_papers_becomes_a_record_that_unfolds() -> None:
-    cells = "<td>GRPO: a title</td><td><code>grpo</code></td><td>-</td><td>works: as written</td>"
-    head = "<table>\n<thead>\n<tr>\n<th>paper</th>\n<th>test</th></tr></thead>"
-    [record] = re.findall(
-        "<details.*</details>", hooks.on_page_content(f"{head}<tbody><tr>{cells}</tr></tbody></table>", *[None] * 3)
-    )
-    assert "GRPO: a title <small>works</small></summary>" in record
-    assert re.findall("<dt>(.*?)</dt>", record) == ["expressed by", "status"]
-
-
 def test_a_formula_is_drawn_in_the_colour_of_the_text_and_read_aloud() -> None:
     drawn = hooks.drawn(r"x_i < \frac{1}{2}")
     assert drawn.startswith('<svg class="math" role="img" aria-label="x_i &lt; \\frac{1}{2}"')

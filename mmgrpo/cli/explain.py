@@ -1,0 +1,276 @@
+"""Explain a preset, a paper, or anything that a recipe may name: formula, numbers, source, and how to run it:
+
+    mmgrpo explain dapo
+    mmgrpo explain kl_k3
+    mmgrpo explain visual/flow_grpo
+
+A preset is shown block by block; a star marks what differs from the base of all presets. A paper is shown as its
+record. A name of several kinds is explained as each of them. ``mmgrpo papers``, ``presets``, ``rewards``, ``recipes``
+and ``families`` list names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.cli.errors import enter
+from mmgrpo.config.names import nearest
+from mmgrpo.papers import Paper, papers
+
+WIDTH = 116
+"""Columns of text."""
+
+MANY = 12
+"""Papers of a preset that are named; of more, the command that lists them."""
+
+LINES = {"terms": "term"}
+"""Lines of a preset whose kind of block has another name."""
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="mmgrpo explain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", help="a preset, the id of a paper, a block, a reward, a task, a recipe or a family")
+    return parser
+
+
+def tables() -> dict[str, Mapping[str, Any]]:
+    """What a recipe may name, by kind: names to blocks, entries, files or families. Kinds are those of records of
+    papers too."""
+    from mmgrpo.advantages import estimate
+    from mmgrpo.advantages.select import AFTER, BEFORE
+    from mmgrpo.config import plugins
+    from mmgrpo.config.presets import CATALOGUE
+    from mmgrpo.diffusion.kernels import KERNELS
+    from mmgrpo.diffusion.planners import PLANS
+    from mmgrpo.diffusion.schedules import GRIDS
+    from mmgrpo.family import families
+    from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+    from mmgrpo.policies import denoising, flow_matching
+    from mmgrpo.policies.changed import CONTRASTS
+    from mmgrpo.rewards import entries
+    from mmgrpo.rollout import SAMPLERS
+    from reward_models.rules.tags import STYLES
+    from reward_models.rules.tasks import TASKS
+
+    return {
+        "preset": CATALOGUE,
+        "transform": estimate.TRANSFORMS,
+        "weighting": estimate.WEIGHTINGS,
+        "combine": estimate.COMBINE,
+        "baseline": estimate.BASELINES,
+        "scale": estimate.SCALES,
+        "shape": estimate.SHAPES,
+        "credit": estimate.CREDITS,
+        "select": {**BEFORE, **AFTER},
+        "sampler": SAMPLERS,
+        "objective": OBJECTIVES,
+        "off_policy": OFF_POLICY_OBJECTIVES,
+        "mismatch": MISMATCH,
+        "aggregation": AGGREGATIONS,
+        "term": TERMS,
+        "kl_weight": estimate.KL_WEIGHTS,
+        "policy": {"transitions": denoising, "matching": flow_matching},
+        "plan": PLANS,
+        "kernel": KERNELS,
+        "grid": GRIDS,
+        "error": flow_matching.ERRORS,
+        "contrast": CONTRASTS,
+        "reward": entries(),
+        "task": TASKS,
+        "style": STYLES,
+        "recipe": plugins.recipes(),
+        "family": families(),
+    }
+
+
+def explain(name: str) -> str:
+    """Everything of that name; ValueError with the nearest names where nothing has it."""
+    named = tables()
+    shown = [preset(name, named)] if name in named["preset"] else []
+    shown += [record(papers()[name])] if name in papers() else []
+    shown += [
+        SHOWN.get(kind, block)(kind, name, named[kind][name])
+        for kind in named
+        if kind not in ("preset",) and name in named[kind]
+    ]
+    if not shown:
+        known = {other for table in named.values() for other in table} | papers().keys()
+        raise ValueError(f"mmgrpo explain: unknown name '{name}'.{nearest(name, known)}")
+    return "\n\n".join(shown)
+
+
+# ---- presets
+
+
+def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
+    """A preset: what it is, its source, how to run it, the papers that use it, and its blocks with their formulas."""
+    from mmgrpo.config.presets import BASE
+
+    chosen = named["preset"][name]
+    users = [paper.id for paper in papers().values() if name in paper.uses.get("preset", ())]
+    recipes = [recipe for recipe, path in named["recipe"].items() if trains(path, name)]
+    facts = {
+        "policies": chosen.policies,
+        "source": source(name),
+        "papers": ", ".join(users) if len(users) <= MANY else f"{len(users)}: mmgrpo papers --search 'preset {name}'",
+        "run": f"mmgrpo train --algorithm.preset {name}",
+        "recipes": ", ".join(recipes),
+    }
+    parts = [f"preset {name}: {chosen.about}", *facts_of(facts), ""]
+    for line, value in chosen.blocks.items():
+        mark = "*" if value != BASE[line] else " "
+        table = named.get(LINES.get(line) or line)
+        several = value if isinstance(value, list) else [value]
+        if table is None:
+            parts.append(f"{mark} {line}: {', '.join(several)}")
+        elif several and several != ["none"]:
+            parts += [f"{mark} {line}: {numbered(text, table)}\n{described(text, table)}" for text in several]
+        elif mark == "*":
+            parts.append(f"{mark} {line}: none")
+    return "\n".join(parts)
+
+
+def trains(path: Path, name: str) -> bool:
+    """Whether a recipe names the preset."""
+    return re.search(rf"^ +preset: {name}\s*(#.*)?$", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
+def source(name: str) -> str:
+    """The comment above the entry of a preset: its paper, and where its numbers stand there."""
+    from mmgrpo.config import presets
+
+    found = re.search(rf'((?:^ +# [^\n]*\n)+) +"{name}": for_', inspect.getsource(presets), re.MULTILINE)
+    return " ".join(line.strip().lstrip("# ") for line in found[1].splitlines()) if found else ""
+
+
+def numbered(text: str, table: Mapping[str, Any]) -> str:
+    """A block with all of its parameters, those that the text leaves out with their defaults."""
+    from mmgrpo.config.registry import bind
+
+    bound = bind(text, table, "explain")
+    defaults = {name: one.default for name, one in bound.block.parameters.items() if one.default is not one.empty}
+    given = defaults | dict(bound.parameters)
+    name = text.partition("(")[0].strip()
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" if given else name
+
+
+def described(text: str, table: Mapping[str, Any]) -> str:
+    """What the function of a block says of itself."""
+    return indented(inspect.getdoc(table[text.partition("(")[0].strip()].fn) or "")
+
+
+# ---- papers
+
+
+def record(paper: Paper) -> str:
+    """The record of a paper."""
+    facts = {
+        "source": " ".join([paper.source] + [f"https://arxiv.org/abs/{paper.arxiv}"] * bool(paper.arxiv)),
+        "status": paper.status,
+        **{kind: ", ".join(names) for kind, names in paper.uses.items()},
+        "how": paper.how,
+        "settings": "; ".join(f"{key}: {value}" for key, value in paper.settings.items()),
+        "run": command(paper),
+        "differs": paper.differs,
+        "missing": paper.missing,
+        "tests": "\n".join(f"tests/{test}" for test in paper.tests),
+    }
+    return "\n".join([f"paper {paper.id}: {paper.title}", *facts_of(facts)])
+
+
+def command(paper: Paper) -> str:
+    """The command line that begins a run of the paper: its first recipe, or its first preset and its rewards."""
+    if "recipe" in paper.uses:
+        return f"mmgrpo train --recipe {paper.uses['recipe'][0]}"
+    words = [f"--algorithm.preset {name}" for name in paper.uses.get("preset", ())[:1]]
+    words += [f"--{key} {value}" for key, value in paper.settings.items()]
+    return " ".join(["mmgrpo train", *words]) if words else ""
+
+
+# ---- blocks, rewards, recipes, families
+
+
+def block(kind: str, name: str, row: Any) -> str:
+    """A block, with its defaults and what its function says; a task or style, with what it says."""
+    from mmgrpo.config.registry import Block
+
+    if isinstance(row, Block):
+        defaults = [
+            f"{key}={one.default!r}" if one.default is not one.empty else f"{key}=..."
+            for key, one in row.parameters.items()
+        ]
+        users = [
+            paper.id
+            for paper in papers().values()
+            if name in [one.partition("(")[0] for one in paper.uses.get(kind, ())]
+        ]
+        facts = facts_of({"inputs": ", ".join(row.needs), "papers": ", ".join(users)})
+        return "\n".join([f"{kind} {name}({', '.join(defaults)})", *facts, indented(inspect.getdoc(row.fn) or "")])
+    return "\n".join([f"{kind} {name}", indented(inspect.getdoc(row) or "")]).rstrip()
+
+
+def reward(kind: str, name: str, row: Any) -> str:
+    """The card of a reward, and what its function says."""
+    from mmgrpo.cli.lists import card
+    from mmgrpo.config.plugins import load_object
+
+    text = inspect.getdoc(load_object(row.function, "rewards", own=False)) or ""
+    return f"{kind} {card(name)}\n{indented(text)}"
+
+
+def recipe(kind: str, name: str, row: Path) -> str:
+    """The comment of a recipe, what it trains, and its command."""
+    from mmgrpo.cli.lists import needs
+
+    head = re.match(r"(?:#[^\n]*\n)*", row.read_text(encoding="utf-8"))
+    text = " ".join(line.lstrip("# ") for line in (head[0] if head else "").splitlines())
+    facts = {"trains": needs(row), "run": f"mmgrpo train --recipe {name}", "file": str(row)}
+    return "\n".join([f"{kind} {name}", *facts_of({"what": text, **facts})])
+
+
+def family(kind: str, name: str, row: Any) -> str:
+    """A model family."""
+    return "\n".join([f"{kind} {name}", *facts_of({"modality": row.modality, "what": row.about})])
+
+
+SHOWN: dict[str, Callable[[str, str, Any], str]] = {"reward": reward, "recipe": recipe, "family": family}
+"""Kinds that are shown in a way of their own."""
+
+
+# ---- text
+
+
+def facts_of(facts: Mapping[str, str]) -> list[str]:
+    """Facts one below the other, those that are empty left out; long ones go on in their column."""
+    told = {name: text for name, text in facts.items() if text}
+    width = max(map(len, told), default=0)
+    lines = []
+    for name, text in told.items():
+        rows = [
+            row for part in text.splitlines() for row in textwrap.wrap(part, WIDTH - width - 4, break_long_words=False)
+        ]
+        lines += [f"  {name if not number else '':{width}}  {row}" for number, row in enumerate(rows)]
+    return lines
+
+
+def indented(text: str) -> str:
+    """A docstring below the line that it explains, without the marks of code."""
+    return textwrap.indent(text.replace("``", ""), "      ")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print what the name means."""
+    print(explain(options().parse_args(arguments).name))
+
+
+if __name__ == "__main__":
+    enter(main)

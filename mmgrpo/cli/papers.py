@@ -1,0 +1,64 @@
+"""List the papers that mmgrpo expresses, in part or not yet; ``mmgrpo explain ID`` shows the record of one:
+
+mmgrpo papers
+mmgrpo papers --status part --area core
+mmgrpo papers --search preset length
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+from mmgrpo.cli.errors import enter
+from mmgrpo.papers import AREAS, STATUS, Paper, papers
+
+SHORT = 64
+"""Characters of a title that a line shows."""
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="mmgrpo papers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--status", nargs="+", choices=STATUS, metavar="STATUS", help=f"of {', '.join(STATUS)}")
+    parser.add_argument("--area", nargs="+", choices=AREAS, metavar="AREA", help=f"of {', '.join(AREAS)}")
+    parser.add_argument("--search", nargs="+", default=[], metavar="WORD", help="words that a record must contain")
+    return parser
+
+
+def chosen(status: list[str] | None, area: list[str] | None, search: list[str]) -> list[Paper]:
+    """The records of these kinds (None for all) that contain all of the words, in capitals or not."""
+    words = [word.lower() for word in search]
+    return [
+        paper
+        for paper in papers().values()
+        if (status is None or paper.status in status)
+        and (area is None or paper.area in area)
+        and all(word in paper.words() for word in words)
+    ]
+
+
+def line(paper: Paper, width: int) -> str:
+    """A record in a line: id, status, title, and what it is called here."""
+    title = paper.title if len(paper.title) <= SHORT else paper.title[: SHORT - 3].rstrip() + "..."
+    first = [f"{kind} {', '.join(names)}" for kind, names in paper.uses.items() if kind in ("preset", "recipe")]
+    return f"{paper.id:{width}}  {paper.status:7}  {title}" + (f" [{'; '.join(first)}]" if first else "")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the chosen records, one a line, and how many there are of each status."""
+    given = options().parse_args(arguments)
+    found = chosen(given.status, given.area, given.search)
+    if not found:
+        raise ValueError(f"mmgrpo papers: none of {len(papers())} records fits; leave out an option or a word")
+    width = max(len(paper.id) for paper in found)
+    for paper in found:
+        print(line(paper, width))
+    counts = Counter(paper.status for paper in found)
+    print(f"\n{len(found)} of {len(papers())} papers: {', '.join(f'{counts[s]} {s}' for s in STATUS if counts[s])}")
+
+
+if __name__ == "__main__":
+    enter(main)
