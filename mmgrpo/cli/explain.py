@@ -54,6 +54,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.diffusion.schedules import GRIDS
     from mmgrpo.family import families
     from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+    from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching
     from mmgrpo.policies.changed import CONTRASTS
     from mmgrpo.rewards import entries
@@ -74,6 +75,8 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "sampler": SAMPLERS,
         "objective": OBJECTIVES,
         "off_policy": OFF_POLICY_OBJECTIVES,
+        "link": LINKS,
+        "pairs": PAIRS,
         "mismatch": MISMATCH,
         "aggregation": AGGREGATIONS,
         "term": TERMS,

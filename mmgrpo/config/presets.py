@@ -78,6 +78,12 @@ DANCE = {"combine": "per_reward", "scale": "group_std(ddof=1, eps=1e-8)", "shape
 """DanceGRPO (arXiv:2505.07818): each reward standardized in its group (1e-8 added), clip at 5."""
 
 
+def preferred(about: str, objective: str, policies: str = "any", **changes: Any) -> Preset:
+    """A preset of the objective ``preference(...)``: the order of the rewards, groups without a pair left out."""
+    blocks = {"baseline": "none", "scale": "none", "select": ["drop_zero_spread"]} | changes
+    return Preset(about, policies, for_any(about, objective=f"preference({objective})", **blocks).blocks)
+
+
 CATALOGUE: dict[str, Preset] = {
     # beta 0.04 and the k3 estimator: DeepSeekMath, arXiv:2402.03300, section 4.2; clip 0.2 from PPO.
     "grpo": for_any(
@@ -442,6 +448,78 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2606.11025: mask where KL per step exceeds 1e-5 and grows.
     "flow_dppo": for_gaussian(
         "Flow-GRPO with a trust region on the means instead of a clip.", objective="flow_dppo(threshold=1e-5)", **FLOW
+    ),
+    # arXiv:2305.18290: beta 0.1; sums of log-probs over the answer. On samples it is online DPO.
+    "dpo": preferred("The best sample of a group preferred to the worst, against the reference.", "beta=0.1"),
+    # arXiv:2506.21495: beta 0.1, a right and a wrong sample of a verifiable task; here the mean over all such pairs,
+    # whose expectation it is. Several rounds from one set of samples are data.pairs, or optim.updates above 1.
+    "semi_online_dpo": preferred("DPO of right against wrong samples.", "pairs='right_wrong(threshold=0.5)', beta=0.1"),
+    # arXiv:2310.12036: tau 0.1, sums as in the paper (TRL and the handbook divide by the length: reduce='mean').
+    "ipo": preferred(
+        "DPO with a square: a finite gap of log-ratios is the target.", "link='square(tau=0.1)', beta=1.0"
+    ),
+    # arXiv:2305.10425: the hinge of SLiC at width 1, on log-ratios to the reference as TRL has it; beta 0.1.
+    "slic": preferred(
+        "DPO with a hinge: pairs that are far apart have no gradient.", "link='hinge(width=1.0)', beta=0.1"
+    ),
+    # arXiv:2403.00409: a known rate of flipped preferences; 0.1 is ours.
+    "robust_dpo": preferred("DPO that allows for flipped preferences.", "link='robust(flips=0.1)', beta=0.1"),
+    # arXiv:2405.14734: mean log-probs without a reference, beta 2, margin gamma 1 (it searches 2 to 2.5, .3 to 1.6).
+    "simpo": preferred(
+        "DPO on mean log-probs, without a reference and with a margin.",
+        "link='logistic(margin=1.0)', anchor='none', reduce='mean', beta=2.0",
+    ),
+    # arXiv:2402.00856, reward form: both temperatures 0.5 in the released scripts; the group is the list.
+    "exo": preferred(
+        "The policy's distribution over the group fitted to that of the rewards, by the reverse KL.",
+        "link='listwise(temperature=0.5)', pairs='all', beta=0.5",
+    ),
+    # arXiv:2404.03715: cross-entropy against the difference of win rates, the policy that sampled as anchor; for a
+    # reward that is a win rate (judge_pairs). eta 0.1 is ours: the paper's was not found.
+    "dno": preferred(
+        "Gaps of log-ratios to the sampling policy fitted to differences of win rates.",
+        "link='soft', pairs='every', anchor='old', beta=0.1",
+    ),
+    # arXiv:2407.00617: eta 7.5e-3, tau a third of it, which are for sums over an answer's tokens.
+    "inpo": preferred(
+        "IPO against a mixture of the reference and the sampling policy.",
+        "link='square(tau=0.0075)', anchor_weight=0.3333333333333333, beta=1.0",
+    ),
+    # arXiv:2405.16436: beta 0.05, eta 0.005 of its handbook recipe; its likelihood is a mean over the tokens of all
+    # preferred answers, here of each answer's mean.
+    "rpo": preferred("DPO with a likelihood of the preferred sample.", "beta=0.05, likelihood=0.005"),
+    # arXiv:2412.04628: samples above the group's mean against the others, as sets; beta and alpha not found, both ours.
+    "mpo": preferred(
+        "All samples above the group's mean preferred to all others, as sets.",
+        "link='sets(alpha=1.0)', pairs='above_mean', beta=0.1",
+    ),
+    # arXiv:2504.04524 and its code: means over tokens, 2.5 on the gaps of pairs with the best level, KL to the policy
+    # that sampled 0.001. Its loss for a minibatch without any pair is left out.
+    "trpa": preferred(
+        "Every better level preferred to every worse one, within a trust region.",
+        "pairs='all', reduce='mean', beta=0.1, top=2.5",
+        terms=["kl_old(coef=0.001)"],
+    ),
+    # arXiv:2310.00212: our reading of its first version, on all pairs; clip 0.2 is ours (see the link).
+    "p3o": preferred(
+        "Pairwise policy gradient, whose reward differences need no baseline.",
+        "link='proximal(clip=0.2)', pairs='all', anchor='old', beta=1.0",
+    ),
+    # arXiv:2406.19185, in the form of the report on Command A: the sum over pairs divided by the group size minus one.
+    # beta 0.1 is ours.
+    "copg": preferred(
+        "Differences of rewards minus KL regressed to zero over all pairs, off policy without ratios.",
+        "link='regression', pairs='every', beta=0.1, average='samples'",
+    ),
+    # arXiv:2405.19320, offline form: alpha beta 0.01 on the preferred answers, with minus sign; constants ours. The
+    # online form is bonus=0.01 on samples of the reference, which is xpo.
+    "vpo": preferred("DPO that is pessimistic about what it has not seen.", "beta=0.1, bonus=-0.01, bonus_on='chosen'"),
+    # arXiv:2311.13231: every denoising step is a pair, ratios to the reference clipped to 1 +- 0.1, beta 0.1.
+    "d3po": preferred("DPO of every denoising step.", "reduce='step', beta=0.1, clip=0.1", "gaussian"),
+    # arXiv:2505.12723, its preference part; beta not found, 0.1 is ours. Its REINFORCE++ part is another run's preset.
+    "gepo": preferred(
+        "Equivalent right answers preferred to wrong ones, with equal log-ratios among the right.",
+        "link='means(variance=1.0)', pairs='right_wrong(threshold=0.5)', beta=0.1",
     ),
 }
 """Every preset, with the source of its constants in the comment above it."""

@@ -19,8 +19,9 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mmgrpo.config.names import nearest
@@ -39,6 +40,8 @@ class Block:
     level: str = "decision"
     inputs: tuple[str, ...] | None = None
     """Names of its inputs; None for those of its signature, and empty for what has none, as a class that is made."""
+    inner: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
+    """Its parameters that are themselves the text of a block, and the table of that."""
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
@@ -59,8 +62,14 @@ LEVELS = ("decision", "row", "group")
 _OWN: dict[Callable[..., Any], Block] = {}
 
 
-def block(table: dict[str, Block] | None = None, name: str = "", level: str = "decision") -> Callable[[F], F]:
-    """Write the decorated function into ``table`` under its own name, or under ``name``; ``level`` as in ``Block``.
+def block(
+    table: dict[str, Block] | None = None,
+    name: str = "",
+    level: str = "decision",
+    inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
+) -> Callable[[F], F]:
+    """Write the decorated function into ``table`` under its own name, or under ``name``; ``level`` and ``inner`` as in
+    ``Block``.
 
     Without a table it becomes a block of one's own, which recipes name as ``package.module:function``.
     """
@@ -69,9 +78,9 @@ def block(table: dict[str, Block] | None = None, name: str = "", level: str = "d
 
     def register(fn: F) -> F:
         if table is None:
-            _OWN[fn] = Block(fn, level)
+            _OWN[fn] = Block(fn, level, inner=inner)
         else:
-            table[name or fn.__name__] = Block(fn, level)
+            table[name or fn.__name__] = Block(fn, level, inner=inner)
         return fn
 
     return register
@@ -87,11 +96,21 @@ class Bound:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of its inputs. ``changed_NAME`` is ``NAME@CHANGE``, NAME under the parameter ``change``."""
-        if not any(name.startswith("changed_") for name in self.block.needs):
-            return self.block.needs
-        change = self.parameters.get("change", self.block.parameters["change"].default)
-        return tuple(f"{n[8:]}@{change}" if n.startswith("changed_") else n for n in self.block.needs)
+        """Names of its inputs. ``changed_NAME`` is ``NAME@CHANGE``, NAME under the parameter ``change``; where the
+        block has a parameter X, ``X_log_probs`` are the log-probs of the network that it names (``none``: any)."""
+        return tuple(self._named(name) for name in self.block.needs)
+
+    def _named(self, name: str) -> str:
+        if name.startswith("changed_"):
+            return f"{name[8:]}@{self._parameter('change')}"
+        network, _, what = name.partition("_")
+        if what != "log_probs" or network not in self.block.parameters:
+            return name
+        network = self._parameter(network)
+        return "old_log_probs" if network == "none" else f"{network}_log_probs"
+
+    def _parameter(self, name: str) -> Any:
+        return self.parameters.get(name, self.block.parameters[name].default)
 
     def __call__(self, inputs: Mapping[str, Any]) -> Any:
         missing = [name for name in self.needs if name not in inputs]
@@ -143,6 +162,8 @@ def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
             raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
         parameters[parameter] = check_parameter(row.fn, parameter, value, f"{what}: {parameter} of {name}")
+    for parameter, inner in row.inner.items():
+        bind(parameters.get(parameter, row.parameters[parameter].default), inner, f"{what}: {parameter} of {name}")
     return Bound(text, row, parameters)
 
 

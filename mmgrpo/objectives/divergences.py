@@ -73,6 +73,14 @@ def kl_k3(
 
 
 @block(TERMS)
+def kl_old(
+    log_probs: Float[Tensor, "*shape"], old_log_probs: Float[Tensor, "*shape"], *, coef: float
+) -> Float[Tensor, "*shape"]:
+    """``kl_k3`` against the policy that sampled: a trust region without a clip, as in TRPA (2504.04524), coef 0.001."""
+    return kl_k3(log_probs, old_log_probs, coef=coef)
+
+
+@block(TERMS)
 def kl_unbiased(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],

@@ -57,6 +57,8 @@ VISUAL = [
 ]
 
 COMPARED = {"grpo", "papo_g", "prdp", "tree_grpo", "mp_grpo", "dmospeech2", "flow_grpo", "flow_grpo_cps", "tempflow"}
+COMPARED |= {"dpo", "semi_online_dpo", "ipo", "slic", "robust_dpo", "exo", "inpo", "rpo", "mpo", "trpa", "copg", "vpo"}
+COMPARED |= {"d3po", "gepo"}
 """Presets that compare with the network before training. DisCO's and DRPO's hinge is on the KL to the old policy."""
 
 
@@ -83,7 +85,7 @@ def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
     blocks = PRESETS[name]
     bounds = [bind(blocks["objective"], OBJECTIVES, ""), bind(blocks["aggregation"], AGGREGATIONS, "")]
     bounds += [bind(term, TERMS, "") for term in blocks["terms"]]
-    needs = {need for bound in bounds for need in bound.block.needs}
+    needs = {need for bound in bounds for need in bound.needs}
     needs |= AdvantageRecipe.of(Algorithm(**blocks)).fields
     if needs & GAUSSIAN_SCORES:
         assert name in GAUSSIAN_ONLY
@@ -95,7 +97,7 @@ def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
 def test_a_preset_needs_a_reference_network_exactly_where_a_block_scores_by_it(name):
     blocks = PRESETS[name]
     bounds = [bind(blocks["objective"], OBJECTIVES, ""), *(bind(term, TERMS, "") for term in blocks["terms"])]
-    by_it = any(need.startswith("reference_") for bound in bounds for need in bound.block.needs)
+    by_it = any(need.startswith("reference_") for bound in bounds for need in bound.needs)
     loss = LossRecipe.of(blocks["objective"], blocks["aggregation"], blocks["mismatch"], blocks["terms"])
     assert loss.needs_reference == by_it == (name in COMPARED)
 

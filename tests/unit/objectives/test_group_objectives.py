@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mmgrpo.objectives import aggregation, regression
+from mmgrpo.objectives import aggregation, groups, preference
 
 A = [1.0, 0.0, 0.0, 1.0]
 
@@ -41,32 +41,32 @@ def total(loss, batch, weigh=aggregation.per_sample) -> torch.Tensor:
 )
 def test_gvpo_numbers(sums, rewards, expected):
     batch = group(sums, rewards)
-    assert total(regression.regression_group(**batch), batch).item() == pytest.approx(expected, abs=5e-7)
+    assert total(preference.regression_group(**batch), batch).item() == pytest.approx(expected, abs=5e-7)
 
 
 def test_rebel_number():
     batch = group([0.2, -0.1], [1.0, 0.0])  # (.3 - 1)^2 = .49
-    assert total(regression.regression_pair(**batch), batch).item() == pytest.approx(0.49)
+    assert total(preference.regression_pair(**batch), batch).item() == pytest.approx(0.49)
 
 
 def test_reg_grpo_number():
     # z(L) = [1.1619, -1.1619, -.3873, .3873] against [.8660, -.8660, -.8660, .8660]: mean of squares .15836
     batch = group([0.2, -0.1, 0.0, 0.1], [0.75**0.5, -(0.75**0.5), -(0.75**0.5), 0.75**0.5])
-    assert total(regression.regression_standardized(**batch, eps=0.0), batch).item() == pytest.approx(0.15836, abs=5e-6)
+    assert total(preference.regression_standardized(**batch, eps=0.0), batch).item() == pytest.approx(0.15836, abs=5e-6)
 
 
 def test_reg_grpo_of_a_pair():
     # std .3 sqrt(2): z = +-.70711 against +-1, so that both residuals are .29289 from their mean
     batch = group([0.3, -0.3], [1.0, -1.0])
     expected = pytest.approx((1 - 0.5**0.5) ** 2)
-    assert total(regression.regression_standardized(**batch, eps=0.0), batch).item() == expected
+    assert total(preference.regression_standardized(**batch, eps=0.0), batch).item() == expected
 
 
 def test_prdp_number():
     # difference of log-ratios to the reference .3, of rewards over beta .1: (.3 - .1)^2 = .04
     batch = group([0.2, -0.1], [1.0, 0.0])
     reference = torch.zeros_like(batch["log_probs"])
-    loss = regression.regression_proximal(**batch, reference_log_probs=reference, clip=1.0)
+    loss = preference.regression_proximal(**batch, reference_log_probs=reference, clip=1.0)
     assert total(loss, batch).item() == pytest.approx(0.04)
 
 
@@ -75,7 +75,7 @@ def test_prdp_takes_the_worse_of_moved_and_held_steps():
     batch = group([0.2, -0.1], [1.0, 0.0], length=1)
     reference = torch.zeros_like(batch["log_probs"])
     batch["log_probs"].requires_grad_()
-    loss = regression.regression_proximal(**batch, reference_log_probs=reference, clip=0.1, beta=0.1)
+    loss = preference.regression_proximal(**batch, reference_log_probs=reference, clip=0.1, beta=0.1)
     total(loss, batch).backward()
     assert total(loss, batch).item() == pytest.approx(9.8**2)
     assert loss.high.tolist() == [[True], [False]] and not loss.low.any()
@@ -85,7 +85,7 @@ def test_prdp_takes_the_worse_of_moved_and_held_steps():
 
 def test_prdp_counts_a_step_at_its_bound_as_inside():
     batch = group([0.1, -0.2], [0.0, 1.0], length=1)
-    loss = regression.regression_proximal(**batch, reference_log_probs=torch.zeros(2, 1).double(), clip=0.1)
+    loss = preference.regression_proximal(**batch, reference_log_probs=torch.zeros(2, 1).double(), clip=0.1)
     assert not loss.high.any() and loss.low.tolist() == [[False], [True]]
 
 
@@ -95,7 +95,7 @@ def test_prdp_of_means_over_dimensions_is_that_of_their_sums():
     batch = group([0.1, -0.05], [1.0, 0.0], length=1)
     reference = torch.tensor([[-0.01], [0.01]], dtype=torch.float64)
     batch["log_probs"].requires_grad_()
-    loss = regression.regression_proximal(**batch, reference_log_probs=reference, clip=0.1, beta=0.1, dimensions=2)
+    loss = preference.regression_proximal(**batch, reference_log_probs=reference, clip=0.1, beta=0.1, dimensions=2)
     total(loss, batch).backward()
     assert total(loss, batch).item() == pytest.approx(9.76**2)
     assert loss.high.tolist() == [[True], [False]] and not loss.low.any()
@@ -104,14 +104,14 @@ def test_prdp_of_means_over_dimensions_is_that_of_their_sums():
 
 def test_rebel_is_four_times_gvpo_for_any_group():
     batch = group([0.4, -0.2, 0.1, 0.1], A)
-    rebel = regression.regression_pair(**batch, eta=10.0).values
-    assert_close(rebel, 4 * regression.regression_group(**batch, beta=0.1).values)
+    rebel = preference.regression_pair(**batch, eta=10.0).values
+    assert_close(rebel, 4 * preference.regression_group(**batch, beta=0.1).values)
 
 
 def test_gvpo_on_policy_has_the_gradient_of_centred_rewards_on_summed_log_probs():
     batch = group([0.0] * 4, [1.0, 0.0, 0.5, 0.0], length=3)
     batch["log_probs"].requires_grad_()
-    total(regression.regression_group(**batch, beta=0.1), batch).backward()
+    total(preference.regression_group(**batch, beta=0.1), batch).backward()
     centred = batch["advantages"] - batch["advantages"].mean()
     assert_close(batch["log_probs"].grad, -0.1 / 3 * centred)
 
@@ -119,12 +119,12 @@ def test_gvpo_on_policy_has_the_gradient_of_centred_rewards_on_summed_log_probs(
 def test_reg_grpo_on_policy_has_a_finite_gradient_along_the_group_policy_gradient():
     batch = group([0.0] * 4, A)
     batch["log_probs"].requires_grad_()
-    total(regression.regression_standardized(**batch, eps=0.5), batch).backward()
+    total(preference.regression_standardized(**batch, eps=0.5), batch).backward()
     # residual d = L / .5 - A; d/dL mean (d - mean d)^2 = 2 / 4 * (1 / .5) * -(A - mean A)
     assert_close(batch["log_probs"].grad, -(batch["advantages"] - 0.5))
 
 
-@pytest.mark.parametrize("objective", [regression.regression_pair, regression.regression_group])
+@pytest.mark.parametrize("objective", [preference.regression_pair, preference.regression_group])
 def test_a_constant_on_all_rewards_changes_nothing(objective):
     batch = group([0.4, -0.2, 0.1, 0.1], A)
     shifted = {**batch, "advantages": batch["advantages"] + 5}
@@ -133,7 +133,7 @@ def test_a_constant_on_all_rewards_changes_nothing(objective):
 
 def test_regression_is_zero_where_log_ratios_explain_the_rewards():
     batch = group([10.0, 0.0, 0.0, 10.0], A)
-    assert_close(regression.regression_group(**batch, beta=0.1).values, torch.zeros(4, 2, dtype=torch.float64))
+    assert_close(preference.regression_group(**batch, beta=0.1).values, torch.zeros(4, 2, dtype=torch.float64))
 
 
 def test_interleaved_groups_are_averaged():
@@ -142,7 +142,7 @@ def test_interleaved_groups_are_averaged():
     order = torch.tensor([2, 0, 3, 4, 1, 5])
     both = {k: torch.cat([two[k], four[k]])[order] for k in two}
     both["key"] = torch.tensor([0, 0, 9, 9, 9, 9])[order]
-    loss = regression.regression_group(**both)
+    loss = preference.regression_group(**both)
     assert total(loss, both).item() == pytest.approx((2 * 0.235225 + 4 * 0.156967) / 6, abs=5e-7)
     per_prompt = (aggregation.per_prompt(both["loss_mask"], both["key"]).double() * loss.values).sum()
     assert per_prompt.item() == pytest.approx((0.235225 + 0.156967) / 2, abs=5e-7)
@@ -150,14 +150,14 @@ def test_interleaved_groups_are_averaged():
 
 def test_a_group_of_one_has_no_loss():
     batch = group([0.3], [1.0])
-    assert (regression.regression_group(**batch).values == 0).all()
-    assert (regression.regression_standardized(**batch).values == 0).all()
-    assert (regression.disco(**batch).values == 0).all()
+    assert (preference.regression_group(**batch).values == 0).all()
+    assert (preference.regression_standardized(**batch).values == 0).all()
+    assert (groups.disco(**batch).values == 0).all()
 
 
 @pytest.mark.parametrize(
     "objective",
-    [regression.regression_group, regression.regression_standardized, regression.disco],
+    [preference.regression_group, preference.regression_standardized, groups.disco],
 )
 def test_a_row_without_trained_decisions_is_no_member(objective):
     three, four = group([0.4, -0.2, 0.1], A[:3]), group([0.4, -0.2, 0.1, 0.7], A)
@@ -179,9 +179,9 @@ def scores(log_probs: list[float], rewards: list[float]):
     ("objective", "parameters", "gain"),
     [
         # s+ = -.5, s- = [-1, -2]: -.5 - 10 log((e^-.1 + e^-.2) / 2) = .98751
-        (regression.disco, {"tau": 10.0}, 0.98751),
-        (regression.disco, {"tau": 1.0}, 0.87989),  # -.5 - log((e^-1 + e^-2) / 2)
-        (regression.disco_basic, {}, 1.0),  # -.5 + 1.5
+        (groups.disco, {"tau": 10.0}, 0.98751),
+        (groups.disco, {"tau": 1.0}, 0.87989),  # -.5 - log((e^-1 + e^-2) / 2)
+        (groups.disco_basic, {}, 1.0),  # -.5 + 1.5
     ],
 )
 def test_disco_numbers(objective, parameters, gain):
@@ -193,7 +193,7 @@ def test_disco_numbers(objective, parameters, gain):
 def test_disco_presses_hardest_on_the_likeliest_negative():
     batch = scores([-0.5, -1.0, -2.0], [1.0, -0.5, -0.5])
     batch["log_probs"].requires_grad_()
-    total(regression.disco(**batch, tau=1.0), batch).backward()
+    total(groups.disco(**batch, tau=1.0), batch).backward()
     # softmax of [-1, -2] = [.73106, .26894]; each row's score is a mean of two decisions
     expected = torch.tensor([-1.0, 0.73106, 0.26894], dtype=torch.float64)[:, None].expand(3, 2) / 2
     assert_close(batch["log_probs"].grad, expected, rtol=0, atol=5e-6)
@@ -201,20 +201,20 @@ def test_disco_presses_hardest_on_the_likeliest_negative():
 
 def test_disco_of_ratios_is_zero_on_policy():
     batch = scores([-0.5, -1.0, -2.0], [1.0, -0.5, -0.5])
-    assert_close(regression.disco(**batch, tau=1.0, score="ratio").values, torch.zeros(3, 2).double())
+    assert_close(groups.disco(**batch, tau=1.0, score="ratio").values, torch.zeros(3, 2).double())
 
 
 def test_disco_with_a_large_tau_is_the_basic_form():
     batch = scores([-0.5, -1.0, -2.0, -0.7], [1.0, -0.5, -0.5, 0.3])
-    large = regression.disco(**batch, tau=1e6).values
-    assert_close(large, regression.disco_basic(**batch).values, rtol=0, atol=1e-6)
+    large = groups.disco(**batch, tau=1e6).values
+    assert_close(large, groups.disco_basic(**batch).values, rtol=0, atol=1e-6)
 
 
 def test_unanimous_groups_are_skipped():
     for reward in (1.0, -1.0, 0.0):
         batch = scores([-0.5, -1.0], [reward, reward])
         batch["log_probs"].requires_grad_()
-        loss = regression.disco(**batch)
+        loss = groups.disco(**batch)
         assert (loss.values == 0).all()
         total(loss, batch).backward()
         assert (batch["log_probs"].grad == 0).all()
@@ -227,7 +227,7 @@ def test_drpo_weighs_positives_by_their_brevity(lam, share):
     log_probs = torch.tensor([[-1.0] * 3, [-2.0] * 3, [-3.0] * 3], dtype=torch.float64)
     advantages = torch.tensor([1.0, 1.0, -2.0], dtype=torch.float64)[:, None].expand(3, 3)
     key = torch.zeros(3, dtype=torch.long)
-    loss = regression.drpo(log_probs, log_probs, advantages, decision_mask, decision_mask, key, length=4, lam=lam)
+    loss = groups.drpo(log_probs, log_probs, advantages, decision_mask, decision_mask, key, length=4, lam=lam)
     assert loss.values[0, 0].item() == pytest.approx(-(share * -1.0 + (1 - share) * -2.0 + 3.0), abs=5e-6)
     assert torch.equal(loss.values != 0, decision_mask)
 
@@ -235,16 +235,16 @@ def test_drpo_weighs_positives_by_their_brevity(lam, share):
 def test_an_advantage_of_zero_is_on_the_negative_side():
     mixed = scores([-0.5, -1.0, -2.0], [1.0, 0.0, -1.0])
     plain = scores([-0.5, -1.0, -2.0], [1.0, -0.5, -0.5])
-    assert_close(regression.disco(**mixed).values, regression.disco(**plain).values)
+    assert_close(groups.disco(**mixed).values, groups.disco(**plain).values)
 
 
 def test_drpo_with_a_large_lambda_is_disco():
     batch = scores([-0.5, -1.0, -2.0, -0.7], [1.0, -0.5, -0.5, 0.3])
     batch["decision_mask"] = batch["loss_mask"] = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]], dtype=torch.bool)
-    drpo = regression.drpo(**batch, length=2, lam=1e9).values
-    assert_close(drpo, regression.disco(**batch).values)
+    drpo = groups.drpo(**batch, length=2, lam=1e9).values
+    assert_close(drpo, groups.disco(**batch).values)
 
 
 def test_an_unknown_score_is_refused():
     with pytest.raises(ValueError, match="'sum'.*'log'"):
-        regression.disco(**scores([-0.5, -1.0], [1.0, -1.0]), score="sum")
+        groups.disco(**scores([-0.5, -1.0], [1.0, -1.0]), score="sum")

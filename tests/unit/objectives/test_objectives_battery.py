@@ -72,6 +72,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "dt": normal().abs() + 0.1,
         "loss_mask": loss_mask,
         "decision_mask": PASSED,
+        "drawn": torch.ones_like(PASSED),
         "key": KEY,
     }
 

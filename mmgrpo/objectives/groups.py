@@ -1,0 +1,175 @@
+"""Objectives of whole groups other than preferences: discriminative ones, and the expected reward of a list.
+
+Discriminative objectives: positive samples of a group are scored above negative ones, whatever their fractions.
+
+Positives are members with advantage > 0, negatives the other members; a group that lacks either has
+loss 0. Rows without a trained decision are not members. Groups count equally under ``per_sample``
+weights, however hard their prompt: the motivation of DisCO (2505.12366). They are combined with the
+``kl_hinge`` term, which keeps the policy near the one that sampled.
+
+The expected reward over a list of completions, with probabilities renormalized over the list.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.config.ranges import COUNT, POSITIVE, one_of
+from mmgrpo.config.registry import block
+from mmgrpo.objectives.base import (
+    OBJECTIVES,
+    Loss,
+    at_decisions,
+    exp_ratio,
+    peers,
+    row_advantage,
+    row_mean,
+    row_sum,
+    unclipped,
+)
+
+
+def row_score(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    score: str,
+) -> Float[Tensor, " B"]:
+    """The score of each row: its mean log-prob ("log") or its mean ratio ("ratio")."""
+    if score == "log":
+        return row_mean(log_probs, decision_mask)
+    if score == "ratio":
+        return row_mean(exp_ratio(log_probs - old_log_probs), decision_mask)
+    raise ValueError(f"got score '{score}', expected 'log' (mean log-prob) or 'ratio' (mean ratio)")
+
+
+def weighted_mean(
+    values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], log_weight: Float[Tensor, " B"]
+) -> Float[Tensor, " B"]:
+    """For each row: the mean of values over ``among``, with weights proportional to exp(log_weight)."""
+    lowest = torch.finfo(values.dtype).min
+    return log_weight.expand_as(among).masked_fill(~among, lowest).softmax(1) @ values
+
+
+def soft_mean(values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], tau: float) -> Float[Tensor, " B"]:
+    """For each row: tau log mean exp(values / tau) over ``among``; their maximum in the limit of tau to 0."""
+    # Finite in place of -inf, so that an empty set has a number with a gradient that the caller can discard.
+    lowest = torch.finfo(values.dtype).min
+    scaled = (values / tau).expand_as(among).masked_fill(~among, lowest)
+    return tau * (scaled.logsumexp(1) - among.sum(1).clamp_min(1).to(values.dtype).log())
+
+
+@block(OBJECTIVES, level="group")
+def disco(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    tau: Annotated[float, POSITIVE] = 10.0,
+    score: Annotated[str, one_of("log", "ratio")] = "log",
+) -> Loss:
+    """Score positives above the hardest negatives: -(mean s+ - tau log mean exp(s- / tau)).
+
+    s is the row's mean log-prob (``score="log"``, tau 10) or mean ratio (``score="ratio"``, tau 1).
+    DisCO (2505.12366) with its log-L and L-ratio scores.
+    """
+    values = row_score(log_probs, old_log_probs, decision_mask, score)
+    positive, negative = _sides(advantages, loss_mask, decision_mask, key)
+    gap = weighted_mean(values, positive, torch.zeros_like(values)) - soft_mean(values, negative, tau)
+    return _contrast(gap, positive, negative, loss_mask)
+
+
+@block(OBJECTIVES, level="group")
+def disco_basic(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    score: Annotated[str, one_of("log", "ratio")] = "log",
+) -> Loss:
+    """Score positives above the average negative: -(mean s+ - mean s-).
+
+    DisCO-b (2505.12366): ``disco`` in the limit of tau to infinity.
+    """
+    values = row_score(log_probs, old_log_probs, decision_mask, score)
+    positive, negative = _sides(advantages, loss_mask, decision_mask, key)
+    equal = torch.zeros_like(values)
+    gap = weighted_mean(values, positive, equal) - weighted_mean(values, negative, equal)
+    return _contrast(gap, positive, negative, loss_mask)
+
+
+@block(OBJECTIVES, level="group")
+def drpo(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    *,
+    length: Annotated[int, COUNT],
+    lam: Annotated[float, POSITIVE] = 0.1,
+    tau: Annotated[float, POSITIVE] = 10.0,
+    score: Annotated[str, one_of("log", "ratio")] = "log",
+) -> Loss:
+    """``disco`` with more weight on short positives: a long correct answer counts less, but never as a negative.
+
+    Positives have weights proportional to exp((1 - T / length) / lam), T their number of decisions
+    and ``length`` the longest allowed. DRPO (2510.04474); ``disco`` in the limit of lam to infinity.
+    """
+    values = row_score(log_probs, old_log_probs, decision_mask, score)
+    positive, negative = _sides(advantages, loss_mask, decision_mask, key)
+    taken = decision_mask.sum(1) / length
+    brevity = (1 - taken).to(values.dtype) / lam
+    gap = weighted_mean(values, positive, brevity) - soft_mean(values, negative, tau)
+    return _contrast(gap, positive, negative, loss_mask)
+
+
+def _sides(
+    advantages: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+) -> tuple[Bool[Tensor, "B B"], Bool[Tensor, "B B"]]:
+    """[b, j]: row j is a positive (first) or a negative (second) of row b's group."""
+    members, positive = loss_mask.any(1), row_advantage(advantages, decision_mask) > 0
+    return peers(key, members & positive), peers(key, members & ~positive)
+
+
+def _contrast(
+    gap: Float[Tensor, " B"],
+    positive: Bool[Tensor, "B B"],
+    negative: Bool[Tensor, "B B"],
+    loss_mask: Bool[Tensor, "B T"],
+) -> Loss:
+    """The negative gap at every trained decision of groups with both positives and negatives."""
+    mixed = positive.any(1) & negative.any(1)
+    return unclipped(at_decisions(torch.where(mixed, -gap, 0.0), loss_mask))
+
+
+@block(OBJECTIVES, level="group")
+def n_best(
+    log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+) -> Loss:
+    """The expected advantage of a group under its members' renormalized probabilities: -sum_i P_i A_i.
+
+    P = softmax over the group of the sums of log-probs, so that the gradient is -sum_i P_i (A_i - E[A]) grad log p_i,
+    whatever baseline the advantages have. For groups from a beam search and minus the number of word errors as reward
+    it is the N-best form of minimum word error rate training (1712.01818, eq. 6). Groups count equally under
+    ``per_sample`` weights.
+    """
+    totals = row_sum(log_probs, decision_mask)
+    expected = weighted_mean(row_advantage(advantages, decision_mask), peers(key, loss_mask.any(1)), totals)
+    return unclipped(at_decisions(-expected, loss_mask))
