@@ -26,7 +26,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration demo-video test test-libraries test-slow test-shapes test-roundings faults mutants check resolve lock lowest docs format bench clean
+.PHONY: help setup demo demo-duration demo-video test test-libraries test-slow test-nightly test-shapes test-roundings faults mutants check resolve lock lowest docs format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -60,7 +60,10 @@ test-libraries: $(STAMP)  ## compare every family and reward with the libraries,
 	$(PYTEST) -m "not slow" tests/libraries tests/faults tests/mutants $(PYTEST_ARGS)
 
 test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+	$(PYTEST) -m "slow and not nightly" $(PYTEST_ARGS)
+
+test-nightly: $(STAMP)  ## run the largest tests, and the seeds beyond the first
+	$(PYTEST) -m nightly $(PYTEST_ARGS)
 
 # In a run of its own, since the checks double the time of what they check. Only folders of tensors.
 test-shapes: $(STAMP)  ## run the tests of the core with every call checked against the shapes and types of its signature

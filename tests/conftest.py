@@ -24,11 +24,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process of pytest-xdist is left alone with one at the end.
 
-    Slow tests have so much time that only a hang runs out of it, also on a loaded machine.
+    Slow tests have so much time that only a hang runs out of it, also on a loaded machine. Those with a ``seed`` run at
+    its first value, 0; the others are nightly.
     """
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))
+        callspec = getattr(item, "callspec", None)
+        if item.get_closest_marker("slow") and callspec and callspec.params.get("seed"):
+            item.add_marker(pytest.mark.nightly)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -67,6 +67,7 @@ def test_every_damage_changes_a_checkpoint(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_campaign_in_short():
     """One trial of each kind; the whole is ``make faults``."""
     command = [sys.executable, "-m", "tests.faults.campaign", "--scale", "0.01", "--only", "draws, 2", "--seed", "1"]

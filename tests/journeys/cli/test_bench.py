@@ -68,6 +68,7 @@ def test_contestants_that_did_different_work_are_not_compared():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_beside_trl_runs_both_on_the_same_work(tmp_path):
     options = ["--groups", 4, "--steps", 1, "--vocabulary", 300, "--width", 32, "--layers", 2, "--tokens", 4]
     options += ["--side", 56, "--threads", 1, "--contestants", "ours", "TRL", "--output", tmp_path]

@@ -29,6 +29,7 @@ def test_throughput_and_overlap_are_relative_to_what_they_replace():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_three_ways_give_the_same_values_and_a_run_is_measured(tmp_path):
     small = {"width": 64, "layers": 1, "size": 32, "batch": 2, "batches": 2, "repeats": 1}
     run = {"prompts": 2, "group": 2, "rounds": 1, "threads": 1, "output": tmp_path}

@@ -264,6 +264,7 @@ def test_a_head_is_measured_as_it_was_saved_on_the_comparisons_of_its_users(tmp_
 
 @pytest.mark.slow
 @pytest.mark.learning
+@pytest.mark.nightly
 def test_heads_of_three_seeds_agree_with_the_truth_on_held_out_prompts(tmp_path):
     """Chance and JPEG's size agree with half of them. Six epochs reached 0.80, 0.77 and 0.81; two are enough here."""
     for seed in range(3):

@@ -35,6 +35,7 @@ def test_the_recipe_trains_on_three_rewards_and_holds_out_a_fourth():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_recipe_trains_on_real_rewards(tmp_path):
     for name in ("brisque", "niqe"):
         fetched(name)

@@ -19,6 +19,7 @@ def contrast(prompts, outputs):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_learns_texture_raises_the_alarm(tmp_path, capsys):
     run = mmgrpo.train(
         visual.policy("embedded:visual/scenes/base", lora_rank=8, steps=4, kernel="cps(a=0.8)"),

@@ -164,6 +164,7 @@ def served_files(demo: Served, text: str) -> Iterator[bytes]:
             yield client.get(f"/gradio_api/file={path}").content
 
 
+@pytest.mark.nightly
 def test_events_of_all_tabs_with_foreign_names_and_paths_tell_nothing(demo, secret, elsewhere):
     address, asked = elsewhere
     values = hostile(demo, secret, address)
