@@ -24,6 +24,7 @@ from accelerate import Accelerator
 from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.reading import build, in_python, refuse_preset
+from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
@@ -300,6 +301,7 @@ def make_trainer(
         checkpoints=Checkpoints(folder, accelerator, config.save_every, config.save_every_minutes, config.keep),
         again=again,
         write_samples=owner.write_samples if owner else lambda stem, shown: None,
+        schedules=of_settings(config),
         groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
     )
     # Last, so that a run that cannot start leaves its folder as it was.

@@ -117,6 +117,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         needs,
         entry.read_manifest(),
         check_row,
+        common.schedule,
     )
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import torch
@@ -64,6 +64,8 @@ class RoundSettings:
     group_size: int
     redraws: int = 0
     prompts_at_once: int = 0
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """``Request.sampling`` of this round."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def sample_round(
                 group_size=settings.group_size,
                 seed=derive(seed, "round", number),
                 round=number,
+                sampling=settings.sampling,
             )
             started = time.perf_counter()
             rollout = policy.rollout(request)

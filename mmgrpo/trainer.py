@@ -14,7 +14,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
@@ -28,6 +28,7 @@ from tqdm import tqdm
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
+from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
@@ -46,6 +47,7 @@ from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib, read_metrics
 from mmgrpo.runtime.optimizers import make_optimizer
 from mmgrpo.runtime.progress import Checkpoints, Interrupted, Interruption
 from mmgrpo.runtime.saved_model import write_model
+from mmgrpo.scheduling import Schedules
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.progress import report
 from mmgrpo.tracking import send_evaluation
@@ -79,7 +81,10 @@ class Trainer:
         again: str = "resume=True",
         write_samples: Callable[[Path, Shown], None] = lambda stem, shown: None,
         groups: GroupRecord = NONE,
+        schedules: Mapping[str, Schedule] | None = None,
     ) -> None:
+        self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps)
+        recipe, loss = self.schedules.blocks(0)
         self.policy, self.scorers, self.recipe, self.loss = policy, scorers, recipe, loss
         self.prompts, self.rounds, self.evaluation = prompts, rounds, evaluation
         self.steps, self.optim = steps, optim
@@ -130,6 +135,7 @@ class Trainer:
                 f"got group_size {self.rounds.group_size}, expected at least 2: samples are compared within groups"
             )
         RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
+        self.schedules.check(self.policy, self.rounds)
         refuse_mismatch(self.policy, self.recipe, self.loss)
         refuse_rewards(self.recipe, self.scorers, self.prompts, bool(self.evaluation.every and self.evaluation.prompts))
         if not any(scorer.weight for scorer in self.scorers):
@@ -218,6 +224,9 @@ class Trainer:
         """One round: a rollout and its optimizer steps."""
         bar = tqdm(disable=True) if bar is None else bar
         report(self.step, self.steps)
+        self.recipe, self.loss = self.schedules.blocks(self.step)
+        rounds = self.schedules.round(self.rounds, self.step)
+        self.reward_weights = self.schedules.weights(self.reward_weights, self.step)
         with self.stoppable():
             round_ = sample_round(
                 self.policy,
@@ -225,7 +234,7 @@ class Trainer:
                 self.recipe,
                 self.prompts,
                 self.order,
-                self.rounds,
+                rounds,
                 cursor=self.cursor,
                 number=self.round,
                 seed=self.seed,
@@ -234,7 +243,7 @@ class Trainer:
             )
             if self.accelerator.is_main_process:
                 self.groups.write(self.step, round_)
-        decode_ahead(self.prompts, self.order.take(round_.cursor, self.rounds.prompts), self.accelerator)
+        decode_ahead(self.prompts, self.order.take(round_.cursor, rounds.prompts), self.accelerator)
         self.reward_weights = next_weights(
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )
@@ -252,6 +261,7 @@ class Trainer:
                 batch, gap, line = self._step(batch, rows, on_policy, further)
                 first_gap = max(first_gap, gap)
                 line = {**self._round_metrics(round_, first), **line, "ratio/first_minus_one": first_gap}
+                self.schedules.observe(line)
                 lines.append({"step": self.step, **line})
                 if on_policy and not self.warned_of_gap and (words := gap_warning(first_gap, self.loss, self.optim)):
                     self.warned_of_gap = True
@@ -298,7 +308,8 @@ class Trainer:
         exceeds ``RESCORED`` of the clip range, the batch has the old log-probs as this step computes them.
         """
         started = time.perf_counter()
-        lr = self.optim.lr_at(self.step, self.steps)
+        lr, scheduled = self.optim.lr_at(self.step, self.steps), self.schedules.metrics(self.step)
+        _, self.loss = self.schedules.blocks(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
@@ -343,6 +354,7 @@ class Trainer:
             "decisions": float(trainable),
             "skipped": float(trainable == 0),
             "nonfinite": float(not finite),
+            **scheduled,
             **sums,
         }
         return batch, gap, line
@@ -393,6 +405,7 @@ class Trainer:
         """Write a checkpoint of everything on which the rest of the run depends."""
         names = ("step", "round", "cursor", "seconds", "skipped", "nonfinite_steps", "nonfinite_row", "evaluation_due")
         state = {"seed": self.seed, "reward_weights": asdict(self.reward_weights)}
+        state["schedules"] = self.schedules.memory
         state |= {name: getattr(self, name) for name in names}
         if self.accelerator.is_main_process:
             self.log.flush()
@@ -426,7 +439,9 @@ class Trainer:
                 f"{self.checkpoints.latest}: got --seed {self.seed}, expected {state['seed']}, that of the checkpoint"
             )
         for name, value in (state or {}).items():
-            if name != "optimizer":
+            if name == "schedules":
+                self.schedules.memory = value
+            elif name != "optimizer":
                 setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
         if self.ema is not None:
             self.ema.step = self.step

@@ -216,6 +216,16 @@ class Request:
     group_size: int
     seed: int
     round: int = 0
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Settings of sampling that differ in this round from the policy's own (``Adjustable``)."""
+
+
+@runtime_checkable
+class Adjustable(Protocol):
+    """A policy some of whose settings of sampling may follow schedules."""
+
+    adjustable: frozenset[str]
+    """Names that it takes in ``Request.sampling``: ``temperature``, ``max_tokens``."""
 
 
 @runtime_checkable

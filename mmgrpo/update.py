@@ -31,7 +31,7 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.config.registry import Bound, bind
+from mmgrpo.config.registry import Bound, bind_scheduled
 from mmgrpo.data.changes import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.objectives.base import owned, owner_index
@@ -65,11 +65,11 @@ class LossRecipe:
     ) -> LossRecipe:
         """Bind the text of a configuration; unknown names and parameters are errors here, before the run."""
         loss = LossRecipe(
-            bind(objective, OBJECTIVES, "algorithm.objective"),
-            bind(aggregation, AGGREGATIONS, "algorithm.aggregation"),
-            bind(mismatch, MISMATCH, "algorithm.mismatch"),
-            tuple(bind(term, TERMS, "algorithm.terms") for term in terms),
-            bind(off_policy, OFF_POLICY_OBJECTIVES, "algorithm.off_policy"),
+            bind_scheduled(objective, OBJECTIVES, "algorithm.objective"),
+            bind_scheduled(aggregation, AGGREGATIONS, "algorithm.aggregation"),
+            bind_scheduled(mismatch, MISMATCH, "algorithm.mismatch"),
+            tuple(bind_scheduled(term, TERMS, "algorithm.terms") for term in terms),
+            bind_scheduled(off_policy, OFF_POLICY_OBJECTIVES, "algorithm.off_policy"),
         )
         check_changes(loss.scores)
         return loss

@@ -15,6 +15,7 @@ from torch import nn
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.reading import build
+from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import families, family
@@ -105,6 +106,7 @@ def trainer(
     every: int = 0,
     scorers: Sequence[Scorer] = (),
     accelerator: Accelerator | None = None,
+    schedules: Mapping[str, str] | None = None,
     **optim: Any,
 ) -> Trainer:
     """A trainer with small defaults."""
@@ -125,6 +127,7 @@ def trainer(
         seed=seed,
         accelerator=accelerator,
         checkpoints=Checkpoints(folder, accelerator, save_every),
+        schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )
 
 

@@ -27,8 +27,8 @@ from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
 from mmgrpo.config.names import nearest
-from mmgrpo.config.ranges import ANY_NUMBER, check_parameter
-from mmgrpo.config.registry import Bound, bind, parse
+from mmgrpo.config.ranges import ANY_NUMBER
+from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
 from mmgrpo.types import CONTRAST, OWN, Decisions
 
 STANDARD_INPUTS = frozenset(
@@ -108,20 +108,20 @@ class AdvantageRecipe:
                 f"'{baseline}' is one number for all rewards together; choose combine: weighted_sum, no transform and "
                 "no weighting, or another baseline"
             )
-        selectors = [bind(text, SELECTORS, "algorithm.select") for text in blocks.select]
+        selectors = [bind_scheduled(text, SELECTORS, "algorithm.select") for text in blocks.select]
         is_before = [parse(text)[0] in BEFORE for text in blocks.select]
         return AdvantageRecipe(
-            transform=tuple(bind(text, TRANSFORMS, "algorithm.transform") for text in blocks.transform),
-            weighting=tuple(bind(text, WEIGHTINGS, "algorithm.weighting") for text in blocks.weighting),
-            combine=bind(blocks.combine, COMBINE, "algorithm.combine"),
+            transform=tuple(bind_scheduled(text, TRANSFORMS, "algorithm.transform") for text in blocks.transform),
+            weighting=tuple(bind_scheduled(text, WEIGHTINGS, "algorithm.weighting") for text in blocks.weighting),
+            combine=bind_scheduled(blocks.combine, COMBINE, "algorithm.combine"),
             keys=tuple(_key(text) for text in blocks.keys),
-            baseline=bind(blocks.baseline, BASELINES, "algorithm.baseline"),
-            scale=bind(blocks.scale, SCALES, "algorithm.scale"),
-            shape=tuple(bind(text, SHAPES, "algorithm.shape") for text in blocks.shape),
-            credit=bind(blocks.credit, CREDITS, "algorithm.credit"),
+            baseline=bind_scheduled(blocks.baseline, BASELINES, "algorithm.baseline"),
+            scale=bind_scheduled(blocks.scale, SCALES, "algorithm.scale"),
+            shape=tuple(bind_scheduled(text, SHAPES, "algorithm.shape") for text in blocks.shape),
+            credit=bind_scheduled(blocks.credit, CREDITS, "algorithm.credit"),
             before=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if early),
             after=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if not early),
-            kl_weight=bind(blocks.kl_weight, KL_WEIGHTS, "algorithm.kl_weight"),
+            kl_weight=bind_scheduled(blocks.kl_weight, KL_WEIGHTS, "algorithm.kl_weight"),
         )
 
     @property
@@ -317,7 +317,7 @@ def _key(text: str) -> Key:
             raise ValueError(
                 f"algorithm.keys: '{name}' has no parameter '{parameter}'.{nearest(parameter, ('weight', 'own'))}"
             )
-        parameters[parameter] = check_parameter(Key, parameter, value, f"algorithm.keys: {parameter} of {name}")
+        parameters[parameter] = checked(Key, parameter, value, f"algorithm.keys: {parameter} of {name}")
     return Key(name, **parameters)
 
 

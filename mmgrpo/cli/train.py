@@ -33,6 +33,7 @@ from mmgrpo.config.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.reading import load_yaml, read_config, refuse_preset, take_option, without_launch
 from mmgrpo.config.registry import parse
+from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import families, family
 from mmgrpo.runtime.devices import refuse_launcher
@@ -331,7 +332,8 @@ def bind_blocks(config: Config) -> None:
         name, parameters = parse(text, "rewards")
         if ":" not in name and name not in entries():
             raise ValueError(f"rewards: there is no '{name}'.{nearest(name, entries(), 'mmgrpo rewards')}")
-        if (weight := parameters.get("weight", 1)) not in ANY_NUMBER:
+        weight = parameters.get("weight", 1)
+        if not isinstance(weight, Schedule) and weight not in ANY_NUMBER:
             raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected {ANY_NUMBER}")
 
 

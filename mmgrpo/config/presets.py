@@ -150,6 +150,11 @@ CATALOGUE: dict[str, Preset] = {
     "sapo": for_any(
         "A sigmoid of the ratio in place of the clip.", objective="sapo(tau_positive=1.0, tau_negative=1.05)"
     ),
+    # arXiv:2503.16081 v2: from the middle down to the least in 0.3 of the steps, then up; 0 to 0.02 in geometry (0.04
+    # to 0.1 in counting). Its learning rate and clip are those of its base, R1-V.
+    "grpo_d": for_any(
+        "GRPO whose KL weight falls first and then rises: explore, then hold.", terms=["kl_k3(coef=dip(0, 0.02))"]
+    ),
     # Truncated importance sampling between sampler and trainer with verl's cap 2; the band 0.5 to 2 of "masked".
     "grpo_tis": for_any("GRPO corrected for another sampler, with weights truncated at 2.", mismatch="tis(cap=2.0)"),
     "grpo_mis": for_any(

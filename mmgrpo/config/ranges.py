@@ -171,6 +171,11 @@ def check_parameter(function: Callable[..., Any], name: str, value: Any, what: s
     return value
 
 
+def is_whole(function: Callable[..., Any], name: str) -> bool:
+    """Whether a block's parameter is a whole number."""
+    return _plain(_hints(function).get(name)) is int
+
+
 @cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:

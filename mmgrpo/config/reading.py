@@ -22,6 +22,7 @@ import yaml
 from mmgrpo.config.names import nearest
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
+from mmgrpo.config.schedules import taken
 from mmgrpo.config.settings import LAUNCH, Algorithm
 from mmgrpo.files import write_text
 
@@ -62,7 +63,7 @@ REPLACED = {"sampling.shift": "sampling.grid"}
 def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, Any], where: str, about: str) -> C:
     """A configuration of dataclass ``kind`` from a YAML mapping (of file ``where``), overridden by a command line."""
     section, arguments = present_section(section, where), present_options(arguments)
-    section = decided(section, arguments, where)
+    section, arguments = taken(decided(section, arguments, where), arguments, take_option)
     algorithm = section.get("algorithm", {})
     # The file's other algorithm keys override a preset, also one of the command line, so the preset is set first.
     preset, _ = take_option(arguments, "--algorithm.preset")

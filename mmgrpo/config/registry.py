@@ -19,14 +19,15 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object
-from mmgrpo.config.ranges import check_parameter
+from mmgrpo.config.ranges import check_parameter, is_whole
+from mmgrpo.config.schedules import Now, Schedule, of_call
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,11 +119,26 @@ class Bound:
             raise KeyError(f"'{self.text}' needs {', '.join(missing)}; got only {', '.join(sorted(inputs))}")
         return self.block.fn(*(inputs[name] for name in self.needs), **self.parameters)
 
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The parameters that follow a schedule, as ``block.parameter``."""
+        name = parse(self.text)[0]
+        return {f"{name}.{key}": one for key, one in self.parameters.items() if isinstance(one, Schedule)}
+
+    def at(self, now: Now) -> Bound:
+        """The same block with the numbers of its schedules at a time; itself if it has none."""
+        found = {key: one.at(now) for key, one in self.parameters.items() if isinstance(one, Schedule)}
+        if not found:
+            return self
+        numbers = {key: round(one) if is_whole(self.block.fn, key) else one for key, one in found.items()}
+        return replace(self, parameters={**self.parameters, **numbers})
+
 
 def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:
     """Split ``name(parameter=literal, ...)`` into name and parameters. Nothing is evaluated; ``what`` begins errors.
 
-    A name may be dotted and may hold one colon (``package.module:function``).
+    A value of the form of a call is a schedule (``schedules.py``): ``kl_k3(coef=cosine(0.04, 0, 500))``. A name may be
+    dotted and may hold one colon (``package.module:function``).
     """
     message = f"{what}: got {text!r}, expected the form name or name(parameter=value, ...)".removeprefix(": ")
     match = re.fullmatch(r"\s*([\w.\-]+(?::[\w.]+)?)\s*(\(.*\))?\s*", text, re.DOTALL)
@@ -136,9 +152,12 @@ def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:
         names = [k.arg for k in call.keywords]
         if None in names or len({*names}) < len(names):
             raise ValueError(message)
-        return name, {str(k.arg): _literal(k.value) for k in call.keywords}
+        calls = {str(k.arg): k.value for k in call.keywords if isinstance(k.value, ast.Call)}
+        literals = {str(k.arg): _literal(k.value) for k in call.keywords if k.arg not in calls}
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"{message} with numbers, strings, lists or booleans as values") from error
+    schedules = {key: of_call(node, f"{what}: {key} of {name}".removeprefix(": ")) for key, node in calls.items()}
+    return name, {str(k.arg): {**literals, **schedules}[str(k.arg)] for k in call.keywords}
 
 
 def _literal(node: ast.expr) -> Any:
@@ -147,9 +166,10 @@ def _literal(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
+def bind(text: str, table: Mapping[str, Block], what: str, scheduled: bool = False) -> Bound:
     """Bind the text to a block of the table; unknown names and parameters are errors that name the nearest, and so are
-    values of a wrong type or out of range. A whole number for a parameter that is declared ``float`` is converted."""
+    values of a wrong type or out of range. A whole number for a parameter that is declared ``float`` is converted.
+    Parameters may follow schedules where the caller resolves them (``scheduled``), all whose values are checked."""
     name, parameters = parse(text, what)
     row = _own(name, what) if ":" in name else table.get(name)
     if row is None:
@@ -161,10 +181,28 @@ def bind(text: str, table: Mapping[str, Block], what: str) -> Bound:
         if declared.default is declared.empty and parameter not in parameters:
             raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
-        parameters[parameter] = check_parameter(row.fn, parameter, value, f"{what}: {parameter} of {name}")
+        place = f"{what}: {parameter} of {name}"
+        if isinstance(value, Schedule) and not scheduled:
+            raise ValueError(f"{place}: got {value.text}, expected one value for the whole run")
+        parameters[parameter] = checked(row.fn, parameter, value, place)
     for parameter, inner in row.inner.items():
         bind(parameters.get(parameter, row.parameters[parameter].default), inner, f"{what}: {parameter} of {name}")
     return Bound(text, row, parameters)
+
+
+def bind_scheduled(text: str, table: Mapping[str, Block], what: str) -> Bound:
+    """``bind`` for a block that is resolved at every step, so that its parameters may follow schedules."""
+    return bind(text, table, what, scheduled=True)
+
+
+def checked(function: Callable[..., Any], parameter: str, value: Any, what: str) -> Any:
+    """``check_parameter`` of a value, or of all values of a schedule."""
+    if not isinstance(value, Schedule):
+        return check_parameter(function, parameter, value, what)
+    for level in value.levels:
+        number = round(level) if is_whole(function, parameter) else level
+        check_parameter(function, parameter, number, f"{what}: {value.text}")
+    return value
 
 
 def _own(name: str, what: str) -> Block:

@@ -29,6 +29,7 @@ from mmgrpo.config.ranges import (
     one_of,
     within,
 )
+from mmgrpo.config.schedules import of_settings
 
 OPTIMIZERS = ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit")
 """Kinds of AdamW (``mmgrpo.runtime.optimizers``)."""
@@ -220,6 +221,10 @@ class Run:
     trackers: Annotated[list[str], one_of(*TRACKERS)] = field(default_factory=lambda: ["tensorboard"])
     """Experiment trackers: tensorboard (in the run folder), wandb, trackio, and others that accelerate
     knows, where installed. metrics.jsonl is written without any."""
+    schedules: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    """Settings that change during the run, setting=schedule: data.group_size, data.prompts_per_step,
+    sampling.temperature, sampling.max_tokens; e.g. sampling.max_tokens=stages(4096, (100, 8192)). A schedule may also
+    stand in the place of their number. Blocks and rewards take schedules themselves: kl_k3(coef=cosine(0.04, 0))."""
     threads: Annotated[int, THREADS] = 0
     """CPU threads of torch; 0 leaves the choice to torch."""
     deterministic: bool = True
@@ -255,6 +260,7 @@ class Config(Run):
         accelerate would leave out."""
         check_ranges(self)
         self.optim.check()
+        of_settings(self)
         for tracker in self.trackers:
             if importlib.util.find_spec(tracker) is None:
                 raise ValueError(

@@ -137,6 +137,7 @@ class RenderedTokenPolicy:
         self.model = tokens.model
         self.settings: Any = None
         self.keys, self.fields = tokens.keys, tokens.fields
+        self.adjustable = tokens.adjustable - ({"temperature"} if reading else set())  # reading has its own
         self.provides = tokens.provides | ({READ} if reading else set())
         self.feature_cache = tokens.feature_cache
 

@@ -48,6 +48,7 @@ class TokenPolicy:
 
     kind = "tokens"
     keys = frozenset({"prompt"})
+    adjustable = frozenset({"temperature", "max_tokens"})
     provides = frozenset({"log_probs", "entropy", "reference_log_probs", "log_probs under a changed prompt"})
 
     def __init__(
@@ -134,7 +135,9 @@ class TokenPolicy:
             )
         queries = [Query(prompt, slot, count) for prompt, slot in zip(request.prompts, request.slots)]
         queries += self._contrasts(request)
-        sequences, completions = self._generate(queries, request.seed, self.temperature, self.search)
+        temperature = request.sampling.get("temperature", self.temperature)
+        most = round(request.sampling.get("max_tokens", self.max_tokens))
+        sequences, completions = self._generate(queries, request.seed, temperature, self.search, most)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
         if "divergence" in self.fields:
             numbers["divergence"] = completions.divergence
@@ -142,7 +145,7 @@ class TokenPolicy:
             numbers |= {"sampler_log_probs": completions.log_probs, "log_probs": self._training_log_probs(sequences)}
         origin = torch.tensor([query.origin for query in queries], device=self.device)[sequences.prompt]
         if self.reference_in_group:
-            answers = [self.model.spell(answer_of(prompt))[: self.max_tokens] for prompt in request.prompts]
+            answers = [self.model.spell(answer_of(prompt))[:most] for prompt in request.prompts]
             sequences, numbers, origin = with_answers(sequences, numbers, origin, answers, self.model.pad_id)
         ended, real = self._ended(sequences), sequences.real
         rows, width = real.shape
@@ -181,7 +184,7 @@ class TokenPolicy:
     def sample(self, request: Request) -> list[Output]:
         """Sample at the evaluation temperature (0 is greedy)."""
         queries = [Query(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
-        sequences, _ = self._generate(queries, request.seed, self.evaluation_temperature, "sample")
+        sequences, _ = self._generate(queries, request.seed, self.evaluation_temperature, "sample", self.max_tokens)
         return self._decode(sequences)
 
     def keep_reference(self) -> None:
@@ -206,7 +209,7 @@ class TokenPolicy:
         return queries
 
     def _generate(
-        self, queries: Sequence[Query], seed: int, temperature: float, search: str
+        self, queries: Sequence[Query], seed: int, temperature: float, search: str, max_tokens: int
     ) -> tuple[Sequences, Completions]:
         """Generate completions; with a shared prefix each prompt enters the cache once."""
         context = self.model.encode([query.prompt for query in queries]).to(self.device)
@@ -234,7 +237,7 @@ class TokenPolicy:
             axes, position = context.positions.shape[1], next_position(context)[rows]
             state = DecodingState(self.model, self.network, hidden[:, -1], cache, context.real[rows], position, axes)
             if search == "beam":
-                lists = beam_search(state, next_token, queries[0].count, self.ends, max_tokens=self.max_tokens)
+                lists = beam_search(state, next_token, queries[0].count, self.ends, max_tokens=max_tokens)
                 completions = pad_beams([beam for beams in lists for beam in beams], self.model.pad_id, self.device)
             else:
                 completions = draw(
@@ -242,13 +245,14 @@ class TokenPolicy:
                     next_token,
                     [(stream(seed, STREAMS[query.origin], query.slot), query.count) for query in queries],
                     self.ends,
-                    max_tokens=self.max_tokens,
+                    max_tokens=max_tokens,
                     greedy=temperature == 0,
                     top_p=self.top_p,
                     diverge="divergence" in self.fields,
                 )
         reusable = features if self.model.frozen_media and not dtype else None
-        return Sequences(context, reusable, prompt, completions.ids, completions.real, seed), completions
+        scale = temperature or self.temperature
+        return Sequences(context, reusable, prompt, completions.ids, completions.real, seed, scale), completions
 
     def _has_probability(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """False for suppressed tokens: their log-prob is -inf and has no gradient."""
@@ -271,7 +275,7 @@ class TokenPolicy:
         target = sequences.ids[part.rows, part.positions]
 
         def score_chunk(hidden: Tensor, tokens: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-            distribution = self._log_softmax(network, hidden, first, self.temperature)
+            distribution = self._log_softmax(network, hidden, first, sequences.temperature)
             log_probs = distribution.gather(1, tokens[:, None])[:, 0]
             return log_probs, entropy_of(distribution) if with_entropy else torch.zeros_like(log_probs)
 

@@ -55,6 +55,8 @@ class Sequences:
     real: Bool[Tensor, "B T"]
     seed: int = 0
     """Seed of the request, from which changes of the prompts are drawn."""
+    temperature: float = 1.0
+    """Temperature at which completions are scored, that of sampling."""
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
         """Parts of at most ``limit`` rows; a row's tokens share its forward pass."""

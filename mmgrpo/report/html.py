@@ -292,6 +292,7 @@ def curves(run: RunFolder) -> list[Medium]:
     keys = [name for name in names if name.startswith("reward/") and name.endswith("/mean")]
     keys += [name for name in ALWAYS if name in names]
     keys += [name for name in IF_NOT_ZERO if name in names and np.nan_to_num(series(run.metrics, name)[1]).any()]
+    keys += [name for name in names if name.startswith("schedule/")]
     keys = keys or [name for name in names if name == "loss"]
     plots = [(run.metrics, key) for key in keys]
     if len(run.rates) > 2:  # the table shows the first and the last already

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmgrpo.config.schedules import Schedule
 from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.call import column_or_nan, scored_or_abstained
 from mmgrpo.scoring.call import score_column as score_column
@@ -43,6 +44,7 @@ class Scorer:
     name: str
     fn: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float | None]]
     weight: float = 1.0
+    """Where it follows a schedule, the value of it that lies farthest from 0."""
     rates: Sequence[ErrorRate] = ()
     """Error rates over whole sets that are reported with the reward."""
     annotate: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[Mapping[str, Any]]] | None = None
@@ -59,6 +61,8 @@ class Scorer:
     """What is known of it beforehand: which outputs it scores and what it reads of a row."""
     check_row: Callable[[Prompt], object] | None = None
     """Raises ValueError for a row that it cannot score, whatever the output is."""
+    schedule: Schedule | None = None
+    """What its weight follows during training."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
+from mmgrpo.config.schedules import Schedule
 from mmgrpo.scoring import trl
 from mmgrpo.scoring.call import in_words
 from mmgrpo.scoring.decisions import PARAMETER
@@ -34,6 +35,8 @@ class Common:
     """Seconds for a batch in a process of its own; 0 for one in the run's own process."""
     cache: bool | str
     """Whether scores are cached, or in which file."""
+    schedule: Schedule | None = None
+    """What its weight follows; ``weight`` is then the value of it that lies farthest from 0."""
 
 
 def common_parameters(name: str, parameters: dict[str, Any], own: bool, elsewhere: bool) -> Common:
@@ -45,13 +48,20 @@ def common_parameters(name: str, parameters: dict[str, Any], own: bool, elsewher
     title = parameters.pop("log_as", parameters.get("reward", name) if elsewhere else name.split(":")[-1])
     if not isinstance(title, str) or not re.fullmatch(r"[\w.-]+", title):
         raise ValueError(f"rewards: '{name}': got log_as {title!r}, expected letters, digits, '_', '.' and '-'")
-    weight = parameters.pop("weight", 1.0)
+    stated = parameters.pop("weight", 1.0)
+    schedule = stated if isinstance(stated, Schedule) else None
+    weight: Any = max(schedule.levels, key=abs) if schedule else stated
+    for parameter, value in parameters.items():
+        if isinstance(value, Schedule):
+            raise ValueError(
+                f"rewards: '{name}': got {parameter} {value.text}, expected a value; only weight may change"
+            )
     if not _is_number(weight) or not math.isfinite(weight):
         raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected a number")
     if elsewhere:
         if unfit := [one for one in ("process", "cache") if one in parameters]:
             raise ValueError(f"rewards: '{name}': got {unfit[0]}, which is for the reward of the server; name it there")
-        return Common(title, float(weight), 0.0, False)
+        return Common(title, float(weight), 0.0, False, schedule)
     timeout, cache = parameters.pop("timeout", None), parameters.pop("cache", False)
     process = parameters.pop("process", own or timeout is not None)
     if timeout is not None and not (_is_number(timeout) and timeout > 0):
@@ -65,7 +75,8 @@ def common_parameters(name: str, parameters: dict[str, Any], own: bool, elsewher
         )
     if not isinstance(cache, bool) and not (isinstance(cache, str) and cache):
         raise ValueError(f"rewards: '{name}': got cache {cache!r}, expected True, False or the path of a file")
-    return Common(title, float(weight), (TIMEOUT if timeout is None else float(timeout)) if process else 0.0, cache)
+    seconds = (TIMEOUT if timeout is None else float(timeout)) if process else 0.0
+    return Common(title, float(weight), seconds, cache, schedule)
 
 
 def _is_number(value: Any) -> bool:

@@ -23,6 +23,7 @@ PATTERNS = {
     r"reward/\w+@[^/]+/.+": "reward/<name>@<preview>/...",
     r"reward/\w+/(\w+)": r"reward/<name>/\1",
     r"term/\w+": "term/<name>",
+    r"schedule/.+": "schedule/<name>",
     r"weight/(?!factor)\w+": "weight/<name>",
     r"correlation/\w+/\w+": "correlation/<a>/<b>",
 }
@@ -54,7 +55,11 @@ def written(folder: Path) -> set[str]:
     previews = toy_policy("one_step_branch(intervals=[1, 2])")
     weighted = {"weighting": ["dual_ascent(by='second', least=0.5, rate=0.1)"]}
     for number, (preset, policy, changes) in enumerate(
-        [("flow_grpo", toy_policy(), weighted), ("dapo", toy_policy(), {}), ("granular_grpo", previews, {})]
+        [
+            ("flow_grpo", toy_policy(), weighted),
+            ("dapo", toy_policy(), {"objective": "ppo(low=0.2, high=linear(1, 2))"}),
+            ("granular_grpo", previews, {}),
+        ]
     ):
         run = trainer(
             policy,

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.config.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
-from mmgrpo.config.registry import bind
+from mmgrpo.config.registry import bind_scheduled as bind
 from mmgrpo.config.settings import Algorithm
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.rollout import redraws, sample_round
@@ -59,6 +59,7 @@ VISUAL = [
 COMPARED = {"grpo", "papo_g", "prdp", "tree_grpo", "mp_grpo", "dmospeech2", "flow_grpo", "flow_grpo_cps", "tempflow"}
 COMPARED |= {"dpo", "semi_online_dpo", "ipo", "slic", "robust_dpo", "exo", "inpo", "rpo", "mpo", "trpa", "copg", "vpo"}
 COMPARED |= {"d3po", "gepo"}
+COMPARED |= {"grpo_d"}
 """Presets that compare with the network before training. DisCO's and DRPO's hinge is on the KL to the old policy."""
 
 
