@@ -264,7 +264,12 @@ def make_trainer(
     reward_scorers = scorers(rewards, str(accelerator.device))
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.of(
-        algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
+        algorithm.objective,
+        algorithm.aggregation,
+        algorithm.mismatch,
+        algorithm.terms,
+        algorithm.off_policy,
+        algorithm.networks,
     )
     draws = redraws(algorithm.sampler)  # bound here, so that errors in any block precede the loading of a model
     with checked_by(reward_scorers):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import LossRecipe
@@ -15,11 +16,18 @@ from mmgrpo.update import LossRecipe
 def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
     """Raise ValueError if the algorithm needs scores, fields or keys that the policy does not provide."""
     under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in loss.scores if "@" in name}
-    if missing := {under_changes.get(name, name) for name in loss.scores} - policy.provides:
+    same = {name: under_changes.get(name, name) for name in loss.scores}
+    for other in map(name_of, loss.networks):
+        asked = refuse_networks(policy, loss, other)
+        same |= {name: REFERENCE_NETWORK + name.removeprefix(other) for name in asked}
+    if missing := {under_changes.get(name, name) for name, one in same.items() if one not in policy.provides}:
+        ends = tuple(n.removeprefix(REFERENCE_NETWORK) for n in policy.provides if n.startswith(REFERENCE_NETWORK))
+        other = next((name[: -len(end)] for name in missing for end in ends if name.endswith(end)), "")
         raise ValueError(
             f"the algorithm (objective '{loss.objective.text}', terms {[term.text for term in loss.terms]}) needs "
             f"{', '.join(sorted(missing))}, which this policy does not provide (it provides "
             f"{', '.join(sorted(policy.provides))}); choose another preset or objective"
+            + (f", or add a network of the name '{other}' to algorithm.networks" if other else "")
         )
     if absent := (recipe.fields | loss.fields) - policy.fields - COMPARISON_FIELDS:
         raise ValueError(
@@ -39,6 +47,25 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"algorithm.keys: got {', '.join(sorted(unknown))}, expected keys of this policy's samples "
             f"({', '.join(sorted(policy.keys))}); choose among these, or another sampling.plan or policy"
         )
+
+
+def refuse_networks(policy: Policy, loss: LossRecipe, name: str) -> frozenset[str]:
+    """The scores of the network ``name`` that the loss needs; ValueError for a name that begins other scores, and for a
+    network that nothing reads."""
+    prefix = f"{name}_"
+    if name != REFERENCE_NETWORK and (taken := sorted(score for score in policy.provides if score.startswith(prefix))):
+        raise ValueError(
+            f"algorithm.networks: got the name '{name}', which begins the score {taken[0]}; choose another name"
+        )
+    asked = frozenset(score for score in loss.scores if score.startswith(prefix))
+    samples = any(name_of(rule) == name and rule.parameters.get("samples") for rule in loss.networks)
+    if not asked and not samples:
+        raise ValueError(
+            f"algorithm.networks: got '{name}', of which the objective '{loss.objective.text}' and the terms "
+            f"{[term.text for term in loss.terms]} ask nothing, and which draws no samples; leave it out, or choose an "
+            f"objective or a term that asks for {prefix}..."
+        )
+    return asked
 
 
 def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:

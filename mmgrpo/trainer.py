@@ -100,6 +100,8 @@ class Trainer:
                 "got a policy without trainable parameters; check its LoRA targets or train the full model"
             )
         self.optimizer = make_optimizer(list(self.trained.values()), optim)
+        self.networks = policy.networks
+        self.networks.follow(loss.networks, seed)
         self.ema = Ema(list(self.trained.values()), optim.ema, optim.ema_every) if optim.ema else None
         self.initial = InitialWeights(self.trained)
         names = [scorer.name for scorer in scorers if scorer.weight]
@@ -227,7 +229,7 @@ class Trainer:
         self.recipe, self.loss = self.schedules.blocks(self.step)
         rounds = self.schedules.round(self.rounds, self.step)
         self.reward_weights = self.schedules.weights(self.reward_weights, self.step)
-        with self.stoppable():
+        with self.stoppable(), self.networks(self.networks.sampler):
             round_ = sample_round(
                 self.policy,
                 self.scorers,
@@ -249,7 +251,8 @@ class Trainer:
         )
         self.seconds += round_.metrics["time/rollout"] + round_.metrics["time/reward"]
         first_gap, batch = 0.0, round_.batch
-        self.moved, lines = False, []
+        # Weights that another network's rollout does not come from are off policy from the first step.
+        self.moved, lines = bool(self.networks.sampler), []
         for epoch in range(self.optim.epochs):
             generator = stream(self.seed, "minibatch", self.round, epoch)
             for index, rows in enumerate(minibatches(batch.decisions.keys["prompt"], self.optim.updates, generator)):
@@ -278,6 +281,7 @@ class Trainer:
                         "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
                     )
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
+        self.networks.advance(self.step, lines[-1]["kl"] if lines else 0.0, self.loss.networks)
         if lines:
             self.watch.see(lines)
             self._raise_alarms()
@@ -409,7 +413,10 @@ class Trainer:
         state |= {name: getattr(self, name) for name in names}
         if self.accelerator.is_main_process:
             self.log.flush()
-        self.checkpoints.save(self.step, self.policy.network, self.optimizer, self.ema, state)
+        if self.networks.rules:
+            state["networks"] = self.networks.state()
+        tables = self.networks.tensors()
+        self.checkpoints.save(self.step, self.policy.network, self.optimizer, self.ema, state, tables)
 
     def save_model(self, folder: Path) -> None:
         """The trained weights (``evaluation_weights``) in the family's own format."""
@@ -441,8 +448,10 @@ class Trainer:
         for name, value in (state or {}).items():
             if name == "schedules":
                 self.schedules.memory = value
-            elif name != "optimizer":
+            elif name not in ("optimizer", "networks"):
                 setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
+        if state is not None:
+            self.networks.load(self.checkpoints.tables, state.get("networks", {}), self.step)
         if self.ema is not None:
             self.ema.step = self.step
         if self.accelerator.is_main_process:

@@ -198,7 +198,8 @@ Scores: TypeAlias = dict[str, Float[Tensor, "*shape"]]
 Every policy returns ``log_probs``. Gaussian decisions add ``shift`` (mean squared distance of the
 transition's mean from the rollout's), ``std``, ``dt`` and ``level`` of the transition; tokens
 add ``entropy``. With a reference model: ``reference_log_probs``, and for Gaussian decisions
-``reference_shift``, ``reference_velocity_gap`` (mean squared velocity difference) and ``reference_kl``.
+``reference_shift``, ``reference_velocity_gap`` (mean squared velocity difference) and ``reference_kl``. The same of any
+other network of the run, under its name in place of ``reference`` (``mmgrpo.runtime.networks``).
 """
 
 
@@ -244,6 +245,8 @@ class Policy(Protocol):
     """``tokens``, ``gaussian`` or ``matching``, for which presets are made."""
     settings: Any
     """Family and configuration of the policy (``mmgrpo.family.Settings``); None for one that no family loaded."""
+    networks: Any
+    """The networks that it may be evaluated with, by name (``mmgrpo.runtime.networks.Networks``)."""
 
     def rollout(self, request: Request) -> Rollout:
         """Sample ``group_size`` rows for each prompt. No gradient."""
@@ -283,6 +286,10 @@ class Reference(Protocol):
         ...
 
     def __call__(self) -> AbstractContextManager[nn.Module]: ...
+
+    def read(self, folder: Path) -> Mapping[str, Tensor]:
+        """The values of the trained parameters, by name, in a folder that a run of this model saved."""
+        ...
 
 
 def select_rows(decisions: Decisions, rows: Int[Tensor, "rows"] | slice) -> Decisions:

@@ -36,6 +36,7 @@ from mmgrpo.data.changes import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.objectives.base import owned, owner_index
 from mmgrpo.runtime.distributed import sum_over_ranks
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
 from mmgrpo.types import OWN, REFERENCE, Decisions, Policy, Rollout, Scores
 
 BATCH_NAMES = frozenset(
@@ -54,6 +55,8 @@ class LossRecipe:
     terms: tuple[Bound, ...]
     off_policy: Bound
     """The objective of reference answers (rows of origin REFERENCE)."""
+    networks: tuple[Bound, ...] = ()
+    """The networks of the run beside the present one and the reference before training, and how they change."""
 
     @staticmethod
     def of(
@@ -62,6 +65,7 @@ class LossRecipe:
         mismatch: str = "none",
         terms: Sequence[str] = (),
         off_policy: str = "importance",
+        networks: Sequence[str] = (),
     ) -> LossRecipe:
         """Bind the text of a configuration; unknown names and parameters are errors here, before the run."""
         loss = LossRecipe(
@@ -70,6 +74,7 @@ class LossRecipe:
             bind_scheduled(mismatch, MISMATCH, "algorithm.mismatch"),
             tuple(bind_scheduled(term, TERMS, "algorithm.terms") for term in terms),
             bind_scheduled(off_policy, OFF_POLICY_OBJECTIVES, "algorithm.off_policy"),
+            bind_networks(networks),
         )
         check_changes(loss.scores)
         return loss
@@ -88,7 +93,8 @@ class LossRecipe:
     @property
     def needs_reference(self) -> bool:
         """True when the loss compares with the network before training, which must then be stored."""
-        return any(name.startswith("reference_") for name in self.scores)
+        moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
+        return not moving and any(name.startswith("reference_") for name in self.scores)
 
     @property
     def factor_follows_policy(self) -> bool:

@@ -108,6 +108,34 @@ def load_lora(network: Any, weights: Mapping[str, Tensor], config: Mapping[str, 
     return adapters
 
 
+def saved_adapters(network: Any, folder: Path) -> dict[str, Tensor]:
+    """The values of saved adapters by the names of the network's own parameters, of whose rank or a lower one they are.
+
+    B A alpha / rank is that of the saved ones: the rows of A and the columns of B beyond their rank are zero, and B is
+    rescaled where the two have other factors alpha / rank. A module that they do not adapt has B = 0. ValueError for
+    adapters of a module that the network does not adapt, and of a higher rank.
+    """
+    weights, config = read_adapters(folder)
+    own = network.peft_config[ADAPTER]
+    factor = (config["lora_alpha"] / config["r"]) / (own.lora_alpha / own.r)
+    trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    plain = {name.replace(f".{ADAPTER}.", "."): name for name in trained}
+    unknown = sorted(weights.keys() - plain.keys())
+    if config["r"] > own.r or unknown:
+        raise ValueError(
+            f"'{folder}': got adapters of rank {config['r']}{f' of {unknown[0]}' if unknown else ''}, expected at most "
+            f"model.lora_rank={own.r} of modules in model.lora_targets; raise lora_rank, or name its targets"
+        )
+    values = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
+    for name, value in weights.items():
+        inside = values[plain[name]]
+        if ".lora_B." in name:
+            inside[:, : value.shape[1]] = value.to(inside) * factor
+        else:
+            inside[: value.shape[0]] = value.to(inside)
+    return values
+
+
 def has_adapters(folder: str | Path) -> bool:
     """True for a folder of saved adapters in the format of diffusers or of peft."""
     return bool(str(folder)) and any((Path(folder) / name).is_file() for name in (DIFFUSERS_FILE, *PEFT_FILES))

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
 from mmgrpo.types import Reference
-from pipelines.lora import adapters_off, add_lora, continue_adapters, has_adapters
+from pipelines.lora import adapters_off, add_lora, continue_adapters, has_adapters, saved_adapters
 from pipelines.options import ModelOptions
 from pipelines.quantized import known_as_quantized, quantize
 
@@ -108,6 +109,10 @@ class AdaptersOff:
     def __call__(self) -> AbstractContextManager[nn.Module]:
         return adapters_off(self.network)
 
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """The values of saved adapters, by the names of the network's parameters."""
+        return saved_adapters(self.network, folder)
+
 
 @dataclass
 class FrozenCopy:
@@ -126,6 +131,20 @@ class FrozenCopy:
         if not self.copies:
             raise ValueError("the untrained network was not copied; call policy.keep_reference() before training")
         return nullcontext(self.copies[0])
+
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """The trained weights of a whole saved network, by name."""
+        names = {name for name, parameter in self.network.named_parameters() if parameter.requires_grad}
+        return saved_weights(folder, names)
+
+
+def saved_weights(folder: Path, names: set[str]) -> dict[str, Tensor]:
+    """The weights of these names in the safetensors of a folder and its subfolders."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.rglob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in names & set(opened.keys())}
+    return found
 
 
 def make_trainable(

@@ -69,7 +69,12 @@ def algorithm_blocks(preset: str, **changes: Any) -> dict[str, Any]:
     return {
         "advantages": AdvantageRecipe.of(algorithm),
         "loss": LossRecipe.of(
-            algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
+            algorithm.objective,
+            algorithm.aggregation,
+            algorithm.mismatch,
+            algorithm.terms,
+            algorithm.off_policy,
+            algorithm.networks,
         ),
         "redraws": redraws(algorithm.sampler),
     }

@@ -29,7 +29,7 @@ WIDTH = 116
 MANY = 12
 """Papers of a preset that are named; of more, the command that lists them."""
 
-LINES = {"terms": "term"}
+LINES = {"terms": "term", "networks": "network"}
 """Lines of a preset whose kind of block has another name."""
 
 
@@ -59,6 +59,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.policies.changed import CONTRASTS
     from mmgrpo.rewards import entries
     from mmgrpo.rollout import SAMPLERS
+    from mmgrpo.runtime.networks import NETWORKS
     from reward_models.rules.tags import STYLES
     from reward_models.rules.tasks import TASKS
 
@@ -80,6 +81,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "mismatch": MISMATCH,
         "aggregation": AGGREGATIONS,
         "term": TERMS,
+        "network": NETWORKS,
         "kl_weight": estimate.KL_WEIGHTS,
         "policy": {"transitions": denoising, "matching": flow_matching},
         "plan": PLANS,

@@ -34,6 +34,7 @@ BASE: dict[str, Any] = {
     "mismatch": "none",
     "aggregation": "per_sample",
     "terms": [],
+    "networks": [],
     "kl_weight": "none",
 }
 """The defaults of a preset: GRPO (arXiv:2402.03300) with the sample std, without its KL."""

@@ -79,6 +79,9 @@ class Algorithm:
     """Weight of each decision in the loss: per_sample, per_decision, constant_horizon(length=...), noise_aware, ..."""
     terms: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Additional losses: kl_k3(coef=...), kl_gaussian_exact(coef=...), kl_velocity(coef=...), ...; by default none."""
+    networks: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    """Networks that the loss compares with or that draw the samples, other than the present one and the one before
+    training, and how they change: average(slope=...), renewal(every=...), earlier, frozen(path=...); default none."""
 
 
 @dataclass

@@ -20,6 +20,7 @@ from mmgrpo.files import share
 from mmgrpo.policies.generation import draw_tokens, entropy_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nan
+from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores
 
 
@@ -87,7 +88,7 @@ class CategoricalPolicy:
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
         self.model = model
-        self.network = model.network
+        self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
         self.temperature = temperature
         self.device = torch.device(device)
@@ -130,9 +131,9 @@ class CategoricalPolicy:
         scores: Scores = {"log_probs": distribution.gather(1, classes)[:, 0]}
         if "entropy" in names:
             scores["entropy"] = entropy_of(distribution)
-        if "reference_log_probs" in names:
-            with torch.no_grad(), self.model.reference() as network:
-                scores["reference_log_probs"] = self._log_softmax(network, prompts)[index].gather(1, classes)[:, 0]
+        for other in self.networks.asked(names):
+            with torch.no_grad(), self.networks(other) as network:
+                scores[f"{other}_log_probs"] = self._log_softmax(network, prompts)[index].gather(1, classes)[:, 0]
         return scores
 
     @torch.no_grad()

@@ -40,6 +40,7 @@ from mmgrpo.policies.categorical import Choice
 from mmgrpo.policies.generation import draw_tokens
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nan
+from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores, Text
 
 Transcript: TypeAlias = tuple[int, ...]
@@ -187,7 +188,7 @@ class CtcPolicy:
         if search not in ("sample", "beam"):
             raise ValueError(f"got search '{search}', expected sample or beam")
         self.model = model
-        self.network = model.network
+        self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
         self.temperature = temperature
         self.search = search
@@ -231,9 +232,9 @@ class CtcPolicy:
         """Score the part's transcripts again under the present parameters."""
         transcripts: Transcripts = rollout.steps  # type: ignore[assignment]
         scores: Scores = {"log_probs": self._log_probs(self.network, transcripts, part.rows)}
-        if "reference_log_probs" in names:
-            with torch.no_grad(), self.model.reference() as network:
-                scores["reference_log_probs"] = self._log_probs(network, transcripts, part.rows)
+        for other in self.networks.asked(names):
+            with torch.no_grad(), self.networks(other) as network:
+                scores[f"{other}_log_probs"] = self._log_probs(network, transcripts, part.rows)
         return scores
 
     @torch.no_grad()

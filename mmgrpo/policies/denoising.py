@@ -45,6 +45,7 @@ from mmgrpo.files import share
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.distributed import join_decisions
 from mmgrpo.runtime.finite import refuse_nonfinite
+from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 NODES_PER_WALK = 1 << 32
@@ -131,7 +132,7 @@ class DenoisingPolicy:
         drew are those of ``model``, which is the policy; those of ``drawing`` are the field ``sampler_log_probs``.
         """
         self.model = model
-        self.network = model.network
+        self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
         self.device = torch.device(device)
         self.grid = model.grid(steps).to(self.device)
@@ -340,15 +341,15 @@ class DenoisingPolicy:
             scores["level"] = walk.level[part.positions]
         if "dt" in names:
             scores["dt"] = walk.grid.dt(part.positions)
-        if any(name.startswith("reference_") for name in names):
-            with torch.no_grad(), self.model.reference() as network:
+        for other in self.networks.asked(names):
+            with torch.no_grad(), self.networks(other) as network:
                 original = self.solver.predict(network, x, step, conditioning, walk.grid)
-            reference = self._transition(x, original, step, walk.grid, inverse)
-            scores["reference_log_probs"] = reference.log_prob(next_state)
-            scores["reference_shift"] = over_latent((now.mean - reference.mean).square())
-            scores["reference_velocity_gap"] = over_latent((output - original).square())[inverse]
-            if "reference_kl" in names:
-                scores["reference_kl"] = now.kl(reference)
+            transition = self._transition(x, original, step, walk.grid, inverse)
+            scores[f"{other}_log_probs"] = transition.log_prob(next_state)
+            scores[f"{other}_shift"] = over_latent((now.mean - transition.mean).square())
+            scores[f"{other}_velocity_gap"] = over_latent((output - original).square())[inverse]
+            if f"{other}_kl" in names:
+                scores[f"{other}_kl"] = now.kl(transition)
         return scores
 
     def sample(self, request: Request) -> list[Output]:

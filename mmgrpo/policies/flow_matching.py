@@ -30,6 +30,7 @@ from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.files import share
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
 
 ERRORS: dict[str, Block] = {}
@@ -108,7 +109,7 @@ class FlowMatchingPolicy:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
         also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``."""
         self.model = model
-        self.network = model.network
+        self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
         self.device = torch.device(device)
         self.grid = model.grid(steps).to(self.device)
@@ -165,11 +166,11 @@ class FlowMatchingPolicy:
         matches: Matches = rollout.steps  # type: ignore[assignment]
         velocity = self._velocity(self.network, matches, part)
         scores: Scores = {"log_probs": self._log_probs(matches, part, velocity)}
-        if any(name.startswith("reference_") for name in names):
-            with torch.no_grad(), self.model.reference() as network:
+        for other in self.networks.asked(names):
+            with torch.no_grad(), self.networks(other) as network:
                 original = self._velocity(network, matches, part)
-            scores["reference_log_probs"] = self._log_probs(matches, part, original)
-            scores["reference_velocity_gap"] = over_latent((velocity - original).square())
+            scores[f"{other}_log_probs"] = self._log_probs(matches, part, original)
+            scores[f"{other}_velocity_gap"] = over_latent((velocity - original).square())
         return scores
 
     def sample(self, request: Request) -> list[Output]:

@@ -134,7 +134,7 @@ class RenderedTokenPolicy:
         self.tokens = tokens
         self.render = render
         self.reading = reading
-        self.model = tokens.model
+        self.model, self.networks = tokens.model, tokens.networks
         self.settings: Any = None
         self.keys, self.fields = tokens.keys, tokens.fields
         self.adjustable = tokens.adjustable - ({"temperature"} if reading else set())  # reading has its own

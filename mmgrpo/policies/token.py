@@ -40,6 +40,7 @@ from mmgrpo.policies.token_model import (
     with_answers,
 )
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import CONTRAST, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
 
 
@@ -101,7 +102,7 @@ class TokenPolicy:
         if sampling_dtype and sampling_dtype not in AUTOCAST:
             raise ValueError(f"got sampling_dtype '{sampling_dtype}', expected '' or one of {', '.join(AUTOCAST)}")
         self.model = model
-        self.network = model.network
+        self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
         self.max_tokens = max_tokens
         self.temperature = temperature
@@ -170,9 +171,9 @@ class TokenPolicy:
         scores: Scores = {"log_probs": log_probs}
         if "entropy" in names:
             scores["entropy"] = entropy
-        if "reference_log_probs" in names:
-            with torch.no_grad(), self.model.reference() as network:
-                scores["reference_log_probs"], _ = self._score(network, sequences, part, False)
+        for other in self.networks.asked(names):
+            with torch.no_grad(), self.networks(other) as network:
+                scores[f"{other}_log_probs"], _ = self._score(network, sequences, part, False)
         for name in sorted(name for name in names if "@" in name):
             change = name.partition("@")[2]
             scores[name] = self.changed_prompts.log_probs(

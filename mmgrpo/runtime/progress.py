@@ -83,7 +83,7 @@ class Checkpoints:
         tables: Mapping[str, Mapping[str, Tensor]] = NO_TABLES,
     ) -> None:
         """Write the checkpoint of ``step``; the first one completes a replacement of an earlier run. ``tables`` are
-        further tensors, each group a file of its own, whose names are lower-case letters."""
+        further tensors, each group a file of its own."""
         if self.accelerator.is_main_process:
             tensors, moments = flatten_optimizer(optimizer)
             weights = trained_tensors(network)
@@ -98,7 +98,11 @@ class Checkpoints:
         self.accelerator.wait_for_everyone()
 
     def restore(
-        self, network: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None, last: int | None = None
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        ema: Ema | None,
+        last: int | None = None,
     ) -> Mapping[str, Any] | None:
         """Restore the newest intact checkpoint, at most that of step ``last``, in place; its state, or None.
 

@@ -33,6 +33,7 @@ from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJ
 from mmgrpo.policies.flow_matching import ERRORS
 from mmgrpo.rewards import RewardEntry
 from mmgrpo.rollout import SAMPLERS
+from mmgrpo.runtime.networks import NETWORKS
 from mmgrpo.scoring.manifest import Manifest
 from reward_models import REWARDS
 from tests import ROOT
@@ -50,6 +51,7 @@ TABLES = {
     "objective": OBJECTIVES,
     "off_policy": OFF_POLICY_OBJECTIVES,
     "terms": TERMS,
+    "networks": NETWORKS,
     "mismatch": MISMATCH,
     "kl_weight": KL_WEIGHTS,
     "aggregation": AGGREGATIONS,

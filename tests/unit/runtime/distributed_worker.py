@@ -137,6 +137,13 @@ def hinge(folder: Path, accelerator: Accelerator) -> Trainer:
     )
 
 
+def networks(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Rollouts of a moving average, and a reference that is renewed."""
+    rules = ["average(slope=0.1, most=0.5, samples=True)", "renewal(every=2)"]
+    loss = LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample", terms=["kl_k3(coef=0.1)"], networks=rules)
+    return denoising("every_step", folder, accelerator, loss=loss)
+
+
 def denoising(plan: str, folder: Path, accelerator: Accelerator, prompts: int = 5, **settings: Any) -> Trainer:
     settings = {"reward": near_one, "prompts_per_step": 4, "steps": 3, "lr": 1e-3, **settings}
     policy = toy_policy(plan, steps=6)
@@ -152,6 +159,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "sighted": sighted,
     "choices": choices,
     "hinge": hinge,
+    "networks": networks,
     **{f"clipped {name}": partial(clipped, name) for name in ("ppo", "gspo", "gspo_token", "sequence_sum")},
 }
 

@@ -1,0 +1,307 @@
+"""The networks that a policy may be evaluated with, by name.
+
+    present     the trained one; it has no name of its own
+    reference   the one before training: frozen, unless a rule moves it
+    old, ...    moving averages, earlier checkpoints, teachers, as ``algorithm.networks`` declares them
+
+A named network is a set of values of the trained parameters: adapters of one base where adapters train, copies of the
+trained weights where the network itself does. Within ``with networks(name)`` the parameters hold these values, without
+a copy. Objectives ask for ``<name>_log_probs``, ``<name>_error`` and the like, and a policy evaluates what is asked.
+
+A rule is a function that says at the end of every round what becomes of its network. With n optimizer steps so far
+
+    named <- decay named + (1 - decay) present          decay 0 copies, decay 1 leaves it as it is
+
+Rules depend on numbers that are equal on all ranks, and so do the networks; all are in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
+from mmgrpo.config.registry import Block, Bound, bind_scheduled, block
+from mmgrpo.randomness import stream
+from mmgrpo.runtime.checkpoint import STATE, load_checkpoint
+from mmgrpo.types import Reference
+
+NETWORKS: dict[str, Block] = {}
+"""Rules: functions that return the ``Move`` of a network at the end of a round."""
+
+REFERENCE_NETWORK = "reference"
+"""Name of the network before training, which every policy has."""
+
+DECAY = within("[0, 1]")
+
+
+class Move(NamedTuple):
+    """What becomes of a network at the end of a round."""
+
+    decay: float = 1.0
+    """Share of its present values that remains; 0 for a copy of the trained network."""
+    kept: int = 0
+    """The present trained network joins the earlier ones, of which so many are kept; 0: no earlier ones."""
+
+
+@block(NETWORKS)
+def average(
+    step: int,
+    *,
+    name: str = "old",
+    start: Annotated[float, DECAY] = 0.0,
+    slope: Annotated[float, UPPER_BOUND] = 0.0,
+    most: Annotated[float, DECAY] = 1.0,
+    after: Annotated[int, COUNT_OR_ZERO] = 0,
+    samples: bool = False,
+    samples_after: Annotated[int, COUNT_OR_ZERO] = 0,
+) -> Move:
+    """A moving average of the trained network, of decay min(start + slope max(n - after, 0), most); with ``samples`` it
+    draws the rollouts, from optimizer step ``samples_after`` on.
+
+    DiffusionNFT (2509.16117): type 1 slope .001, most .5; type 2 after 75, slope .0075, most .999. At n = 100 these are
+    .1 and .1875. TR-DPO (2404.09656), soft: name reference, start 1 - alpha.
+    """
+    return Move(min(start + slope * max(step - after, 0), most))
+
+
+@block(NETWORKS)
+def renewal(
+    age: int,
+    kl: float,
+    *,
+    name: str = REFERENCE_NETWORK,
+    every: Annotated[int, COUNT_OR_ZERO] = 0,
+    above: Annotated[float, POSITIVE] = float("inf"),
+) -> Move:
+    """A copy of the trained network, renewed ``every`` so many optimizer steps (0: never for its age) and when the KL
+    terms of the round's last step (``kl`` of the metrics, coefficients included) exceed ``above``.
+
+    TR-DPO (2404.09656), hard: every tau steps. GARDO (2512.24138): after m epochs or above a threshold.
+    """
+    return Move(0.0 if kl > above or (every and age >= every) else 1.0)
+
+
+@block(NETWORKS)
+def earlier(
+    age: int, *, name: str = "earlier", every: Annotated[int, COUNT] = 30, kept: Annotated[int, COUNT] = 1000
+) -> Move:
+    """The trained network as of an earlier time: the one before training and one of ``every`` so many optimizer steps,
+    of which every round draws one uniformly (SePPO, 2410.05255: every 30 updates); at most the last ``kept``."""
+    return Move(1.0, kept if age >= every else 0)
+
+
+@block(NETWORKS)
+def frozen(*, path: str, name: str = "teacher", task: str = "") -> Move:
+    """The trained network of another run of the same model, read from its folder ``model`` or from a checkpoint; with
+    ``task`` for prompts of that task alone, so that there is one teacher for each."""
+    return Move()
+
+
+def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
+    """The rules of ``algorithm.networks``; ValueError for two of one name, and for two that draw the rollouts."""
+    bounds = tuple(bind_scheduled(text, NETWORKS, "algorithm.networks") for text in texts)
+    seen: set[tuple[str, str]] = set()
+    for bound in bounds:
+        name, task = name_of(bound), str(bound.parameters.get("task", ""))
+        if not name.isidentifier() or name.startswith("_") or name.endswith("_"):
+            raise ValueError(f"algorithm.networks: {bound.text}: got name '{name}', expected letters and digits")
+        if (name, task) in seen:
+            raise ValueError(
+                f"algorithm.networks: {bound.text}: got the name '{name}' twice; give each network another name"
+            )
+        seen.add((name, task))
+    drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]
+    if len(drawing) > 1:
+        raise ValueError(f"algorithm.networks: got samples for {' and '.join(drawing)}, expected one that draws")
+    return bounds
+
+
+def name_of(rule: Bound) -> str:
+    """The name of a rule's network."""
+    return str(rule.parameters.get("name", rule.block.parameters["name"].default))
+
+
+@runtime_checkable
+class Referenced(Protocol):
+    """A model with its trained network and the reference."""
+
+    network: nn.Module
+
+    @property
+    def reference(self) -> Reference: ...
+
+
+class Networks:
+    """The networks of a policy by name, and the rules by which they change."""
+
+    def __init__(self, model: Referenced) -> None:
+        self.model = model
+        self.rules: tuple[Bound, ...] = ()
+        self.seed = 0
+        self.values: dict[str, dict[str, Tensor]] = {}
+        """Values of the trained parameters by network and parameter; of earlier networks ``<name>@<step>``, of one of
+        several teachers ``<name>:<task>``."""
+        self.changed: dict[str, int] = {}
+        """Optimizer steps at which a network was last renewed or an earlier one was kept."""
+        self.step = 0
+        self.round = 0
+
+    def follow(self, rules: Sequence[Bound], seed: int = 0) -> None:
+        """Begin to keep the networks of these rules; all but teachers are the trained one as it is, and so is a moving
+        reference (without adapters, where these train)."""
+        self.rules, self.seed, self.step, self.round = tuple(rules), seed, 0, 0
+        self.values, self.changed = {}, {name_of(rule): 0 for rule in rules}
+        for rule in rules:
+            name, task = name_of(rule), rule.parameters.get("task", "")
+            if "path" in rule.parameters:
+                self.values[f"{name}:{task}" if task else name] = self._read(rule)
+            else:
+                self.values[f"{name}@0" if rule.block.fn is earlier else name] = self._copy(name == REFERENCE_NETWORK)
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that train."""
+        return {name: one for name, one in self.model.network.named_parameters() if one.requires_grad}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return (
+            REFERENCE_NETWORK,
+            *dict.fromkeys(name for rule in self.rules if (name := name_of(rule)) != REFERENCE_NETWORK),
+        )
+
+    @property
+    def sampler(self) -> str:
+        """Name of the network that draws the rollouts; empty for the present one."""
+        for rule in self.rules:
+            if rule.parameters.get("samples") and self.step >= rule.parameters.get("samples_after", 0):
+                return name_of(rule)
+        return ""
+
+    def asked(self, scores: Iterable[str]) -> list[str]:
+        """Names of the networks that these scores (``<name>_log_probs``) are of."""
+        return [name for name in self.names if any(score.startswith(f"{name}_") for score in scores)]
+
+    def tasks(self, name: str) -> list[str]:
+        """The tasks that have a network of their own under this name; empty for one network for all."""
+        return [key.partition(":")[2] for key in self.values if key.startswith(f"{name}:")]
+
+    @contextmanager
+    def __call__(self, name: str, task: str = "") -> Iterator[nn.Module]:
+        """The network of this name (and, of several, of this task) within a ``with`` block; empty: the present one."""
+        values = self.values.get(self._key(name, task)) if name else None
+        if name == REFERENCE_NETWORK and values is None:
+            with self.model.reference() as network:
+                yield network
+        elif values is None:
+            yield self.model.network
+        else:
+            with exchanged(self.trained, values):
+                yield self.model.network
+
+    def move(self, name: str, decay: float) -> None:
+        """name <- decay name + (1 - decay) present, in place."""
+        for key, parameter in self.trained.items():
+            if decay == 0:
+                self.values[name][key].copy_(parameter.detach())
+            elif decay < 1:
+                self.values[name][key].lerp_(parameter.detach(), 1 - decay)
+
+    def advance(self, step: int, kl: float = 0.0, rules: Sequence[Bound] = ()) -> None:
+        """Apply the rules at the end of a round, after optimizer step ``step``; ``rules`` are those with the numbers of
+        their schedules."""
+        self.step, self.round = step, self.round + 1
+        for rule in rules or self.rules:
+            name = name_of(rule)
+            move = rule({"step": step, "age": step - self.changed[name], "kl": kl})
+            if move.kept:
+                self.values[f"{name}@{step}"] = self._copy()
+                for key in [key for key in self.values if key.startswith(f"{name}@")][: -move.kept]:
+                    del self.values[key]
+            elif move.decay < 1:
+                self.move(name, move.decay)
+            if move.kept or move.decay < 1:
+                self.changed[name] = step
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The values of all networks, for a checkpoint; teachers are not in it, since they are read again."""
+        return {f"network-{key}": values for key, values in self.values.items() if not self._is_read(key)}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the values."""
+        return {"round": self.round, "changed": self.changed}
+
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], step: int) -> None:
+        """Restore the networks of a checkpoint of optimizer step ``step``."""
+        if not self.rules:
+            return
+        device = {name: one.device for name, one in self.trained.items()}
+        read = {key: values for key, values in self.values.items() if self._is_read(key)}
+        saved = {file.removeprefix("network-"): v for file, v in tensors.items() if file.startswith("network-")}
+        if lacking := [key for key in self.values if key not in read and "@" not in key and key not in saved]:
+            raise ValueError(
+                f"algorithm.networks: the checkpoint has no network '{lacking[0]}', expected those that the run began "
+                "with; resume with its configuration"
+            )
+        ordered = sorted(saved, key=lambda key: (key.partition("@")[0], int(key.partition("@")[2] or 0)))
+        self.values = {key: {n: v.to(device[n]) for n, v in saved[key].items()} for key in ordered} | read
+        self.step, self.round, self.changed = step, state["round"], dict(state["changed"])
+
+    def _key(self, name: str, task: str) -> str:
+        """The key of the values: of a task's own network, of the earlier one drawn for this round, or the name."""
+        kept = [key for key in self.values if key.startswith(f"{name}@")]
+        if kept:
+            drawn = torch.randint(len(kept), (1,), generator=stream(self.seed, "network", name, self.round))
+            return kept[int(drawn)]
+        return f"{name}:{task}" if f"{name}:{task}" in self.values else name
+
+    def _is_read(self, key: str) -> bool:
+        return any("path" in rule.parameters and name_of(rule) == key.partition(":")[0] for rule in self.rules)
+
+    def _copy(self, untrained: bool = False) -> dict[str, Tensor]:
+        """The trained parameters; ``untrained``: with adapters that add nothing."""
+        copies = {name: parameter.detach().clone() for name, parameter in self.trained.items()}
+        if untrained:
+            for name in [name for name in copies if ".lora_B." in name]:
+                copies[name].zero_()
+        return copies
+
+    def _read(self, rule: Bound) -> dict[str, Tensor]:
+        """The values of a saved network, by the names of the trained parameters."""
+        path = Path(str(rule.parameters["path"]))
+        if not path.is_dir():
+            raise FileNotFoundError(f"algorithm.networks: {rule.text}: the folder {path} does not exist")
+        if (path / STATE).is_file():
+            tensors = load_checkpoint(path).tensors
+            values = tensors["ema"] if "ema" in tensors else tensors["weights"]
+        else:
+            values = self.model.reference.read(path)
+        trained = self.trained
+        if values.keys() != trained.keys() or any(values[n].shape != p.shape for n, p in trained.items()):
+            other = [n for n, p in trained.items() if n not in values or values[n].shape != p.shape]
+            raise ValueError(
+                f"algorithm.networks: {rule.text}: got a network of other weights, expected those that this run trains "
+                f"({len(other)} differ, {(other or sorted(values.keys() - trained.keys()))[:1]}); take the same model "
+                "and the same adapters"
+            )
+        return {name: values[name].to(one.device, one.dtype) for name, one in trained.items()}
+
+
+@contextmanager
+def exchanged(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """The parameters hold ``values`` within a ``with`` block; no memory is copied."""
+    held = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = values[name]
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = held[name]
