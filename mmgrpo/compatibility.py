@@ -9,6 +9,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
+from mmgrpo.step_rewards import STEP_FIELDS
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import LossRecipe
 
@@ -29,6 +30,8 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"{', '.join(sorted(policy.provides))}); choose another preset or objective"
             + (f", or add a network of the name '{other}' to algorithm.networks" if other else "")
         )
+    if bool(recipe.fields & STEP_FIELDS) != bool(policy.fields & STEP_FIELDS) and policy.kind == "gaussian":
+        refuse_step_rewards(recipe, bool(policy.fields & STEP_FIELDS))
     if absent := (recipe.fields | loss.fields) - policy.fields - COMPARISON_FIELDS:
         raise ValueError(
             f"the algorithm's advantages or aggregation need {', '.join(sorted(absent))}, which this policy does "
@@ -66,6 +69,19 @@ def refuse_networks(policy: Policy, loss: LossRecipe, name: str) -> frozenset[st
             f"objective or a term that asks for {prefix}..."
         )
     return asked
+
+
+def refuse_step_rewards(recipe: AdvantageRecipe, completes: bool) -> None:
+    """Raise ValueError for a credit of step rewards without completions, and for completions that no credit reads."""
+    if completes:
+        raise ValueError(
+            f"sampling.completion_steps: states are completed and scored, and algorithm.credit '{recipe.credit.text}' "
+            "does not read their rewards; set completion_steps=0, or choose a credit that does, e.g. step_return"
+        )
+    raise ValueError(
+        f"algorithm.credit: got '{recipe.credit.text}', which compares rewards of single steps, and nothing completes "
+        "the states between them; set sampling.completion_steps, e.g. to sampling.steps (the whole ODE)"
+    )
 
 
 def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:

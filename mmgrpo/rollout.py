@@ -35,6 +35,7 @@ from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
+from mmgrpo.step_rewards import begin_step_rewards
 from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch
 
@@ -184,10 +185,15 @@ def begin_rollout(
     outputs = [rollout.outputs, *rollout.previews.values()]
     begun = [begin_scoring(scorers, rollout.prompts, column, rollout.decisions) for column in outputs]
     begun_greedy = begin_scoring(scorers, request.prompts, greedy) if greedy else None
+    completions = rollout.completions
+    begun_steps = begin_step_rewards(scorers, rollout, completions, weights) if completions else None
 
     def finish() -> tuple[Decisions, RewardScores]:
         scores = join_scores([scores() for scores in begun], dim=1)
         fields = dict(rollout.decisions.fields)
+        if begun_steps:
+            of_steps, scored = begun_steps(scores)
+            fields, scores = fields | of_steps, replace(scores, valid=scores.valid & scored[:, None])
         if begun_greedy:
             index = {id(prompt): place for place, prompt in enumerate(request.prompts)}
             # A changed prompt (origin CONTRAST) is not in the request; its rows are not trained: any value serves.

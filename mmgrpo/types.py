@@ -14,7 +14,7 @@ A group is an integer key per row, not a class. Rows may be grouped by several k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -175,6 +175,21 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True)
+class Completions:
+    """Outputs to which intermediate states lead without noise; a number below N is that of a completion, N + b the
+    output of row b, and -1 nothing, where there is no decision."""
+
+    parts: Callable[[], Iterator[Sequence[Output]]]
+    """Makes the N completions, a part at a time, under the weights of the moment."""
+    rows: Int[Tensor, "N"]
+    """A row of the rollout that passes the state of each completion."""
+    before: Int[Tensor, "B T"]
+    """The completion of the state before each decision."""
+    after: Int[Tensor, "B T"]
+    """The completion of the state after each decision."""
+
+
+@dataclass(frozen=True)
 class Rollout:
     """The samples of one round on this rank."""
 
@@ -186,7 +201,9 @@ class Rollout:
     previews: Mapping[str, Sequence[Output]] = field(default_factory=dict)
     """Further outputs of the same rows by name, decoded from deterministic completions."""
     evaluations: int = 0
-    """Network evaluations of sampling (rows of forward passes, guidance counted twice)."""
+    """Network evaluations of sampling (rows of forward passes, guidance counted twice), completions included."""
+    completions: Completions | None = None
+    """Of a policy that records ``step_rewards`` (``mmgrpo.step_rewards``)."""
 
     def with_decisions(self, decisions: Decisions) -> Rollout:
         return replace(self, decisions=decisions)

@@ -27,6 +27,34 @@ DECISIONS = {"transitions": "gaussian", "matching": "matching"}
 """``sampling.policy`` to the kind of its decisions, for which presets are defined."""
 
 
+def check_decisions(config: Config) -> None:
+    """Raise ValueError for completions of states without a credit that reads them, and the other way round, and for
+    plans that are drawn for each prompt and are the same for all."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.compatibility import refuse_step_rewards
+
+    recipe, completes = AdvantageRecipe.of(config.algorithm), bool(config.sampling.completion_steps)
+    if config.sampling.policy != "matching" and ("step_rewards" in recipe.fields) != completes:
+        refuse_step_rewards(recipe, completes)
+    if config.sampling.plan_per == "prompt" and (config.sampling.policy == "matching" or not draws_plans(config)):
+        raise ValueError(
+            f"sampling.plan_per: got prompt, which has no effect with sampling.policy={config.sampling.policy} and "
+            f"sampling.plan={config.sampling.plan}, which is the same for all prompts; set plan_per=round, or take a "
+            "plan that is drawn, e.g. one_step_branch or random_window"
+        )
+
+
+def draws_plans(config: Config) -> bool:
+    """Whether the plan of a round is drawn at random."""
+    from mmgrpo.diffusion.planners import planner
+    from mmgrpo.randomness import stream
+
+    generator = stream(config.seed, "arithmetic")
+    before = generator.get_state()
+    planner(config.sampling.plan)(config.sampling.steps, config.data.group_size, 0, generator)
+    return not bool((generator.get_state() == before).all())
+
+
 def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> None:
     """Raise ValueError for unknown names and values in the options that are written ``name(parameter=value)``, for
     those of another process than that of the family ``name``, and for more draws than noise levels."""
@@ -41,6 +69,11 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
     bind(sampling.plan, PLANS, "sampling.plan")
     bind(sampling.error, ERRORS, "sampling.error")
     refuse_other_process(name, process, sampling)
+    if sampling.policy == "matching" and sampling.completion_steps:
+        raise ValueError(
+            f"sampling.completion_steps: got {sampling.completion_steps}, expected 0 with sampling.policy=matching, "
+            "which has no decisions between which rewards could be compared; set policy=transitions"
+        )
     if sampling.policy == "matching" and sampling.draws > sampling.steps:
         raise ValueError(
             f"sampling.draws: got {sampling.draws}, expected at most sampling.steps={sampling.steps}, which is the "
@@ -80,6 +113,7 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
     """Prompts x samples x branch points -> samples, network evaluations and decisions; ``evaluations`` per forward pass
     are 2 with classifier-free guidance, else 1. ``drawn_apart`` are those of a model that draws in place of the policy,
     which then only scores its stochastic steps; 0 for none."""
+    from mmgrpo.diffusion.completions import completion_evaluations
     from mmgrpo.diffusion.planners import PLANS
     from mmgrpo.randomness import stream
 
@@ -99,13 +133,21 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
             "round": 0,
             "generator": stream(config.seed, "arithmetic"),
         }
-        plans = bind(sampling.plan, PLANS, "sampling.plan")(inputs)
-        branch_points, samples = len(plans), data.prompts_per_step * sum(plan.rows for plan in plans)
-        sampled = data.prompts_per_step * (drawn_apart or evaluations) * sum(plan.evaluations for plan in plans)
+        planner, alike = bind(sampling.plan, PLANS, "sampling.plan"), data.prompts_per_step
+        if sampling.plan_per == "prompt":  # prompts share none
+            drawn, alike = [planner(inputs) for _ in range(alike)], 1
+        else:
+            drawn = [planner(inputs)]
+        plans = [plan for one in drawn for plan in one]
+        branch_points, samples = len(drawn[0]), alike * sum(plan.rows for plan in plans)
+        sampled = alike * (drawn_apart or evaluations) * sum(plan.evaluations for plan in plans)
+        if sampling.completion_steps:
+            completing = sum(completion_evaluations(plan, sampling.completion_steps) for plan in plans)
+            sampled += alike * (drawn_apart or evaluations) * completing
         if drawn_apart:
-            sampled += passes * sum(plan.stochastic_evaluations for plan in plans)
-        decisions = data.prompts_per_step * sum(plan.trained_edges for plan in plans)
-        trained = passes * sum(plan.training_evaluations for plan in plans)
+            sampled += alike * evaluations * sum(plan.stochastic_evaluations for plan in plans)
+        decisions = alike * sum(plan.trained_edges for plan in plans)
+        trained = alike * evaluations * sum(plan.training_evaluations for plan in plans)
     groups = f"{data.prompts_per_step} prompts x {data.group_size} samples"
     groups += f" x {branch_points} branch points" if branch_points > 1 else ""
     trained *= config.optim.epochs
@@ -140,7 +182,8 @@ def policy_over(
     if sampling.policy == "matching":
         policy: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **arguments)
     else:
-        policy = DenoisingPolicy(model, kernel_text=sampling.kernel, plan=sampling.plan, **arguments)
+        of_steps = {"kernel_text": sampling.kernel, "completion_steps": sampling.completion_steps}
+        policy = DenoisingPolicy(model, plan=sampling.plan, plan_per=sampling.plan_per, **of_steps, **arguments)
     return with_settings(policy, family, config)
 
 

@@ -87,6 +87,8 @@ class DenoisingSampling:
     plan: Annotated[str, ANY_TEXT] = "every_step"
     """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
+    plan_per: Annotated[str, one_of("round", "prompt")] = "round"
+    """Whether a plan is drawn once a round, for all prompts, or for each prompt; the samples of one always share it."""
     draws: Annotated[int, within("[1, 10000]")] = 2
     """matching: noise levels sampled per group."""
     error: Annotated[str, ANY_TEXT] = "self_normalized"
@@ -95,6 +97,9 @@ class DenoisingSampling:
     """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
     evaluation_steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of an evaluation sample (deterministic)."""
+    completion_steps: Annotated[int, within("[0, 10000]")] = 0
+    """Deterministic steps in which the states around each decision are completed, at most, so that rewards judge single
+    steps, as credits that read step_rewards need; as many as steps follow the whole ODE. 0 completes none."""
     forward_batch_size: Annotated[int, COUNT] = 256
     """Memory limit: network evaluations of one forward pass without gradient."""
 

@@ -8,8 +8,16 @@ from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import planner
 from mmgrpo.diffusion.schedules import Grid, flow, shifted
 
-FLOW_KERNELS = ["flow_sde", "dance", "cps", "cps(scaled=True)", "flow_ddim", "edm_churn(gamma=0.1)"]
-NOISE_FREE = ["flow_sde(a=0.0)", "dance(eta=0.0)", "cps(a=0.0)", "flow_ddim(eta=0.0)", "edm_churn(gamma=0.0)"]
+FLOW_KERNELS = ["flow_sde", "flow_sde_wan(eta=0.7)", "dance", "cps", "cps(scaled=True)", "flow_ddim"]
+FLOW_KERNELS += ["flow_ddim_damped", "edm_churn(gamma=0.1)"]
+NOISE_FREE = [
+    "flow_sde(a=0.0)",
+    "dance(eta=0.0)",
+    "cps(a=0.0)",
+    "flow_ddim(eta=0.0)",
+    "flow_ddim_damped(eta=0.0)",
+    "edm_churn(gamma=0.0)",
+]
 
 
 def real(*values: float) -> torch.Tensor:

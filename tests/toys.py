@@ -72,7 +72,12 @@ class ToyModel:
 
 
 def toy_policy(
-    plan: str = "every_step", steps: int = 6, kernel: str = "flow_sde(a=0.7)", seed: int = 0
+    plan: str = "every_step",
+    steps: int = 6,
+    kernel: str = "flow_sde(a=0.7)",
+    seed: int = 0,
+    completion_steps: int = 0,
+    plan_per: str = "round",
 ) -> DenoisingPolicy:
     """A denoising policy over three numbers."""
     return DenoisingPolicy(
@@ -82,6 +87,8 @@ def toy_policy(
         plan=plan,
         evaluation_steps=steps,
         forward_batch_size=1024,
+        completion_steps=completion_steps,
+        plan_per=plan_per,
     )
 
 

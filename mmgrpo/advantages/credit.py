@@ -14,13 +14,15 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.config.ranges import DDOF, POSITIVE_FRACTION, within
+from mmgrpo.config.ranges import COUNT_OR_ZERO, DDOF, FRACTION, POSITIVE_FRACTION, UPPER_BOUND, one_of, within
 from mmgrpo.config.registry import Block, block
 
 CREDITS: dict[str, Block] = {}
 
 
 AT_LEAST_ONE = within("[1, inf)")
+OVER = one_of("position", "group", "batch")
+"""Which decisions are compared with each other."""
 Matrix: TypeAlias = Float[Tensor, "B T"]
 Node: TypeAlias = Int[Tensor, "B T"]
 Mask: TypeAlias = Bool[Tensor, "B T"]
@@ -190,6 +192,205 @@ def divergence_weight(
     share = (divergence - least) / (most - least + 1e-8)
     weight = torch.where(entries, 1 + (alpha - 1) * share, 1.0)
     return weight * broadcast(advantages, keep, node, decision_mask)
+
+
+def returns(step_rewards: Matrix, decision_mask: Mask, gamma: float) -> Matrix:
+    """Discounted sums over this and later decisions of the row, G_t = r_t + gamma G_(t+1); 0 where there is none."""
+    after, sums = torch.zeros_like(step_rewards[:, 0]), torch.zeros_like(step_rewards)
+    for t in reversed(range(step_rewards.shape[1])):
+        here = decision_mask[:, t]
+        after = torch.where(here, step_rewards[:, t] + gamma * after, after)
+        sums[:, t] = torch.where(here, after, 0.0)
+    return sums
+
+
+def standardized(
+    matrix: Matrix, key: Key, stat: Rows, node: Node, decision_mask: Mask, over: str, ddof: int, eps: float
+) -> Matrix:
+    """(x - mean) / (std + eps) over the distinct decisions of a group at one ``position``, of a whole ``group`` or of
+    the ``batch``; 0 where the std is 0, and outside of the decisions and of ``stat``."""
+    entries = decision_mask & stat[:, None]
+    index, _ = groups.group_index(key)
+    position = torch.arange(node.shape[1], device=node.device)
+    compared = {"position": index[:, None] * node.shape[1] + position, "group": index[:, None], "batch": 0 * position}
+    together = compared[over].expand(node.shape)[entries]
+    values, everything = matrix[entries], torch.ones_like(node[entries], dtype=torch.bool)
+    first = groups.group_first(node[entries], everything)  # a decision that several rows share counts once
+    std = groups.group_std(values, together, first, ddof)
+    centred = values - groups.group_mean(values, together, first)
+    credit = torch.zeros_like(matrix)
+    credit[entries] = torch.where(std > 0, centred / (std + eps), 0.0)
+    return credit
+
+
+@block(CREDITS, level="group")
+def step_return(
+    key: Key,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    gamma: Annotated[float, FRACTION] = 0.0,
+    over: Annotated[str, OVER] = "position",
+    ddof: Annotated[int, DDOF] = 0,
+    eps: float = 1e-4,
+    limit: Annotated[float, UPPER_BOUND] = torch.inf,
+) -> Matrix:
+    """Standardized discounted sums of the rewards of this and later decisions; the row's own reward takes no part.
+
+    G_t = r_t + gamma G_(t+1), then (G - mean) / (std + eps) ``over`` the group's decisions at one position (DenseGRPO,
+    arXiv:2601.20218), over all of the group (Stepwise-Flow-GRPO, arXiv:2603.28718) or the batch, within +-limit. A
+    decision that rows share has the mean of theirs, and counts once. In texts one position means nothing: take
+    group there. Over a group advantages are not centred per step: where all members gain, all are positive.
+    """
+    sums = mean_over_sharing_rows(returns(step_rewards, decision_mask, gamma), stat, node, decision_mask)
+    return standardized(sums, key, stat, node, decision_mask, over, ddof, eps).clamp(-limit, limit)
+
+
+@block(CREDITS, level="group")
+def step_mixture(
+    advantages: Values,
+    key: Key,
+    stat: Rows,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    process: float = 1.0,
+    outcome: float = 1.0,
+    gamma: Annotated[float, FRACTION] = 0.0,
+    over: Annotated[str, OVER] = "position",
+    ddof: Annotated[int, DDOF] = 0,
+    eps: float = 1e-4,
+) -> Matrix:
+    """``outcome`` times ``broadcast`` plus ``process`` times ``step_return``: rewards of steps and of samples, each
+    normalized by itself (as Euphonium mixes them, without its drift; the paper's weights were not found).
+    """
+    steps = step_return(key, stat, node, decision_mask, step_rewards, gamma, over, ddof, eps)
+    return outcome * broadcast(advantages, keep, node, decision_mask) + process * steps
+
+
+@block(CREDITS, level="group")
+def turning_points(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    step_values: Matrix,
+    eta: float = 1.0,
+    balanced: bool = True,
+    ddof: Annotated[int, DDOF] = 0,
+    eps: float = 1e-4,
+    limit: Annotated[float, UPPER_BOUND] = 5.0,
+) -> Matrix:
+    """Gains of steps, but where the trend turns the rest of the way (TP-GRPO, arXiv:2602.06422), per position.
+
+    With R_0 the reward of the ODE from the first state, R_t that after decision t and R the sample's: d_t = R_t -
+    R_(t-1), s_t = sign(d_t) sign(R - R_0). Decision t turns if s_(t-1) < 0 < s_t (the first: 0 < s_1) and sign(d_t) =
+    sign(R - R_t); its reward is then eta (R - R_(t-1)), else d_t. The last decision, after which only the ODE follows,
+    never turns. ``balanced`` leaves as many positive as negative ones in a group, those of largest size (the set over
+    which the paper balances is not known). The advantage clip of 5 is Flow-GRPO's.
+    """
+    rest = values[:, None] - step_values
+    turns = _turns(values, decision_mask & stat[:, None], step_rewards, step_values)
+    later = decision_mask.flip(1).cumsum(1).flip(1) > 1  # where rounding could tell R from R_t, they are the same
+    turns = turns & later & (step_rewards.sign() == (rest - step_rewards).sign())
+    if balanced:
+        turns = _balanced(turns, rest, key)
+    rewards = torch.where(turns, eta * rest, step_rewards)
+    shared = mean_over_sharing_rows(rewards, stat, node, decision_mask)
+    return standardized(shared, key, stat, node, decision_mask, "position", ddof, eps).clamp(-limit, limit)
+
+
+@block(CREDITS, level="group")
+def turning_points_released(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    step_values: Matrix,
+    eta: float = 1.0,
+    ddof: Annotated[int, DDOF] = 0,
+    eps: float = 1e-4,
+    limit: Annotated[float, UPPER_BOUND] = 5.0,
+) -> Matrix:
+    """What the released configurations of TP-GRPO compute: R - R_0 at every decision, plus eta d_t where s_(t-1) < 0 <
+    s_t (``turning_points``), without its condition on R - R_t and without its balance; per position.
+    """
+    turns = _turns(values, decision_mask & stat[:, None], step_rewards, step_values)
+    whole = values - _first(step_values, decision_mask)
+    rewards = whole[:, None] + torch.where(turns, eta * step_rewards, 0.0)
+    shared = mean_over_sharing_rows(rewards, stat, node, decision_mask)
+    return standardized(shared, key, stat, node, decision_mask, "position", ddof, eps).clamp(-limit, limit)
+
+
+@block(CREDITS, level="group")
+def process_value(
+    key: Key,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    step_values: Matrix,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    k: float = 1.0,
+    early: Annotated[int, COUNT_OR_ZERO] = 5,
+    limit: Annotated[float, UPPER_BOUND] = torch.inf,
+) -> Matrix:
+    """After VGPO (arXiv:2512.12387): relative values of steps and, in the first ``early`` ones, absolute ones.
+
+    With R_t the reward of the state after decision t: Q_t = sum over later decisions of gamma^(i - t) R_i (equation
+    10), w_t = Q_t / mean of Q over the row's decisions (11), and per position A = w (Q - mean) / std + k Q, which
+    stays where all members are equal. The second term stands for alpha Q / std with alpha = k std, the form of the
+    paper's proof; equation 13 itself, gamma and k were not found: 1 leaves both out. ValueError for negative rewards,
+    for which w means nothing.
+    """
+    after = step_values + step_rewards
+    entries = decision_mask & stat[:, None]
+    if bool((after[entries] < 0).any()):
+        raise ValueError(
+            f"algorithm.credit: process_value: got a reward of {float(after[entries].min()):g}, expected none below 0; "
+            "choose another credit, or rewards that are not negative"
+        )
+    value = mean_over_sharing_rows(returns(after, decision_mask, gamma), stat, node, decision_mask)
+    mean = torch.where(entries, value, 0.0).sum(1) / entries.sum(1).clamp(min=1)
+    weight = torch.where(mean[:, None] > 0, value / mean[:, None], 1.0)
+    relative = standardized(value, key, stat, node, decision_mask, "position", 0, 0.0)
+    absolute = torch.where(entries & (torch.arange(node.shape[1], device=node.device) < early), k * value, 0.0)
+    credit = mean_over_sharing_rows(weight * relative + absolute, stat, node, decision_mask)
+    return credit.clamp(-limit, limit)
+
+
+def _turns(values: Values, entries: Mask, step_rewards: Matrix, step_values: Matrix) -> Mask:
+    """Decisions at which the sign of the gain becomes that of the whole change."""
+    whole = (values - _first(step_values, entries)).sign()
+    turns, falling = torch.zeros_like(entries), torch.ones_like(values, dtype=torch.bool)
+    for t in range(step_rewards.shape[1]):
+        sign = step_rewards[:, t].sign() * whole
+        turns[:, t] = entries[:, t] & falling & (sign > 0)
+        falling = torch.where(entries[:, t], sign < 0, falling)
+    return turns
+
+
+def _first(matrix: Matrix, mask: Mask) -> Values:
+    """The entry of each row's first decision."""
+    return matrix.gather(1, mask.long().argmax(1, keepdim=True))[:, 0]
+
+
+def _balanced(turns: Mask, gain: Matrix, key: Key) -> Mask:
+    """As many turns that gain as ones that lose in each group, those of largest size."""
+    names = key[:, None].expand(turns.shape)[turns]
+    sizes = gain[turns]
+    signs = [sizes > 0, sizes < 0]
+    most = torch.minimum(*(groups.group_count(names, sign) for sign in signs))
+    kept = [sign & (groups.group_rank(-sizes.abs(), names, sign) < most) for sign in signs]
+    balanced = torch.zeros_like(turns)
+    balanced[turns] = kept[0] | kept[1]
+    return balanced
 
 
 TREES_ONLY = frozenset({"tree_depth", "tree_softmax", "tree_siblings", "parent_top1"})

@@ -75,6 +75,9 @@ FLOW = {"scale": "batch_std(ddof=0, eps=1e-4)", "shape": ["clamp(limit=5)"], "se
 """Flow-GRPO (arXiv:2505.05470), advantages of its released configurations: prompt mean, batch std
 (population, 1e-4 added), clip at 5, rows without advantage removed."""
 
+OF_STEPS = {"baseline": "none", "scale": "none"}
+"""Credits that normalize the rewards of single steps, for which ``sampling.completion_steps`` completes states."""
+
 DANCE = {"combine": "per_reward", "scale": "group_std(ddof=1, eps=1e-8)", "shape": ["clamp(limit=5)"]}
 """DanceGRPO (arXiv:2505.07818): each reward standardized in its group (1e-8 added), clip at 5."""
 
@@ -440,6 +443,63 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="noise_aware",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
+    ),
+    # arXiv:2605.15980 (sampling.plan_per=prompt): one stochastic step per prompt, drawn from the first half, kernel
+    # flow_sde_wan, clip 1e-3, advantage clip 5, batch std, no KL; weights over the mean of the step as in its code.
+    "flash_grpo": for_gaussian(
+        "One step per prompt, another for each, with gradients of all steps brought to one scale.",
+        objective="ppo(low=1e-3, high=1e-3)",
+        aggregation="rectified",
+        **FLOW,
+    ),
+    # arXiv:2601.20218: rewards of the whole remaining ODE (sampling.completion_steps as sampling.steps), gains
+    # normalized per step; KL 0.04 (0.01 for preference rewards), T 10, G 24. Clip ranges and the std's eps are
+    # Flow-GRPO's. Its noise per step is calibrated (step_rewards.calibrate); increment and tolerance were not found.
+    "dense_grpo": for_gaussian(
+        "Every step is rewarded by what its completion gains, compared with the same step of other samples.",
+        credit="step_return(over='position', limit=5)",
+        objective="ppo(low=1e-4, high=1e-4)",
+        terms=["kl_gaussian_dt_free(coef=0.04)"],
+        **OF_STEPS,
+    ),
+    # arXiv:2603.28718: previews of 5 deterministic steps (sampling.completion_steps=5), gains normalized over all steps
+    # and samples of the prompt, kernel flow_ddim_damped; clip and KL as Flow-GRPO, whose numbers stand here.
+    "stepwise_flow_grpo": for_gaussian(
+        "Every step is rewarded by what its preview gains, compared with all steps of all samples of the prompt.",
+        credit="step_return(over='group')",
+        objective="ppo(low=1e-4, high=1e-4)",
+        terms=["kl_gaussian_dt_free(coef=0.04)"],
+        **OF_STEPS,
+    ),
+    # arXiv:2602.06422: rewards of the whole remaining ODE, eta 1, no KL; clip 1e-5 with cps(a=0.7), G 24.
+    "tp_grpo": for_gaussian(
+        "Gains of steps, and at turning points of the trend the rest of the way.",
+        credit="turning_points(eta=1.0)",
+        objective="ppo(low=1e-5, high=1e-5)",
+        **OF_STEPS,
+    ),
+    # What its released configurations switch on: the whole change at every step, and a bonus at turning points.
+    "tp_grpo_released": for_gaussian(
+        "The whole change of the reward at every step, with a bonus at turning points.",
+        credit="turning_points_released(eta=1.0)",
+        objective="ppo(low=1e-5, high=1e-5)",
+        **OF_STEPS,
+    ),
+    # After arXiv:2512.12387 (sampling.completion_steps=1): equation 13, gamma and k were not found; gamma 1 and k 1
+    # leave them out. Clip range and KL were not found either; those of Flow-GRPO stand here.
+    "vgpo": for_gaussian(
+        "After VGPO: discounted values of steps, and in early steps absolute beside relative ones.",
+        credit="process_value(gamma=1.0, k=1.0, early=5)",
+        objective="ppo(low=1e-4, high=1e-4)",
+        terms=["kl_gaussian_dt_free(coef=0.04)"],
+        **OF_STEPS,
+    ),
+    # Euphonium's mixture without its drift, which needs a differentiable latent reward; its weights were not found.
+    "process_outcome": for_gaussian(
+        "Rewards of steps and of samples, each normalized by itself, added.",
+        scale="group_std(ddof=0, eps=1e-4)",
+        credit="step_mixture(process=1.0, outcome=1.0)",
+        objective="ppo(low=1e-4, high=1e-4)",
     ),
     # Advantage Weighted Matching, the clipped form of its released code (the paper's is the plain advantage-weighted
     # loss, which is the gradient of the first update here): prompt mean, batch std, clip at 5. The clip range of

@@ -17,7 +17,7 @@ before the first update. All arithmetic is in fp32 or wider, whatever the networ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -99,26 +99,40 @@ Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Grid], Transition]
 
 
 @block(KERNELS)
-def flow_sde(x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7) -> Transition:
+def flow_sde(
+    x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7, factors: Sequence[float] = ()
+) -> Transition:
     """Reverse SDE of a flow at noise level ``s_t = a sqrt(s / (1 - s~))``; a = 0 is Euler.
+
+    ``factors``, one for each step of the grid, multiply a (DenseGRPO's calibrated noise, arXiv:2601.20218;
+    ``mmgrpo.step_rewards.calibrate`` makes them).
 
     s~ = min(s, the grid's second level): in the first step it is the second level, so that from s = 1 its std is a.
     Flow-GRPO (arXiv:2505.05470) substitutes at s = 1 only; grids that begin just below 1 (UniPC: 1 - 1e-6, DPM-Solver:
     .9997) have the pole of 1 / (1 - s) in their first step too.
     """
     now, _ = flow_levels(x, step, grid)
-    return reverse_sde(x, output, step, grid, a * (now / (1 - now.clamp(max=grid.cap))).sqrt())
+    level = a * (now / (1 - now.clamp(max=grid.cap))).sqrt()
+    if factors:
+        if len(factors) != grid.steps:
+            raise ValueError(
+                f"sampling.kernel: flow_sde: factors: got {len(factors)} numbers, expected one for each of the "
+                f"{grid.steps} steps of the grid"
+            )
+        level = level * like(torch.tensor(factors, dtype=now.dtype, device=now.device)[step], x)
+    return reverse_sde(x, output, step, grid, level)
 
 
 @block(KERNELS)
-def flow_sde_wan(x: Latent, output: Latent, step: Step, grid: Grid) -> Transition:
-    """Reverse SDE of a flow at the level of Flow-GRPO's released code for Wan, ``s_t = s_min + (s_max - s_min) s``.
+def flow_sde_wan(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 1.0) -> Transition:
+    """Reverse SDE of a flow at eta times the level of Flow-GRPO's released code for Wan, ``s_min + (s_max - s_min) s``.
 
-    s_max is the grid's second level and s_min its last one. The paper has one level for all models, ``flow_sde``.
+    s_max is the grid's second level and s_min its last one. The paper has one level for all models, ``flow_sde``. It is
+    the kernel of Flash-GRPO (arXiv:2605.15980) too, whose code has no eta; UniRL's has.
     """
     now, _ = flow_levels(x, step, grid)
     last = float(grid.levels[-1])
-    return reverse_sde(x, output, step, grid, last + (grid.cap - last) * now)
+    return reverse_sde(x, output, step, grid, eta * (last + (grid.cap - last) * now))
 
 
 @block(KERNELS)
@@ -165,6 +179,19 @@ def flow_ddim(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.
     clean, noise = estimates(x, output, now)
     correlation = then * (1 - now) / (now * (1 - then))  # of the noises at s and s', if eta = 1
     std = eta * then * (1 - correlation.square()).sqrt()
+    return Transition((1 - then) * clean + (then.square() - std.square()).sqrt() * noise, std)
+
+
+@block(KERNELS)
+def flow_ddim_damped(x: Latent, output: Latent, step: Step, grid: Grid, eta: float = 0.7) -> Transition:
+    """``flow_ddim`` with the noise of Stepwise-Flow-GRPO (arXiv:2603.28718): ``std = eta s' sqrt(1 - s)``.
+
+    No noise leaves s = 1: plans have to leave out the first step (``every_step(skip=1)``). The paper's eta was not
+    found; 0.7 is that of ``flow_ddim``.
+    """
+    now, then = flow_levels(x, step, grid)
+    clean, noise = estimates(x, output, now)
+    std = eta * then * (1 - now).sqrt()
     return Transition((1 - then) * clean + (then.square() - std.square()).sqrt() * noise, std)
 
 
@@ -261,6 +288,18 @@ def level_table(kernel: Kernel, grid: Grid, outputs: int = 1) -> Float[Tensor, "
     return noise_table(kernel, grid, outputs) / dt.sqrt()
 
 
+def rectifier_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
+    """How far the network's output moves each step's mean, in stds, inverted: ``std / |d mean / d output|``; 0 where
+    there is no noise. Of a reverse SDE of level c: ``1 / (sqrt(dt) / c + c sqrt(dt) (1 - s) / (2 s))``.
+
+    The gradient of a log-prob is inverse to it (Flash-GRPO, arXiv:2605.15980).
+    """
+    zeros, step = torch.zeros(grid.steps, 1, dtype=torch.float64), torch.arange(grid.steps)
+    small = 1e-3  # the mean is linear in the output, unless the clean estimate is clipped
+    without, moved = (kernel(zeros, output, step, grid.to("cpu")) for output in (zeros, zeros + small))
+    return (small * without.std / (moved.mean - without.mean).abs()).flatten().float().to(grid.levels.device)
+
+
 def sibling_noise(shared: Latent, own: Latent, scale: float) -> Latent:
     """Noise of siblings at a split: ``(shared + s own) / sqrt(1 + s^2)``; s = inf leaves them independent.
 
@@ -331,8 +370,8 @@ def at(x: Latent, step: Step, grid: Grid, process: str) -> tuple[Level, Level]:
     if grid.process != process:
         raise ValueError(
             f"got a noise grid of a {grid.process} process, this kernel or solver expected one of a {process} "
-            "process; flows take the kernels flow_sde, flow_sde_wan, dance, cps, flow_ddim and edm_churn and the "
-            "solvers euler and dpmpp_2m, diffusion models take ddim"
+            "process; flows take the kernels flow_sde, flow_sde_wan, dance, cps, flow_ddim, flow_ddim_damped and "
+            "edm_churn and the solvers euler and dpmpp_2m, diffusion models take ddim"
         )
     levels = grid.levels.to(torch.promote_types(x.dtype, grid.levels.dtype))
     return like(levels[step], x), like(levels[step + 1], x)

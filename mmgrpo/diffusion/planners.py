@@ -33,10 +33,10 @@ Planner: TypeAlias = Callable[[int, int, int, torch.Generator], list[Plan]]
 
 @block(PLANS)
 def every_step(
-    steps: int, group_size: int, round: int, generator: torch.Generator, shared_noise: bool = False
+    steps: int, group_size: int, round: int, generator: torch.Generator, shared_noise: bool = False, skip: int = 0
 ) -> list[Plan]:
-    """Draw noise in and train all steps but the last (Flow-GRPO, arXiv:2505.05470)."""
-    return [spread(steps, range(steps - 1), group_size, shared_noise)]
+    """Draw noise in and train all steps but the last (Flow-GRPO, arXiv:2505.05470), and but the first ``skip``."""
+    return [spread(steps, range(skip, steps - 1), group_size, shared_noise)]
 
 
 @block(PLANS)

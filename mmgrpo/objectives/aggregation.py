@@ -4,9 +4,9 @@ They are computed once from the loss mask of the whole gathered step, before it 
 that denominators are those of the step and no split of rows or decisions changes the gradient. They are
 zero outside ``loss_mask``; a row or prompt without a trained decision is in no denominator.
 
-``per_decision``, ``per_sample``, ``per_prompt`` and ``noise_aware`` sum to one. ``sample_sum`` sums to the
-mean number of decisions of a row and ``constant_horizon`` to that over ``length``: both keep the
-gradient of a sum over decisions, which a normalization by the realized lengths would bias.
+``per_decision``, ``per_sample``, ``per_prompt`` and ``noise_aware`` sum to one, ``rectified`` nearly. ``sample_sum``
+sums to the mean number of decisions of a row and ``constant_horizon`` to that over ``length``: both keep the gradient
+of a sum over decisions, which a normalization by the realized lengths would bias.
 
 Mismatch corrections: detached factors for samples of another engine, or in another precision, than the trainer's.
 
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND
+from mmgrpo.config.ranges import COUNT_OR_ZERO, POSITIVE, UPPER_BOUND
 from mmgrpo.config.registry import block
 from mmgrpo.objectives.base import AGGREGATIONS, MISMATCH, exp_ratio, row_mean
 
@@ -72,6 +72,27 @@ def noise_aware(loss_mask: Bool[Tensor, "B T"], std: Float[Tensor, "B T"]) -> Fl
     """
     weights = per_sample(loss_mask) * torch.where(loss_mask, std, 0.0)
     return weights / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+@block(AGGREGATIONS, level="group")
+def rectified(
+    loss_mask: Bool[Tensor, "B T"], rectifier: Float[Tensor, "B T"], pool: Annotated[int, COUNT_OR_ZERO] = 0
+) -> Float[Tensor, "B T"]:
+    """``per_sample`` times w / mean w, so that every step's gradient has the same scale (Flash-GRPO, 2605.15980).
+
+    w = std / |d mean / d output| of each transition. The mean is over the decisions of the optimizer step, as in the
+    released code (there of a micro-batch), or with ``pool`` over the first so many steps of the grid, from which the
+    trained ones are drawn, as in UniRL; only that does not depend on the draw. The weights need not sum to one.
+    """
+    if pool > loss_mask.shape[1]:
+        raise ValueError(
+            f"algorithm.aggregation: rectified: pool: got {pool}, expected at most the {loss_mask.shape[1]} steps of a "
+            "sample (sampling.steps)"
+        )
+    rows = loss_mask.any(1)
+    candidates = rectifier[rows, :pool] if pool else rectifier[loss_mask]
+    mean = candidates.mean() if candidates.numel() else rectifier.new_ones(())
+    return per_sample(loss_mask) * torch.where(loss_mask, rectifier, 0.0) / mean
 
 
 @block(MISMATCH)

@@ -15,7 +15,7 @@ States are kept in fp32, exactly as they were scored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.registry import Bound, bind
+from mmgrpo.diffusion.completions import OUTPUT, Stage, completed, completion_evaluations, points_to_end
 from mmgrpo.diffusion.kernels import (
     History,
     Kernel,
@@ -34,6 +35,7 @@ from mmgrpo.diffusion.kernels import (
     no_history,
     noise_table,
     over_latent,
+    rectifier_table,
     sibling_noise,
 )
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
@@ -46,7 +48,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.runtime.distributed import join_decisions
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.networks import Networks
-from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
+from mmgrpo.types import OWN, Completions, Decisions, Output, Request, Rollout, Scores
 
 NODES_PER_WALK = 1 << 32
 """Offset between the decision numbers of different walks of a rollout, so that they never coincide."""
@@ -110,7 +112,7 @@ class DenoisingPolicy:
         {"log_probs", "shift", "std", "dt", "level"}
         | {"reference_log_probs", "reference_shift", "reference_velocity_gap", "reference_kl"}
     )
-    fields = frozenset({"std", "level", "dt"})
+    fields = frozenset({"std", "level", "dt", "rectifier"})
     keys = frozenset({"prompt", "tree"})
     kind = "gaussian"
 
@@ -126,10 +128,14 @@ class DenoisingPolicy:
         device: torch.device | str = "cpu",
         drawing: DenoisingModel | None = None,
         evaluation: DenoisingModel | None = None,
+        completion_steps: int = 0,
+        plan_per: str = "round",
     ) -> None:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
         also another size), by which rollouts and evaluation samples are drawn. The old log-probs of what ``drawing``
         drew are those of ``model``, which is the policy; those of ``drawing`` are the field ``sampler_log_probs``.
+        With ``completion_steps`` the states around decisions are completed in at most so many steps without noise, and
+        rollouts have the fields of ``mmgrpo.step_rewards``. ``plan_per`` "prompt" draws plans anew for each prompt.
         """
         self.model = model
         self.network, self.networks = model.network, Networks(model)
@@ -144,21 +150,41 @@ class DenoisingPolicy:
             # Its std is another at every entry of the latent, where a term or an aggregation expects one per step.
             self.provides, self.fields = self.provides - {"std", "level"}, frozenset({"dt"})
         self.planner: Bound = bind(plan, PLANS, "sampling.plan")
+        self.plan_per = plan_per
         self.solver = Solver(model, forward_batch_size, self.device)
         self.drawing = Solver(drawing, forward_batch_size, self.device) if drawing else self.solver
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
         if self.drawing is not self.solver:
             self.fields = self.fields | {"sampler_log_probs"}
+        self.completion_steps = completion_steps
+        if completion_steps:
+            self.fields = self.fields | {"step_rewards", "step_values"}
 
-    def plans(self, group_size: int, round: int, seed: int) -> list[Plan]:
-        """The plans of a round, equal on all ranks since no slot enters the random stream."""
-        inputs = {
-            "steps": self.grid.steps,
-            "group_size": group_size,
-            "round": round,
-            "generator": stream(seed, "plan"),
-        }
-        return self.planner(inputs)
+    def plans(self, group_size: int, round: int, generator: torch.Generator) -> list[Plan]:
+        """The plans that a generator draws for a round."""
+        return self.planner(
+            {"steps": self.grid.steps, "group_size": group_size, "round": round, "generator": generator}
+        )
+
+    def planned(self, request: Request) -> tuple[list[tuple[int, Plan, list[int]]], int]:
+        """The plans of a request, each with its number among a prompt's own and the places of its prompts, and how many
+        plans a prompt has.
+
+        Those of a round are equal on all ranks, since no slot enters their random stream; those of a prompt do not
+        depend on the other prompts, since its slot does.
+        """
+        everywhere = list(range(len(request.prompts)))
+        if self.plan_per == "round":
+            plans = self.plans(request.group_size, request.round, stream(request.seed, "plan"))
+            return [(number, plan, everywhere) for number, plan in enumerate(plans)], len(plans)
+        groups: dict[tuple[int, Plan], list[int]] = {}
+        count = 0
+        for place, slot in enumerate(request.slots):
+            plans = self.plans(request.group_size, request.round, stream(request.seed, "plan", slot))
+            count = len(plans)
+            for numbered in enumerate(plans):
+                groups.setdefault(numbered, []).append(place)
+        return [(number, plan, places) for (number, plan), places in groups.items()], count
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
@@ -167,8 +193,8 @@ class DenoisingPolicy:
         Raises ValueError for a kernel whose noise exceeds what the noise levels allow, before anything is sampled, and
         ``TooLarge`` for states that do.
         """
-        plans = self.plans(request.group_size, request.round, request.seed)
-        for plan in plans:
+        planned, count = self.planned(request)
+        for _, plan, _ in planned:
             grid = plan.grid(self.grid)
             refuse_noise(self.kernel_text, noise_table(self.kernel, grid, self.outputs), plan.stochastic, grid)
         conditioning = self.model.encode(request.prompts)
@@ -176,10 +202,17 @@ class DenoisingPolicy:
         finals: list[Tensor] = []
         previews: dict[str, list[Output]] = {}
         decisions: list[Decisions] = []
-        for number, plan in enumerate(plans):
+        prompt, evaluations = [], 0
+        for index, (number, plan, places) in enumerate(planned):
             first_row = sum(len(final) for final in finals)
-            walk, log_probs, drawn, end, history = self._walk(request, plan, number, first_row, conditioning)
-            rows = conditioning.take(walk.prompt)
+            part, encoded, at = request, conditioning, torch.tensor(places, device=self.device)
+            if len(places) < len(request.prompts):
+                own = {"prompts": [request.prompts[i] for i in places], "slots": [request.slots[i] for i in places]}
+                part, encoded = replace(request, **own), conditioning.take(at)
+            walk, log_probs, drawn, end, history = self._walk(part, plan, number, first_row, encoded)
+            prompt.append(at[walk.prompt])
+            evaluations += len(places) * self._evaluations(plan)
+            rows = encoded.take(walk.prompt)
             if plan.tail == "dpmpp_2m":
                 finals.append(self.drawing.denoise_multistep(self.network, end, rows, walk.grid, plan.end, history))
             else:
@@ -188,20 +221,65 @@ class DenoisingPolicy:
                 coarse = self.drawing.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse, rows))
             walks.append(walk)
-            decisions.append(self._decisions(request, plan, number, len(plans), walk, log_probs, drawn))
-        prompt = torch.cat([walk.prompt for walk in walks])
+            made = self._decisions(part, plan, number, count, walk, log_probs, drawn)
+            decisions.append(replace(made, node=made.node + torch.where(made.decision_mask, index * NODES_PER_WALK, 0)))
+        order = torch.cat(prompt)
         latents = refuse_nonfinite(torch.cat(finals), "the sampled latents")
-        evaluations = sum(plan.evaluations for plan in plans) * self.drawing.model.evaluations_per_row
-        if self.drawing is not self.solver:
-            evaluations += sum(plan.stochastic_evaluations for plan in plans) * self.model.evaluations_per_row
         return Rollout(
-            prompts=[request.prompts[i] for i in prompt.tolist()],
-            outputs=list(self.model.decode(latents, conditioning.take(prompt))),
+            prompts=[request.prompts[i] for i in order.tolist()],
+            outputs=list(self.model.decode(latents, conditioning.take(order))),
             decisions=join_decisions(decisions),
             steps=Walks(walks),
             previews=previews,
-            evaluations=len(request.prompts) * evaluations,
+            evaluations=evaluations,
+            completions=self._completions([plan for _, plan, _ in planned], walks) if self.completion_steps else None,
         )
+
+    def _evaluations(self, plan: Plan) -> int:
+        """Network evaluations of a prompt's group under a plan, those of completions included."""
+        drawn = plan.evaluations
+        if self.completion_steps:
+            drawn += completion_evaluations(plan, self.completion_steps)
+        own = plan.stochastic_evaluations if self.drawing is not self.solver else 0
+        return drawn * self.drawing.model.evaluations_per_row + own * self.model.evaluations_per_row
+
+    def _completions(self, plans: Sequence[Plan], walks: Sequence[Walk]) -> Completions:
+        """The completions of the walks' states; every distinct state is completed once, by the model that draws."""
+        numbered = [
+            (plan, walk, *completed(plan, self.completion_steps)) for plan, walk in zip(plans, walks, strict=True)
+        ]
+        total = sum(len(walk.source) for walk in walks)
+        rows, before, after = [], *(torch.full((total, max(plan.steps for plan in plans)), -1) for _ in range(2))
+        first = 0
+        for plan, walk, stages, around in numbered:
+            own = walk.first_row + torch.arange(len(walk.source))
+            columns = []
+            for stage in stages:
+                stride = plan.rows // stage.width  # rows that share a state are adjacent
+                rows.append(own[::stride])
+                columns.append(first + torch.arange(len(own)) // stride)
+                first += len(rows[-1])
+            for step, (earlier, later) in around.items():
+                before[own, step] = columns[earlier]
+                after[own, step] = columns[later] if later != OUTPUT else -2 - own
+        after = torch.where(after < -1, first - 2 - after, after)  # outputs are numbered behind all completions
+
+        def parts() -> Iterator[Sequence[Output]]:
+            for plan, walk, stages, _ in numbered:
+                for stage in stages:
+                    yield self._completed(plan, walk, stage)
+
+        numbers = (torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long), before, after)
+        return Completions(parts, *(one.to(self.device) for one in numbers))
+
+    @torch.no_grad()
+    def _completed(self, plan: Plan, walk: Walk, stage: Stage) -> Sequence[Output]:
+        chosen = slice(None, None, plan.rows // stage.width)
+        states = walk.states[(walk.target if stage.after else walk.source)[chosen, stage.step]]
+        rows = walk.conditioning.take(walk.prompt[chosen])
+        grid = walk.grid.pick(points_to_end(stage.point, plan.steps, self.completion_steps))
+        latents = self.drawing.denoise(self.network, states, rows, grid)
+        return self.model.decode(refuse_nonfinite(latents, "the completed latents"), rows)
 
     def _walk(
         self, request: Request, plan: Plan, number: int, first_row: int, conditioning: Any
@@ -304,13 +382,16 @@ class DenoisingPolicy:
         groups = torch.tensor(list(request.slots), device=self.device) * plans + number
         trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
         dt = walk.grid.dt(torch.arange(plan.steps, device=self.device))
-        per_step = {"std": walk.std, "level": walk.level, "dt": dt, "sampler_log_probs": drawn_log_probs}
+        per_step = {"std": walk.std, "level": walk.level, "dt": dt}
+        if "rectifier" in self.fields:
+            per_step["rectifier"] = rectifier_table(self.kernel, walk.grid)
+        per_step |= {"sampler_log_probs": drawn_log_probs}
         return Decisions(
             log_probs=log_probs,
             loss_mask=loss_mask.to(self.device),
             decision_mask=stochastic,
             # Rows that share a transition share the state that it drew, so that its index numbers the decision.
-            node=torch.where(stochastic, walk.target + number * NODES_PER_WALK, 0),
+            node=torch.where(stochastic, walk.target, 0),
             origin=torch.full((rows,), OWN, device=self.device),
             keys={
                 "prompt": groups.repeat_interleave(plan.rows),

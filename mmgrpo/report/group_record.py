@@ -95,7 +95,7 @@ MAX_ENTRIES = 1 << 15
 """Members times decisions that are written, of every number per decision."""
 MAX_LETTERS = 20_000
 """Characters of a text."""
-FIELDS = ("std", "level", "entropy")
+FIELDS = ("std", "level", "entropy", "step_rewards", "step_values")
 """Numbers per decision (``Decisions.fields``) that are written, where a policy has them."""
 ORIGINS = {REPLAYED: "replayed", REFERENCE: "reference", CONTRAST: "contrast"}
 """Flags of members that the policy did not sample in this round."""

@@ -12,6 +12,7 @@ from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
 from pipelines.denoising import (
     DECISIONS,
+    check_decisions,
     check_sampling,
     cost_of_a_rollout,
     policy_over,
@@ -63,6 +64,7 @@ class FlowSpeechFamily(Spoken):
         sampling, head = config.sampling, config.model.head
         check_quantize(config.model)
         check_sampling(self.name, "flow", sampling)
+        check_decisions(config)
         if (parse(sampling.kernel)[0] in DRAWN_KERNELS) != (head == "drawn"):
             raise ValueError(
                 f"sampling.kernel: got {sampling.kernel} with model.head={head}, expected drawn_velocity with "

@@ -14,6 +14,7 @@ from mmgrpo.family import Arithmetic
 from pipelines.denoising import (
     DECISIONS,
     Process,
+    check_decisions,
     check_sampling,
     cost_of_a_rollout,
     policy_over,
@@ -65,6 +66,7 @@ class TextToAudioFamily(Spoken):
         """Raise ValueError for settings that no denoising model takes, and for those of another process."""
         check_quantize(config.model)
         check_sampling(self.name, self.process, config.sampling)
+        check_decisions(config)
 
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions."""

@@ -16,6 +16,7 @@ from mmgrpo.family import Arithmetic
 from pipelines.denoising import (
     DECISIONS,
     Process,
+    check_decisions,
     check_sampling,
     cost_of_a_rollout,
     policy_over,
@@ -112,6 +113,7 @@ class VisualFamily:
         that would have no effect."""
         check_quantize(config.model)
         check_sampling(self.name, self.process, config.sampling)
+        check_decisions(config)
         if config.model.negative_prompt and not self.guided(config):
             raise ValueError(
                 f"model.negative_prompt: has no effect with model.{self.guidance}=1, which is no guidance; raise it or "

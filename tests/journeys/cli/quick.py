@@ -39,6 +39,8 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     family, plan = recipe["model"]["family"], recipe["sampling"]["plan"]
     tree = plan.startswith(("branch", "tree"))
     reward = 'frames(reward="jpeg_compressibility")' if films(family) else "jpeg_compressibility"
+    if name == "vgpo":
+        reward = "jpeg_incompressibility"  # not negative, as its credit needs
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
     small = dict(EXAMPLES[family].model)

@@ -28,6 +28,7 @@ def credit(text, advantages, made, **more):
         "node": made.node,
         "decision_mask": made.decision_mask,
         "log_probs": made.log_probs.double(),
+        "values": advantages,
     }
     return bind(text, CREDITS, "credit")(inputs | fields | more)
 
@@ -40,7 +41,8 @@ def near(rows, tolerance=1e-6):
 def test_credit_keeps_the_precision_of_the_advantages(name):
     made = decisions(TREE)
     of_tokens = torch.zeros(4, 2).double()
-    made = credit(name, [0.1, 0.2, 0.3, 0.4], made, entropy=of_tokens, divergence=of_tokens)
+    fields = dict.fromkeys(("entropy", "divergence", "step_rewards", "step_values"), of_tokens)
+    made = credit(name, [0.1, 0.2, 0.3, 0.4], made, **fields)
     assert made.dtype == torch.float64
 
 

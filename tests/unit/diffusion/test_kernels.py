@@ -21,6 +21,7 @@ from mmgrpo.diffusion.kernels import (
     level_table,
     no_history,
     noise_table,
+    rectifier_table,
     sibling_noise,
 )
 from mmgrpo.diffusion.schedules import Grid, ddim_grid, flow_grid
@@ -40,6 +41,11 @@ from tests.flows import FLOW_KERNELS, NOISE_FREE, even_grid, fine_ddim_grid, flo
         ("cps(a=0.8)", 0.44395122, 0.57063391, 0.61514139, -0.02930608),
         # std = 0.42 sqrt(1 - 0.36 * 0.04 / (0.64 * 0.16)); mean = 0.4 * 0.6 + sqrt(0.36 - std^2) * 1.1
         ("flow_ddim(eta=0.7)", 0.74216687, 0.38935042, 0.85897199, -0.02066302),
+        # std = 0.42 sqrt(0.2); mean = 0.24 + sqrt(0.36 - 0.03528) * 1.1
+        ("flow_ddim_damped(eta=0.7)", 0.86682629, 0.18782971, 0.92317520, 0.70828099),
+        # level = 0.7 * 0.8 * 0.8 = 0.448 on the grid 1, 0.8, 0.6, 0; mean = 0.9 - 0.448^2 / 1.6 * 1.1 * 0.2
+        ("flow_sde_wan(eta=0.7)", 0.8724032, 0.20035169, 0.93250871, 0.64374247),
+        ("flow_sde(a=1.4, factors=[1, 0.5, 1])", 0.6305, 0.62609903, 0.81832971, -0.49569181),
         # r = 0.6 / 1.04; mean = (1 + (r - 0.8) * 0.5) / (1 + 0.1 r); std = r sqrt(0.21) / (1 + 0.1 r)
         ("edm_churn(gamma=0.1)", 0.84, 0.24995867, 0.91498760, 0.42252114),
     ],
@@ -240,7 +246,42 @@ def test_every_kernel_of_the_table_runs_with_its_defaults(name):
     process = "diffusion" if name == "ddim" else "flow"
     grid = fine_ddim_grid(5) if process == "diffusion" else flow_grid(5)
     stds = noise_table(kernel(name, "epsilon"), grid, 2 if name in DRAWN_KERNELS else 1)
-    assert stds.shape == (5,) and bool((stds[:-1] > 0).all()) and bool(stds.isfinite().all())
+    assert stds.shape == (5,) and bool((stds[1:-1] > 0).all()) and bool(stds.isfinite().all())
+
+
+def test_damped_noise_leaves_out_the_first_step_and_the_last():
+    # eta s' sqrt(1 - s) on ten steps of shift 3
+    stds = noise_table(kernel("flow_ddim_damped"), flow_grid(10))
+    expected = [0, 0.1221, 0.1699, 0.2025, 0.2239, 0.2333, 0.2273, 0.1984, 0.1323, 0]
+    assert stds.tolist() == pytest.approx(expected, abs=5e-5)
+
+
+def test_rectifiers_are_those_of_flash_grpo():
+    # w = 1 / (sqrt(dt) / c + c sqrt(dt) (1 - s) / (2 s)); at s .8 to .6: c = .7 * .9 * .8 = .504
+    grid = flow_like(real(1, 0.9, 0.8, 0.6, 0))
+    assert rectifier_table(kernel("flow_sde_wan(eta=0.7)"), grid)[2].item() == pytest.approx(1.09229569, abs=1e-7)
+    table = rectifier_table(kernel("flow_sde_wan(eta=0.7)"), flow_grid(10))
+    expected = [3.5718, 3.1814, 2.7964, 2.4176, 2.0457, 1.6819, 1.3271, 0.9824, 0.6484, 0.3237]
+    assert table.tolist() == pytest.approx(expected, abs=6e-5)
+    assert (table[:5] / table[:5].mean()).tolist() == pytest.approx([1.2745, 1.1352, 0.9978, 0.8626, 0.7299], abs=6e-5)
+    # 20 steps and eta 1: within .1 % of the released table, whose grid begins at .9997
+    released = [7.4770, 7.0414, 6.6112, 6.1867, 5.7682, 5.3559, 4.9502, 4.5513, 4.1596, 3.7754]
+    assert rectifier_table(kernel("flow_sde_wan"), flow_grid(20))[:10].tolist() == pytest.approx(released, rel=1.1e-3)
+
+
+@pytest.mark.parametrize("text", FLOW_KERNELS)
+def test_a_rectifier_is_the_std_over_what_an_output_moves_the_mean_by(text):
+    grid, step = flow_grid(6), torch.arange(6)
+    x, output = torch.zeros(6, 1), torch.zeros(6, 1, requires_grad=True)
+    transition = kernel(text)(x, output, step, grid)
+    (slope,) = torch.autograd.grad(transition.mean.sum(), output)
+    expected = (transition.std / slope.abs()).flatten()
+    torch.testing.assert_close(rectifier_table(kernel(text), grid), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_factors_of_another_grid_are_refused():
+    with pytest.raises(ValueError, match=r"flow_sde: factors.*2.*5"):
+        noise_table(kernel("flow_sde(factors=[1, 0.5])"), flow_grid(5))
 
 
 def test_a_kernel_of_the_other_process_is_refused():

@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.diffusion.schedules import flow_grid, flux_grid
 from mmgrpo.types import Request
-from tests.flows import one, where
+from tests.flows import one, seeded, where
 from tests.toys import toy_policy, toy_prompts
 
 
@@ -106,9 +106,8 @@ def test_a_flash_tail_can_be_one_step_long():
 
 def test_the_tail_goes_on_from_the_estimate_of_the_last_stochastic_step():
     policy = toy_policy("sliding_window(size=2, tail='dpmpp_2m', tail_ratio=0.5)", steps=8)
-    [plan] = policy.plans(
-        3, round=50, seed=5
-    )  # at the third place: stochastic at 2 and 3, ceil(4 / 2) = 2 steps follow
+    # at the third place: stochastic at 2 and 3, ceil(4 / 2) = 2 steps follow
+    [plan] = policy.plans(3, 50, seeded(5))
     assert where(plan.stochastic) == [2, 3] and plan.steps == 6
     prompts = toy_prompts(2)
     rollout = policy.rollout(Request(prompts, [0, 1], 3, 5, round=50))

@@ -26,6 +26,10 @@ APART = torch.tensor([0, 1])
         (aggregation.per_prompt(MASK, torch.tensor([3, 3])), 2.0),  # one prompt: as per_decision
         # std of the trained decisions [1, 3, 2] on per_sample weights [1/4, 1/4, 1/2]: [1, 3, 4] / 8
         (aggregation.noise_aware(MASK, torch.tensor([[1.0, 3.0], [2.0, math.nan]])), 2.5),
+        # weights [1, 3, 2] of mean 2: (1/4 + 3/4 + 2 * 4 / 2) / 2
+        (aggregation.rectified(MASK, torch.tensor([[1.0, 3.0], [2.0, 6.0]])), 2.5),
+        # of the first step of the grid: mean (1 + 2) / 2
+        (aggregation.rectified(MASK, torch.tensor([[1.0, 3.0], [2.0, 6.0]]), pool=1), 5 / 1.5),
     ],
 )
 def test_two_samples_of_two_and_one_decisions(weighed, expected):
@@ -37,6 +41,17 @@ def test_noise_aware_has_mean_one_over_rows_of_equal_length_times_per_sample():
     assert_close(
         aggregation.noise_aware(loss_mask, std), aggregation.per_sample(loss_mask) * torch.tensor([[1.4, 0.6]])
     )
+
+
+def test_a_pool_makes_the_weight_of_a_step_independent_of_what_else_was_drawn():
+    rectifier, step = torch.tensor([3.0, 1.0, 0.5]).expand(4, 3), torch.arange(3)
+    alone, mixed = (drawn[:, None] == step for drawn in (torch.tensor([1, 1, 1, 1]), torch.tensor([1, 0, 0, 1])))
+    weights = [
+        4 * aggregation.rectified(mask, rectifier, pool)[0, 1].item() for pool in (2, 0) for mask in (alone, mixed)
+    ]
+    assert weights == [0.5, 0.5, 1.0, 0.5]  # 1 / mean(3, 1) twice; 1 / 1 and 1 / mean(1, 3, 3, 1)
+    with pytest.raises(ValueError, match=r"rectified: pool.*4.*3"):
+        aggregation.rectified(alone, rectifier, 4)
 
 
 def test_per_prompt_gives_every_prompt_one_share():

@@ -55,7 +55,7 @@ TABLES: dict[str, dict[str, Block]] = {
     "kl_weight": KL_WEIGHTS,
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
-POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered")
+POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing")
 REFERENCE_VALUE = {"reference_value": 0.5, "reference_rewards": {"reward": [0.0, 1.0]}}
 
 
@@ -80,6 +80,8 @@ def policy_of(kind: str, answered: bool) -> tuple[Policy, list[Prompt]]:
     """A small policy and its prompts; ``answered``: the data set's answer is a member of every group."""
     if kind == "gaussian":
         policy: Policy = toy_policy("branch_tree(splits=[0,1])", steps=4)
+    elif kind == "completing":
+        policy = toy_policy(steps=4, completion_steps=4)
     elif kind == "matching":
         policy = FlowMatchingPolicy(
             ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
@@ -114,6 +116,8 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     """A trainer of the first policy that does not refuse the block."""
     terms = ["kl_k3(coef=0.1)"] if line == "kl_weight" else []
     changes: dict[str, Any] = {"terms": terms, line: [text] if isinstance(BASE[line], list) else text}
+    if line == "credit" and "advantages" not in CREDITS[text.split("(")[0]].needs:
+        changes |= {"baseline": "none", "scale": "none"}
     blocks = algorithm_blocks("grpo", **changes)
     refusals = []
     # Other policies would accept an off-policy objective and never call it: no data set supplies their decisions.

@@ -37,6 +37,11 @@ def right_or_wrong(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list
     return [float(_number(output) > 0) for output in outputs]
 
 
+def never_flat(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """A reward in (0, 1) that differs wherever two states do, so that every step gains or loses."""
+    return [1 / (1 + math.exp(-_number(output))) for output in outputs]
+
+
 def _number(output: Output) -> float:
     if isinstance(output, Image):
         return float(output.pixels.sum())
@@ -46,7 +51,8 @@ def _number(output: Output) -> float:
 
 def policy_of(kind: str, preset: str) -> Policy:
     if kind == "gaussian":
-        return toy_policy(PLANS.get(preset, "every_step"), steps=5)
+        completes = "step_rewards" in algorithm_blocks(preset)["advantages"].fields
+        return toy_policy(PLANS.get(preset, "every_step"), steps=5, completion_steps=5 if completes else 0)
     if kind == "matching":
         return FlowMatchingPolicy(
             ToyModel(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, forward_batch_size=1024
@@ -68,7 +74,7 @@ def short_run(kind: str, preset: str, folder: Path) -> Trainer:
         policy,
         folder,
         prompts_of(kind),
-        reward=right_or_wrong,
+        reward=never_flat if getattr(policy, "completion_steps", 0) else right_or_wrong,
         prompts_per_step=3,
         group_size=8,
         steps=2,

@@ -1,0 +1,105 @@
+"""Rewards of single decisions: what the completion of a state gains by the decision that follows it.
+
+    step_values   [B, T]   reward of the completion of the state before each decision
+    step_rewards  [B, T]   reward of the completion of the state after it, minus step_values
+
+Both are fields of the decisions, 0 where there is no decision. Completions are made one after another while those
+before are scored elsewhere. Several rewards count as their weighted sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmgrpo.advantages.baseline import greedy_values
+from mmgrpo.advantages.groups import Rows
+from mmgrpo.randomness import derive
+from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores
+from mmgrpo.types import Completions, Policy, Prompt, Request, Rollout, select_rows
+
+STEP_FIELDS = frozenset({"step_rewards", "step_values"})
+
+
+def begin_step_rewards(
+    scorers: Sequence[Scorer], rollout: Rollout, completions: Completions, weights: Float[Tensor, "R"]
+) -> Callable[[RewardScores], tuple[dict[str, Tensor], Rows]]:
+    """Complete the states and begin to score them. The returned function takes the scores of the outputs, and waits
+    for the fields and for the rows all of whose completions could be scored."""
+    begun, first = [], 0
+    for outputs in completions.parts():
+        rows = completions.rows[first : first + len(outputs)]
+        prompts = [rollout.prompts[row] for row in rows.tolist()]
+        begun.append(begin_scoring(scorers, prompts, outputs, select_rows(rollout.decisions, rows)))
+        first += len(outputs)
+
+    def finish(scores: RewardScores) -> tuple[dict[str, Tensor], Rows]:
+        count = len(scorers)
+        finals = RewardScores(scores.values[:, :count], scores.valid[:, :count], scores.abstentions[:, :count])
+        everything = join_scores([*(one() for one in begun), finals])
+        values, scored = greedy_values(everything, torch.arange(len(everything.values)), weights[:count])
+        there = completions.before >= 0
+        before, after = completions.before.clamp(min=0), completions.after.clamp(min=0)
+        values, scored = values.to(there.device), scored.to(there.device)
+        fields = {
+            "step_values": torch.where(there, values[before], 0.0),
+            "step_rewards": torch.where(there, values[after] - values[before], 0.0),
+        }
+        return fields, ((scored[before] & scored[after]) | ~there).all(1).to(scores.valid.device)
+
+    return finish
+
+
+def recalibrated(
+    factors: Sequence[float],
+    step_rewards: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    increment: float,
+    tolerance: float,
+    least: float = 0.0,
+) -> list[float]:
+    """Factors of the noise of each step, raised where gains and losses are about as many, else lowered.
+
+    With n+ positive of n rewards of a step: factor + increment where |2 n+ - n| / n <= tolerance, else factor -
+    increment, at least ``least``. DenseGRPO (arXiv:2601.20218) states the rule in words; its increment and tolerance
+    were not found.
+    """
+    count = decision_mask.sum(0)
+    gains = ((step_rewards > 0) & decision_mask).sum(0)
+    balanced = (2 * gains - count).abs() <= tolerance * count
+    changes = torch.where(balanced, increment, -increment).masked_fill(count == 0, 0.0).tolist()
+    return [max(least, factor + change) for factor, change in zip(factors, changes, strict=True)]
+
+
+def calibrate(
+    policy: Callable[[Sequence[float]], Policy],
+    scorers: Sequence[Scorer],
+    prompts: Sequence[Prompt],
+    *,
+    steps: int,
+    increment: float,
+    tolerance: float,
+    group_size: int = 24,
+    rounds: int = 10,
+    seed: int = 0,
+) -> list[float]:
+    """The factors of ``flow_sde(factors=[...])`` for a policy before training, after ``rounds`` of ``recalibrated``.
+
+    ``policy`` makes the policy, which completes states, with given factors, one for each of its ``steps``; they begin
+    at 1. ``prompts`` are sampled anew in each round.
+    """
+    factors, weights = [1.0] * steps, torch.tensor([scorer.weight for scorer in scorers])
+    for number in range(rounds):
+        made = policy(factors).rollout(
+            Request(prompts, range(len(prompts)), group_size, derive(seed, "calibration", number), number)
+        )
+        if made.completions is None:
+            raise ValueError("calibrate: got a policy without completion_steps, expected one that completes states")
+        finish = begin_step_rewards(scorers, made, made.completions, weights)
+        fields, scored = finish(begin_scoring(scorers, made.prompts, made.outputs, made.decisions)())
+        mask = made.decisions.decision_mask & scored[:, None]
+        factors = recalibrated(factors, fields["step_rewards"], mask, increment, tolerance, least=increment)
+    return factors

@@ -1,0 +1,70 @@
+"""Plans that are drawn for each prompt: samples of a prompt share the step, prompts of a round differ (Flash-GRPO)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mmgrpo.objectives.base import owned
+from mmgrpo.types import Request
+from tests.building import algorithm_blocks, trainer
+from tests.toys import toy_policy, toy_prompts
+from tests.unit.policies.test_denoising_policy import rescored
+
+BRANCH = "one_step_branch(first=0.9, roots=4)"
+EIGHT = Request(toy_prompts(8), list(range(8)), 4, seed=5)
+
+
+def steps_of(made) -> dict[str, set[int]]:
+    """The trained steps of the samples of each prompt."""
+    steps: dict[str, set[int]] = {}
+    for prompt, row in zip(made.prompts, made.decisions.loss_mask, strict=True):
+        steps.setdefault(prompt.id, set()).update(row.nonzero()[:, 0].tolist())
+    return steps
+
+
+def test_samples_of_a_prompt_share_the_step_and_prompts_differ():
+    once, each = (toy_policy(BRANCH, steps=8, plan_per=per).rollout(EIGHT) for per in ("round", "prompt"))
+    assert len(set.union(*steps_of(once).values())) == 1
+    assert all(len(steps) == 1 for steps in steps_of(each).values()) and len(set.union(*steps_of(each).values())) > 2
+
+
+def test_the_step_of_a_prompt_does_not_depend_on_the_other_prompts():
+    """So that the plans of a round are the same on any number of ranks, and in parts of a round."""
+    policy = toy_policy(BRANCH, steps=8, plan_per="prompt")
+    whole = policy.rollout(EIGHT)
+    for slots in ([0, 1, 2], [5], [7, 3]):
+        part = policy.rollout(replace(EIGHT, prompts=[EIGHT.prompts[slot] for slot in slots], slots=slots))
+        assert {name: steps_of(whole)[name] for name in steps_of(part)} == steps_of(part)
+        for row, prompt in enumerate(part.prompts):
+            first = [one.id for one in whole.prompts].index(prompt.id)
+            same = first + row - [one.id for one in part.prompts].index(prompt.id)
+            torch.testing.assert_close(part.outputs[row].pixels, whole.outputs[same].pixels, rtol=0, atol=1e-6)
+            assert part.decisions.keys["prompt"][row] == whole.decisions.keys["prompt"][same]
+
+
+def test_decisions_are_numbered_apart_scored_again_and_counted():
+    policy = toy_policy(BRANCH, steps=8, plan_per="prompt", completion_steps=2)
+    made = policy.rollout(EIGHT)
+    assert sum(len(part) for part in made.completions.parts()) == len(made.completions.rows)
+    assert policy.model.forwards == made.evaluations
+    assert torch.equal(owned(made.decisions), made.decisions.loss_mask) and made.decisions.loss_mask.sum() == 32
+    gap = (rescored(policy, made) - made.decisions.log_probs)[made.decisions.loss_mask]
+    assert gap.abs().max() <= 5e-7
+    assert sorted(made.decisions.keys["prompt"].tolist()) == sorted([*range(8)] * 4)
+
+
+def test_one_prompt_has_the_plan_that_its_slot_draws():
+    """With plans that draw nothing both settings are the same rollout."""
+    made = [toy_policy("every_step", plan_per=per).rollout(EIGHT) for per in ("round", "prompt")]
+    assert torch.equal(made[0].decisions.log_probs, made[1].decisions.log_probs)
+    assert torch.equal(made[0].decisions.node, made[1].decisions.node)
+
+
+def test_flash_grpo_trains(tmp_path):
+    policy = toy_policy(BRANCH, steps=8, kernel="flow_sde_wan", plan_per="prompt")
+    blocks = algorithm_blocks("flash_grpo", aggregation="rectified(pool=7)")
+    run = trainer(policy, tmp_path, toy_prompts(4), prompts_per_step=4, group_size=4, steps=2, **blocks)
+    run.fit()
+    assert (tmp_path / "metrics.jsonl").read_text().count("grad_norm") == 2
