@@ -30,10 +30,11 @@ from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
+from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report.group_record import GroupRecord, displayed
 from mmgrpo.rewards import scorers
-from mmgrpo.rollout import RoundSettings, redraws
+from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.fingerprint import of_inputs
@@ -271,7 +272,9 @@ def make_trainer(
         algorithm.off_policy,
         algorithm.networks,
     )
-    draws = redraws(algorithm.sampler)  # bound here, so that errors in any block precede the loading of a model
+    sampling = Sampling.of(
+        algorithm.sampler, algorithm.trackers
+    )  # bound here, so that errors in any block precede the loading of a model
     with checked_by(reward_scorers):
         inputs = start(accelerator)
     unread = ignored(inputs.keys, inputs.rows, rewards, {*recipe.fields, *config.eval.groups}, owner, inputs.policy)
@@ -287,7 +290,9 @@ def make_trainer(
         recipe=recipe,
         loss=loss,
         prompts=splits.train,
-        rounds=RoundSettings(config.data.prompts_per_step, config.data.group_size, draws, config.data.prompts_at_once),
+        rounds=RoundSettings(
+            config.data.prompts_per_step, config.data.group_size, config.data.prompts_at_once, samplers=sampling
+        ),
         steps=config.steps,
         optim=config.optim,
         evaluation=EvalSettings(

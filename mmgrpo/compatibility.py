@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
+from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
 from mmgrpo.step_rewards import STEP_FIELDS
@@ -32,7 +33,7 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
         )
     if bool(recipe.fields & STEP_FIELDS) != bool(policy.fields & STEP_FIELDS) and policy.kind == "gaussian":
         refuse_step_rewards(recipe, bool(policy.fields & STEP_FIELDS))
-    if absent := (recipe.fields | loss.fields) - policy.fields - COMPARISON_FIELDS:
+    if absent := (recipe.fields | loss.fields) - policy.fields - COMPARISON_FIELDS - LEDGER_FIELDS:
         raise ValueError(
             f"the algorithm's advantages or aggregation need {', '.join(sorted(absent))}, which this policy does "
             f"not record (it records {', '.join(sorted(policy.fields))}); "
@@ -82,6 +83,17 @@ def refuse_step_rewards(recipe: AdvantageRecipe, completes: bool) -> None:
         f"algorithm.credit: got '{recipe.credit.text}', which compares rewards of single steps, and nothing completes "
         "the states between them; set sampling.completion_steps, e.g. to sampling.steps (the whole ODE)"
     )
+
+
+def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
+    """Raise ValueError for a group of one sample where a block compares the samples of a group."""
+    comparing = [bound.text for bound in (*recipe.bounds, loss.objective, *loss.terms) if "key" in bound.block.needs]
+    if size < 1 or comparing:
+        why = f"{', '.join(comparing)}: compares the samples of a group" if comparing else "a round has samples"
+        raise ValueError(
+            f"got data.group_size {size}, expected at least {min(2, size + 1)} ({why}); raise it, or choose blocks "
+            "that do without, e.g. baseline tracker, static_reference or batch_mean, and scale batch_std or none"
+        )
 
 
 def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:

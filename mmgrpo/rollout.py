@@ -9,8 +9,8 @@ Previews (further outputs of the same rows) are scored by the same rewards and b
 With the baseline ``greedy`` (ReMax) every round also samples and scores one greedy output per prompt, for comparison
 and never for training. A ``reference_value`` (PVPO, AAPO) and ``reference_rewards`` (PAR) are read from the prompt.
 
-Groups whose rewards are all equal have no gradient; with ``dynamic_sampling`` fresh prompts are drawn in their place
-until the round is full or the maximal number of draws is reached (DAPO, arXiv:2503.14476, section 3.2).
+Which prompts are drawn, how often and in how many draws is up to the samplers (mmgrpo/prompts/samplers.py), which read
+the ledger of the run as earlier rounds left it.
 """
 
 from __future__ import annotations
@@ -30,43 +30,29 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import greedy_values, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.prompts.ledger import Ledger, Rows
+from mmgrpo.prompts.samplers import Drawing, Sampling
+from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
-from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, join_decisions, row_counts
+from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.step_rewards import begin_step_rewards
-from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout
+from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout, select_rows
 from mmgrpo.update import Batch
-
-SAMPLERS: dict[str, Block] = {}
-"""Functions that return the maximal number of redraws per round."""
-
-
-@block(SAMPLERS)
-def dynamic_sampling(rounds: int = 10) -> int:
-    """Groups without spread are replaced by fresh prompts, at most ``rounds`` times (DAPO, arXiv:2503.14476)."""
-    if not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"dynamic_sampling: got rounds {rounds}, expected a whole number of at least 1")
-    return rounds
-
-
-def redraws(samplers: Sequence[str]) -> int:
-    """The maximal number of redraws per round, from the text of ``algorithm.sampler``."""
-    return sum(bind(text, SAMPLERS, "algorithm.sampler")({}) for text in samplers)
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """The size of a round in prompts (groups) and samples per prompt, its maximal number of redraws, and the number of
-    prompts per rank that are sampled at once (0: all)."""
+    """The size of a round in prompts (groups) and samples per prompt, the number of prompts per rank that are sampled
+    at once (0: all), and what draws the prompts."""
 
     prompts: int
     group_size: int
-    redraws: int = 0
     prompts_at_once: int = 0
     sampling: Mapping[str, float] = field(default_factory=dict)
     """``Request.sampling`` of this round."""
+    samplers: Sampling = field(default_factory=Sampling)
 
 
 @dataclass(frozen=True)
@@ -83,6 +69,8 @@ class Round:
     metrics: dict[str, float]
     totals: Tensor
     """[B] the rewards as one number (``Estimate.rewards``)."""
+    rows: Rows
+    """What the ledger takes of it."""
 
 
 def sample_round(
@@ -98,74 +86,81 @@ def sample_round(
     seed: int,
     accelerator: Accelerator,
     reward_weights: RewardWeights | None = None,
+    ledger: Ledger | None = None,
 ) -> Round:
-    """Sample round ``number``; all its randomness comes from (seed, number). Weights are by default the scorers'."""
+    """Sample round ``number``; all its randomness comes from (seed, number) and the ledger, by default an empty one.
+    Weights are by default the scorers'."""
     now = reward_weights or RewardWeights(tuple(scorer.weight for scorer in scorers))
     rollouts: list[Rollout] = []
     places: list[Tensor] = []
     gathered: list[Decisions] = []
     gathered_scores: list[RewardScores] = []
-    count, rows, seconds = settings.prompts, 0, {"rollout": 0.0, "reward": 0.0}
-    for draw in range(settings.redraws + 1):
-        indices = order.take(cursor, count)
-        cursor += count
-        own = RankSlice.of(count, accelerator, "the number of prompts per round")
-        at_once = settings.prompts_at_once or count
+    ledger = ledger or settings.samplers.ledger(prompts)
+    drawing = Drawing(settings, ledger, order, cursor, number, seed, accelerator.num_processes)
+    draw, rows, seconds = drawing.first(), 0, {"rollout": 0.0, "reward": 0.0}
+    while draw is not None:
+        shares = draw.parts(accelerator.num_processes, settings.prompts_at_once)
         begun: list[tuple[Rollout, Callable[[], tuple[Decisions, RewardScores]]]] = []
-        for start in range(own.start, own.stop, at_once):
-            places_of_part = range(start, min(start + at_once, own.stop))
+        for places_of_part in shares[accelerator.process_index]:
             request = Request(
-                prompts=[prompts[indices[place]] for place in places_of_part],
-                # A slot names the random stream of a group, so that every draw has slots of its own.
-                slots=[draw * settings.prompts + place for place in places_of_part],
-                group_size=settings.group_size,
+                prompts=[prompts[draw.indices[place]] for place in places_of_part],
+                slots=[draw.slots[place] for place in places_of_part],
+                group_size=draw.counts[places_of_part[0]],
                 seed=derive(seed, "round", number),
                 round=number,
                 sampling=settings.sampling,
             )
             started = time.perf_counter()
-            rollout = policy.rollout(request)
+            rollout = draw.numbered(policy.rollout(request), request, places_of_part)
             greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
             weights = torch.tensor(now.values * (1 + len(rollout.previews)), device=accelerator.device)
             begun.append((rollout, begin_rollout(scorers, recipe, request, rollout, greedy, weights)))
             seconds["rollout"] += time.perf_counter() - started
-        for rollout, finish in begun:
-            started = time.perf_counter()
-            decisions, scores = finish()
-            seconds["reward"] += time.perf_counter() - started
+        for part in range(max(map(len, shares))):
+            if part < len(begun):
+                started = time.perf_counter()
+                mine, my_scores = begun[part][1]()
+                seconds["reward"] += time.perf_counter() - started
+                # The gathered rows are ordered by part, then by rank: this rank's follow those of all lower ranks.
+                first = rows + sum(row_counts(mine.origin, accelerator)[: accelerator.process_index])
+                places.append(first + torch.arange(mine.rows, device=accelerator.device))
+                rollouts.append(begun[part][0])
+            else:  # other ranks have more parts, and all gather together
+                none = torch.arange(0, device=accelerator.device)
+                mine, my_scores = select_rows(mine, none), my_scores.rows(none.cpu())
+                row_counts(mine.origin, accelerator)
             # Every rank gathers all numbers, so that neither the statistics of a batch nor the decision to draw again
             # depend on how groups are distributed over ranks.
-            gathered.append(gather_decisions(decisions, accelerator, len(rollouts)))
-            rollouts.append(rollout)
-            gathered_scores.append(gather_reward_scores(scores, accelerator))
-            # The gathered rows are ordered by part, then by rank: this rank's follow those of all lower ranks.
-            first = rows + sum(row_counts(decisions.origin, accelerator)[: accelerator.process_index])
-            places.append(first + torch.arange(decisions.rows, device=accelerator.device))
+            gathered.append(gather_decisions(mine, accelerator, len(gathered)))
+            gathered_scores.append(gather_reward_scores(my_scores, accelerator))
             rows += gathered[-1].rows
         names = [scorer.name for scorer in scorers]
         names += [f"{scorer.name}@{preview}" for preview in rollouts[0].previews for scorer in scorers]
         decisions = join_decisions(gathered)
         scores = join_scores(gathered_scores)
+        fields = ledger.fields(recipe.fields & LEDGER_FIELDS, decisions.fields["prompt_index"])
+        decisions = replace(decisions, fields={**decisions.fields, **fields})
         # Over all draws so far: the batch scales of a redrawn round are those of everything that it sampled.
         result = estimate(
             scores.values, scores.valid, weights, decisions, recipe, names, now.factor, scores.abstentions
         )
-        missing = settings.prompts - result.spread_groups
-        if missing <= 0 or draw == settings.redraws:
-            break
-        count = -(-missing // accelerator.num_processes) * accelerator.num_processes  # every rank draws as many
+        draw = drawing.next(result, decisions)
     metrics = {
         "group/zero_std_fraction": result.zero_spread,
         "group/advantage": float(result.advantages[result.loss_mask].abs().mean()) if result.loss_mask.any() else 0.0,
-        "group/draws": float(draw + 1),
+        "group/draws": float(len(drawing.draws)),
         "rollout/evaluations": float(sum(one.evaluations for one in rollouts) * accelerator.num_processes),
         "rollout/rows": float(rows),
         "time/rollout": seconds["rollout"],
         "time/reward": seconds["reward"],
         **reward_metrics(names, recipe.trained(names, weights.tolist()), scores, decisions, number),
+        **drawing.metrics,
+        **ledger.metrics(),
     }
-    batch = Batch(rollouts, places, result.weighing(decisions), result.advantages, result.loss_mask)
-    return Round(batch, rollouts, scores, names, cursor, metrics, result.rewards)
+    loss_mask = result.loss_mask & ~drawing.surplus(result, decisions)[:, None]
+    batch = Batch(rollouts, places, result.weighing(decisions), result.advantages, loss_mask)
+    seen = Rows.of(decisions, result.rewards, result.advantages, loss_mask)
+    return Round(batch, rollouts, scores, names, drawing.cursor, metrics, result.rewards, seen)
 
 
 def begin_rollout(

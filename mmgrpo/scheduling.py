@@ -14,6 +14,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe, Key
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.registry import Bound
 from mmgrpo.config.schedules import RULES, Now, Schedule, at
+from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Adjustable, Policy
@@ -33,12 +34,13 @@ class Schedules:
     settings: Mapping[str, Schedule]
     """Schedules of ``schedules.SETTINGS``, by name."""
     steps: int
+    samplers: Sampling = field(default_factory=Sampling)
     memory: dict[str, list[float]] = field(default_factory=dict)
     """What rules remember, by their text."""
 
     def __post_init__(self) -> None:
         rewards = {f"{one.name}.weight": one.schedule for one in self.scorers if one.schedule}
-        self.named = {**named(self.recipe), **named(self.loss), **rewards, **self.settings}
+        self.named = {**named(self.recipe), **named(self.loss), **named(self.samplers), **rewards, **self.settings}
 
     def check(self, policy: Policy, rounds: RoundSettings) -> None:
         """ValueError for a schedule without effect, or that meets something that changes the same number."""
@@ -58,7 +60,7 @@ class Schedules:
         for schedule in self.named.values():
             if schedule.by.startswith(("time/", "memory", "seconds")):
                 raise ValueError(f"{schedule.text}: got by='{schedule.by}', expected a metric that repeats itself")
-        if min(self.sizes(rounds)) < 2:
+        if "data.group_size" in self.settings and min(self.sizes(rounds)) < 2:
             raise ValueError(f"data.group_size: got {self.settings['data.group_size'].text}, expected at least 2")
 
     def sizes(self, rounds: RoundSettings) -> list[float]:
@@ -83,7 +85,8 @@ class Schedules:
         return replace(weights, values=values)
 
     def round(self, rounds: RoundSettings, step: int) -> RoundSettings:
-        """The size of the round that begins at a step, and the sampling of its policy."""
+        """The size of the round that begins at a step, the sampling of its policy, and what draws its prompts."""
+        rounds = replace(rounds, samplers=at(rounds.samplers, self.now(step)))
         if not self.settings:
             return rounds
         numbers = {name: schedule.at(self.now(step)) for name, schedule in self.settings.items()}
@@ -106,7 +109,7 @@ class Schedules:
             self.memory[schedule.text] = list(schedule.next(before, line[schedule.by]))
 
 
-def named(recipe: AdvantageRecipe | LossRecipe) -> dict[str, Schedule]:
+def named(recipe: AdvantageRecipe | LossRecipe | Sampling) -> dict[str, Schedule]:
     """The schedules of a recipe, as ``block.parameter``; ``block#2.parameter`` for a block that stands there twice."""
     found: dict[str, Schedule] = {}
     for one in dataclasses.fields(recipe):

@@ -27,13 +27,15 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
+from mmgrpo.compatibility import refuse_alone, refuse_mismatch, refuse_rewards
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
 from mmgrpo.files import write_text
+from mmgrpo.prompts.ledger import Ledger
+from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import stream
 from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, settings_alarms, write_alarms
@@ -82,8 +84,9 @@ class Trainer:
         write_samples: Callable[[Path, Shown], None] = lambda stem, shown: None,
         groups: GroupRecord = NONE,
         schedules: Mapping[str, Schedule] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps)
+        self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps, rounds.samplers)
         recipe, loss = self.schedules.blocks(0)
         self.policy, self.scorers, self.recipe, self.loss = policy, scorers, recipe, loss
         self.prompts, self.rounds, self.evaluation = prompts, rounds, evaluation
@@ -110,7 +113,7 @@ class Trainer:
         self.interpolation = (
             WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None
         )
-        self.order = PromptOrder(len(prompts), seed)
+        self.order, self.ledger = PromptOrder(len(prompts), seed), ledger or rounds.samplers.ledger(prompts)
         self.step, self.round, self.cursor, self.seconds = 0, 0, 0, 0.0
         self.skipped, self.nonfinite_steps, self.nonfinite_row = 0, 0, 0
         self.moved, self.warned_of_gap = False, False
@@ -133,9 +136,8 @@ class Trainer:
         if self.steps < 1:
             raise ValueError(f"got steps {self.steps}, expected at least 1")
         if self.rounds.group_size < 2:
-            raise ValueError(
-                f"got group_size {self.rounds.group_size}, expected at least 2: samples are compared within groups"
-            )
+            refuse_alone(self.rounds.group_size, self.recipe, self.loss)
+        self.rounds.samplers.refuse(self.recipe.fields & LEDGER_FIELDS, "algorithm")
         RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
         self.schedules.check(self.policy, self.rounds)
         refuse_mismatch(self.policy, self.recipe, self.loss)
@@ -242,6 +244,7 @@ class Trainer:
                 seed=self.seed,
                 accelerator=self.accelerator,
                 reward_weights=self.reward_weights,
+                ledger=self.ledger,
             )
             if self.accelerator.is_main_process:
                 self.groups.write(self.step, round_)
@@ -280,6 +283,7 @@ class Trainer:
                         "gradient that is not finite and were skipped; go back to a checkpoint before the divergence "
                         "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
                     )
+        self.ledger.update(round_.rows, self.round)
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
         self.networks.advance(self.step, lines[-1]["kl"] if lines else 0.0, self.loss.networks)
         if lines:
@@ -413,9 +417,10 @@ class Trainer:
         state |= {name: getattr(self, name) for name in names}
         if self.accelerator.is_main_process:
             self.log.flush()
+            self.ledger.write(self.folder, self.prompts, self.step)
         if self.networks.rules:
             state["networks"] = self.networks.state()
-        tables = self.networks.tensors()
+        tables = {"ledger": self.ledger.tensors(), **self.networks.tensors()}
         self.checkpoints.save(self.step, self.policy.network, self.optimizer, self.ema, state, tables)
 
     def save_model(self, folder: Path) -> None:
@@ -452,6 +457,7 @@ class Trainer:
                 setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
         if state is not None:
             self.networks.load(self.checkpoints.tables, state.get("networks", {}), self.step)
+            self.ledger.load(self.checkpoints.tables.get("ledger", {}))
         if self.ema is not None:
             self.ema.step = self.step
         if self.accelerator.is_main_process:

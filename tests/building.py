@@ -19,7 +19,8 @@ from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import families, family
-from mmgrpo.rollout import RoundSettings, redraws
+from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.trainer import Trainer
@@ -76,7 +77,8 @@ def algorithm_blocks(preset: str, **changes: Any) -> dict[str, Any]:
             algorithm.off_policy,
             algorithm.networks,
         ),
-        "redraws": redraws(algorithm.sampler),
+        "sampler": algorithm.sampler,
+        "trackers": algorithm.trackers,
     }
 
 
@@ -105,6 +107,8 @@ def trainer(
     prompts_per_step: int = 2,
     group_size: int = 4,
     redraws: int = 0,
+    sampler: Sequence[str] = (),
+    trackers: Sequence[str] = (),
     steps: int = 4,
     seed: int = 0,
     save_every: int = 1000,
@@ -116,13 +120,14 @@ def trainer(
 ) -> Trainer:
     """A trainer with small defaults."""
     accelerator = accelerator or Accelerator(cpu=True)
+    sampler = [f"dynamic_sampling(rounds={redraws})"] if redraws else sampler
     return Trainer(
         policy=policy,
         scorers=scorers or [Scorer("reward", reward, rates=rates)],
         recipe=advantages or recipe(),
         loss=loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
         prompts=prompts,
-        rounds=RoundSettings(prompts_per_step, group_size, redraws),
+        rounds=RoundSettings(prompts_per_step, group_size, samplers=Sampling.of(sampler, trackers)),
         steps=steps,
         optim=Optim(**{"lr": 1e-2, "max_grad_norm": 0.0, "weight_decay": 0.0, **optim}),
         evaluation=EvalSettings(

@@ -73,6 +73,13 @@ def static_reference(reference_value: Values) -> Values:
 
 
 @block(BASELINES)
+def tracker(tracker_value: Values) -> Values:
+    """The prompt's success rate as the tracker ``beta`` of the ledger had it before the round (SPO, arXiv:2509.13232).
+    It needs no group: with data.group_size 1 a round compares samples of different prompts only."""
+    return tracker_value
+
+
+@block(BASELINES)
 def greedy(greedy_value: Values) -> Values:
     """The weighted reward of the prompt's greedy decode, noise-free ODE sample or most likely choice (ReMax,
     arXiv:2310.10505), which every round samples in addition to the groups."""

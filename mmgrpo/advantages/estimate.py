@@ -144,18 +144,13 @@ class AdvantageRecipe:
     @property
     def fields(self) -> frozenset[str]:
         """Names of the fields (``Decisions.fields``) that the rollout has to bring along."""
-        bounds = (
-            *self.transform,
-            self.combine,
-            self.baseline,
-            self.scale,
-            *self.shape,
-            self.credit,
-            *self.before,
-            *self.after,
-            self.kl_weight,
-        )
-        return frozenset(name for bound in bounds for name in bound.block.needs) - STANDARD_INPUTS
+        return frozenset(name for bound in self.bounds for name in bound.block.needs) - STANDARD_INPUTS
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """All blocks from rewards to advantages."""
+        compared = (self.combine, self.baseline, self.scale, *self.shape, self.credit)
+        return (*self.transform, *compared, *self.before, *self.after, self.kl_weight)
 
     @property
     def named_rewards(self) -> frozenset[str]:
@@ -310,6 +305,8 @@ def estimate(
 
     first = groups.group_first(group, inputs["origin"] != CONTRAST)
     spread = groups.group_spread(total, group, stats[0])
+    if bool((groups.group_count(group, own)[own] == 1).all()):  # groups of one: nothing is compared in them
+        spread = samples != 0
     return Estimate(
         advantages=credit.to(device, torch.float32),
         loss_mask=loss_mask.to(device),

@@ -81,6 +81,14 @@ def batch_std_centred(centred: Values, stat: Rows, ddof: Annotated[int, DDOF] = 
 
 
 @block(SCALES, level="group")
+def batch_whiten(centred: Values, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-8) -> Values:
+    """(centred - its mean over the batch) / (its std over the batch + eps) (SPO, arXiv:2509.13232): rows of one prompt
+    each are compared over the batch. [.5, .75, -.75, .1] -> [.533, .913, -1.370, -.076]."""
+    batch = _one(stat)
+    return _over(centred - groups.group_mean(centred, batch, stat), groups.group_std(centred, batch, stat, ddof), eps)
+
+
+@block(SCALES, level="group")
 def batch_std_informative(
     centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4
 ) -> Values:

@@ -16,7 +16,7 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.scale import refuse_outside
 from mmgrpo.advantages.select import parts
-from mmgrpo.config.ranges import ANY_NUMBER, UPPER_BOUND, one_of, within
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, UPPER_BOUND, one_of, within
 from mmgrpo.config.registry import Block, block
 from mmgrpo.types import OWN
 
@@ -172,3 +172,46 @@ def noisy_forward(values: Values, *, false_negative: Annotated[float, within("[0
     It needs only the rate e1 of false negatives.
     """
     return false_negative - (values <= 0.5).to(values.dtype)
+
+
+@block(SHAPES, level="group")
+def risk(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    quantile_low: Values,
+    quantile_high: Values,
+    low: Annotated[float, within("(0, 1)")] = 0.2,
+    high: Annotated[float, within("(0, 1)")] = 0.8,
+    bundle: Annotated[int, COUNT] = 5,
+    weight: Annotated[float, UPPER_BOUND] = 1.5,
+    natural: bool = True,
+) -> Values:
+    """A mixed risk measure of the sums S of rewards over bundles, one row of each of ``bundle`` prompts (``papers``),
+    in place of the advantage (RiskPO, arXiv:2510.00911): low sums count more than in a mean.
+
+    g = (S - q_low)^+ - (S - q_high)^+, with ``natural`` + q_low - q_high; A_S = (weight * CVaR + RVaR) / (weight + 1),
+    CVaR = -(q_low - S)^+ / low, RVaR = g / (high - low). Row i has A_S (r_i - m_i) / sum (r - m) over the bundle, m the
+    mean of its prompt, and an equal share where that sum is below 1e-6 (``sum-mean`` of the code). The quantiles are
+    those of the tracker ``quantiles``, with equal parameters, before the round; in the first round its own. q = 1 and
+    4, S = 0, 2, 5: -5, -1.333, 0; not natural -3, .667, 2.
+    """
+    names, whole = groups.papers(key, stat, bundle)
+    _, paper = torch.unique(names, return_inverse=True)
+    size = int(paper.max()) + 1
+
+    def total(each: Values) -> Values:
+        return values.new_zeros(size).index_add_(0, paper, torch.where(whole, each, 0.0))
+
+    sums, count = total(values), total(torch.ones_like(values))
+    known = not bool(quantile_low.isnan().any())
+    q_low = quantile_low[0] if known else sums[count > 0].quantile(low)
+    q_high = quantile_high[0] if known else sums[count > 0].quantile(high)
+    gain = (sums - q_low).clamp(min=0) - (sums - q_high).clamp(min=0) + (q_low - q_high if natural else 0.0)
+    tail = -(q_low - sums).clamp(min=0) / low
+    advantage = (weight * tail + gain / (high - low)) / (weight + 1)
+    centred = values - groups.group_mean(values, key, stat)
+    divisor = total(centred)[paper]
+    even = divisor.abs() <= 1e-6
+    share = torch.where(even, 1 / count[paper].clamp(min=1), centred / torch.where(even, 1.0, divisor))
+    return torch.where(whole, advantage[paper] * share, 0.0)

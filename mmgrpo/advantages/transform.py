@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from mmgrpo.advantages.combine import Names, Streams
+from mmgrpo.advantages.groups import Key, Values
 from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE, within
 from mmgrpo.config.registry import Block, block
 
@@ -161,6 +162,29 @@ def above_reference(
     """
     gap = (values[..., None] - reference_rewards).clamp(min=0.0)
     return _changed(values, (1 - torch.exp(-slope * gap)).mean(-1), names, of)
+
+
+@block(TRANSFORMS, level="row")
+def history_length(
+    values: Streams,
+    names: Names,
+    length: Key,
+    shortest_length: Values,
+    weight: Annotated[float, POSITIVE] = 1.0,
+    least: Annotated[float, ANY_NUMBER] = 0.5,
+    floor: Annotated[float, within("[-1, 0]")] = -0.7,
+    of: str = "",
+) -> Streams:
+    """r + weight * f, f = cos(pi / 2 min(T / h, 2)) of the number of decisions T and the smallest h with which the
+    prompt was solved in earlier rounds (tracker ``shortest``): max(f, floor) where r > ``least``, min(f, 0) elsewhere,
+    and 0 while h is unknown (HAPO, arXiv:2505.11225; floor of its code).
+
+    h = 100, T = 50: .707 for a right answer and 0 for a wrong one; T = 150: -.7 and -.707.
+    """
+    f = torch.cos(torch.pi / 2 * (length / shortest_length).clamp(max=2.0))
+    f = torch.where(values > least, f[:, None].clamp(min=floor), f[:, None].clamp(max=0.0))
+    f = torch.where(shortest_length[:, None].isnan(), 0.0, f)
+    return _changed(values, values + weight * f, names, of)
 
 
 def _changed(values: Streams, changed: Streams, names: Names, of: str) -> Streams:

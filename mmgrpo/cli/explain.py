@@ -57,8 +57,9 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching
     from mmgrpo.policies.changed import CONTRASTS
+    from mmgrpo.prompts.samplers import SAMPLERS
+    from mmgrpo.prompts.trackers import TRACKERS
     from mmgrpo.rewards import entries
-    from mmgrpo.rollout import SAMPLERS
     from mmgrpo.runtime.networks import NETWORKS
     from reward_models.rules.tags import STYLES
     from reward_models.rules.tasks import TASKS
@@ -74,6 +75,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "credit": estimate.CREDITS,
         "select": {**BEFORE, **AFTER},
         "sampler": SAMPLERS,
+        "tracker": TRACKERS,
         "objective": OBJECTIVES,
         "off_policy": OFF_POLICY_OBJECTIVES,
         "link": LINKS,

@@ -312,8 +312,8 @@ def bind_blocks(config: Config) -> None:
     """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.compatibility import refuse_trees
+    from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import entries
-    from mmgrpo.rollout import redraws
     from mmgrpo.update import LossRecipe
 
     algorithm = config.algorithm
@@ -327,7 +327,7 @@ def bind_blocks(config: Config) -> None:
                 f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, KEYS[kind])}"
             )
     LossRecipe.of(algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy)
-    redraws(algorithm.sampler)
+    Sampling.of(algorithm.sampler, algorithm.trackers)
     for text in config.rewards:
         name, parameters = parse(text, "rewards")
         if ":" not in name and name not in entries():

@@ -29,6 +29,7 @@ BASE: dict[str, Any] = {
     "credit": "broadcast",
     "select": [],
     "sampler": [],
+    "trackers": [],
     "objective": "ppo(low=0.2, high=0.2)",
     "off_policy": "importance",
     "mismatch": "none",
@@ -142,11 +143,13 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_decision",
     ),
     # arXiv:2510.13786: CISPO, mean over prompts, groups without spread dropped, advantages divided by their deviation
-    # over the batch that is left. TRL's trainer of this name divides by a moving second moment instead (not offered).
+    # over the batch that is left; prompts with a pass rate of 0.9 are not drawn again. TRL's trainer of this name
+    # divides by a moving second moment instead (not offered).
     "scale_rl": for_any(
         "CISPO with the batch's std of advantages and equal weight for every prompt.",
         scale="batch_std_informative(ddof=1, eps=1e-4)",
         select=["drop_zero_spread"],
+        sampler=["retire(at=0.9)"],
         objective="cispo_cap(cap=5.0)",
         aggregation="per_prompt",
     ),
@@ -199,6 +202,7 @@ CATALOGUE: dict[str, Preset] = {
         "Statistics from many samples, training on a balanced few.",
         scale="none",
         select=["balanced(count=4)"],
+        sampler=["staged(rule='balanced', rounds=4, count=4)"],
     ),
     # arXiv:2504.19599: implicit rewards regressed on centred rewards, beta 0.1.
     "gvpo": for_any(
@@ -247,6 +251,76 @@ CATALOGUE: dict[str, Preset] = {
         "Compared with all samples of the prompt, and again with those of the same tree.",
         keys=["prompt", "tree"],
         terms=["kl_k3(coef=0.001)"],
+    ),
+    # Single-stream policy optimization, arXiv:2509.13232, with data.group_size 1: a tracked success rate as baseline,
+    # advantages whitened over the batch, clip 0.2 / 0.28.
+    "spo": for_any(
+        "One sample per prompt, compared with the success rate that is tracked for it.",
+        baseline="tracker",
+        scale="batch_whiten(ddof=1, eps=1e-8)",
+        sampler=["uncertainty_weighted(floor=0.05)"],
+        trackers=["beta(low=0.875, high=0.96, half=0.06)"],
+        objective="ppo(low=0.2, high=0.28)",
+    ),
+    # Variance-aware sampling of MMR1, arXiv:2509.21268: half of every round. Its released recipe weighs by p (1 - p)
+    # alone and measures p by samples that are not trained, every 4 steps; here p is that of training.
+    "vas": for_any(
+        "GRPO that draws half of a round where rewards varied most.", sampler=["variance_weighted(share=0.5)"]
+    ),
+    # Prompt curriculum learning, arXiv:2510.01135: nearest to a pass rate of 1/2 of four times as many candidates,
+    # exact on-policy, no std, no KL. The average rewards are tracked, where the paper predicts them by a network.
+    "pcl": for_any(
+        "Prompts that are about half solved, by the average reward that is tracked.",
+        scale="none",
+        sampler=["nearest(target=0.5, candidates=4)"],
+        trackers=["moving_average(momentum=0.9)"],
+        objective="policy_gradient",
+    ),
+    # Self-evolving curriculum, arXiv:2505.14970: rate 0.5, temperature 1 (0.4 for mathematics, 0.2 for puzzles).
+    "sec": for_any(
+        "GRPO whose categories are drawn by a bandit that seeks large advantages.",
+        sampler=["bandit(column='task', temperature=1.0)"],
+        trackers=["arm_value(rate=0.5)"],
+    ),
+    # RCS, arXiv:2504.13592: after 60 steps only prompts with an imperfect sample; full is the sum of reward weights.
+    "rcs": for_any(
+        "GRPO that goes on, after a first stage, with the prompts that were not solved by every sample.",
+        sampler=["imperfect(after=60, full=1.0)"],
+    ),
+    # Knapsack RL, arXiv:2509.25849 and its 7B script: 2 to 128 samples, rates of the last 16, clip 0.2 / 0.28,
+    # advantage clip 5, token mean over all rows, which gives a prompt with more samples more weight. Its cap of 2
+    # on the importance of another sampler is algorithm.mismatch.
+    "knapsack": for_any(
+        "Samples where they teach most, from one budget.",
+        shape=["clamp(limit=5)"],
+        sampler=["knapsack(least=2, most=128)"],
+        trackers=["window(count=16)"],
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+    ),
+    # CodeV-R1, arXiv:2505.24183: DAPO whose draws are larger by the fraction of groups without spread.
+    "adaptive_dapo": for_any(
+        "DAPO that samples as many groups as are expected to be needed.",
+        select=["drop_zero_spread"],
+        sampler=["adaptive_sampling(rounds=10)"],
+        trackers=["keep_rate"],
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+    ),
+    # History-aware policy optimization, arXiv:2505.11225, and its code: weight 1, floor -0.7 for right answers.
+    "hapo": for_tokens(
+        "Right answers are rewarded for being shorter than the shortest before.",
+        transform=["history_length(weight=1.0, floor=-0.7)"],
+        trackers=["shortest"],
+    ),
+    # RiskPO, arXiv:2510.00911, and its code: bundles of 5 prompts, quantiles 0.2 and 0.8, rate 0.1, weight 1.5. The
+    # code may also average the tracked quantiles with those of the bundle, and divide by the bundle's std.
+    "risk_po": for_any(
+        "A risk measure of bundles of prompts: failures on hard prompts count more.",
+        baseline="none",
+        scale="none",
+        shape=["risk(low=0.2, high=0.8, bundle=5, weight=1.5)"],
+        trackers=["quantiles(low=0.2, high=0.8, rate=0.1, bundle=5)"],
     ),
     # arXiv:2508.09726: sample many, select the 8 shortest; statistics from the selected.
     "gfpo": for_tokens("Sample more, learn from the shortest.", select=["gfpo(count=8, metric='length')"]),

@@ -66,7 +66,10 @@ class Algorithm:
     select: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Which samples or decisions are trained: drop_zero_spread, best_worst(count=...), ...; by default all."""
     sampler: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """dynamic_sampling(rounds=...) replaces groups of equal rewards by further prompts, at most so many times."""
+    """Which prompts a round draws, how often, and when again: dynamic_sampling(rounds=...), variance_weighted, retire,
+    mixture(weights=...), staged, ...; by default each in turn, in a seeded order."""
+    trackers: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    """Numbers per prompt that the ledger of the run keeps for samplers and baselines: beta, window, shortest, ..."""
     objective: Annotated[str, ANY_TEXT] = "ppo"
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
     off_policy: Annotated[str, ANY_TEXT] = "importance"
@@ -165,8 +168,8 @@ class Data:
     key b inside of a; meta.NAME is a parameter of the task. Embedded files keep their own."""
     prompts_per_step: Annotated[int, within("[1, 1e6]")] = 8
     """Prompts (groups) per rollout, over all processes."""
-    group_size: Annotated[int, within("[2, 4096]")] = 16
-    """Samples per prompt, which are compared with each other."""
+    group_size: Annotated[int, within("[1, 4096]")] = 16
+    """Samples per prompt, which are compared with each other; 1 where no block of the algorithm compares them."""
     prompts_at_once: Annotated[int, COUNT_OR_ZERO] = 0
     """Prompts of a rollout that are sampled together, per process; 0 samples all. Rewards in processes of their own or
     on servers score each part while the next is sampled. Samples may differ from those of another value in rounding."""

@@ -23,6 +23,8 @@ class Splits:
     heldout: Sequence[Prompt] = ()
     extra: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
     """Further evaluation prompts, by name."""
+    files: Mapping[bytes, str] = field(default_factory=dict, compare=False)
+    """The training file of each prompt, by ``content_digest``."""
 
     def every(self) -> Sequence[Prompt]:
         """The prompts of all splits."""
@@ -31,7 +33,10 @@ class Splits:
     def map(self, change: Callable[[Sequence[Prompt]], Sequence[Prompt]]) -> Splits:
         """Apply a function to the prompts of every split."""
         return Splits(
-            change(self.train), change(self.heldout), {name: change(prompts) for name, prompts in self.extra.items()}
+            change(self.train),
+            change(self.heldout),
+            {name: change(prompts) for name, prompts in self.extra.items()},
+            self.files,
         )
 
 
@@ -52,19 +57,19 @@ def read_splits(
         loaded = read(path)
         refuse_overlap(loaded, origin, path)
         parts.append(loaded)
-        origin |= dict.fromkeys(map(_digest, loaded), path)
+        origin |= dict.fromkeys(map(content_digest, loaded), path)
     evaluated = {}
     for name, path in {**({HELDOUT: heldout} if heldout else {}), **extra_files(extra)}.items():
         loaded = read(path)
         refuse_overlap(loaded, origin, path)
         evaluated[name] = list(loaded[: limit or None])
-    return Splits(joined(parts), evaluated.pop(HELDOUT, []), evaluated)
+    return Splits(joined(parts), evaluated.pop(HELDOUT, []), evaluated, origin)
 
 
 def refuse_overlap(prompts: Sequence[Prompt], origin: Mapping[bytes, str], path: str) -> None:
     """Raise ValueError for a prompt of ``path`` that a training file (``origin``) contains as well."""
     for prompt in prompts:
-        if (key := _digest(prompt)) in origin:
+        if (key := content_digest(prompt)) in origin:
             raise ValueError(
                 f"{path}: prompt '{prompt.id}' ({prompt.text!r}) is also in {origin[key]}; remove one of the two"
             )
@@ -92,7 +97,7 @@ def content(prompt: Prompt) -> tuple[Hashable, ...]:
     return (prompt.text, *(_source(media.source) for media in prompt.media))
 
 
-def _digest(prompt: Prompt) -> bytes:
+def content_digest(prompt: Prompt) -> bytes:
     """The hash of ``content``, which takes less memory than the texts."""
     return hashlib.blake2b(repr(content(prompt)).encode(errors="surrogatepass"), digest_size=16).digest()
 

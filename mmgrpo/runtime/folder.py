@@ -110,7 +110,7 @@ DRAWN = r"""samples\.json | grid\.(png|webp) | completions\.html | \d+-\d+(-befo
     | (before|after)(\.jsonl|/\d+-(said|\d+)\.\w+)"""
 """Paths that ``sample`` writes into its folder."""
 WRITTEN = re.compile(
-    rf"""(run|alarms|summary|summary-\d+)\.json | config\.yaml | metrics\.jsonl | skipped\.jsonl | report\.html
+    rf"""(run|alarms|summary|summary-\d+)\.json | config\.yaml | (metrics|skipped|prompts)\.jsonl | report\.html
     | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|webp|jsonl) | samples/{TITLE}/\d+-(said|output|\d+)\.\w+
     | groups/step-\d+/(group\.json|(prompt|\d+)(-\d+)?\.\w+) | groups/\.writing-.*
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)

@@ -31,8 +31,9 @@ from mmgrpo.diffusion.schedules import GRIDS
 from mmgrpo.family import families
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.flow_matching import ERRORS
+from mmgrpo.prompts.samplers import SAMPLERS
+from mmgrpo.prompts.trackers import TRACKERS
 from mmgrpo.rewards import RewardEntry
-from mmgrpo.rollout import SAMPLERS
 from mmgrpo.runtime.networks import NETWORKS
 from mmgrpo.scoring.manifest import Manifest
 from reward_models import REWARDS
@@ -48,6 +49,7 @@ TABLES = {
     "credit": CREDITS,
     "select": {**BEFORE, **AFTER},
     "sampler": SAMPLERS,
+    "trackers": TRACKERS,
     "objective": OBJECTIVES,
     "off_policy": OFF_POLICY_OBJECTIVES,
     "terms": TERMS,

@@ -24,6 +24,8 @@ PATTERNS = {
     r"reward/\w+/(\w+)": r"reward/<name>/\1",
     r"term/\w+": "term/<name>",
     r"schedule/.+": "schedule/<name>",
+    r"tracker/.+": "tracker/<name>",
+    r"category/[^/]+/(\w+)": r"category/<name>/\1",
     r"weight/(?!factor)\w+": "weight/<name>",
     r"correlation/\w+/\w+": "correlation/<a>/<b>",
 }
@@ -57,6 +59,10 @@ def written(folder: Path) -> set[str]:
     for number, (preset, policy, changes) in enumerate(
         [
             ("flow_grpo", toy_policy(), weighted),
+            ("adaptive_dapo", toy_policy(), {}),
+            ("sec", toy_policy(), {}),
+            ("vas", toy_policy(), {"sampler": ["variance_weighted", "retire(at=1e9)"]}),
+            ("knapsack", toy_policy(), {}),
             ("dapo", toy_policy(), {"objective": "ppo(low=0.2, high=linear(1, 2))"}),
             ("granular_grpo", previews, {}),
         ]

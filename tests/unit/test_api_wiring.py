@@ -19,6 +19,7 @@ from mmgrpo.config.settings import Algorithm, Data, Eval, Optim, Sections, confi
 from mmgrpo.data.splits import Splits
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.inputs import RunInputs
+from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime.identity import Identity
 from mmgrpo.scoring import Scorer
@@ -65,7 +66,8 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     assert (made.policy, made.prompts, made.steps, made.seed) == (policy, prompts[:2], 7, 3)
     assert (made.folder, made.again, made.optim) == (folder, "resume=True", settings.optim)
     assert [scorer.name for scorer in made.scorers] == ["first_number"]
-    assert made.rounds == RoundSettings(prompts=6, group_size=5, redraws=4, prompts_at_once=2)
+    sampling = Sampling.of(["dynamic_sampling(rounds=4)"])
+    assert made.rounds == RoundSettings(prompts=6, group_size=5, prompts_at_once=2, samplers=sampling)
     assert made.evaluation == EvalSettings(prompts[2:3], 9, 8, 11, 12, 13, {"more": prompts[3:]}, ["level"])
     loss = made.loss
     texts = [one.text for one in (loss.objective, loss.aggregation, loss.mismatch, *loss.terms, loss.off_policy)]

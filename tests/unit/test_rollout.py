@@ -16,8 +16,9 @@ from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.settings import Algorithm
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import derive
-from mmgrpo.rollout import Round, begin_rollout, redraws, sample_round
+from mmgrpo.rollout import Round, begin_rollout, sample_round
 from mmgrpo.runtime import distributed
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Request, Rollout, Text
@@ -29,10 +30,10 @@ from tests.unit.test_update import Leaf
 
 
 def test_a_round_may_draw_again_as_often_as_its_samplers_allow():
-    assert redraws([]) == 0
-    assert redraws(["dynamic_sampling"]) == 10
-    assert redraws(["dynamic_sampling(rounds=3)"]) == 3
-    assert redraws(["dynamic_sampling(rounds=1)"]) == 1
+    assert Sampling.of([]).redraws().rounds == 0
+    assert Sampling.of(["dynamic_sampling"]).redraws().rounds == 10
+    assert Sampling.of(["dynamic_sampling(rounds=3)"]).redraws().rounds == 3
+    assert Sampling.of(["dynamic_sampling(rounds=1)"]).redraws().rounds == 1
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_a_round_may_draw_again_as_often_as_its_samplers_allow():
 )
 def test_a_sampler_that_does_not_exist_is_refused_with_the_nearest(text, message):
     with pytest.raises(ValueError, match=message):
-        redraws([text])
+        Sampling.of([text])
 
 
 def odd(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

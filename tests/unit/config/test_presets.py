@@ -15,7 +15,8 @@ from mmgrpo.config.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKEN
 from mmgrpo.config.registry import bind_scheduled as bind
 from mmgrpo.config.settings import Algorithm
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
-from mmgrpo.rollout import redraws, sample_round
+from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.rollout import sample_round
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, near_one, trainer
 from tests.toys import toy_policy, toy_prompts
@@ -72,7 +73,8 @@ def test_every_block_of_a_preset_exists(name):
     bind(blocks["aggregation"], AGGREGATIONS, "weights")
     for term in blocks["terms"]:
         bind(term, TERMS, "term")
-    assert redraws(blocks["sampler"]) == (10 if blocks["sampler"] else 0)
+    samplers = Sampling.of(blocks["sampler"], blocks["trackers"])
+    assert samplers.redraws().rounds == (10 if "_sampling(" in "".join(blocks["sampler"]) else 0)
 
 
 @pytest.mark.parametrize("name", PRESETS)

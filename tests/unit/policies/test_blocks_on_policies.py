@@ -29,7 +29,8 @@ from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.rendered import Reading, RenderedTokenPolicy
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.rollout import SAMPLERS
+from mmgrpo.prompts.samplers import SAMPLERS
+from mmgrpo.prompts.trackers import READS, TRACKERS
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
@@ -47,6 +48,7 @@ TABLES: dict[str, dict[str, Block]] = {
     "credit": CREDITS,
     "select": SELECTORS,
     "sampler": SAMPLERS,
+    "trackers": TRACKERS,
     "objective": OBJECTIVES,
     "off_policy": OFF_POLICY_OBJECTIVES,
     "mismatch": MISMATCH,
@@ -56,7 +58,7 @@ TABLES: dict[str, dict[str, Block]] = {
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
 POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing")
-REFERENCE_VALUE = {"reference_value": 0.5, "reference_rewards": {"reward": [0.0, 1.0]}}
+REFERENCE_VALUE = {"reference_value": 0.5, "reference_rewards": {"reward": [0.0, 1.0]}, "difficulty": 1.0}
 
 
 def written(name: str, block: Block) -> str:
@@ -64,7 +66,7 @@ def written(name: str, block: Block) -> str:
     parameters = list(inspect.signature(block.fn).parameters.values())[len(block.needs) :]
     required = [one.name for one in parameters if one.default is inspect.Parameter.empty]
     whole = {one.name for one in parameters if str(one.annotation).startswith(("int", "Annotated[int"))}
-    known = {"by": "reward", "of": "reward", "low": 0.0}
+    known = {"by": "reward", "of": "reward", "low": 0.0, "weights": {"(none)": 1.0}, "until": [1], "most": [1.0]}
     values = {one: 2 if one in whole else known.get(one, 0.25) for one in required}
     return f"{name}({', '.join(f'{one}={value!r}' for one, value in values.items())})"
 
@@ -118,7 +120,8 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     changes: dict[str, Any] = {"terms": terms, line: [text] if isinstance(BASE[line], list) else text}
     if line == "credit" and "advantages" not in CREDITS[text.split("(")[0]].needs:
         changes |= {"baseline": "none", "scale": "none"}
-    blocks = algorithm_blocks("grpo", **changes)
+    read = {READS[name].tracker for name in TABLES[line][text.partition("(")[0]].needs if name in READS} - {""}
+    blocks = algorithm_blocks("grpo", **{"trackers": sorted(read), **changes})
     refusals = []
     # Other policies would accept an off-policy objective and never call it: no data set supplies their decisions.
     for kind in ["tokens"] if line == "off_policy" else POLICIES:

@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer, begin_scoring, score_outputs
@@ -48,7 +49,7 @@ def sampled(policy: Any, *scorers: Scorer, at_once: int = 0, redraws: int = 0, n
         building.recipe(),
         PROMPTS,
         PromptOrder(len(PROMPTS), 0),
-        RoundSettings(4, 3, redraws, at_once),
+        RoundSettings(4, 3, at_once, samplers=Sampling.of([f"dynamic_sampling(rounds={redraws})"] if redraws else [])),
         cursor=0,
         number=number,
         seed=0,
