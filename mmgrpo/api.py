@@ -12,6 +12,7 @@ command line are equivalent.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.reading import build, in_python, refuse_preset
 from mmgrpo.config.schedules import of_settings
-from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
+from mmgrpo.config.settings import Algorithm, Config, Distributed, Optim, Sections, config_class
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, Settings, family
 from mmgrpo.files import write_text
@@ -41,6 +42,7 @@ from mmgrpo.runtime.fingerprint import of_inputs
 from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
+from mmgrpo.runtime.sharding import Blocks, mesh_of, shard
 from mmgrpo.scoring.fitting import checked_by
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy
@@ -188,6 +190,8 @@ def execute(
     Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
     that cannot start removes nothing.
     """
+    if asked := devices.asked_to_shard(os.environ):
+        config = replace(config, distributed=Distributed(*asked))
     config.check()
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -260,6 +264,7 @@ def make_trainer(
 ) -> Trainer:
     """The trainer of a run, ready to fit, in its folder."""
     algorithm = config.algorithm
+    refuse_unshardable(config, owner)
     if owner is not None:
         refuse_preset(algorithm.preset, owner.decisions(config))
     reward_scorers = scorers(rewards, str(accelerator.device))
@@ -283,6 +288,9 @@ def make_trainer(
     if loss.needs_reference:
         inputs.policy.keep_reference()
     splits, evaluation, folder = inputs.splits, config.eval, run_folder(config)
+    origin = of_inputs(splits, inputs.policy.network)  # of the whole network, however many processes divide it
+    if config.distributed.shard == "full":
+        shard_networks(config, owner, inputs.policy, accelerator)
     small = owner.displayed if owner else displayed
     trainer = Trainer(
         policy=inputs.policy,
@@ -315,6 +323,46 @@ def make_trainer(
         groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
     )
     # Last, so that a run that cannot start leaves its folder as it was.
-    identity = open_folder(config, of_inputs(splits, inputs.policy.network), inputs.skipped, accelerator)
+    identity = open_folder(config, origin, inputs.skipped, accelerator)
     trainer.checkpoints.run = identity.run if identity else ""
     return trainer
+
+
+def refuse_unshardable(config: Config, owner: Family | None) -> None:
+    """ValueError, before a model is loaded, for ``distributed.shard`` full with what cannot be divided."""
+    if config.distributed.shard == "none":
+        return
+    if not isinstance(owner, Blocks):
+        raise ValueError(
+            f"distributed.shard: got full, expected none, since family '{config.model.family}' names no blocks of its "
+            "network to divide"
+        )
+    quantize = getattr(config.model, "quantize", "none")
+    for setting, value, expected in (
+        ("optim.optimizer", config.optim.optimizer, "adamw"),
+        ("model.quantize", quantize, "none"),
+    ):
+        if value != expected:
+            raise ValueError(
+                f"distributed.shard: got full with {setting}={value}, whose tensors cannot be divided, expected "
+                f"{setting}={expected}; change either"
+            )
+
+
+def shard_networks(config: Config, owner: Family | None, policy: Policy, accelerator: Accelerator) -> None:
+    """Divide the networks of a policy among the processes as ``distributed`` says; by one process they are moved to its
+    device."""
+    assert isinstance(owner, Blocks)  # refuse_unshardable
+    networks = [policy.network, *policy.networks.model.reference.copies]
+    if accelerator.num_processes == 1:
+        print("distributed.shard: full has no effect with one process, which holds the whole model", flush=True)
+        for network in networks:
+            network.to(accelerator.device)
+        return
+    shard(
+        networks,
+        owner.blocks,
+        mesh_of(accelerator.device.type, config.distributed.replicate),
+        in_step=owner.in_step,
+        compute=getattr(torch, getattr(config.model, "dtype", "float32")),
+    )

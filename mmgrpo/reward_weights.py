@@ -15,6 +15,7 @@ from mmgrpo.advantages.weighting import TENSORS, RewardWeights, advance
 from mmgrpo.config.settings import Optim
 from mmgrpo.rollout import Round
 from mmgrpo.runtime.distributed import sum_gradients
+from mmgrpo.runtime.sharding import whole
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy
 from mmgrpo.update import LossRecipe, accumulate_gradients
@@ -102,7 +103,9 @@ def inner_products(
             on_policy=True,
         )
         sum_gradients(parameters, accelerator)
-        flat.append(torch.cat([p.grad.flatten().cpu().float() for p in parameters[-tensors:] if p.grad is not None]))
+        flat.append(
+            torch.cat([whole(p.grad).flatten().cpu().float() for p in parameters[-tensors:] if p.grad is not None])
+        )
         for parameter in parameters:
             parameter.grad = None
     matrix = torch.stack(flat).double()

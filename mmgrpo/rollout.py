@@ -36,6 +36,7 @@ from mmgrpo.prompts.samplers import Drawing, Sampling
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts
+from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.step_rewards import begin_step_rewards
 from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout, select_rows
@@ -111,8 +112,9 @@ def sample_round(
                 sampling=settings.sampling,
             )
             started = time.perf_counter()
-            rollout = draw.numbered(policy.rollout(request), request, places_of_part)
-            greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
+            with whole_weights(policy.network):
+                rollout = draw.numbered(policy.rollout(request), request, places_of_part)
+                greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
             weights = torch.tensor(now.values * (1 + len(rollout.previews)), device=accelerator.device)
             begun.append((rollout, begin_rollout(scorers, recipe, request, rollout, greedy, weights)))
             seconds["rollout"] += time.perf_counter() - started

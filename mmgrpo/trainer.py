@@ -49,6 +49,7 @@ from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib, read_metrics
 from mmgrpo.runtime.optimizers import make_optimizer
 from mmgrpo.runtime.progress import Checkpoints, Interrupted, Interruption
 from mmgrpo.runtime.saved_model import write_model
+from mmgrpo.runtime.sharding import whole, whole_state
 from mmgrpo.scheduling import Schedules
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.progress import report
@@ -329,7 +330,7 @@ class Trainer:
             parameters = list(self.trained.values())
             sum_gradients(parameters, self.accelerator)
             limit = self.optim.max_grad_norm or math.inf
-            norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+            norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
         sums = sum_by_name(tally.sums, self.loss.tallied, self.accelerator)
         finite = math.isfinite(norm) and math.isfinite(sums["loss"])
         self.at_boundary = False
@@ -425,12 +426,13 @@ class Trainer:
 
     def save_model(self, folder: Path) -> None:
         """The trained weights (``evaluation_weights``) in the family's own format."""
-        with self.evaluation_weights():
+        main = self.accelerator.is_main_process
+        with self.evaluation_weights(), whole_state(self.policy.network, write=main):
             refuse_tensors(self.trained, f"{folder} is not written")
             if self.step and self.initial.unchanged():
                 self.watch.fixed.append(Idle.unchanged(folder, self.step))
                 self._raise_alarms(ended=True)
-            if self.accelerator.is_main_process:
+            if main:
                 write_model(folder, self.policy.save, self.checkpoints.run, self.step)
 
     @contextmanager

@@ -251,7 +251,7 @@ class Policy(Protocol):
     """A model that makes T stochastic decisions per sample and can score their log-probs again."""
 
     network: nn.Module
-    """The trained network; the trainer replaces it by its prepared (wrapped) form."""
+    """The trained network."""
     provides: frozenset[str]
     """Names that ``score`` can return."""
     fields: frozenset[str]
@@ -297,6 +297,11 @@ class Reward(Protocol):
 @runtime_checkable
 class Reference(Protocol):
     """Context manager of the network as it was before training."""
+
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        """The frozen copies of the network that are kept."""
+        ...
 
     def keep(self) -> None:
         """Store the present network, if needed; called before the first update."""

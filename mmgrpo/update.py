@@ -37,7 +37,8 @@ from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJ
 from mmgrpo.objectives.base import owned, owner_index
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
-from mmgrpo.types import OWN, REFERENCE, Decisions, Policy, Rollout, Scores
+from mmgrpo.runtime.sharding import in_step, whole_weights
+from mmgrpo.types import OWN, REFERENCE, Decisions, Part, Policy, Rollout, Scores
 
 BATCH_NAMES = frozenset(
     {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy", "drawn"}
@@ -159,11 +160,20 @@ class Tally:
 def scored(
     policy: Policy, batch: Batch, entries: Bool[Tensor, "B T"], names: frozenset[str], micro_batch_size: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
-    """Scores of this rank's part of the entries: in parts, their (rows, positions) in the batch and the scores."""
-    for rollout, place in zip(batch.rollouts, batch.places, strict=True):
-        width = rollout.decisions.loss_mask.shape[1]
-        for part in rollout.steps.split(entries[place][:, :width], micro_batch_size):
-            yield (place[part.rows], part.positions), policy.score(rollout, part, names)
+    """Scores of this rank's part of the entries: in parts, their (rows, positions) in the batch and the scores.
+
+    Where processes must score equally many parts, the spare ones have no entries, and a gradient of zero.
+    """
+
+    def parts(entries: Bool[Tensor, "B T"]) -> Iterator[tuple[Rollout, Tensor, Part]]:
+        for rollout, place in zip(batch.rollouts, batch.places, strict=True):
+            mask = entries[place][:, : rollout.decisions.loss_mask.shape[1]]
+            yield from ((rollout, place, part) for part in rollout.steps.split(mask, micro_batch_size))
+
+    spare = lambda: next(parts(batch.decisions.decision_mask))  # noqa: E731
+    for (rollout, place, part), counts in in_step(policy.network, parts(entries), spare):
+        end, scores = len(part.rows) * counts, policy.score(rollout, part, names)
+        yield (place[part.rows[:end]], part.positions[:end]), {name: value[:end] for name, value in scores.items()}
 
 
 @dataclass(frozen=True)
@@ -262,10 +272,8 @@ def accumulate_gradients(
         inputs["factor"] = loss.mismatch(inputs)
     weights = loss.aggregation(inputs)
     step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy)
-    if loss.coupled:
-        _coupled(step)
-    else:
-        _elementwise(step)
+    with whole_weights(policy.network):
+        (_coupled if loss.coupled else _elementwise)(step)
     return step.tally
 
 
@@ -287,7 +295,7 @@ def rescored(
         value[at], known[at] = log_probs.to(value.dtype), True
     # Every decision is scored on one rank and zero on all others, so that the sum gathers it.
     known = sum_over_ranks(known.to(value.dtype), accelerator) > 0
-    with torch.no_grad():
+    with torch.no_grad(), whole_weights(policy.network):
         for at, scores in scored(policy, batch, entries & ~known, frozenset({"log_probs"}), micro_batch_size):
             value[at] = scores["log_probs"].to(value.dtype)
     known |= entries

@@ -54,6 +54,10 @@ class LanguageFamily:
     """Reads prompts of a command line as files; None where they are texts."""
     own_policy: bool = False
     """True where ``module`` has the ``policy`` and ``arithmetic`` of a model whose decisions are no tokens."""
+    blocks: tuple[str, ...] = ("*DecoderLayer", "*EncoderLayer*", "*Block", "*VisionLayer")
+    """Class names of the parts of its networks that are sharded."""
+    in_step: bool = False
+    """What is called depends on the rows: lengths, media, shared prefixes."""
 
     @property
     def elsewhere(self) -> Elsewhere:
@@ -148,7 +152,14 @@ class LanguageFamily:
             given["template"] = {name: TRUTHS.get(value, value) for name, value in options.template.items()}
         model = importlib.import_module(self.module).load(
             replace(options, **given),
-            Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
+            Training.of(
+                options,
+                seed=config.seed,
+                device=device,
+                weights=weights,
+                training=training,
+                shard=config.distributed.shard,
+            ),
         )
         if self.own_policy:
             return with_settings(importlib.import_module(self.module).policy(model, config, device), self, config)

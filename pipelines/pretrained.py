@@ -163,6 +163,11 @@ def read_network(
             **code,
         )
     refuse_missing(path, [key for key in report["missing_keys"] if not key.endswith(optional)])
+    if training.sharded:
+        from pipelines.training import WAITING
+
+        WAITING.add(network)
+        return network.eval()
     return network.eval().to(training.device)
 
 

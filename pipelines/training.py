@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from safetensors import safe_open
@@ -55,9 +56,13 @@ class Training:
     """Storage of the frozen base of adapters: none, 8bit or 4bit (``pipelines.quantized``)."""
     allow_pickle: bool = False
     """Read weights from pickles where there are no safetensors (``ModelOptions.allow_pickle``)."""
+    sharded: bool = False
+    """The network stays on the CPU until it is sharded, since it may not fit a device whole."""
 
     @staticmethod
-    def of(options: ModelOptions, *, seed: int, device: str, weights: str = "", training: bool = True) -> Training:
+    def of(
+        options: ModelOptions, *, seed: int, device: str, weights: str = "", training: bool = True, shard: str = "none"
+    ) -> Training:
         """The options of a run; ``training`` is False for a model that only samples."""
         return Training(
             lora_rank=options.lora_rank,
@@ -70,6 +75,7 @@ class Training:
             device=device,
             quantize=options.quantize,
             allow_pickle=options.allow_pickle,
+            sharded=shard == "full",
         )
 
     @property
@@ -102,6 +108,7 @@ class AdaptersOff:
     """The reference where only adapters train: the network with its adapters disabled."""
 
     network: Any
+    copies: tuple[()] = ()
 
     def keep(self) -> None:
         """No copy is needed."""
@@ -239,8 +246,12 @@ class InEvaluation:
         return self.checkpoint(computed, *inputs)
 
 
+WAITING: WeakSet[nn.Module] = WeakSet()
+"""Networks that stay on the CPU until they are sharded (``Training.sharded``)."""
+
+
 def freeze(modules: Iterable[Any], device: torch.device | str) -> None:
     """Freeze modules and move them to the device, in evaluation mode."""
     for module in modules:
         if module is not None:
-            module.to(device).eval().requires_grad_(False)
+            (module if module in WAITING else module.to(device)).eval().requires_grad_(False)

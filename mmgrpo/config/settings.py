@@ -198,6 +198,18 @@ class Eval:
 
 
 @dataclass
+class Distributed:
+    """How several processes divide a model (docs/scaling.md); without it each holds all of it."""
+
+    shard: Annotated[str, one_of("none", "full")] = "none"
+    """none: every process holds the whole model; full: weights, gradients, optimizer, average and reference are divided
+    among the processes (FSDP2). Results differ in rounding only, and checkpoints serve both."""
+    replicate: Annotated[int, COUNT] = 1
+    """Copies of a model with distributed.shard full (HSDP), each divided among (processes / replicate) neighbours, e.g.
+    one copy per machine. 1 divides it among all processes."""
+
+
+@dataclass
 class Run:
     """The settings of a run itself, common to all models."""
 
@@ -259,6 +271,7 @@ class Config(Run):
     """Rewards, written name(weight=...). A reward of weight 0 is computed and logged but not trained on. A function of
     your own is written package.module:function; a recipe that contains one is code."""
     optim: Optim = field(default_factory=Optim)
+    distributed: Distributed = field(default_factory=Distributed)
     eval: Any = field(default_factory=Eval)
 
     def check(self) -> None:
@@ -267,6 +280,11 @@ class Config(Run):
         check_ranges(self)
         self.optim.check()
         of_settings(self)
+        if self.distributed.replicate > 1 and self.distributed.shard == "none":
+            raise ValueError(
+                f"distributed.replicate: got {self.distributed.replicate} with distributed.shard=none, in which every "
+                "process is a copy, expected 1; leave it out or set distributed.shard=full"
+            )
         for tracker in self.trackers:
             if importlib.util.find_spec(tracker) is None:
                 raise ValueError(

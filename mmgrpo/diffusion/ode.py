@@ -16,6 +16,7 @@ from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import refuse_rms
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nonfinite
+from mmgrpo.runtime.sharding import in_step
 from mmgrpo.types import Output, Prompt, Reference, Request
 
 
@@ -122,7 +123,12 @@ class Solver:
     def predict(self, network: nn.Module, x: Tensor, step: Int[Tensor, " N"], conditioning: Any, grid: Grid) -> Tensor:
         """The network's output in fp32; without gradient in chunks of ``forward_batch_size``."""
         times = grid.network_time(step)
-        if torch.is_grad_enabled() or len(x) <= self.forward_batch_size:
+        if torch.is_grad_enabled():
             return self.model.predict(network, x, times, conditioning).float()
         chunks = torch.arange(len(x), device=x.device).split(self.forward_batch_size)
-        return torch.cat([self.model.predict(network, x[i], times[i], conditioning.take(i)).float() for i in chunks])
+        outputs = []
+        for i, counts in in_step(network, chunks, lambda: chunks[0][:1]):
+            part = (x, times, conditioning) if len(i) == len(x) else (x[i], times[i], conditioning.take(i))
+            output = self.model.predict(network, *part).float()
+            outputs += [output] * counts
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.runtime.sharding import everywhere, local
+
 
 class Ema:
     """Exponential moving average of the weights, with decay min((1 + s) / (10 + s), decay) at optimizer step s.
@@ -67,18 +69,19 @@ class InitialWeights:
         self.sums = {name: bit_sums(parameter) for name, parameter in trained.items()}
 
     def unchanged(self) -> bool:
-        """Whether the present weights compute what the initial ones do."""
+        """Whether the present weights compute what the initial ones do; where they are shards, on all processes."""
         moved = [name for name, one in self.trained.items() if bit_sums(one) != self.sums[name]]
-        return all(self._product_is_zero(name) for name in moved)
+        return everywhere(all(self._product_is_zero(name) for name in moved), self.trained.values())
 
     def _product_is_zero(self, name: str) -> bool:
         other = self.trained.get(name.replace(".lora_A.", ".lora_B."))
-        return ".lora_A." in name and other is not None and not bool(other.detach().any())
+        return ".lora_A." in name and other is not None and not bool(local(other.detach()).any())
 
 
 @torch.no_grad()
 def bit_sums(tensor: Tensor, chunk: int = 1 << 22) -> tuple[int, int]:
-    """The sum of a tensor's bit patterns, and the sum weighted by place, both modulo 2^64."""
+    """The sum of a tensor's bit patterns, and the sum weighted by place, both modulo 2^64; of a shard, its own."""
+    tensor = local(tensor)
     patterns = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     plain, weighted = 0, 0
     for start, part in enumerate(tensor.detach().reshape(-1).split(chunk)):

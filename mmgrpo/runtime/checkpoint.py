@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from mmgrpo.files import naming, new_folder, sha256_of, share
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
+from mmgrpo.runtime.sharding import like
 
 STATE = "state.json"
 NAME = re.compile(r"step-(\d+)")
@@ -247,7 +248,7 @@ def restore_optimizer(
                     f"the saved optimizer has '{field}' of shape {list(value.shape)} for parameter {number} "
                     f"of shape {list(parameter.shape)}; the checkpoint belongs to another network"
                 )
-            value = value.clone()
+            value = like(value.clone(), parameter)
         outer, inside, inner = field.partition("/")
         own = entries.setdefault(int(number), {})
         if inside:
@@ -282,7 +283,7 @@ def restore_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
+            parameter.copy_(like(tensors[name], parameter))
 
 
 def _lists_to_tuples(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Where a run computes: the device that the settings name, under a launcher that asks for nothing we do not do.
 
-Weights are replicated on every process. The trainer calls ``accelerator.backward`` and steps its own AdamW on
-parameters that accelerate never prepares: what accelerate would do to a prepared model or optimizer does not happen.
+Weights are replicated on every process, or divided by ``mmgrpo.runtime.sharding``. The trainer calls
+``accelerator.backward`` and steps its own AdamW on parameters that accelerate never prepares: what accelerate would do
+to a prepared model or optimizer does not happen. Its FSDP configuration is translated into settings of the run.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SHARDING = {
-    "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
 }
-"""Variables by which ``accelerate launch`` asks for a sharded model, and what they ask for."""
+"""Variables by which ``accelerate launch`` asks for a model that is divided in ways that are not built."""
+FSDP = "ACCELERATE_USE_FSDP"
 WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Variables by which launchers tell a process that it is one of several."""
 
@@ -31,8 +32,9 @@ def refuse_launcher(environ: Mapping[str, str]) -> None:
     for variable, name in SHARDING.items():
         if _on(environ, variable):
             raise ValueError(
-                f"accelerate's configuration: got {name} ({variable}), expected plain data parallel: every process "
-                "would hold the whole model, because sharding is not built yet; use accelerate launch --multi_gpu"
+                f"accelerate's configuration: got {name} ({variable}), expected FSDP or plain data parallel; use "
+                "accelerate launch --multi_gpu, or torchrun, and set distributed.shard=full, which divides weights, "
+                "gradients and optimizer"
             )
     precision = environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if precision not in ("", "no", "bf16"):
@@ -56,6 +58,40 @@ def refuse_launcher(environ: Mapping[str, str]) -> None:
         )
 
 
+def asked_to_shard(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """``distributed.shard`` and ``distributed.replicate`` of the FSDP configuration with which ``accelerate launch``
+    started this process; None for a launcher without one.
+
+    Whole shards (FULL_SHARD, or resharding of version 2) are full; HYBRID_SHARD is a copy per machine, and NO_SHARD
+    none. ValueError for parts of it that are done otherwise here: offloading, and activation checkpointing.
+    """
+    if not _on(environ, FSDP):
+        return None
+    for variable, instead in (
+        ("FSDP_OFFLOAD_PARAMS", "distributed.shard=full on more processes, or model.quantize"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "model.gradient_checkpointing=true"),
+    ):
+        if _on(environ, variable):
+            raise ValueError(
+                f"accelerate's configuration: got {variable.lower()} true, expected false; leave it out and set "
+                f"{instead}"
+            )
+    strategy = environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper()
+    names = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD"}
+    strategy = names.get(strategy, strategy)
+    if environ.get("FSDP_VERSION", "1") == "2":
+        strategy = "FULL_SHARD"
+    if strategy == "NO_SHARD":
+        return "none", 1
+    if strategy not in ("FULL_SHARD", "HYBRID_SHARD"):
+        raise ValueError(
+            f"accelerate's configuration: got fsdp_sharding_strategy {strategy}, expected FULL_SHARD, HYBRID_SHARD or "
+            "NO_SHARD: weights are freed after each block, or never divided"
+        )
+    world, machine = (int(environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return "full", max(1, world // machine) if strategy == "HYBRID_SHARD" else 1
+
+
 def _on(environ: Mapping[str, str], variable: str) -> bool:
     return environ.get(variable, "false").lower() in ("1", "true", "yes", "on", "y", "t")
 
@@ -70,7 +106,7 @@ def accelerator(device: str, **options: Any) -> Accelerator:
 
     refuse_launcher(os.environ)
     check_available(device)
-    before = os.environ.get("ACCELERATE_TORCH_DEVICE")
+    before, sharding = os.environ.get("ACCELERATE_TORCH_DEVICE"), os.environ.pop(FSDP, None)
     if ":" in device:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError(
@@ -82,6 +118,8 @@ def accelerator(device: str, **options: Any) -> Accelerator:
         # Without being told, accelerate takes several processes on a machine that has only a CPU for a process each.
         made = Accelerator(cpu=device == "cpu" or available() == ["cpu"], **options)
     finally:
+        if sharding is not None:  # which accelerate would ask of models that it prepares
+            os.environ[FSDP] = sharding
         if ":" in device and before is None:
             del os.environ["ACCELERATE_TORCH_DEVICE"]
     if device not in ("auto", made.device.type, str(made.device)):

@@ -16,6 +16,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather
 from torch import Tensor, nn
 
+from mmgrpo.runtime.sharding import is_shard
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import Decisions
 
@@ -164,13 +165,13 @@ def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) 
     AdamW treats the two differently: with a zero gradient its moments decay and still move the weights, and weight
     decay acts; with None it skips the parameter. Which of them a parameter has when nothing can be learned (all
     decisions clipped) depends on the objective and on the rows of this rank, and the step must depend on neither.
-    The trainer skips a step that has no decision to train.
+    The trainer skips a step that has no decision to train. Gradients of shards are sums already.
     """
     parameters = list(parameters)
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    if accelerator.num_processes == 1:
+    if accelerator.num_processes == 1 or is_shard(parameters[0]):
         return
     flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])  # type: ignore[union-attr]
     total = sum_over_ranks(flat, accelerator)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from mmgrpo.runtime.sharding import everywhere, local
+
 
 class NotFinite(RuntimeError):
     """A network or a sampler has produced NaN or infinity."""
@@ -17,9 +19,10 @@ class TooLarge(NotFinite):
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all entries of all tensors are finite; integers are."""
-    finite = [torch.isfinite(tensor).all().cpu() for tensor in tensors]
-    return not finite or bool(torch.stack(finite).all())
+    """Whether all entries of all tensors are finite; integers are. Of shards, on all processes, which must all call."""
+    tensors = list(tensors)
+    finite = [torch.isfinite(local(tensor)).all().cpu() for tensor in tensors]
+    return everywhere(not finite or bool(torch.stack(finite).all()), tensors)
 
 
 def refuse_tensors(tensors: Mapping[str, Tensor], what: str) -> None:

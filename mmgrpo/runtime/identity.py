@@ -33,6 +33,7 @@ FREE_ON_RESUME = frozenset(
         *("optim.lr", "optim.weight_decay", "optim.max_grad_norm", "optim.max_nonfinite_steps"),
         *("optim.micro_batch_size", "sampling.forward_batch_size", "sampling.logits_chunk_size"),
         "model.gradient_checkpointing",
+        *("distributed.shard", "distributed.replicate"),
     }
 )
 """Settings that may change when a run is resumed: its length, what it stores and shows, how it uses the machine, and
@@ -52,7 +53,7 @@ class Identity:
     started: str = ""
     version: str = ""
     resumed: tuple[Mapping[str, Any], ...] = ()
-    """For each resumption its time and the settings that it changed, old and new."""
+    """For each resumption its time, the settings that it changed, old and new, and its number of processes."""
 
     @staticmethod
     def new(config: Config, inputs: Mapping[str, str]) -> Identity:
@@ -78,9 +79,9 @@ class Identity:
         """Write ``run.json``."""
         write_text(folder / MARKER, json.dumps(dataclasses.asdict(self), indent=1))
 
-    def resumed_with(self, changed: Mapping[str, tuple[Any, Any]]) -> Identity:
-        """The same run, resumed now with changed settings (``refuse_settings``)."""
-        entry = {"time": f"{datetime.now():%Y-%m-%d %H:%M:%S}", "changed": dict(changed)}
+    def resumed_with(self, changed: Mapping[str, tuple[Any, Any]], processes: int = 1) -> Identity:
+        """The same run, resumed now by so many processes with changed settings (``refuse_settings``)."""
+        entry = {"time": f"{datetime.now():%Y-%m-%d %H:%M:%S}", "changed": dict(changed), "processes": processes}
         return dataclasses.replace(self, resumed=(*self.resumed, entry))
 
     def refuse_settings(self, folder: Path, config: Config) -> dict[str, tuple[Any, Any]]:

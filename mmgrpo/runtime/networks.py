@@ -28,7 +28,9 @@ from torch import Tensor, nn
 from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
 from mmgrpo.config.registry import Block, Bound, bind_scheduled, block
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.averaging import temporary
 from mmgrpo.runtime.checkpoint import STATE, load_checkpoint
+from mmgrpo.runtime.sharding import is_shard, like, stored, stored_like
 from mmgrpo.types import Reference
 
 NETWORKS: dict[str, Block] = {}
@@ -210,9 +212,9 @@ class Networks:
         """name <- decay name + (1 - decay) present, in place."""
         for key, parameter in self.trained.items():
             if decay == 0:
-                self.values[name][key].copy_(parameter.detach())
+                self.values[name][key].copy_(stored(parameter, self.model.network))
             elif decay < 1:
-                self.values[name][key].lerp_(parameter.detach(), 1 - decay)
+                self.values[name][key].lerp_(stored(parameter, self.model.network), 1 - decay)
 
     def advance(self, step: int, kl: float = 0.0, rules: Sequence[Bound] = ()) -> None:
         """Apply the rules at the end of a round, after optimizer step ``step``; ``rules`` are those with the numbers of
@@ -242,7 +244,7 @@ class Networks:
         """Restore the networks of a checkpoint of optimizer step ``step``."""
         if not self.rules:
             return
-        device = {name: one.device for name, one in self.trained.items()}
+        trained, network = self.trained, self.model.network
         read = {key: values for key, values in self.values.items() if self._is_read(key)}
         saved = {file.removeprefix("network-"): v for file, v in tensors.items() if file.startswith("network-")}
         if lacking := [key for key in self.values if key not in read and "@" not in key and key not in saved]:
@@ -251,7 +253,10 @@ class Networks:
                 "with; resume with its configuration"
             )
         ordered = sorted(saved, key=lambda key: (key.partition("@")[0], int(key.partition("@")[2] or 0)))
-        self.values = {key: {n: v.to(device[n]) for n, v in saved[key].items()} for key in ordered} | read
+        self.values = {
+            key: {n: stored_like(v.to(trained[n].device), trained[n], network) for n, v in saved[key].items()}
+            for key in ordered
+        } | read
         self.step, self.round, self.changed = step, state["round"], dict(state["changed"])
 
     def _key(self, name: str, task: str) -> str:
@@ -267,7 +272,7 @@ class Networks:
 
     def _copy(self, untrained: bool = False) -> dict[str, Tensor]:
         """The trained parameters; ``untrained``: with adapters that add nothing."""
-        copies = {name: parameter.detach().clone() for name, parameter in self.trained.items()}
+        copies = {name: stored(parameter, self.model.network) for name, parameter in self.trained.items()}
         if untrained:
             for name in [name for name in copies if ".lora_B." in name]:
                 copies[name].zero_()
@@ -291,12 +296,17 @@ class Networks:
                 f"({len(other)} differ, {(other or sorted(values.keys() - trained.keys()))[:1]}); take the same model "
                 "and the same adapters"
             )
-        return {name: values[name].to(one.device, one.dtype) for name, one in trained.items()}
+        network = self.model.network
+        return {n: stored_like(values[n].to(one.device, one.dtype), one, network) for n, one in trained.items()}
 
 
 @contextmanager
 def exchanged(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """The parameters hold ``values`` within a ``with`` block; no memory is copied."""
+    """The parameters hold ``values`` within a ``with`` block; no memory is copied, but for shards."""
+    if any(map(is_shard, parameters.values())):  # which are gathered from a place of their own
+        with temporary(list(parameters.values()), [like(values[name], one) for name, one in parameters.items()]):
+            yield
+        return
     held = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():

@@ -34,6 +34,7 @@ from mmgrpo.runtime.checkpoint import (
 )
 from mmgrpo.runtime.distributed import largest
 from mmgrpo.runtime.folder import discard_replaced
+from mmgrpo.runtime.sharding import collected, like
 
 NO_TABLES: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
 
@@ -83,14 +84,16 @@ class Checkpoints:
         tables: Mapping[str, Mapping[str, Tensor]] = NO_TABLES,
     ) -> None:
         """Write the checkpoint of ``step``; the first one completes a replacement of an earlier run. ``tables`` are
-        further tensors, each group a file of its own."""
-        if self.accelerator.is_main_process:
-            tensors, moments = flatten_optimizer(optimizer)
-            weights = trained_tensors(network)
-            groups = {"weights": weights, "optimizer": tensors}
-            if ema is not None:
-                groups["ema"] = dict(zip(weights, ema.shadow, strict=True))
-            groups |= {name: dict(table) for name, table in tables.items() if table}
+        further tensors, each group a file of its own. All are whole in it, however they are sharded."""
+        tensors, moments = flatten_optimizer(optimizer)
+        weights = trained_tensors(network)
+        groups = {"weights": weights, "optimizer": tensors}
+        if ema is not None:
+            groups["ema"] = dict(zip(weights, ema.shadow, strict=True))
+        groups |= {name: dict(table) for name, table in tables.items() if table}
+        main = self.accelerator.is_main_process
+        groups = {name: collected(group, keep=main) for name, group in groups.items()}
+        if main:
             state = {**state, "optimizer": moments}
             save_checkpoint(self.folder / "checkpoints", step, groups, state, self.keep, self.run)
             discard_replaced(self.folder)
@@ -123,7 +126,7 @@ class Checkpoints:
         if ema is not None:
             averages = tensors["ema"]
             names = trained_tensors(network)
-            ema.shadow = [averages[name].to(value.device) for name, value in names.items()]
+            ema.shadow = [like(averages[name].to(value.device), value) for name, value in names.items()]
         self.tables = {name: table for name, table in tensors.items() if name not in ("weights", "optimizer", "ema")}
         self.saved, self.clock = step, time.monotonic()
         return state

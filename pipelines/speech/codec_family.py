@@ -56,6 +56,8 @@ class CodecFamily(Spoken):
     name: str = _TOKENS.name
     about: str = _TOKENS.about
     modality: str = _TOKENS.modality
+    blocks: tuple[str, ...] = _TOKENS.blocks
+    in_step: bool = _TOKENS.in_step
     module: str = _TOKENS.module
     architectures: tuple[str, ...] = _TOKENS.architectures
     sections: Sections = _SECTIONS

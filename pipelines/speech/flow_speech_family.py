@@ -36,6 +36,9 @@ class FlowSpeechFamily(Spoken):
     name: str = "flow_speech"
     about: str = "F5-TTS: a text and a clip of a voice in, the text in that voice out"
     modality: str = "speech"
+    blocks: tuple[str, ...] = ("Block",)
+    """Class names of the parts of its network that are sharded."""
+    in_step: bool = False
     module: str = "pipelines.speech.flow_speech"
     architectures: tuple[str, ...] = ("f5_tts",)
 
@@ -96,7 +99,14 @@ class FlowSpeechFamily(Spoken):
         refuse_other_architectures(self.name, self.architectures, path)
         model = load(
             replace(options, path=path),
-            Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
+            Training.of(
+                options,
+                seed=config.seed,
+                device=device,
+                weights=weights,
+                training=training,
+                shard=config.distributed.shard,
+            ),
         )
         model.levels = config.sampling.grid
         return policy_over(model, self, config, device)

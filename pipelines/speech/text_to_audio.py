@@ -43,6 +43,9 @@ class TextToAudioFamily(Spoken):
     options: type
     process: Process = "diffusion"
     modality: str = "speech"
+    blocks: tuple[str, ...] = ("*Block", "*TransformerBlock")
+    """Class names of the parts of its network that are sharded."""
+    in_step: bool = False
 
     @property
     def sections(self) -> Sections:
@@ -86,7 +89,14 @@ class TextToAudioFamily(Spoken):
         refuse_other_architectures(self.name, self.architectures, path)
         model = importlib.import_module(self.module).load(
             replace(options, path=path),
-            Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
+            Training.of(
+                options,
+                seed=config.seed,
+                device=device,
+                weights=weights,
+                training=training,
+                shard=config.distributed.shard,
+            ),
         )
         return policy_over(model, self, config, device)
 

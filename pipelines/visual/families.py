@@ -47,6 +47,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("StableDiffusionPipeline",),
             StableDiffusionOptions,
             process="diffusion",
+            blocks=("BasicTransformerBlock", "ResnetBlock2D"),
         ),
         VisualFamily(
             "sdxl",
@@ -55,6 +56,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("StableDiffusionXLPipeline",),
             SdxlOptions,
             process="diffusion",
+            blocks=("BasicTransformerBlock", "ResnetBlock2D"),
         ),
         VisualFamily(
             "flux_kontext",
@@ -64,6 +66,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             KontextOptions,
             guidance="true_cfg_scale",
             pictures="optional",
+            in_step=False,
         ),
         VisualFamily(
             "flux2_klein",
@@ -72,6 +75,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("Flux2KleinPipeline",),
             KleinOptions,
             pictures="optional",
+            in_step=False,
         ),
         VisualFamily("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
         VisualFamily(
@@ -88,6 +92,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
             QwenImageEditOptions,
             pictures="required",
+            in_step=False,
         ),
         VisualFamily(
             "z_image",
@@ -134,6 +139,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.wan",
             ("WanPipeline", "WanTransformer3DModel"),
             WanOptions,
+            blocks=("WanTransformerBlock", "WanTransformer3DModel"),
         ),
         VisualFamily(
             "wan_i2v",
@@ -142,6 +148,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("WanImageToVideoPipeline", "WanPipeline"),
             WanImageOptions,
             pictures="required",
+            blocks=("WanTransformerBlock", "WanTransformer3DModel"),
         ),
     )
 }

@@ -85,6 +85,10 @@ class VisualFamily:
     """The picture beside the words of a prompt: ``required``, ``optional``, or empty for a family that takes none."""
     process: Process = "flow"
     modality: str = "visual"
+    blocks: tuple[str, ...] = ("*TransformerBlock",)
+    """Class names of the parts of its network that are sharded."""
+    in_step: bool = True
+    """Whether equal numbers of rows make equally many calls of the network, whatever images they are given."""
 
     @property
     def elsewhere(self) -> Elsewhere:
@@ -156,7 +160,14 @@ class VisualFamily:
         own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in COMMON}
         model = importlib.import_module(self.module).load(
             replace(options, path=path),
-            Training.of(options, seed=config.seed, device=device, weights=weights, training=training),
+            Training.of(
+                options,
+                seed=config.seed,
+                device=device,
+                weights=weights,
+                training=training,
+                shard=config.distributed.shard,
+            ),
         )
         model.levels = config.sampling.grid
         model.negative_prompt = options.negative_prompt

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.runtime.sharding import anywhere
 from mmgrpo.types import Reference
 from pipelines.lora import has_adapters
 from pipelines.training import AdaptersOff, FrozenCopy, Training, make_trainable
@@ -28,7 +29,7 @@ SECOND = "transformer_2"
 
 class Experts(nn.Module):
     """Each row passes through one network: ``transformer`` where its time is at least ``boundary``, else
-    ``transformer_2``.
+    ``transformer_2``. Where they are sharded, all processes call those that any of them needs, some for nothing.
 
     The interface is that of the transformer of diffusers as far as it is used here; both have one configuration.
     """
@@ -54,12 +55,15 @@ class Experts(nn.Module):
         image = encoder_hidden_states_image
         high = timestep >= self.boundary
         rows, parts = [], []
-        for network, chosen in ((self.transformer, high), (self.transformer_2, ~high)):
+        needed = anywhere([bool(high.any()), not bool(high.all())], self)
+        for network, chosen, called in zip((self.transformer, self.transformer_2), (high, ~high), needed, strict=True):
             index = chosen.nonzero()[:, 0]
-            if len(index):
-                given = None if image is None else image[index]
-                words = encoder_hidden_states[index]
-                parts += network(hidden_states[index], timestep[index], words, given, return_dict=False)
+            if called:
+                read = index if len(index) else index.new_zeros(1)
+                given = None if image is None else image[read]
+                words = encoder_hidden_states[read]
+                (part,) = network(hidden_states[read], timestep[read], words, given, return_dict=False)
+                parts.append(part[: len(index)])
                 rows.append(index)
         return (torch.cat(parts)[torch.cat(rows).argsort()],)
 

@@ -7,19 +7,19 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from mmgrpo.runtime import devices
-from mmgrpo.runtime.devices import accelerator, available, refuse_launcher
+from mmgrpo.runtime.devices import accelerator, asked_to_shard, available, refuse_launcher
 from tests.journeys.cli.running import environment
 
 
 @pytest.mark.parametrize(
     ("variable", "name"),
     [
-        ("ACCELERATE_USE_FSDP", "FSDP"),
         ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
         ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
         ("ACCELERATE_USE_PARALLELISM_CONFIG", "a parallelism configuration"),
@@ -56,9 +56,48 @@ def test_a_plain_launcher_is_taken_without_a_warning(recwarn):
 
 
 def test_an_accelerator_is_refused_under_such_a_launcher(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="got FSDP"):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match=r"got DeepSpeed.*distributed\.shard=full"):
         accelerator("cpu")
+
+
+@pytest.mark.parametrize(
+    ("asked", "settings"),
+    [
+        ({}, ("full", 1)),
+        ({"FSDP_SHARDING_STRATEGY": "1"}, ("full", 1)),
+        ({"FSDP_SHARDING_STRATEGY": "NO_SHARD"}, ("none", 1)),
+        ({"FSDP_SHARDING_STRATEGY": "HYBRID_SHARD", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, ("full", 2)),
+        ({"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}, ("full", 1)),
+        ({"FSDP_VERSION": "2", "FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"}, ("full", 1)),
+    ],
+)
+def test_a_configuration_of_fsdp_is_translated(asked, settings):
+    assert asked_to_shard({"ACCELERATE_USE_FSDP": "true", **asked}) == settings
+    assert asked_to_shard(asked) is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "setting"),
+    [
+        ("FSDP_OFFLOAD_PARAMS", "true", "offload"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "model.gradient_checkpointing"),
+        ("FSDP_SHARDING_STRATEGY", "SHARD_GRAD_OP", "SHARD_GRAD_OP"),
+    ],
+)
+def test_a_part_of_it_that_is_done_otherwise_is_refused(variable, value, setting):
+    with pytest.raises(ValueError, match=setting):
+        asked_to_shard({"ACCELERATE_USE_FSDP": "true", variable: value})
+
+
+def test_accelerate_itself_is_not_asked_to_shard(monkeypatch):
+    def made(**options: object) -> SimpleNamespace:
+        return SimpleNamespace(device=torch.device("cpu"), asked=os.environ.get("ACCELERATE_USE_FSDP"))
+
+    monkeypatch.setattr("accelerate.Accelerator", made)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    made_under: Any = accelerator("cpu")
+    assert made_under.asked is None and os.environ["ACCELERATE_USE_FSDP"] == "true"
 
 
 def test_a_device_that_is_absent_is_refused_with_those_that_are_there(monkeypatch):

@@ -1,0 +1,153 @@
+"""Sharded runs equal those of one process, resume exactly, and move between numbers of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mmgrpo.family import families
+from mmgrpo.runtime.identity import Identity
+from mmgrpo.runtime.sharding import Blocks
+from tests import ROOT
+from tests.libraries.families.test_battery import ADAPTED
+from tests.unit.runtime.ports import meeting_port
+
+CASES = [
+    *("sd3:full", "sd3:reference", "sd3:lora-reference", "sd3:checkpointed", "sd3:half", "sd3:networks"),
+    *("wan:full", "wan:experts", "stable_diffusion:full"),
+    *("qwen_vl:lora", "qwen_vl:tokens-reference", "qwen_vl:coupled", "qwen_vl:tokens-networks", "whisper:full"),
+]
+BATTERY = [
+    f"{name}:{'lora' if name in ADAPTED else 'full'}" for name, one in families().items() if isinstance(one, Blocks)
+]
+
+
+@dataclass
+class Runs:
+    """Folders of finished runs, started when they are asked for."""
+
+    place: Path
+    folders: dict[str, Path] = field(default_factory=dict)
+
+    def start(self, name: str, world: int, cases: Sequence[str], replicate: int = 1, of: str = "") -> Path:
+        """The folder of the runs ``name``; ``of`` names earlier ones, from whose first checkpoint they go on."""
+        if name in self.folders:
+            return self.folders[name]
+        folder = self.place / name
+        if of:
+            shutil.copytree(self.folders[of], folder)
+        folder.mkdir(exist_ok=True)
+        with meeting_port() as port:
+            workers = [worker(folder, index, world, port, replicate, cases) for index in range(world)]
+            try:
+                for one in workers:
+                    printed, _ = one.communicate(timeout=900)
+                    assert one.returncode == 0, printed[-3000:]
+            finally:
+                for one in workers:
+                    one.kill()
+        self.folders[name] = folder
+        return folder
+
+
+def worker(
+    folder: Path, index: int, world: int, port: int, replicate: int, cases: Sequence[str]
+) -> subprocess.Popen[str]:
+    place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {name: value for name, value in os.environ.items() if name not in place}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= {name: str(value) for name, value in place.items()} if world > 1 else {}
+    command = [sys.executable, "-m", "tests.libraries.sharding.worker", str(folder), "full", str(replicate), *cases]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("sharded"))
+
+
+def weights(folder: Path, case: str, rank: int = 0) -> dict[str, torch.Tensor]:
+    return load_file(folder / case.replace(":", "-") / f"weights-{rank}.safetensors")
+
+
+def assert_close(folder: Path, other: Path, case: str, atol: float) -> None:
+    ours, theirs = weights(folder, case), weights(other, case)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=0, atol=atol, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_that_divide_a_model_train_it_like_one(case, runs):
+    one, two = runs.start("one", 1, CASES), runs.start("two", 2, CASES)
+    # In bf16 blocks are gathered rounded, norms included, which autocast leaves in fp32.
+    assert_close(one, two, case, 1e-3 if case.endswith("half") else 1e-6)
+    for line in (two / case.replace(":", "-") / "metrics.jsonl").read_text().splitlines():
+        assert json.loads(line)["ratio/first_minus_one"] < (0.05 if case.endswith("half") else 1e-5)
+    evaluations = [
+        json.loads((folder / case.replace(":", "-") / "evaluations" / "after.json").read_text())["values"]["measured"]
+        for folder in (one, two)
+    ]
+    assert evaluations[0] == pytest.approx(evaluations[1], abs=0.2 if case.endswith("half") else 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_divided_run_resumes_exactly_and_by_one_process(case, runs):
+    two = runs.start("two", 2, CASES)
+    again, alone = runs.start("again", 2, CASES, of="two"), runs.start("alone", 1, CASES, of="two")
+    for name, value in weights(two, case).items():
+        assert torch.equal(weights(again, case)[name], value), name
+    assert_close(alone, two, case, 1e-3 if case.endswith("half") else 1e-6)
+    identity = Identity.read(alone / case.replace(":", "-"))
+    assert identity is not None and identity.resumed[-1]["processes"] == 1
+    assert identity.resumed[-1]["changed"]["distributed.shard"] == ["full", "none"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_saved_model_is_whole_and_of_its_own_class(case, runs):
+    one, two = runs.start("one", 1, CASES), runs.start("two", 2, CASES)
+    models = [folder / case.replace(":", "-") / "model" for folder in (one, two)]
+    files = [sorted(p.relative_to(model) for p in model.rglob("*") if p.is_file()) for model in models]
+    assert files[0] == files[1]
+    for file in files[0]:
+        if file.suffix == ".safetensors":
+            ours, theirs = (load_file(model / file) for model in models)
+            assert ours.keys() == theirs.keys() and ours
+            for name, value in ours.items():
+                torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-3 if case.endswith("half") else 1e-6)
+        elif file.name.endswith("config.json"):
+            assert (models[0] / file).read_text() == (models[1] / file).read_text()
+
+
+@pytest.mark.slow
+def test_copies_of_a_divided_model_train_like_one_process(runs):
+    cases = ["sd3:full", "qwen_vl:lora"]
+    four = runs.start("four", 4, cases, replicate=2)
+    for case in cases:
+        assert_close(runs.start("one", 1, CASES), four, case, 1e-6)
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_not_finite_is_seen_by_all(runs):
+    two = runs.start("two", 2, CASES)
+    seen = [json.loads((two / f"finite-{rank}.json").read_text()) for rank in range(2)]
+    assert seen == [[True, False, True], [True, False, False]]  # the last: of its own shard alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BATTERY)
+def test_every_family_is_divided(case, runs):
+    assert_close(runs.start("all one", 1, BATTERY), runs.start("all two", 2, BATTERY), case, 2e-6)

@@ -1,0 +1,138 @@
+"""Runs of tiny models that must not depend on how processes divide them; ``test_sharding.py`` starts this file.
+
+RANK=0 WORLD_SIZE=2 ... python -m tests.libraries.sharding.worker FOLDER SHARD REPLICATE CASE...
+
+A case is ``family:variant``. The run of each is left in ``FOLDER/case``, with the whole trained weights as this process
+has them in ``weights-<rank>.safetensors``; where there is a run already, it is resumed from its first checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+
+from mmgrpo.api import make_trainer
+from mmgrpo.config.settings import Config, config_class
+from mmgrpo.data.splits import Splits
+from mmgrpo.family import families
+from mmgrpo.inputs import RunInputs
+from mmgrpo.runtime.checkpoint import checkpoints
+from mmgrpo.runtime.finite import is_finite
+from mmgrpo.runtime.sharding import local, mesh_of, shard, whole
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Output, Prompt, Text
+from pipelines.visual import wan_tiny
+from tests.building import module
+from tests.libraries.families.examples import EXAMPLES, TEXTS
+from tests.tiny import tiny_checkpoint
+
+Variant = dict[str, Any]
+EMA: Variant = {"ema": 0.9, "interpolation": 0.5}
+MOVING = "average(name='reference', start=0.5, samples=True)"
+VARIANTS: dict[str, Variant] = {
+    "lora": {"model": {"lora_rank": 2}},
+    "full": {},
+    "checkpointed": {"model": {"gradient_checkpointing": True}},
+    "reference": {"algorithm": {"terms": ["kl_velocity(coef=0.1)"]}, "optim": EMA},
+    "lora-reference": {"model": {"lora_rank": 2}, "algorithm": {"terms": ["kl_velocity(coef=0.1)"]}, "optim": EMA},
+    "tokens-reference": {"algorithm": {"terms": ["kl_k3(coef=0.1)"]}, "optim": EMA},
+    "coupled": {"algorithm": {"preset": "gvpo"}},
+    "experts": {"model": {"lora_rank": 2}, "path": lambda: tiny_checkpoint(wan_tiny.tiny, version="2.2-14B")},
+    "networks": {"algorithm": {"terms": ["kl_velocity(coef=0.1)"], "networks": [MOVING]}},
+    "tokens-networks": {"algorithm": {"terms": ["kl_k3(coef=0.1)"], "networks": [MOVING]}},
+    "half": {"model": {"dtype": "bfloat16"}},
+}
+
+
+def measured(prompts: list[Prompt], outputs: list[Output]) -> list[float]:
+    """A smooth reward of any output."""
+    values = []
+    for output in outputs:
+        if isinstance(output, Text):
+            values.append(float(sum((place + 1) * one for place, one in enumerate(output.ids)) % 7))
+        else:
+            first = next(iter(vars(output).values()))
+            values.append(10 * float(first.mean()))
+    return values
+
+
+def config_of(case: str, folder: Path, mode: str, replicate: int) -> Config:
+    name, _, variant = case.partition(":")
+    given, example, config = VARIANTS[variant], EXAMPLES[name], config_class(families()[name].sections)()
+    path = given["path"]() if "path" in given else tiny_checkpoint(module(name).tiny)
+    options = {"family": name, "path": str(path), "device": "cpu", **example.model, **given.get("model", {})}
+    settings = {"lr": 1e-3, "eps": 1e-2, "updates": 2, "micro_batch_size": 3, **given.get("optim", {})}
+    return replace(
+        config,
+        name=case.replace(":", "-"),
+        output_dir=str(folder),
+        steps=4,
+        save_every=2,
+        samples_shown=1,
+        groups_kept=0,
+        trackers=[],
+        model=replace(config.model, **options),
+        sampling=replace(config.sampling, **example.sampling),
+        data=replace(config.data, prompts_per_step=4, group_size=4),
+        optim=replace(config.optim, **settings),
+        eval=replace(config.eval, every=2, batch_size=4),
+        algorithm=replace(
+            config.algorithm,
+            **{"preset": "rloo", "objective": "ppo(low=0.2, high=0.2)", "terms": [], **given.get("algorithm", {})},
+        ),
+        distributed=replace(config.distributed, shard=mode, replicate=replicate),
+    )
+
+
+def trainer_of(config: Config, accelerator: Accelerator) -> Trainer:
+    """The trainer of a run whose prompts do not divide evenly: six to train, three held out."""
+    name = config.model.family
+    torch.manual_seed(0)
+    prompts = [replace(one, id=f"{one.id}-{copy}") for copy in range(2) for one in EXAMPLES[name].prompts]
+    heldout = [replace(one, id=f"held-{one.id}") for one in EXAMPLES[name].prompts[: len(TEXTS)]]
+    policy = families()[name].policy(config, "cpu", prompts)
+    start = lambda _: RunInputs(policy, Splits(prompts, heldout, {}))  # noqa: E731
+    return make_trainer(config, families()[name], start, [measured], accelerator)
+
+
+def nan_in_one_shard(folder: Path, accelerator: Accelerator) -> None:
+    """What every process says of tensors of which one process alone has a shard that is not finite."""
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    shard([network], ["Linear"], mesh_of("cpu"), in_step=True)
+    weight = dict(network.named_parameters())["0.weight"]
+    before = is_finite([weight])
+    if accelerator.process_index == 1:
+        local(weight.detach()).fill_(torch.nan)
+    answers = [before, is_finite([weight]), all(map(torch.isfinite, [local(weight).sum()]))]
+    (folder / f"finite-{accelerator.process_index}.json").write_text(json.dumps([bool(one) for one in answers]))
+
+
+def run(folder: Path, shard_mode: str, replicate: int, cases: list[str]) -> None:
+    """Train, or resume, every case."""
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    if accelerator.num_processes > 1 and shard_mode == "full":
+        nan_in_one_shard(folder, accelerator)
+    for case in cases:
+        config = config_of(case, folder, shard_mode if accelerator.num_processes > 1 else "none", replicate)
+        place = folder / config.name
+        earlier = bool(checkpoints(place / "checkpoints"))
+        accelerator.wait_for_everyone()
+        trainer = trainer_of(replace(config, resume=earlier), accelerator)
+        if earlier:
+            trainer.resume(2)
+        trainer.fit(place / "model")
+        weights = {name: whole(value.detach()).contiguous() for name, value in trainer.trained.items()}
+        save_file(weights, place / f"weights-{accelerator.process_index}.safetensors")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
