@@ -28,7 +28,7 @@ from mmgrpo.config.reading import build, in_python, refuse_preset
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Distributed, Optim, Sections, config_class
 from mmgrpo.evaluation import EvalSettings
-from mmgrpo.family import Family, Settings, family
+from mmgrpo.family import Blocks, Family, Settings, family, refuse_unshardable
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
 from mmgrpo.prompts.samplers import Sampling
@@ -42,7 +42,7 @@ from mmgrpo.runtime.fingerprint import of_inputs
 from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
-from mmgrpo.runtime.sharding import Blocks, mesh_of, shard
+from mmgrpo.runtime.sharding import mesh_of, shard
 from mmgrpo.scoring.fitting import checked_by
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy
@@ -326,27 +326,6 @@ def make_trainer(
     identity = open_folder(config, origin, inputs.skipped, accelerator)
     trainer.checkpoints.run = identity.run if identity else ""
     return trainer
-
-
-def refuse_unshardable(config: Config, owner: Family | None) -> None:
-    """ValueError, before a model is loaded, for ``distributed.shard`` full with what cannot be divided."""
-    if config.distributed.shard == "none":
-        return
-    if not isinstance(owner, Blocks):
-        raise ValueError(
-            f"distributed.shard: got full, expected none, since family '{config.model.family}' names no blocks of its "
-            "network to divide"
-        )
-    quantize = getattr(config.model, "quantize", "none")
-    for setting, value, expected in (
-        ("optim.optimizer", config.optim.optimizer, "adamw"),
-        ("model.quantize", quantize, "none"),
-    ):
-        if value != expected:
-            raise ValueError(
-                f"distributed.shard: got full with {setting}={value}, whose tensors cannot be divided, expected "
-                f"{setting}={expected}; change either"
-            )
 
 
 def shard_networks(config: Config, owner: Family | None, policy: Policy, accelerator: Accelerator) -> None:

@@ -145,6 +145,21 @@ class Exporter(Protocol):
     def elsewhere(self) -> Elsewhere: ...
 
 
+@runtime_checkable
+class Blocks(Protocol):
+    """A family whose networks can be sharded."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Class names of the parts of its networks that become units; ``*`` stands for any letters."""
+        ...
+
+    @property
+    def in_step(self) -> bool:
+        """Whether equal numbers of rows make equally many calls of the network, whatever the rows are."""
+        ...
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """The cost of one rollout, which a run prints before it starts."""
@@ -173,6 +188,27 @@ def families() -> Mapping[str, Family]:
         if not isinstance(row, Family):
             raise ValueError(f"a package registers a {type(row).__name__} as the family '{name}', expected a Family")
     return table
+
+
+def refuse_unshardable(config: Config, owner: Family | None) -> None:
+    """ValueError, before a model is loaded, for ``distributed.shard`` full with what cannot be divided."""
+    if config.distributed.shard == "none":
+        return
+    if not isinstance(owner, Blocks):
+        raise ValueError(
+            f"distributed.shard: got full, expected none, since family '{config.model.family}' names no blocks of its "
+            "network to divide"
+        )
+    quantize = getattr(config.model, "quantize", "none")
+    for setting, value, expected in (
+        ("optim.optimizer", config.optim.optimizer, "adamw"),
+        ("model.quantize", quantize, "none"),
+    ):
+        if value != expected:
+            raise ValueError(
+                f"distributed.shard: got full with {setting}={value}, whose tensors cannot be divided, expected "
+                f"{setting}={expected}; change either"
+            )
 
 
 def family(name: str) -> Family:

@@ -35,7 +35,7 @@ from mmgrpo.config.reading import load_yaml, read_config, refuse_preset, take_op
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
-from mmgrpo.family import families, family
+from mmgrpo.family import families, family, refuse_unshardable
 from mmgrpo.runtime.devices import refuse_launcher
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ def arithmetic(config: Config) -> str:
     model_family, optim = family(config.model.family), config.optim
     config.check()
     model_family.check(config)
+    refuse_unshardable(config, model_family)
     refuse_preset(config.algorithm.preset, model_family.decisions(config))
     bind_blocks(config)
     cost = model_family.arithmetic(config)

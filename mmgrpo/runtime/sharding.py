@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,21 +31,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Part = TypeVar("Part")
-
-
-@runtime_checkable
-class Blocks(Protocol):
-    """A family whose networks can be sharded."""
-
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        """Class names of the parts of its networks that become units; ``*`` stands for any letters."""
-        ...
-
-    @property
-    def in_step(self) -> bool:
-        """Whether equal numbers of rows make equally many calls of the network, whatever the rows are."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,8 +73,8 @@ def shard(
 ) -> None:
     """Shard the trained network (the first one) and its frozen copies, in place; names of parameters stay.
 
-    ``blocks`` are those of the family (``Blocks.blocks``); ValueError where the network has none of them. Where all
-    weights are fp32 and ``compute`` is a lower precision, blocks are gathered in it; gradients are reduced in fp32 all
+    ``blocks`` are those of the family (``mmgrpo.family.Blocks``); ValueError where the network has none of them. Where
+    all weights are fp32 and ``compute`` is a lower precision, blocks are gathered in it; gradients are reduced in fp32 all
     the same, and what the network is given (timesteps) is not rounded.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard

@@ -8,16 +8,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmgrpo.family import families
+from mmgrpo.config.settings import Distributed, config_class
+from mmgrpo.family import Blocks, families, refuse_unshardable
 from mmgrpo.runtime.identity import Identity
-from mmgrpo.runtime.sharding import Blocks
 from tests import ROOT
 from tests.libraries.families.test_battery import ADAPTED
 from tests.unit.runtime.ports import meeting_port
@@ -85,6 +85,33 @@ def assert_close(folder: Path, other: Path, case: str, atol: float) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=atol, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "message"),
+    [
+        ("duration", {}, "distributed.shard.*duration"),
+        ("sd3", {"model": {"quantize": "4bit"}}, "distributed.shard.*model.quantize=4bit"),
+        ("sd3", {"optim": {"optimizer": "adamw_8bit"}}, "distributed.shard.*optim.optimizer=adamw_8bit"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_it_is_loaded(family, changed, message):
+    owner = families()[family]
+    config = config_class(owner.sections)()
+    sections = {name: replace(getattr(config, name), **values) for name, values in changed.items()}
+    sections["model"] = replace(sections.get("model", config.model), family=family)
+    refuse_unshardable(replace(config, **sections), owner)
+    with pytest.raises(ValueError, match=message):
+        refuse_unshardable(replace(config, **sections, distributed=Distributed("full")), owner)
+
+
+def test_copies_without_shards_are_refused():
+    with pytest.raises(ValueError, match=r"distributed\.replicate.*2.*none"):
+        replace(config_class(families()["sd3"].sections)(), distributed=Distributed("none", 2)).check()
+
+
+def test_every_family_but_the_smallest_names_its_blocks():
+    assert {name for name, one in families().items() if not isinstance(one, Blocks)} == {"duration"}
 
 
 @pytest.mark.slow
