@@ -40,6 +40,7 @@ from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.fingerprint import of_inputs
 from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder
+from mmgrpo.runtime.heartbeat import watched
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.sharding import mesh_of, shard
@@ -224,7 +225,8 @@ def run(
             print(f"{folder} has no checkpoint yet; starting from the beginning", flush=True)
     tracking.begin(accelerator, config, trainer.step)
     started = time.perf_counter()
-    evaluations = trainer.fit(folder / "model")
+    with watched(accelerator, again):
+        evaluations = trainer.fit(folder / "model")
     additions = owner.summary(config, trainer) if owner else {}
     summary = {
         "run": trainer.checkpoints.run,

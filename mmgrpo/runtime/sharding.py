@@ -74,8 +74,8 @@ def shard(
     """Shard the trained network (the first one) and its frozen copies, in place; names of parameters stay.
 
     ``blocks`` are those of the family (``mmgrpo.family.Blocks``); ValueError where the network has none of them. Where
-    all weights are fp32 and ``compute`` is a lower precision, blocks are gathered in it; gradients are reduced in fp32 all
-    the same, and what the network is given (timesteps) is not rounded.
+    all weights are fp32 and ``compute`` is a lower precision, blocks are gathered in it; gradients are reduced in fp32
+    all the same, and what the network is given (timesteps) is not rounded.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 

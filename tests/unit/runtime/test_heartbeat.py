@@ -1,0 +1,64 @@
+"""A process that dies or raises ends the others, which would wait for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+from tests.unit.runtime.ports import meeting_port
+
+SCRIPT = """
+import os, sys, time
+from accelerate import Accelerator
+from mmgrpo.runtime.heartbeat import watched
+accelerator, how = Accelerator(cpu=True), sys.argv[1]
+with watched(accelerator, "the command", patience=4):
+    if accelerator.process_index == int(sys.argv[2]):
+        if how == "killed":
+            os.kill(os.getpid(), 9)
+        if how == "raises":
+            raise ValueError("the reason")
+    if how != "ends":
+        time.sleep(500)
+print("done", flush=True)
+"""
+
+
+def ended(how: str, which: int) -> list[tuple[int, str]]:
+    """Exit status and output of two processes, one of which fails while the other waits."""
+    with meeting_port() as port:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, how, str(which)],
+                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            printed = [one.communicate(timeout=200)[0] for one in started]
+        finally:
+            for one in started:
+                one.kill()
+    return [(one.returncode, text) for one, text in zip(started, printed, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(("how", "reason"), [("killed", ""), ("raises", "ValueError: the reason")])
+def test_the_other_process_ends_with_the_command_that_goes_on(how, reason, which):
+    status, text = ended(how, which)[1 - which]
+    assert status == 1 and "go on with: the command" in text and f"process {1 - which} ends" in text
+    assert reason in text or f"process {which}" in text
+
+
+@pytest.mark.slow
+def test_processes_that_end_well_are_left_alone():
+    assert [(status, "done" in text) for status, text in ended("ends", 0)] == [(0, True)] * 2
