@@ -126,6 +126,25 @@ REFERENCE = 2
 CONTRAST = 3
 """``origin`` of rows sampled from a changed prompt (e.g. shuffled frames): scored, never trained."""
 
+SUPERVISED = 4
+"""``origin`` of answers of a second data set: trained by their likelihood, in no group and without a reward."""
+
+HINTED = 5
+"""``origin`` of rows that the policy sampled in this round with a hint in the prompt or a forced beginning: trained,
+and no evidence of how hard the prompt is."""
+
+REPLACED = 6
+"""``origin`` of rows of the policy in whose place hinted ones are trained: scored and counted, never trained."""
+
+DROPPED = 7
+"""``origin`` of hinted rows in whose place others are trained: none of all this."""
+
+UNTRAINED = (CONTRAST, SUPERVISED, REPLACED, DROPPED)
+"""Origins of rows that have no advantage."""
+
+Record: TypeAlias = "dict[str, Tensor]"
+"""One row of a rollout as a policy stores it, to be scored again in a later round."""
+
 
 @dataclass(frozen=True)
 class Decisions:
@@ -236,6 +255,9 @@ class Request:
     round: int = 0
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Settings of sampling that differ in this round from the policy's own (``Adjustable``)."""
+    solutions: Sequence[str] = ()
+    """The solution of each prompt, with which ``sampling["forced_members"]`` of its samples begin, as far as
+    ``sampling["forced_tokens"]`` tokens; empty: none."""
 
 
 @runtime_checkable
@@ -243,7 +265,26 @@ class Adjustable(Protocol):
     """A policy some of whose settings of sampling may follow schedules."""
 
     adjustable: frozenset[str]
-    """Names that it takes in ``Request.sampling``: ``temperature``, ``max_tokens``."""
+    """Names that it takes in ``Request.sampling``: ``temperature``, ``max_tokens``, ``forced_tokens``."""
+
+
+@runtime_checkable
+class Storing(Protocol):
+    """A policy whose rows can be stored and scored again in a later round, and that scores answers of a data set."""
+
+    def pack(self, rollout: Rollout, rows: Sequence[int]) -> list[Record]:
+        """Some rows of a rollout of this rank, on the CPU."""
+        ...
+
+    def answers(self, prompts: Sequence[Prompt]) -> list[Record]:
+        """The answer of each prompt; ValueError for one without."""
+        ...
+
+    def unpack(
+        self, prompts: Sequence[Prompt], records: Sequence[Record], slots: Sequence[int], origin: int, request: Request
+    ) -> Rollout:
+        """A rollout of stored rows, one per prompt, whose key ``prompt`` is ``slots``; its old log-probs are stored."""
+        ...
 
 
 @runtime_checkable

@@ -35,13 +35,16 @@ from mmgrpo.config.registry import Bound, bind_scheduled
 from mmgrpo.data.changes import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.objectives.base import owned, owner_index
+from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, weights_by_origin
+from mmgrpo.prompts.hints import HINTS
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
 from mmgrpo.runtime.sharding import in_step, whole_weights
-from mmgrpo.types import OWN, REFERENCE, Decisions, Part, Policy, Rollout, Scores
+from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Decisions, Part, Policy, Rollout, Scores
 
 BATCH_NAMES = frozenset(
     {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy", "drawn"}
+    | {"foreign", "supervised"}
 )
 """Inputs of blocks that come from the batch; all others come from ``Policy.score``."""
 
@@ -56,6 +59,12 @@ class LossRecipe:
     terms: tuple[Bound, ...]
     off_policy: Bound
     """The objective of reference answers (rows of origin REFERENCE)."""
+    replay: Bound
+    """Rows of earlier rounds (REPLAYED), and what they count."""
+    supervised: Bound
+    """The likelihood of given answers (SUPERVISED)."""
+    hint: Bound
+    """Which rows have hints (HINTED)."""
     networks: tuple[Bound, ...] = ()
     """The networks of the run beside the present one and the reference before training, and how they change."""
 
@@ -67,6 +76,9 @@ class LossRecipe:
         terms: Sequence[str] = (),
         off_policy: str = "importance",
         networks: Sequence[str] = (),
+        replay: str = "none",
+        supervised: str = "none",
+        hint: str = "none",
     ) -> LossRecipe:
         """Bind the text of a configuration; unknown names and parameters are errors here, before the run."""
         loss = LossRecipe(
@@ -75,6 +87,9 @@ class LossRecipe:
             bind_scheduled(mismatch, MISMATCH, "algorithm.mismatch"),
             tuple(bind_scheduled(term, TERMS, "algorithm.terms") for term in terms),
             bind_scheduled(off_policy, OFF_POLICY_OBJECTIVES, "algorithm.off_policy"),
+            bind_scheduled(replay, REPLAYS, "algorithm.replay"),
+            bind_scheduled(supervised, LIKELIHOODS, "algorithm.supervised"),
+            bind_scheduled(hint, HINTS, "algorithm.hint"),
             bind_networks(networks),
         )
         check_changes(loss.scores)
@@ -105,7 +120,12 @@ class LossRecipe:
     @property
     def tallied(self) -> list[str]:
         """Names of the sums of a ``Tally``, the same on all ranks, also where one has no rows."""
-        return ["loss", "entries", "clip/low", "clip/high", *(f"term/{t.text.split('(')[0]}" for t in self.terms)]
+        return ["loss", "entries", "clip/low", "clip/high", *(f"term/{name}" for name in self.term_names)]
+
+    @property
+    def term_names(self) -> list[str]:
+        """Names of the parts of the loss beside the objective."""
+        return [*(term.text.split("(")[0] for term in self.terms), *(["nll"] if self.supervised({}).count else [])]
 
     @property
     def clip_range(self) -> float:
@@ -211,11 +231,17 @@ class Step:
         value, low, high = loss.objective(inputs)
         factor = loss.mismatch(inputs) if loss.factor_follows_policy else inputs["factor"]
         values = factor * value
+        foreign, supervised = inputs["foreign"], inputs["supervised"]
         if bool(off_policy.any()):
             # Without the factor: no sampler drew these decisions, so that there is no mismatch.
             values = torch.where(off_policy, loss.off_policy(inputs).values, values)
+        if bool(supervised.any()):
+            nll = likelihood(inputs["log_probs"], loss.supervised({}).phi)
+            values = torch.where(supervised, nll, values)
+            tally.add("term/nll", (weights * nll)[supervised].sum())
         for term in loss.terms:
             penalty = term(inputs) * (inputs.get("kl_weight", 1.0) if term.text.startswith("kl_") else 1.0)
+            penalty = torch.where(foreign, 0.0, penalty) if bool(foreign.any()) else penalty
             tally.add(f"term/{term.text.split('(')[0]}", (weights * penalty).sum())
             values = values + penalty
         total = (weights * values).sum()
@@ -264,13 +290,17 @@ def accumulate_gradients(
         "advantages": batch.advantages,
         "loss_mask": loss_mask,
         "decision_mask": decisions.decision_mask,
-        "off_policy": (decisions.origin == REFERENCE)[:, None].expand_as(loss_mask),
-        "drawn": (decisions.origin == OWN)[:, None].expand_as(loss_mask),
         "key": decisions.keys["prompt"],
     }
+    replay, supervision = loss.replay({}), loss.supervised({})
+    kinds = {"off_policy": [REFERENCE, SUPERVISED, *([REPLAYED] if replay.old == "one" else [])]}
+    kinds |= {"drawn": [OWN, HINTED], "foreign": [REPLAYED, SUPERVISED], "supervised": [SUPERVISED]}
+    for name, several in kinds.items():
+        rows_of_kind = torch.isin(decisions.origin, torch.tensor(several, device=decisions.origin.device))
+        inputs[name] = rows_of_kind[:, None].expand_as(loss_mask)
     if not loss.factor_follows_policy:
         inputs["factor"] = loss.mismatch(inputs)
-    weights = loss.aggregation(inputs)
+    weights = weights_by_origin(loss.aggregation, inputs, decisions.origin, replay, supervision)
     step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy)
     with whole_weights(policy.network):
         (_coupled if loss.coupled else _elementwise)(step)
@@ -287,7 +317,7 @@ def rescored(
     without gradient.
     """
     decisions = batch.decisions
-    drawn = (decisions.origin == OWN)[:, None]
+    drawn = ((decisions.origin == OWN) | (decisions.origin == HINTED))[:, None]
     # An objective of whole rows compares all decisions of a row, also those that are not trained.
     entries = (owned(decisions) if loss.coupled else batch.loss_mask) & drawn
     value, known = torch.zeros_like(decisions.log_probs), torch.zeros_like(entries)

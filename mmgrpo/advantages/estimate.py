@@ -29,7 +29,7 @@ from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
-from mmgrpo.types import CONTRAST, OWN, Decisions
+from mmgrpo.types import HINTED, OWN, UNTRAINED, Decisions
 
 STANDARD_INPUTS = frozenset(
     {"values", "weights", "key", "stat", "keep", "normalise", "centred", "advantages"}
@@ -217,14 +217,15 @@ def estimate(
     names: Sequence[str] = (),
     factor: float = 1.0,
     abstained: Bool[Tensor, "B R"] | None = None,
+    counted_origins: Sequence[int] = (OWN, HINTED),
 ) -> Estimate:
     """Advantages of a whole gathered batch, before the shapes times ``factor``.
 
     A row for which a reward of nonzero weight, or one that a block names, failed is outside the statistics, has
     advantage 0 and is not trained. Where a reward ``abstained`` (None: nowhere) the others decide; a row from which all
-    of nonzero weight abstained is outside too. ``names`` are those of the rewards, by default their numbers. Computed
-    on the CPU in double precision, so that ranks and devices do not matter. ValueError for rewards that a block cannot
-    compare, and for advantages that are not finite.
+    of nonzero weight abstained is outside too. Statistics are of rows of ``counted_origins``. ``names`` are those of the
+    rewards, by default their numbers. Computed on the CPU in double precision, so that ranks and devices do not matter.
+    ValueError for rewards that a block cannot compare, and for advantages that are not finite.
     """
     device = values.device
     if not bool((reward_weights != 0).any()):
@@ -247,8 +248,9 @@ def estimate(
     keys = [_column(decisions, key.name) for key in algorithm.keys]
     group = keys[0]
 
-    rows = scored & (inputs["origin"] != CONTRAST)
-    own = inputs["origin"] == OWN
+    compared = ~torch.isin(inputs["origin"], torch.tensor(UNTRAINED))
+    rows = scored & compared
+    own = torch.isin(inputs["origin"], torch.tensor(counted_origins))
 
     def statistics() -> list[Tensor]:
         return [rows & own if key.own else rows for key in algorithm.keys]
@@ -303,7 +305,7 @@ def estimate(
     credit = algorithm.credit({**inputs, "keep": keep})
     loss_mask = inputs["loss_mask"] & _any_sharing_row(keep[:, None] & entries, inputs["node"], inputs["decision_mask"])
 
-    first = groups.group_first(group, inputs["origin"] != CONTRAST)
+    first = groups.group_first(group, compared)
     spread = groups.group_spread(total, group, stats[0])
     if bool((groups.group_count(group, own)[own] == 1).all()):  # groups of one: nothing is compared in them
         spread = samples != 0

@@ -41,7 +41,19 @@ from mmgrpo.policies.token_model import (
 )
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.networks import Networks
-from mmgrpo.types import CONTRAST, REFERENCE, Decisions, Output, Prompt, Request, Rollout, Scores, Text
+from mmgrpo.types import (
+    CONTRAST,
+    HINTED,
+    REFERENCE,
+    Decisions,
+    Output,
+    Prompt,
+    Record,
+    Request,
+    Rollout,
+    Scores,
+    Text,
+)
 
 
 class TokenPolicy:
@@ -49,7 +61,7 @@ class TokenPolicy:
 
     kind = "tokens"
     keys = frozenset({"prompt"})
-    adjustable = frozenset({"temperature", "max_tokens"})
+    adjustable = frozenset({"temperature", "max_tokens", "forced_tokens"})
     provides = frozenset({"log_probs", "entropy", "reference_log_probs", "log_probs under a changed prompt"})
 
     def __init__(
@@ -134,8 +146,12 @@ class TokenPolicy:
                 f"got data.group_size {request.group_size} with data.reference_in_group, expected at least 2: one "
                 "sample of the policy beside the reference answer; raise data.group_size"
             )
-        queries = [Query(prompt, slot, count) for prompt, slot in zip(request.prompts, request.slots)]
-        queries += self._contrasts(request)
+        forced = self._forced(request)
+        queries = [
+            Query(prompt, slot, count - (forced[place].count if place in forced else 0))
+            for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
+        ]
+        queries += [*self._contrasts(request), *forced.values()]
         temperature = request.sampling.get("temperature", self.temperature)
         most = round(request.sampling.get("max_tokens", self.max_tokens))
         sequences, completions = self._generate(queries, request.seed, temperature, self.search, most)
@@ -197,6 +213,75 @@ class TokenPolicy:
         self.model.save(folder, self.network)
         share(folder)
 
+    def pack(self, rollout: Rollout, rows: Sequence[int]) -> list[Record]:
+        """Some completions: their tokens, old log-probs, masks and fields, on the CPU."""
+        sequences: Sequences = rollout.steps  # type: ignore[assignment]
+        decisions, records = rollout.decisions, []
+        for row in rows:
+            length = int(sequences.real[row].sum())
+            numbers = {name: value[row] for name, value in decisions.fields.items() if name in self.fields}
+            numbers |= {"ids": sequences.ids[row], "log_probs": decisions.log_probs[row]}
+            numbers |= {"loss_mask": decisions.loss_mask[row]}
+            cut = {name: value[:length] if value.dim() else value for name, value in numbers.items()}
+            records.append({name: value.detach().cpu().clone() for name, value in cut.items()})
+        return records
+
+    def answers(self, prompts: Sequence[Prompt]) -> list[Record]:
+        """The answer of each prompt, of at most ``max_tokens`` tokens; old log-probs of 0."""
+        records = []
+        for prompt in prompts:
+            ids = torch.tensor(self.model.spell(answer_of(prompt))[: self.max_tokens])
+            zeros = torch.zeros(len(ids))
+            fields = {name: zeros[0] if name == "truncated" else zeros for name in self.fields}
+            mask = self._has_probability(ids[None].to(self.device))[0].cpu()
+            records.append({**fields, "ids": ids, "log_probs": zeros, "loss_mask": mask})
+        return records
+
+    @torch.no_grad()
+    def unpack(
+        self, prompts: Sequence[Prompt], records: Sequence[Record], slots: Sequence[int], origin: int, request: Request
+    ) -> Rollout:
+        """A rollout of stored completions, one per prompt, at the temperature of the round."""
+        distinct = list({id(prompt): prompt for prompt in prompts}.values())
+        index = {id(prompt): place for place, prompt in enumerate(distinct)}
+        context, features = self._encode(distinct)
+        width = max(len(record["ids"]) for record in records)
+
+        def rows(name: str, padding: float = 0) -> Tensor:
+            several = [record[name] for record in records]
+            if several[0].dim():
+                several = [nn.functional.pad(one, (0, width - len(one)), value=padding) for one in several]
+            return torch.stack(several).to(self.device)
+
+        length = torch.tensor([[len(record["ids"])] for record in records], device=self.device)
+        real = torch.arange(width, device=self.device) < length
+        prompt = torch.tensor([index[id(one)] for one in prompts], device=self.device)
+        scale = request.sampling.get("temperature", self.temperature)
+        ids = rows("ids", self.model.pad_id)
+        sequences = Sequences(context, features, prompt, ids, real, request.seed, scale)
+        decisions = Decisions(
+            log_probs=rows("log_probs"),
+            loss_mask=rows("loss_mask") & real,
+            decision_mask=real,
+            node=torch.arange(real.numel(), device=self.device).view(real.shape),
+            origin=torch.full((len(records),), origin, device=self.device),
+            keys={"prompt": torch.tensor(list(slots), device=self.device)},
+            fields={name: rows(name) for name in self.fields},
+        )
+        return Rollout(list(prompts), self._decode(sequences), decisions, sequences)
+
+    def _forced(self, request: Request) -> dict[int, Query]:
+        """The members of groups that begin with a given part of the solution, by the place of their prompt."""
+        members, tokens = (round(request.sampling.get(f"forced_{name}", 0)) for name in ("members", "tokens"))
+        queries = {}
+        for place, solution in enumerate(request.solutions if members else ()):
+            ids = self.model.spell(solution)
+            # At least the last token of the solution, and its end, are left to the policy.
+            if beginning := tuple(ids[: max(0, min(tokens, len(ids) - 2))]):
+                prompt, slot = request.prompts[place], request.slots[place]
+                queries[place] = Query(prompt, slot, members, HINTED, beginning)
+        return queries
+
     def _contrasts(self, request: Request) -> list[Query]:
         """The changed prompts, without those that the change does not apply to."""
         if self.contrast is None:
@@ -214,6 +299,7 @@ class TokenPolicy:
     ) -> tuple[Sequences, Completions]:
         """Generate completions; with a shared prefix each prompt enters the cache once."""
         context = self.model.encode([query.prompt for query in queries]).to(self.device)
+        context = context.continued([query.forced for query in queries])
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
 
         def next_token(hidden: Tensor, first: bool) -> Tensor:
@@ -339,7 +425,8 @@ class TokenPolicy:
         def compute(missing: list[int]) -> Features:
             return self._features(self.network, context.take(missing), [names[index] for index in missing])
 
-        recurring = [query.origin != CONTRAST for query in queries]  # a contrast is another change in every round
+        # A contrast is another change in every round, and so may be a hint.
+        recurring = [query.origin != CONTRAST and "hint" not in query.prompt.meta for query in queries]
         return self.feature_cache.features([query.prompt for query in queries], compute, recurring)
 
     def _features(self, network: nn.Module, context: Context, names: Sequence[str]) -> Features:
@@ -378,7 +465,8 @@ class TokenPolicy:
         for row, ids, real, ended in zip(
             sequences.prompt.tolist(), sequences.ids, sequences.real, self._ended(sequences), strict=True
         ):
-            text, sizes = self.model.decode(ids[real].tolist()), seen[row] if seen else ()
+            given = list(sequences.context.forced[row]) if sequences.context.forced else []
+            text, sizes = self.model.decode(given + ids[real].tolist()), seen[row] if seen else ()
             opening = str(prefilled[row]) if prefilled else ""
             tokens = tuple(ids[real].tolist())
             outputs.append(Text(text, int(real.sum()), not bool(ended), sizes, opening, tokens))

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from mmgrpo.types import CONTRAST, OWN, REFERENCE, Prompt, Reference
+from mmgrpo.types import CONTRAST, HINTED, OWN, REFERENCE, Prompt, Reference
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Precisions of sampling by name."""
 
-STREAMS = {OWN: "tokens", CONTRAST: "contrast"}
+STREAMS = {OWN: "tokens", CONTRAST: "contrast", HINTED: "hinted"}
 """Name of the random stream by the origin of its rows."""
 
 
@@ -31,6 +31,8 @@ class Query:
     slot: int
     count: int
     origin: int = OWN
+    forced: tuple[int, ...] = ()
+    """Tokens that its completions begin with."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class Context:
     """(height, width) in pixels of each prompt's media as the network sees them; empty if no prompt has any."""
     prefilled: Sequence[str] = ()
     """What the chat template wrote of each prompt's answer, e.g. an opened thought; empty if it writes nothing."""
+    forced: Sequence[tuple[int, ...]] = ()
+    """Tokens at the end of each prompt that are the given beginning of its completions; empty if there are none."""
 
     def to(self, device: torch.device) -> Context:
         """The same on another device; media stay where they are."""
@@ -143,7 +147,29 @@ class Context:
             [self.media[row] for row in rows],
             [self.seen[row] for row in rows] if self.seen else (),
             [self.prefilled[row] for row in rows] if self.prefilled else (),
+            [self.forced[row] for row in rows] if self.forced else (),
         )
+
+    def continued(self, forced: Sequence[tuple[int, ...]]) -> Context:
+        """The prompts with tokens after each, which are given and no decisions; itself where there are none."""
+        if not any(forced):
+            return self
+        length, device = max(map(len, forced)), self.ids.device
+        place, pad = next_position(self), nn.functional.pad
+        rows = []
+        for row, tail in enumerate(forced):
+            left, own = length - len(tail), torch.tensor(tail, device=device, dtype=self.ids.dtype)
+            position = place[row] + torch.arange(len(tail), device=device)
+            rows.append(
+                (
+                    torch.cat([pad(self.ids[row], (left, 0)), own]),
+                    torch.cat([pad(self.real[row], (left, 0)), torch.ones_like(own, dtype=torch.bool)]),
+                    torch.cat([pad(self.positions[row], (left, 0)), position.expand(len(self.positions[row]), -1)], 1),
+                )
+            )
+        ids, real, positions = (torch.stack(several) for several in zip(*rows, strict=True))
+        longer = replace(self, ids=ids, real=real, positions=positions, forced=tuple(forced))
+        return longer.take(range(len(ids)))
 
 
 @runtime_checkable

@@ -1,0 +1,429 @@
+"""Rows of a round that the policy did not draw from its prompts as they are: replayed, given, hinted.
+
+    the round's own rows -> groups without success again with a hint -> rows of earlier rounds -> answers of other data
+                         -> the same gather, and one estimate over all
+
+They join the round as further rollouts with an origin of their own, which says what they count: statistics
+(``counted``), pass rates and metrics (OWN and REPLACED only), losses and weights (mmgrpo/objectives/origins.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from mmgrpo.advantages.baseline import COMPARISON_FIELDS
+from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate
+from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.objectives.origins import Replay
+from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint
+from mmgrpo.prompts.replay import Buffer, Stored
+from mmgrpo.randomness import derive, stream
+from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, gather_rows, row_counts
+from mmgrpo.scoring import RewardScores
+from mmgrpo.types import (
+    DROPPED,
+    HINTED,
+    OWN,
+    REPLACED,
+    REPLAYED,
+    SUPERVISED,
+    Decisions,
+    Policy,
+    Prompt,
+    Request,
+    Rollout,
+    Storing,
+    select_rows,
+)
+from mmgrpo.update import LossRecipe
+
+SPLIT = 1 << 32
+"""Added to the key of replayed rows that are compared among themselves."""
+GIVEN = 1 << 33
+"""First key of supervised rows."""
+
+Judge = Callable[[Request, Rollout], "tuple[Decisions, RewardScores]"]
+"""The decisions of a rollout with what the recipe compares with, and its scores."""
+
+
+@dataclass
+class Collected:
+    """The rows of a round so far: the rollouts of this rank, and the gathered numbers of all ranks, part by part."""
+
+    accelerator: Accelerator
+    rollouts: list[Rollout]
+    places: list[Tensor]
+    decisions: list[Decisions]
+    scores: list[RewardScores]
+
+    def add(self, rollout: Rollout | None, scores: RewardScores | None) -> None:
+        """A further rollout of this rank with its scores; None where only other ranks have one."""
+        template = self.decisions[0]
+        none = torch.arange(0, device=template.origin.device)
+        own = like(rollout.decisions, template) if rollout else select_rows(template, none)
+        scores = scores or self.scores[0].rows(none)
+        first = sum(part.rows for part in self.decisions)
+        first += sum(row_counts(own.origin, self.accelerator)[: self.accelerator.process_index])
+        self.decisions.append(gather_decisions(own, self.accelerator, len(self.decisions)))
+        self.scores.append(gather_reward_scores(scores, self.accelerator))
+        if rollout is not None:
+            self.rollouts.append(rollout)
+            self.places.append(first + torch.arange(own.rows, device=own.origin.device))
+
+
+def like(decisions: Decisions, template: Decisions) -> Decisions:
+    """The decisions with the keys and fields of others: further ones are left out, fields that are missing are 0 and
+    keys that are missing the group's."""
+    rows, width = decisions.loss_mask.shape
+
+    def missing(value: Tensor) -> Tensor:
+        return value.new_zeros((rows, *((width, *value.shape[2:]) if value.dim() > 1 else ())))
+
+    fields = {name: decisions.fields.get(name, missing(value)) for name, value in template.fields.items()}
+    keys = {name: decisions.keys.get(name, decisions.keys["prompt"]) for name in template.keys}
+    return replace(decisions, fields=fields, keys=keys)
+
+
+@dataclass
+class Group:
+    """A group of this rank."""
+
+    key: int
+    prompt: Prompt
+    number: int
+    """Of the prompt in the training set."""
+    size: int = 0
+
+
+def groups_of(rollouts: Sequence[Rollout]) -> list[Group]:
+    """The groups of rollouts by the policy, in the order of their keys."""
+    found: dict[int, Group] = {}
+    for rollout in rollouts:
+        keys, numbers = rollout.decisions.keys["prompt"].tolist(), rollout.decisions.fields["prompt_index"].tolist()
+        for row, origin in enumerate(rollout.decisions.origin.tolist()):
+            if origin == OWN:
+                group = found.setdefault(keys[row], Group(keys[row], rollout.prompts[row], int(numbers[row])))
+                group.size += 1
+    return [found[key] for key in sorted(found)]
+
+
+@dataclass
+class OtherRows:
+    """The rows of other origins of a run, and what is kept for them between rounds."""
+
+    policy: Policy
+    accelerator: Accelerator
+    seed: int
+    prompts: Sequence[Prompt] = ()
+    given: Sequence[Prompt] = ()
+    """Prompts with answers of a second data set (``data.supervised``)."""
+    buffer: Buffer = field(default_factory=Buffer)
+    waiting: list[int] = field(default_factory=list)
+    """Numbers of prompts whose samples all failed, the newest last."""
+    loss: LossRecipe | None = None
+    """The loss of the present round, by which rows of other origins are drawn."""
+    step: int = 0
+    number: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def check(self, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
+        """ValueError for rows of other origins that this policy or the other blocks have no place for."""
+        replay, supervision, hint = loss.replay({}), loss.supervised({}), loss.hint({})
+        used = {"algorithm.replay": loss.replay.text if replay.count else ""}
+        used |= {"algorithm.supervised": loss.supervised.text if supervision.count else ""}
+        used |= {"algorithm.hint": loss.hint.text if hint.active else ""}
+        for line, text in used.items():
+            if text and not isinstance(self.policy, Storing):
+                raise ValueError(
+                    f"{line}: got '{text}', which this policy of {self.policy.kind} cannot do; leave it out"
+                )
+            if text and any("inner_products" in rule.block.needs for rule in recipe.weighting):
+                raise ValueError(
+                    f"{line}: got '{text}' and algorithm.weighting gradient, which compares a round's own rows; "
+                    "choose one of them"
+                )
+        if replay.count and (fields := recipe.fields & COMPARISON_FIELDS):
+            raise ValueError(
+                f"algorithm.replay: got '{loss.replay.text}' with a block that compares with {', '.join(fields)}, "
+                "which stored rows do not have; choose another baseline"
+            )
+        if hint.active and (changed := [name for name in loss.scores if "@" in name]):
+            raise ValueError(
+                f"algorithm.hint: got '{loss.hint.text}' with a term that scores under a changed prompt "
+                f"({changed[0]}), expected only one of them"
+            )
+        if supervision.source == "data" and not self.given:
+            raise ValueError(
+                f"algorithm.supervised: got '{loss.supervised.text}' without rows to learn from; set data.supervised to "
+                "a file of prompts with the column answer, or source='failed'"
+            )
+        if self.given and supervision.source != "data":
+            raise ValueError("data.supervised: no term reads it; add algorithm.supervised, e.g. nll(coef=0.1)")
+        for name, count in (("algorithm.supervised", supervision.count),):
+            RankSlice.of(count, self.accelerator, f"{name}: count")
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Origins of the rows that statistics of groups count."""
+        replay = self.loss.replay({}) if self.loss else Replay()
+        return (OWN, HINTED, REPLAYED) if replay.count and replay.statistics != "own" else (OWN, HINTED)
+
+    def begin(self, loss: LossRecipe, step: int, number: int) -> None:
+        """Begin round ``number`` after ``step`` optimizer steps, with the loss of its first one."""
+        self.loss, self.step, self.number, self.metrics = loss, step, number, {}
+
+    def rollout(self, request: Request) -> Rollout:
+        """The policy's rollout, with hints where a recipe gives them from the start."""
+        hint: Hint = self.loss.hint({}) if self.loss else Hint()
+        if hint.members and hint.members >= request.group_size:
+            raise ValueError(f"algorithm.hint: got members {hint.members}, expected less than the group size")
+        if hint.members:
+            solutions = [solution_of(prompt, hint.column) for prompt in request.prompts]
+            numbers = {"forced_members": float(hint.members), "forced_tokens": hint.tokens}
+            texts = [one if isinstance(one, str) else "" for one in solutions]
+            request = replace(request, sampling={**request.sampling, **numbers}, solutions=texts)
+        if not hint.steps:
+            return self.policy.rollout(request)
+        pairs = zip(request.prompts, request.slots, strict=True)
+        rollout = self.policy.rollout(
+            replace(request, prompts=[step_hint(prompt, hint, request.seed, slot) for prompt, slot in pairs])
+        )
+        hinted = torch.tensor([bool(one.meta.get("hint")) for one in rollout.prompts])
+        return with_origin(rollout, hinted, HINTED)
+
+    def extend(self, rows: Collected, result: Estimate, judge: Judge, estimated: Callable[[], Estimate]) -> Estimate:
+        """Add the rows of other origins to those of the round; the estimate over all."""
+        assert self.loss is not None
+        fresh, before = groups_of(rows.rollouts), len(rows.decisions)
+        result = self._hinted(fresh, rows, result, judge, estimated)
+        self._replayed(fresh, rows)
+        self._supervised(rows)
+        if len(rows.decisions) == before:
+            return result
+        result = estimated()
+        origin = torch.cat([part.origin for part in rows.decisions])
+        if bool((supervised := origin == SUPERVISED).any()):
+            width = result.loss_mask.shape[1]
+            masks = [torch.nn.functional.pad(p.loss_mask, (0, width - p.loss_mask.shape[1])) for p in rows.decisions]
+            result = replace(result, loss_mask=result.loss_mask | (torch.cat(masks) & supervised[:, None]))
+        return result
+
+    def _hinted(
+        self,
+        fresh: Sequence[Group],
+        rows: Collected,
+        result: Estimate,
+        judge: Judge,
+        estimated: Callable[[], Estimate],
+    ) -> Estimate:
+        """Sample groups without success again, with more of the solution in the prompt at every stage."""
+        assert self.loss is not None
+        hint: Hint = self.loss.hint({})
+        again: set[int] = set()
+        for stage in range(len(hint.shares)):
+            failed = without_success(rows.decisions, result, hint.above)
+            hinted = {group.key: staged_hint(group.prompt, hint, stage) for group in fresh if group.key in failed}
+            mine = [group for group in fresh if hinted.get(group.key) is not None]
+            if not failed:
+                break
+            rollout, scores = None, None
+            if mine:
+                prompts = [prompt for group in mine if (prompt := hinted[group.key]) is not None]
+                request = Request(
+                    prompts,
+                    [group.key for group in mine],
+                    mine[0].size,
+                    derive(self.seed, "hint", self.number, stage),
+                    self.number,
+                )
+                rollout = self.policy.rollout(request)
+                rollout = with_origin(rollout, torch.ones(len(rollout.prompts), dtype=torch.bool), HINTED)
+                decisions, scores = judge(request, rollout)
+                numbers = {group.key: group.number for group in mine}
+                index = torch.tensor([numbers[key] for key in decisions.keys["prompt"].tolist()])
+                fields = {**decisions.fields, "prompt_index": index.to(decisions.origin.device)}
+                rollout = replace(rollout, decisions=replace(decisions, fields=fields))
+            rows.add(rollout, scores)
+            sampled = torch.unique(rows.decisions[-1].keys["prompt"])
+            if not len(sampled):
+                break
+            for place, part in enumerate(rows.decisions[:-1]):
+                late = torch.isin(part.keys["prompt"], sampled) & torch.isin(
+                    part.origin, torch.tensor([OWN, HINTED], device=part.origin.device)
+                )
+                # An own row stays evidence of how hard the prompt is; a row with less of a hint is none.
+                origin = torch.where(late, torch.where(part.origin == OWN, REPLACED, DROPPED), part.origin)
+                rows.decisions[place] = replace(part, origin=origin)
+            again |= {*sampled.tolist()}
+            result = estimated()
+        if hint.shares:
+            keys = torch.unique(torch.cat([part.keys["prompt"] for part in rows.decisions]))
+            self.metrics["hint/groups"] = len(again) / max(1, len(keys))
+        return result
+
+    def _replayed(self, fresh: Sequence[Group], rows: Collected) -> None:
+        assert self.loss is not None
+        replay = self.loss.replay({})
+        if not replay.count or not self.buffer.rows:
+            return
+        drawn: list[tuple[Group, Stored]] = []
+        for group in fresh:
+            generator = stream(self.seed, "replay", self.number, group.key)
+            drawn += [(group, row) for row in self.buffer.draw(group.number, replay, self.step, generator)]
+        rollout, scores = None, None
+        if drawn:
+            keys = [group.key + SPLIT * (replay.statistics == "split") for group, _ in drawn]
+            numbers = torch.tensor([group.number for group, _ in drawn])
+            rollout = self._unpacked([(group.prompt, row.record) for group, row in drawn], keys, REPLAYED, numbers)
+            if replay.old != "stored":
+                rollout = self._with_old_log_probs(rollout, recomputed=replay.old == "recomputed")
+            table = torch.stack([row.scores for _, row in drawn])
+            scores = RewardScores(table[:, 0], table[:, 1] > 0, table[:, 2] > 0)
+        rows.add(rollout, scores)
+        last = rows.decisions[-1]
+        self.metrics["replay/rows"] = float(last.rows)
+        ages = gather_rows(
+            torch.tensor([float(self.step - row.step) for _, row in drawn], device=last.origin.device), self.accelerator
+        )
+        self.metrics["replay/age"] = float(ages.mean()) if last.rows else 0.0
+
+    def _supervised(self, rows: Collected) -> None:
+        assert self.loss is not None
+        supervision = self.loss.supervised({})
+        if not supervision.count or not supervision.coef:
+            return
+        if supervision.source == "data":
+            order = PromptOrder(len(self.given), derive(self.seed, "supervised"))
+            places = order.take(self.number * supervision.count, supervision.count)
+            prompts, numbers = [self.given[place] for place in places], [-1] * len(places)
+        elif len(self.waiting) >= supervision.count:
+            numbers = self.waiting[: -supervision.count - 1 : -1]  # the newest first
+            self.waiting = self.waiting[: -supervision.count]
+            prompts = [self.prompts[number] for number in numbers]
+        else:
+            return
+        own = RankSlice.of(len(prompts), self.accelerator, "algorithm.supervised: count")
+        share = slice(own.start, own.stop)
+        assert isinstance(self.policy, Storing)
+        pairs = list(zip(prompts[share], self.policy.answers(prompts[share]), strict=True))
+        keys = [GIVEN + place for place in range(own.start, own.stop)]
+        rollout = self._unpacked(pairs, keys, SUPERVISED, torch.tensor(numbers[share]))
+        columns = rows.scores[0].values.shape[1]
+        zeros = torch.zeros(len(pairs), columns)
+        rows.add(rollout, RewardScores(zeros, zeros > 0))
+        self.metrics["supervised/rows"] = float(rows.decisions[-1].rows)
+
+    def _unpacked(
+        self, pairs: Sequence[tuple[Prompt, dict[str, Tensor]]], keys: Sequence[int], origin: int, numbers: Tensor
+    ) -> Rollout:
+        assert isinstance(self.policy, Storing)
+        request = Request((), (), 0, derive(self.seed, "stored", self.number, origin), self.number)
+        prompts, records = [prompt for prompt, _ in pairs], [record for _, record in pairs]
+        rollout = self.policy.unpack(prompts, records, keys, origin, request)
+        decisions = rollout.decisions
+        fields = {**decisions.fields, "prompt_index": numbers.to(decisions.origin.device)}
+        return replace(rollout, decisions=replace(decisions, fields=fields))
+
+    @torch.no_grad()
+    def _with_old_log_probs(self, rollout: Rollout, recomputed: bool, rows: int = 64) -> Rollout:
+        """The old log-probs of the present policy, or zeros."""
+        value = torch.zeros_like(rollout.decisions.log_probs)
+        if recomputed:
+            for part in rollout.steps.split(rollout.decisions.decision_mask, rows):
+                scores = self.policy.score(rollout, part, frozenset({"log_probs"}))
+                value[part.rows, part.positions] = scores["log_probs"].to(value.dtype)
+        return replace(rollout, decisions=replace(rollout.decisions, log_probs=value))
+
+    def take_in(self, rollouts: Sequence[Rollout], places: Sequence[Tensor], decisions: Decisions, totals: Tensor,
+                scores: RewardScores) -> None:  # fmt: skip
+        """What later rounds need of a finished one: its own rows, and the prompts that all failed."""
+        assert self.loss is not None
+        replay, supervision = self.loss.replay({}), self.loss.supervised({})
+        if supervision.source == "failed":
+            index, own = (
+                decisions.fields["prompt_index"],
+                torch.isin(decisions.origin.cpu(), torch.tensor([OWN, REPLACED])),
+            )
+            rewards = torch.where(own & ~totals.cpu().isnan(), totals.cpu(), -torch.inf)
+            for number in dict.fromkeys(index[own].tolist()):
+                here = own & (index == number)
+                best, prompt = float(rewards[here].max()), self.prompts[number]
+                if best <= 0 and best > -torch.inf and isinstance(prompt.answer, str) and prompt.answer:
+                    self.waiting = [other for other in self.waiting if other != number] + [number]
+        if not replay.count:
+            return
+        stored: list[tuple[int, int, Stored]] = []
+        assert isinstance(self.policy, Storing)
+        for rollout, place in zip(rollouts, places, strict=True):
+            at = place.to(totals.device)
+            origin, reward = decisions.origin[place].tolist(), totals[at].tolist()
+            kept = [row for row, kind in enumerate(origin) if kind in (OWN, REPLACED) and reward[row] > replay.above]
+            records = self.policy.pack(rollout, kept)
+            for row, record in zip(kept, records, strict=True):
+                where = int(place[row])
+                table = torch.stack([one[where].float() for one in (scores.values, scores.valid, scores.abstentions)])
+                number = int(decisions.fields["prompt_index"][where])
+                entry = Stored(number, self.step, reward[row], table.cpu(), record)
+                stored.append((int(decisions.keys["prompt"][where]), where, entry))
+        everywhere = gather_stored(stored, self.accelerator)
+        self.buffer.insert([entry for *_, entry in sorted(everywhere, key=lambda one: one[:2])], replay, self.step)
+
+    def tables(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint keeps, by group of tensors."""
+        waiting = {"prompts": torch.tensor(self.waiting)} if self.waiting else {}
+        return {"replay": self.buffer.tensors(), "waiting": waiting}
+
+    def load(self, tables: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """The inverse of ``tables``."""
+        self.buffer.load(tables.get("replay", {}))
+        self.waiting = tables["waiting"]["prompts"].tolist() if "waiting" in tables else []
+
+
+def with_origin(rollout: Rollout, rows: Tensor, origin: int) -> Rollout:
+    """The rollout with another origin for some of its rows."""
+    decisions = rollout.decisions
+    changed = torch.where(rows.to(decisions.origin.device), origin, decisions.origin)
+    return replace(rollout, decisions=replace(decisions, origin=changed))
+
+
+def without_success(parts: Sequence[Decisions], result: Estimate, above: float) -> set[int]:
+    """Keys of the groups whose scored rows all have a reward of at most ``above``; a group without any is none."""
+    key = torch.cat([part.keys["prompt"] for part in parts]).cpu()
+    origin = torch.cat([part.origin for part in parts]).cpu()
+    reward = result.rewards.cpu()
+    rows = ((origin == OWN) | (origin == HINTED)) & ~reward.isnan()
+    successful = {*key[rows & (reward > above)].tolist()}
+    return {*key[rows].tolist()} - successful
+
+
+def gather_stored(stored: Sequence[tuple[int, int, Stored]], accelerator: Accelerator) -> list[tuple[int, int, Stored]]:
+    """The entries of all ranks; they travel as the bytes of safetensors, padded to the longest."""
+    if accelerator.num_processes == 1:
+        return list(stored)
+    blobs = []
+    for key, place, row in stored:
+        head = torch.tensor([key, place, row.prompt, row.step])
+        numbers = {"head": head, "reward": torch.tensor([row.reward], dtype=torch.float64), "scores": row.scores}
+        blobs.append(to_bytes({**numbers, **{f"record.{name}": value for name, value in row.record.items()}}))
+    lengths = gather_rows(
+        torch.tensor([len(one) for one in blobs], dtype=torch.long, device=accelerator.device), accelerator
+    )
+    width = int(lengths.max()) if len(lengths) else 0
+    table = torch.zeros(len(blobs), width, dtype=torch.uint8)
+    for row, blob in zip(table, blobs, strict=True):
+        row[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+    found = []
+    for row, length in zip(gather_rows(table.to(accelerator.device), accelerator).cpu(), lengths.tolist(), strict=True):
+        tensors = from_bytes(bytes(row[:length].tolist()))
+        key, place, prompt, step = tensors.pop("head").tolist()
+        reward, scores = float(tensors.pop("reward")), tensors.pop("scores")
+        record = {name.partition(".")[2]: value for name, value in tensors.items()}
+        found.append((key, place, Stored(prompt, step, reward, scores, record)))
+    return found

@@ -1,0 +1,126 @@
+"""Hints: what of a solution a policy is given, in the prompt or as the forced beginning of its completion.
+
+A row that had a hint has the origin HINTED: it is trained, scored under the prompt that it was sampled from, and no
+evidence of how hard its prompt is. A forced beginning is part of what the policy is given: no gradient, ratio, KL or
+length counts it. Evaluation has no hints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, FRACTION
+from mmgrpo.config.registry import Block, block
+from mmgrpo.randomness import stream
+from mmgrpo.types import Prompt
+
+HINTS: dict[str, Block] = {}
+"""Functions that return a ``Hint``."""
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What a round does with solutions."""
+
+    shares: tuple[float, ...] = ()
+    """Shares of the solution that groups without success are given one after the other."""
+    above: float = 0.0
+    """A reward of more than this is a success."""
+    steps: bool = False
+    """A random number of the solution's steps stands in the prompt."""
+    members: int = 0
+    """Members of each group that begin with a forced part of the solution."""
+    tokens: float = 0.0
+    """Its length."""
+    column: str = "answer"
+    phrase: str = ""
+
+    @property
+    def active(self) -> bool:
+        return bool(self.shares or self.steps or self.members)
+
+
+PHRASE = "\n\nThe solution begins like this:\n"
+
+
+@block(HINTS)
+def none() -> Hint:
+    """No hints."""
+    return Hint()
+
+
+@block(HINTS)
+def staged(
+    shares: Annotated[Sequence[float], FRACTION] = (0.25, 0.5, 0.75),
+    above: Annotated[float, ANY_NUMBER] = 0.0,
+    column: Annotated[str, ANY_TEXT] = "answer",
+    phrase: Annotated[str, ANY_TEXT] = PHRASE,
+) -> Hint:
+    """A group of which no reward is more than ``above`` is sampled again with the first 25 % of its solution's
+    characters in the prompt, then with 50 and 75 %; the last group takes the place of the earlier ones (GHPO,
+    arXiv:2507.10628, shares of its code). ``column`` of the row holds the solution; a row without has no hint."""
+    return Hint(shares=tuple(shares), above=above, column=column, phrase=phrase)
+
+
+@block(HINTS)
+def steps(column: Annotated[str, ANY_TEXT] = "steps", phrase: Annotated[str, ANY_TEXT] = PHRASE) -> Hint:
+    """The first m of the M steps of a solution, a list in ``column``, stand in the prompt, m drawn uniformly from 0 to
+    M - 1 in every round, so that plain prompts occur and whole solutions do not (after HC-GRPO, Table-R1,
+    arXiv:2509.16889, whose split point was not found)."""
+    return Hint(steps=True, column=column, phrase=phrase)
+
+
+@block(HINTS)
+def forced(
+    members: Annotated[int, COUNT] = 2, tokens: float = 3072.0, column: Annotated[str, ANY_TEXT] = "answer"
+) -> Hint:
+    """``members`` of each group begin with the first ``tokens`` tokens of the solution, at most all but the last, and
+    are compared with the others (G2RPO-A, arXiv:2508.13023: 2 of 12, tokens=guidance(3072, 'reward/<name>/mean')). Its
+    code trains these tokens too; here they are given, as a public reproduction asks."""
+    return Hint(members=members, tokens=tokens, column=column)
+
+
+def solution_of(prompt: Prompt, column: str) -> Any:
+    """The solution in a column of a prompt's row: ``answer``, or any other; None where there is none."""
+    return prompt.answer if column == "answer" else prompt.meta.get(column, prompt.columns.get(column))
+
+
+def characters(text: str, share: float) -> str:
+    """The first round(share * length) characters, a half rounded to even: 2, 5 and 8 of 10 at 25, 50 and 75 %."""
+    return text[: round(share * len(text))]
+
+
+def with_hint(prompt: Prompt, hint: str, phrase: str) -> Prompt:
+    """The prompt with a hint after the last user turn; itself for an empty hint."""
+    if not hint:
+        return prompt
+    turns = list(prompt.turns)
+    for place in reversed(range(len(turns))):
+        if turns[place].role == "user":
+            turns[place] = replace(turns[place], parts=(*turns[place].parts, phrase + hint))
+            break
+    return replace(prompt, text=prompt.text + phrase + hint, turns=tuple(turns), meta={**prompt.meta, "hint": hint})
+
+
+def staged_hint(prompt: Prompt, hint: Hint, stage: int) -> Prompt | None:
+    """The prompt with the hint of a stage; None for one without a solution in words."""
+    solution = solution_of(prompt, hint.column)
+    if not isinstance(solution, str) or not (text := characters(solution, hint.shares[stage])):
+        return None
+    return with_hint(prompt, text, hint.phrase)
+
+
+def step_hint(prompt: Prompt, hint: Hint, seed: int, slot: int) -> Prompt:
+    """The prompt with the first m of its solution's steps, m drawn by seed and slot."""
+    found = solution_of(prompt, hint.column)
+    if not isinstance(found, list | tuple) or not found or not all(isinstance(one, str) for one in found):
+        raise ValueError(
+            f"prompt '{prompt.id}': got {hint.column} {found!r:.80}, expected a list of texts, the steps of its "
+            "solution, which algorithm.hint gives; add the column, or choose another hint"
+        )
+    import torch
+
+    count = int(torch.randint(len(found), (1,), generator=stream(seed, "hint", slot)))
+    return with_hint(prompt, "\n".join(found[:count]), hint.phrase)
