@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
+from mmgrpo.config.registry import Bound
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
@@ -107,7 +108,11 @@ def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:
 
 
 def refuse_rewards(
-    recipe: AdvantageRecipe, scorers: Sequence[Scorer], prompts: Sequence[Prompt], evaluates: bool
+    recipe: AdvantageRecipe,
+    scorers: Sequence[Scorer],
+    prompts: Sequence[Prompt],
+    evaluates: bool,
+    rules: Sequence[Bound] = (),
 ) -> None:
     """Raise ValueError if blocks name rewards that the run has not, need reference values that the prompts lack, or
     weigh rewards by what is not observed. ``evaluates``: held-out prompts are evaluated during the run."""
@@ -134,6 +139,14 @@ def refuse_rewards(
             raise ValueError(
                 f"algorithm.weighting: {rule.text} multiplies weights, and got a negative one, expected none below 0"
             )
+    for rule in rules:
+        if rule.parameters.get("stall") and not evaluates:
+            raise ValueError(
+                f"algorithm.networks: {rule.text} follows the evaluations during the run, of which there are none; set "
+                "eval.every and data.heldout"
+            )
+        if (by := rule.parameters.get("by", "")) and by not in weights:
+            raise ValueError(f"algorithm.networks: {rule.text}: unknown reward '{by}'.{nearest(by, weights)}")
     if len(recipe.weighting) > 1 and any("evaluation_means" in rule.block.needs for rule in recipe.weighting):
         raise ValueError("algorithm.weighting: got hypervolume beside other rules, expected it alone; choose one")
     if "reference_value" in recipe.fields:

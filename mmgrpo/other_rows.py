@@ -161,8 +161,8 @@ class OtherRows:
             )
         if supervision.source == "data" and not self.given:
             raise ValueError(
-                f"algorithm.supervised: got '{loss.supervised.text}' without rows to learn from; set data.supervised to "
-                "a file of prompts with the column answer, or source='failed'"
+                f"algorithm.supervised: got '{loss.supervised.text}' without rows to learn from; set data.supervised "
+                "to a file of prompts with the column answer, or source='failed'"
             )
         if self.given and supervision.source != "data":
             raise ValueError("data.supervised: no term reads it; add algorithm.supervised, e.g. nll(coef=0.1)")

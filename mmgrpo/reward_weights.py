@@ -61,6 +61,12 @@ def weights_after_evaluation(
     return advance(recipe.weighting, now, evaluation_means=[_mean(v) for v in values.values()])
 
 
+def held_out_means(values: Mapping[str, Sequence[float]], signs: Mapping[str, float]) -> dict[str, float]:
+    """The mean of each trained reward over prompts, so that larger is better; none for one without values."""
+    means = {name: sign * _mean(values[name]) for name, sign in signs.items() if name in values}
+    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+
+
 def inner_products(
     policy: Policy,
     round_: Round,

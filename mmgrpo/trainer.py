@@ -40,7 +40,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, settings_alarms, write_alarms
 from mmgrpo.report.run_folder import print_alarms
-from mmgrpo.reward_weights import directions, next_weights, weights_after_evaluation
+from mmgrpo.reward_weights import directions, held_out_means, next_weights, weights_after_evaluation
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
 from mmgrpo.runtime.distributed import RankSlice, largest, sum_by_name, sum_gradients
@@ -142,7 +142,8 @@ class Trainer:
         RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
         self.schedules.check(self.policy, self.rounds)
         refuse_mismatch(self.policy, self.recipe, self.loss)
-        refuse_rewards(self.recipe, self.scorers, self.prompts, bool(self.evaluation.every and self.evaluation.prompts))
+        evaluates = bool(self.evaluation.every and self.evaluation.prompts)
+        refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
         if not any(scorer.weight for scorer in self.scorers):
             raise ValueError(
                 "rewards: got weight 0 for all, expected at least one other weight; set one, e.g. weight=1"
@@ -286,7 +287,8 @@ class Trainer:
                     )
         self.ledger.update(round_.rows, self.round)
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
-        self.networks.advance(self.step, lines[-1]["kl"] if lines else 0.0, self.loss.networks)
+        if self.networks.advance(self.step, lines[-1]["kl"] if lines else 0.0, self.loss.networks):
+            self.optimizer = make_optimizer(list(self.trained.values()), self.optim)
         if lines:
             self.watch.see(lines)
             self._raise_alarms()
@@ -402,6 +404,7 @@ class Trainer:
                 print_alarms(self.folder, self.step)
         if prompts is settings.prompts:
             self.reward_weights = weights_after_evaluation(self.recipe, self.reward_weights, result.values)
+            self.networks.observe(held_out_means(result.values, directions(self.scorers, self.recipe)))
         return result
 
     @contextmanager

@@ -49,6 +49,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.advantages.select import AFTER, BEFORE
     from mmgrpo.config import plugins
     from mmgrpo.config.presets import CATALOGUE
+    from mmgrpo.config.schedules import RULES, SCHEDULES
     from mmgrpo.diffusion.kernels import KERNELS
     from mmgrpo.diffusion.planners import PLANS
     from mmgrpo.diffusion.schedules import GRIDS
@@ -84,6 +85,10 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "aggregation": AGGREGATIONS,
         "term": TERMS,
         "network": NETWORKS,
+        "schedule": {
+            **{name: Block(function, inputs=("step", "total")) for name, function in SCHEDULES.items()},
+            **{name: Block(function, inputs=("memory", "measured")) for name, function in RULES.items()},
+        },
         "kl_weight": estimate.KL_WEIGHTS,
         "policy": {"transitions": denoising, "matching": flow_matching},
         "plan": PLANS,

@@ -162,6 +162,28 @@ CATALOGUE: dict[str, Preset] = {
     "grpo_d": for_any(
         "GRPO whose KL weight falls first and then rises: explore, then hold.", terms=["kl_k3(coef=dip(0, 0.02))"]
     ),
+    # arXiv:2505.24864 (clip) and its follow-up 2507.12507 (KL weight 1e-4): DAPO with a KL whose reference is renewed
+    # together with the optimizer when validation stalls. The stall rule is not printed: 3 evaluations are ours.
+    "prorl": for_any(
+        "DAPO with a KL to a reference that is renewed, with a new optimizer, when evaluation stalls.",
+        objective="ppo(low=0.2, high=0.4)",
+        aggregation="per_decision",
+        terms=["kl_k3(coef=1e-4)"],
+        networks=["renewal(stall=3, optimizer=True)"],
+        **DYNAMIC,
+    ),
+    # ProRL v2, a report of August 2025: REINFORCE++-baseline, clip 0.2 / 0.28, the k2 KL and a reference renewed every
+    # 200 to 500 steps, the optimizer kept. Its KL weight is not given (1e-4 is that of ProRL); it clamps log-ratios to
+    # 10, which none here reaches. Its length penalty is a reward of weight cycle(100, 500, ...).
+    "prorl_v2": for_any(
+        "Group mean, whitened over the batch, and a KL to a reference renewed every 300 steps.",
+        scale="token_whiten",
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+        terms=["kl_k2(coef=1e-4)"],
+        networks=["renewal(every=300)"],
+        **DYNAMIC,
+    ),
     # Truncated importance sampling between sampler and trainer with verl's cap 2; the band 0.5 to 2 of "masked".
     "grpo_tis": for_any("GRPO corrected for another sampler, with weights truncated at 2.", mismatch="tis(cap=2.0)"),
     "grpo_mis": for_any(

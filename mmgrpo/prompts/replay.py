@@ -49,7 +49,7 @@ class Buffer:
         return [own[place] for place in sorted(chosen([row.reward for row in own], settings, generator))]
 
     def insert(self, rows: Sequence[Stored], settings: Replay, step: int) -> None:
-        """Take in rows of reward above ``settings.above``; of what its bounds leave no place for, the oldest go first."""
+        """Take in rows of reward above ``settings.above``; what its bounds leave no place for goes, oldest first."""
         kept, count = [], {}
         entering = [row for row in rows if row.reward > settings.above]
         for row in reversed([*self.rows, *entering]):

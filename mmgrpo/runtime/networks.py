@@ -49,6 +49,8 @@ class Move(NamedTuple):
     """Share of its present values that remains; 0 for a copy of the trained network."""
     kept: int = 0
     """The present trained network joins the earlier ones, of which so many are kept; 0: no earlier ones."""
+    optimizer: bool = False
+    """The optimizer begins anew, without its averages; the schedule of the learning rate goes on."""
 
 
 @block(NETWORKS)
@@ -76,17 +78,27 @@ def average(
 def renewal(
     age: int,
     kl: float,
+    stalled: Mapping[str, int],
     *,
     name: str = REFERENCE_NETWORK,
     every: Annotated[int, COUNT_OR_ZERO] = 0,
     above: Annotated[float, POSITIVE] = float("inf"),
+    stall: Annotated[int, COUNT_OR_ZERO] = 0,
+    by: str = "",
+    optimizer: bool = False,
 ) -> Move:
-    """A copy of the trained network, renewed ``every`` so many optimizer steps (0: never for its age) and when the KL
-    terms of the round's last step (``kl`` of the metrics, coefficients included) exceed ``above``.
+    """A copy of the trained network, renewed ``every`` so many optimizer steps (0: never for its age), when the KL
+    terms of the round's last step (``kl`` of the metrics, coefficients included) exceed ``above``, and after ``stall``
+    evaluations without a new best held-out mean of the reward ``by`` (0: never; empty: the first reward).
+    ``optimizer``: its averages begin anew then, too.
 
-    TR-DPO (2404.09656), hard: every tau steps. GARDO (2512.24138): after m epochs or above a threshold.
+    TR-DPO (2404.09656), hard: every tau steps. GARDO (2512.24138): after m epochs or above a threshold. ProRL
+    (2505.24864): when validation stalls, with a new optimizer; its stall rule is not printed, ours is counted in
+    evaluations. ProRL v2 keeps the optimizer, every 200 to 500 steps.
     """
-    return Move(0.0 if kl > above or (every and age >= every) else 1.0)
+    waited = stalled.get(by, 0) if by else next(iter(stalled.values()), 0)
+    due = kl > above or (every and age >= every) or (stall and waited >= stall)
+    return Move(0.0, optimizer=optimizer) if due else Move()
 
 
 @block(NETWORKS)
@@ -153,11 +165,16 @@ class Networks:
         """Optimizer steps at which a network was last renewed or an earlier one was kept."""
         self.step = 0
         self.round = 0
+        self.best: dict[str, float] = {}
+        """The best held-out mean of each reward since a renewal, with the sign of its weight."""
+        self.stalled: dict[str, int] = {}
+        """Evaluations since then."""
 
     def follow(self, rules: Sequence[Bound], seed: int = 0) -> None:
         """Begin to keep the networks of these rules; all but teachers are the trained one as it is, and so is a moving
         reference (without adapters, where these train)."""
         self.rules, self.seed, self.step, self.round = tuple(rules), seed, 0, 0
+        self.best, self.stalled = {}, {}
         self.values, self.changed = {}, {name_of(rule): 0 for rule in rules}
         for rule in rules:
             name, task = name_of(rule), rule.parameters.get("task", "")
@@ -216,13 +233,21 @@ class Networks:
             elif decay < 1:
                 self.values[name][key].lerp_(stored(parameter, self.model.network), 1 - decay)
 
-    def advance(self, step: int, kl: float = 0.0, rules: Sequence[Bound] = ()) -> None:
-        """Apply the rules at the end of a round, after optimizer step ``step``; ``rules`` are those with the numbers of
-        their schedules."""
-        self.step, self.round = step, self.round + 1
+    def observe(self, means: Mapping[str, float]) -> None:
+        """Take in an evaluation: the held-out mean of each reward, with the sign of its weight."""
+        for name, mean in means.items() if self.rules else ():
+            better = mean > self.best.get(name, float("-inf"))
+            self.stalled[name] = 0 if better else self.stalled.get(name, 0) + 1
+            self.best[name] = mean if better else self.best.get(name, float("-inf"))
+
+    def advance(self, step: int, kl: float = 0.0, rules: Sequence[Bound] = ()) -> bool:
+        """Apply the rules at the end of a round, after optimizer step ``step``; whether the optimizer begins anew.
+        ``rules`` are those with the numbers of their schedules."""
+        self.step, self.round, anew = step, self.round + 1, False
         for rule in rules or self.rules:
             name = name_of(rule)
-            move = rule({"step": step, "age": step - self.changed[name], "kl": kl})
+            move = rule({"step": step, "age": step - self.changed[name], "kl": kl, "stalled": self.stalled})
+            anew |= move.optimizer
             if move.kept:
                 self.values[f"{name}@{step}"] = self._copy()
                 for key in [key for key in self.values if key.startswith(f"{name}@")][: -move.kept]:
@@ -231,6 +256,9 @@ class Networks:
                 self.move(name, move.decay)
             if move.kept or move.decay < 1:
                 self.changed[name] = step
+            if rule.parameters.get("stall") and move.decay == 0:
+                self.stalled = dict.fromkeys(self.stalled, 0)
+        return anew
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The values of all networks, for a checkpoint; teachers are not in it, since they are read again."""
@@ -238,7 +266,7 @@ class Networks:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the values."""
-        return {"round": self.round, "changed": self.changed}
+        return {"round": self.round, "changed": self.changed, "best": self.best, "stalled": self.stalled}
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], step: int) -> None:
         """Restore the networks of a checkpoint of optimizer step ``step``."""
@@ -258,6 +286,7 @@ class Networks:
             for key in ordered
         } | read
         self.step, self.round, self.changed = step, state["round"], dict(state["changed"])
+        self.best, self.stalled = dict(state["best"]), dict(state["stalled"])
 
     def _key(self, name: str, task: str) -> str:
         """The key of the values: of a task's own network, of the earlier one drawn for this round, or the name."""

@@ -60,7 +60,8 @@ def test_the_decay_of_an_average_is_a_ramp(rule, decays):
 def test_a_renewal_comes_with_age_or_with_a_kl_above_its_threshold():
     rule = bind("renewal(every=3, above=0.1)", NETWORKS, "networks")
     cases = {(2, 0.1): 1, (3, 0.0): 0, (0, 0.11): 0}
-    assert {case: rule({"age": case[0], "kl": case[1]}) for case in cases} == {c: Move(d) for c, d in cases.items()}
+    inputs = {case: {"age": case[0], "kl": case[1], "stalled": {}} for case in cases}
+    assert {case: rule(inputs[case]) for case in cases} == {c: Move(d) for c, d in cases.items()}
 
 
 def test_an_average_moves_by_its_decay_and_a_reference_when_it_is_renewed():
