@@ -224,8 +224,8 @@ def estimate(
     A row for which a reward of nonzero weight, or one that a block names, failed is outside the statistics, has
     advantage 0 and is not trained. Where a reward ``abstained`` (None: nowhere) the others decide; a row from which all
     of nonzero weight abstained is outside too. Statistics are of rows of ``counted_origins``. ``names`` are those of
-    the rewards, by default their numbers. Computed on the CPU in double precision, so that ranks and devices do not matter.
-    ValueError for rewards that a block cannot compare, and for advantages that are not finite.
+    the rewards, by default their numbers. Computed on the CPU in double precision, so that ranks and devices do not
+    matter. ValueError for rewards that a block cannot compare, and for advantages that are not finite.
     """
     device = values.device
     if not bool((reward_weights != 0).any()):

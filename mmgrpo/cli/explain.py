@@ -49,6 +49,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.advantages.select import AFTER, BEFORE
     from mmgrpo.config import plugins
     from mmgrpo.config.presets import CATALOGUE
+    from mmgrpo.config.registry import Block
     from mmgrpo.config.schedules import RULES, SCHEDULES
     from mmgrpo.diffusion.kernels import KERNELS
     from mmgrpo.diffusion.planners import PLANS
@@ -166,9 +167,9 @@ def source(name: str) -> str:
 
 def numbered(text: str, table: Mapping[str, Any]) -> str:
     """A block with all of its parameters, those that the text leaves out with their defaults."""
-    from mmgrpo.config.registry import bind
+    from mmgrpo.config.registry import bind_scheduled
 
-    bound = bind(text, table, "explain")
+    bound = bind_scheduled(text, table, "explain")
     defaults = {name: one.default for name, one in bound.block.parameters.items() if one.default is not one.empty}
     given = defaults | dict(bound.parameters)
     name = text.partition("(")[0].strip()

@@ -179,7 +179,7 @@ class Now:
     """What rules remember, by their text."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """A schedule or a rule with its parameters."""
 
@@ -187,6 +187,9 @@ class Schedule:
     name: str
     arguments: tuple[Any, ...]
     named: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return self.text
 
     def at(self, now: Now) -> float:
         """Its value."""
