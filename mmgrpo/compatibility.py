@@ -12,7 +12,7 @@ from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
 from mmgrpo.step_rewards import STEP_FIELDS
-from mmgrpo.types import Policy, Prompt
+from mmgrpo.types import RECORDS, Policy, Prompt
 from mmgrpo.update import LossRecipe
 
 
@@ -34,7 +34,7 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
         )
     if bool(recipe.fields & STEP_FIELDS) != bool(policy.fields & STEP_FIELDS) and policy.kind == "gaussian":
         refuse_step_rewards(recipe, bool(policy.fields & STEP_FIELDS))
-    if absent := (recipe.fields | loss.fields) - policy.fields - COMPARISON_FIELDS - LEDGER_FIELDS:
+    if absent := (recipe.fields | loss.fields) - policy.fields - COMPARISON_FIELDS - LEDGER_FIELDS - RECORDS.keys():
         raise ValueError(
             f"the algorithm's advantages or aggregation need {', '.join(sorted(absent))}, which this policy does "
             f"not record (it records {', '.join(sorted(policy.fields))}); "
@@ -105,6 +105,18 @@ def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:
         f"samples of a policy of {kind} share none: trees are grown by denoising policies (sampling.plan branch_tree, "
         "one_step_branch, ...) only; choose another credit, e.g. broadcast, and another select"
     )
+
+
+def refuse_records(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe, scorers: Sequence[Scorer]) -> None:
+    """Raise ValueError for numbers that a reward or a block reads and that this policy cannot record."""
+    asked = {name: f"the reward '{scorer.name}'" for scorer in scorers for name in scorer.records}
+    asked |= dict.fromkeys(recipe.records | loss.records, "the algorithm")
+    for name, who in sorted(asked.items()):
+        if f"{name} of samples" not in policy.provides:
+            raise ValueError(
+                f"{who} reads {name} ({RECORDS[name]}), which a policy of {policy.kind} of this family does not "
+                "record: token policies do; leave it out"
+            )
 
 
 def refuse_rewards(

@@ -23,7 +23,7 @@ from mmgrpo.config.plugins import made_of
 from mmgrpo.config.registry import parse
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.cache import cached
-from mmgrpo.scoring.decisions import reads_rollout
+from mmgrpo.scoring.decisions import reads_rollout, records
 from mmgrpo.scoring.load import common_parameters, load_reward
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.process import RewardProcess
@@ -76,7 +76,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         name = getattr(spec, "__name__", type(spec).__name__)
         accepts = "device" in inspect.signature(spec).parameters
         fn = functools.partial(spec, device=device) if accepts else spec
-        return Scorer(name, fn, reads_rollout=reads_rollout(spec))
+        return Scorer(name, fn, reads_rollout=reads_rollout(spec), records=records(spec))
     name, parameters = parse(spec)
     own = ":" in name
     entry = RewardEntry(name) if own else entries().get(name)
@@ -88,10 +88,11 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     common = common_parameters(name, parameters, own, entry.elsewhere)
     if common.timeout:
         fn = RewardProcess(name, entry.function, parameters, device, common.timeout)
-        reads, needs = fn.reads_rollout, tuple(fn.needs)
+        reads, needs, recorded = fn.reads_rollout, tuple(fn.needs), fn.records
     else:
         fn = load_reward(name, entry.function, parameters, device)
         reads, needs = reads_rollout(fn), tuple(trl.needed(fn.func)) if trl.inside(fn.func) is not fn.func else ()
+        recorded = records(fn)
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
     fn = cached(name, fn, parameters, entry.read_manifest(), common.cache)
@@ -118,6 +119,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         entry.read_manifest(),
         check_row,
         common.schedule,
+        recorded,
     )
 
 

@@ -46,7 +46,8 @@ from mmgrpo.update import Batch
 @dataclass(frozen=True)
 class RoundSettings:
     """The size of a round in prompts (groups) and samples per prompt, the number of prompts per rank that are sampled
-    at once (0: all), and what draws the prompts."""
+    at once (0: all), what draws the
+    prompts, and what the loss asks rollouts to record."""
 
     prompts: int
     group_size: int
@@ -54,6 +55,7 @@ class RoundSettings:
     sampling: Mapping[str, float] = field(default_factory=dict)
     """``Request.sampling`` of this round."""
     samplers: Sampling = field(default_factory=Sampling)
+    records: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def sample_round(
                 seed=derive(seed, "round", number),
                 round=number,
                 sampling=settings.sampling,
+                records=recipe.records.union(settings.records, *(scorer.records for scorer in scorers)),
             )
             started = time.perf_counter()
             with whole_weights(policy.network):

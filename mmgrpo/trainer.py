@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.compatibility import refuse_alone, refuse_mismatch, refuse_rewards
+from mmgrpo.compatibility import refuse_alone, refuse_mismatch, refuse_records, refuse_rewards
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
@@ -90,7 +90,8 @@ class Trainer:
         self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps, rounds.samplers)
         recipe, loss = self.schedules.blocks(0)
         self.policy, self.scorers, self.recipe, self.loss = policy, scorers, recipe, loss
-        self.prompts, self.rounds, self.evaluation = prompts, rounds, evaluation
+        self.prompts, self.evaluation = prompts, evaluation
+        self.rounds = replace(rounds, records=loss.records)
         self.steps, self.optim = steps, optim
         self.folder, self.seed, self.accelerator = folder, seed, accelerator
         self.checkpoints, self.again, self.write_samples, self.groups = checkpoints, again, write_samples, groups
@@ -110,6 +111,7 @@ class Trainer:
         self.initial = InitialWeights(self.trained)
         names = [scorer.name for scorer in scorers if scorer.weight]
         self.watch = Watch(names, loss.clip_range, optim.steps_per_round, settings_alarms(optim, steps))
+        self.watch.votes = [one.name for one in scorers if one.weight and one.manifest and one.manifest.votes]
         self.raised: set[tuple[str, str]] = set()
         self.interpolation = (
             WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None
@@ -142,6 +144,7 @@ class Trainer:
         RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
         self.schedules.check(self.policy, self.rounds)
         refuse_mismatch(self.policy, self.recipe, self.loss)
+        refuse_records(self.policy, self.recipe, self.loss, self.scorers)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
         refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
         if not any(scorer.weight for scorer in self.scorers):

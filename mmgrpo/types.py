@@ -239,6 +239,15 @@ other network of the run, under its name in place of ``reference`` (``mmgrpo.run
 """
 
 
+RECORDS: Mapping[str, str] = {
+    "certainty": "KL from the uniform distribution to that of the next token, plus log V: logsumexp(z) - mean_v z",
+    "answer_probability": "mean probability of the tokens of the row's reference answer after the sampled thought",
+    "answer_prior": "the same without a thought",
+    "gradient_feature": "gradient of the log-prob with respect to the last hidden state, a vector per sample",
+}
+"""What a policy records on request, by name: of each sample, or of each decision, of which a reward gets the mean."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A request for samples: the input of ``Policy.rollout`` and ``Policy.sample``.
@@ -258,6 +267,8 @@ class Request:
     solutions: Sequence[str] = ()
     """The solution of each prompt, with which ``sampling["forced_members"]`` of its samples begin, as far as
     ``sampling["forced_tokens"]`` tokens; empty: none."""
+    records: frozenset[str] = frozenset()
+    """Names in ``RECORDS`` that the rollout is to have as fields."""
 
 
 @runtime_checkable

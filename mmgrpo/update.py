@@ -44,7 +44,7 @@ from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Decisions
 
 BATCH_NAMES = frozenset(
     {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy", "drawn"}
-    | {"foreign", "supervised"}
+    | {"foreign", "supervised", "drawn_certainty"}
 )
 """Inputs of blocks that come from the batch; all others come from ``Policy.score``."""
 
@@ -105,6 +105,11 @@ class LossRecipe:
     def fields(self) -> frozenset[str]:
         """Names in ``Decisions.fields`` that rollouts must have."""
         return frozenset(self.aggregation.block.needs) - BATCH_NAMES
+
+    @property
+    def records(self) -> frozenset[str]:
+        """Names in ``RECORDS`` that rollouts must have."""
+        return frozenset({"certainty"} if "drawn_certainty" in self.objective.needs else ())
 
     @property
     def needs_reference(self) -> bool:
@@ -298,6 +303,8 @@ def accumulate_gradients(
     for name, several in kinds.items():
         rows_of_kind = torch.isin(decisions.origin, torch.tensor(several, device=decisions.origin.device))
         inputs[name] = rows_of_kind[:, None].expand_as(loss_mask)
+    if "certainty" in decisions.fields:
+        inputs["drawn_certainty"] = decisions.fields["certainty"]
     if not loss.factor_follows_policy:
         inputs["factor"] = loss.mismatch(inputs)
     weights = weights_by_origin(loss.aggregation, inputs, decisions.origin, replay, supervision)

@@ -94,6 +94,8 @@ WHISPER = Manifest(
 )
 LENGTH = Manifest(("Text",), -1, 0)
 BONUS = replace(ANSWER, low=0, high=inf, group=True)
+VOTES = Manifest(("Text",), group=True, votes=True)
+"""Of rewards that need no label: what the other samples of the prompt answer."""
 TRANSLATION = replace(ANSWER, packages=("sacrebleu",), extra="speech")
 CRITERIA = replace(ANSWER, source="Vision-R1, arXiv:2503.18013")
 STEPS = replace(ANSWER, reads=("meta.key_steps",))
@@ -284,6 +286,34 @@ REWARDS: dict[str, RewardEntry] = {
     ),
     "length_bonus": RewardEntry("reward_models.rules.groups:length_bonus", manifest=BONUS),
     "temporal_bonus": RewardEntry("reward_models.rules.groups:temporal_bonus", manifest=BONUS),
+    "votes": RewardEntry(
+        "reward_models.rules.votes:votes", manifest=replace(VOTES, low=-inf, source="TTRV, arXiv:2510.06783")
+    ),
+    "majority": RewardEntry(
+        "reward_models.rules.votes:majority",
+        check="reward_models.rules.votes:check_majority",
+        manifest=replace(VOTES, source="TTRL, arXiv:2504.16084; Co-Reward, arXiv:2508.00410"),
+    ),
+    "confident_majority": RewardEntry(
+        "reward_models.rules.votes:confident_majority", manifest=replace(VOTES, reads=("rollout",))
+    ),
+    "agreement": RewardEntry("reward_models.rules.votes:agreement", manifest=replace(VOTES, votes=False)),
+    "answer_entropy": RewardEntry(
+        "reward_models.rules.votes:answer_entropy", manifest=replace(VOTES, votes=False, high=inf, scale="nats")
+    ),
+    "answer_class": RewardEntry(
+        "reward_models.rules.votes:answer_class",
+        manifest=replace(VOTES, votes=False, low=-1, high=inf, scale="a number that names an answer"),
+    ),
+    "answer_is": RewardEntry("reward_models.rules.votes:answer_is", manifest=Manifest(("Text",))),
+    "certain": RewardEntry(
+        "reward_models.rules.votes:certain",
+        manifest=Manifest(("Text",), 0, inf, "nats", reads=("rollout",), source="Intuitor, arXiv:2505.19590"),
+    ),
+    "answer_likelihood": RewardEntry(
+        "reward_models.rules.votes:answer_likelihood",
+        manifest=replace(ANSWER, reads=("answer", "rollout"), source="RLPR, arXiv:2506.18254"),
+    ),
     **judges.REWARDS,
     **sets.REWARDS,
     **vlm.REWARDS,

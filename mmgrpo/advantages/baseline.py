@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.config.ranges import ANY_NUMBER
+from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE
 from mmgrpo.config.registry import Block, block
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import Prompt
@@ -63,6 +63,25 @@ def length_weighted(values: Values, key: Key, stat: Rows, length: Key) -> Values
 def batch_mean(values: Values, stat: Rows) -> Values:
     """Mean of the whole batch."""
     return groups.group_mean(values, torch.zeros_like(stat, dtype=torch.long), stat)
+
+
+@block(BASELINES, level="group")
+def group_mean_shifted(values: Values, key: Key, stat: Rows, delta: Annotated[float, ANY_NUMBER] = -0.1) -> Values:
+    """Mean of the group plus ``delta``: below 0 it learns more from good samples than from bad ones, as an off-policy
+    REINFORCE should (AsymRE, arXiv:2506.20520; -.1 in Trinity-RFT). [1, 0, 0, 1] gives A = [.6, -.4, -.4, .6].
+    """
+    return groups.group_mean(values, key, stat) + delta
+
+
+@block(BASELINES, level="group")
+def group_log_mean_exp(values: Values, key: Key, stat: Rows, tau: Annotated[float, POSITIVE] = 1.0) -> Values:
+    """tau log mean exp(r / tau) of the group: OPMD (online policy mirror descent; arXiv:2509.24203 and Trinity-RFT).
+
+    [1, 0, 0, 1] with tau 1: .620. A large tau gives the mean, a small one the largest reward.
+    """
+    top = groups.group_max(values, key, stat)
+    top = torch.where(torch.isfinite(top), top, 0.0)
+    return top + tau * groups.group_mean(((values - top) / tau).exp(), key, stat).clamp(min=1e-300).log()
 
 
 @block(BASELINES)

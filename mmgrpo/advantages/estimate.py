@@ -29,7 +29,7 @@ from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
-from mmgrpo.types import HINTED, OWN, UNTRAINED, Decisions
+from mmgrpo.types import HINTED, OWN, RECORDS, UNTRAINED, Decisions
 
 STANDARD_INPUTS = frozenset(
     {"values", "weights", "key", "stat", "keep", "normalise", "centred", "advantages"}
@@ -153,9 +153,15 @@ class AdvantageRecipe:
         return (*self.transform, *compared, *self.before, *self.after, self.kl_weight)
 
     @property
+    def records(self) -> frozenset[str]:
+        """Names of the fields that a policy records on request only."""
+        return self.fields & RECORDS.keys()
+
+    @property
     def named_rewards(self) -> frozenset[str]:
         """Rewards that a block names; they take part in training, whatever their weight."""
-        bounds = (*self.transform, *self.weighting, self.combine, self.kl_weight, *self.before, *self.after)
+        bounds = (*self.transform, *self.weighting, self.combine, *self.shape, self.kl_weight, *self.before)
+        bounds = (*bounds, *self.after)
         given = [bound.parameters for bound in bounds]
         names = [one for parameters in given for name in ("by", "of") for one in [parameters.get(name)] if one]
         return frozenset(names) | {one for parameters in given for one in parameters.get("members", ())}
@@ -242,11 +248,12 @@ def estimate(
     values = values.masked_fill(left_to_others, torch.nan)
     inputs: dict[str, Any] = _inputs(decisions)
     inputs |= {"weights": weights, "names": names, "raw": values}
-    for transform in algorithm.transform:
-        values = transform({**inputs, "values": values}).masked_fill(left_to_others, torch.nan)
-    inputs |= {"streams": values}
     keys = [_column(decisions, key.name) for key in algorithm.keys]
     group = keys[0]
+    within = {**inputs, "key": group, "stat": scored & (inputs["origin"] == OWN)}
+    for transform in algorithm.transform:
+        values = transform({**within, "values": values}).masked_fill(left_to_others, torch.nan)
+    inputs |= {"streams": values}
 
     compared = ~torch.isin(inputs["origin"], torch.tensor(UNTRAINED))
     rows = scored & compared

@@ -28,7 +28,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of, within
 from mmgrpo.config.registry import Block, block
 
 
@@ -126,6 +126,13 @@ def gfpo(
 
 
 @block(BEFORE, level="group")
+def first(key: Key, keep: Rows, *, count: Annotated[int, COUNT]) -> Rows:
+    """The first ``count`` rows of each group. The others have only voted (``votes``): 16 of 32 are trained in TTRV
+    (arXiv:2510.06783)."""
+    return groups.group_rank(torch.arange(key.numel(), device=key.device).double(), key, keep) < count
+
+
+@block(BEFORE, level="group")
 def max_variance(values: Values, key: Key, keep: Rows, *, count: Annotated[int, COUNT]) -> Rows:
     """The ``count`` rows of each group with the largest variance of rewards (Pro-GRPO, CVPR 2026).
 
@@ -149,6 +156,18 @@ def drop_zero_spread(values: Values, key: Key, stat: Rows, least: float = 0.0) -
     Largest and smallest reward must differ by more than ``least``, which excludes differences of floating-point noise.
     """
     return groups.group_max(values, key, stat) + groups.group_max(-values, key, stat) > least
+
+
+@block(AFTER, level="group")
+def drop_low_std(values: Values, key: Key, stat: Rows, share: Annotated[float, within("[0, inf)")] = 0.5) -> Rows:
+    """Groups whose std of rewards is at least ``share`` of the mean of all groups' (RLPR, arXiv:2506.18254; .5 for
+    Qwen, .9 for Llama, 1 for Gemma). Stds of .09 and .31: the first is dropped at .5, as the mean is .2.
+
+    The paper compares with a moving average over steps (decay .99), here with the batch's own.
+    """
+    std = groups.group_std(values, key, stat)
+    one = groups.group_first(key, stat)
+    return std >= share * groups.group_mean(std, torch.zeros_like(key), one)
 
 
 @block(AFTER)

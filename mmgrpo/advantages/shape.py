@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.advantages import groups
+from mmgrpo.advantages.combine import Names, Streams
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.scale import refuse_outside
 from mmgrpo.advantages.select import parts
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, UPPER_BOUND, one_of, within
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, UPPER_BOUND, one_of, within
 from mmgrpo.config.registry import Block, block
 from mmgrpo.types import OWN
 
@@ -215,3 +216,94 @@ def risk(
     even = divisor.abs() <= 1e-6
     share = torch.where(even, 1 / count[paper].clamp(min=1), centred / torch.where(even, 1.0, divisor))
     return torch.where(whole, advantage[paper] * share, 0.0)
+
+
+@block(SHAPES)
+def scaled(advantages: Values, raw: Streams, names: Names, *, by: str) -> Values:
+    """A times the reward ``by``, as it was scored; where that abstained, A stays.
+
+    ``scaled(by='agreement')`` trusts a majority by its share: 5 of 8 alike give .625 A (AQA-TTRL, arXiv:2510.05478;
+    its confidence is taken for the share of the majority, for want of its formula).
+    """
+    value = raw[:, list(names).index(by)]
+    return torch.where(value.isnan(), advantages, advantages * value)
+
+
+@block(SHAPES)
+def class_factor(
+    advantages: Values,
+    raw: Streams,
+    names: Names,
+    *,
+    by: str,
+    least: Annotated[float, ANY_NUMBER] = 0.5,
+    factor: Annotated[float, within("[0, inf)")] = 0.5,
+) -> Values:
+    """A times ``factor`` where the reward ``by``, as it was scored, is at least ``least``: samples of an easy class
+    count less (class-aware policy optimization of RL4HS, arXiv:2510.02173, alpha .5), by ``answer_is``.
+
+    [1, 1, 0, 0] gives +-.866, and +-.433 in the class. A class of the prompt (``of='gold'``) weighs whole groups; one
+    of the prediction leaves a sum of advantages that is not zero.
+    """
+    return torch.where(raw[:, list(names).index(by)] >= least, factor * advantages, advantages)
+
+
+@block(SHAPES, level="group")
+def consistency(
+    advantages: Values,
+    values: Values,
+    raw: Streams,
+    names: Names,
+    key: Key,
+    stat: Rows,
+    *,
+    by: str,
+    gamma: Annotated[float, POSITIVE] = 20.0,
+    rho: Annotated[float, ANY_NUMBER] = 1.5,
+    ddof: Annotated[int, DDOF] = 1,
+) -> Values:
+    """w A + (1 - w) A_q, with w = sigmoid(gamma (H - rho)): where a prompt's samples answer alike, the group says
+    little, and its mean reward is compared with those of other prompts instead. COPO (arXiv:2508.04138): 20 and 1.5.
+
+    A_q = (R_q - mean R) / std R over the prompts' mean rewards R_q, the same for all samples of prompt q (0 for a
+    single prompt); H, in nats, is the reward ``by``: ``answer_entropy``. Of eight answers 2 + 2 + 2 + 2 have H = 1.386
+    and w = .093, all different 2.079 and 1.000, all alike 0. The paper mixes two losses: the same while ratios are
+    one, and where neither is clipped.
+    """
+    entropy = raw[:, list(names).index(by)].nan_to_num(0.0)
+    weight = torch.sigmoid(gamma * (entropy - rho))
+    mean = groups.group_mean(values, key, stat)
+    first = groups.group_first(key, stat)
+    batch = torch.zeros_like(key)
+    std = groups.group_std(mean, batch, first, ddof)
+    across = torch.where(std > 0, (mean - groups.group_mean(mean, batch, first)) / std.clamp(min=1e-12), 0.0)
+    return weight * advantages + (1 - weight) * across
+
+
+@block(SHAPES, level="group")
+def policy_filter(
+    advantages: Values,
+    values: Values,
+    key: Key,
+    stat: Rows,
+    rule: Annotated[str, one_of("power", "max_min", "max_random")] = "power",
+    power: Annotated[float, within("[0, inf)")] = 2.0,
+    of: Annotated[str, one_of("batch", "prompt")] = "batch",
+) -> Values:
+    """A times n w / sum w, the expected number of times that a sample is drawn when n are drawn with replacement by
+    weight w: PF-PPO (arXiv:2409.06957), which resamples, with the same expectation and less variance.
+
+    w = |r|^power; ``max_min``: 1 for the largest and the smallest reward, else 0; ``max_random``: .4 for the largest,
+    .1 for others; + 1e-8. [.9, -.5, .1] with power 2: shares .757, .234, .009; ``max_random``: .667, .167, .167.
+    power=0 changes nothing. Extremes are those of the batch (verl) or of the prompt (the paper).
+    """
+    group = torch.zeros_like(key) if of == "batch" else key
+    high, low = groups.group_max(values, group, stat), -groups.group_max(-values, group, stat)
+    if rule == "power":
+        weight = values.abs() ** power
+    elif rule == "max_min":
+        weight = ((values == high) | (values == low)).to(values.dtype)
+    else:
+        weight = torch.where(values == high, 0.4, 0.1).to(values.dtype)
+    weight = weight + 1e-8
+    return advantages * weight * groups.group_count(group, stat) / groups.group_sum(weight, group, stat).clamp(min=1e-8)

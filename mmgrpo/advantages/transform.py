@@ -4,20 +4,26 @@
 bounded or concave one does not. ``reference_rewards`` [B, R, M] are M rewards of other samples of the same prompt, of
 the policy before training or of a reference answer, from the data set. Where a reward abstains, its value is NaN and
 stays so.
+
+Some compare a sample with the others of its group (``key``; ``stat`` are the policy's own scored rows): by likelihood,
+length, embeddings, gradients, or as sets. ``by`` names a reward that measures what they need, of weight 0 or not.
 """
 
 from __future__ import annotations
 
+from itertools import combinations
+from math import comb
 from typing import Annotated
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, normalize
 
+from mmgrpo.advantages import groups
 from mmgrpo.advantages.combine import Names, Streams
-from mmgrpo.advantages.groups import Key, Values
-from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE, within
+from mmgrpo.advantages.groups import Key, Rows, Values
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE, one_of, within
 from mmgrpo.config.registry import Block, block
 
 TRANSFORMS: dict[str, Block] = {}
@@ -185,6 +191,225 @@ def history_length(
     f = torch.where(values > least, f[:, None].clamp(min=floor), f[:, None].clamp(max=0.0))
     f = torch.where(shortest_length[:, None].isnan(), 0.0, f)
     return _changed(values, values + weight * f, names, of)
+
+
+@block(TRANSFORMS, level="group")
+def unlikely(
+    values: Streams,
+    names: Names,
+    key: Key,
+    stat: Rows,
+    log_probs: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    beta: Annotated[float, within("[0, 1]")] = 0.25,
+    of: str = "",
+) -> Streams:
+    """r (1 - beta rank / G), rank 0 the least likely of the group's G samples by the mean log-prob of its decisions
+    (unlikeliness reward, arXiv:2506.02355; beta .25). Rewards are 0 for wrong answers, so that only right ones change.
+
+    r = [1, 1, 0, 0] with log-probs [-2, -.5, -1.5, -1]: [1, .8125, 0, 0]. A group that is right throughout has spread
+    again. Ranks need no scale: any increasing map of the log-probs gives the same.
+    """
+    mean = torch.where(decision_mask, log_probs, 0.0).sum(1) / decision_mask.sum(1).clamp(min=1)
+    rank = groups.group_rank(mean, key, stat).to(values.dtype)
+    factor = 1 - beta * rank / groups.group_count(key, stat).clamp(min=1).to(values.dtype)
+    return _changed(values, values * torch.where(stat, factor, 1.0)[:, None], names, of)
+
+
+@block(TRANSFORMS, level="group")
+def short_right(
+    values: Streams,
+    names: Names,
+    key: Key,
+    stat: Rows,
+    length: Key,
+    coef: Annotated[float, within("[0, inf)")] = 0.05,
+    gate: Annotated[float, within("[0, inf)")] = 0.0,
+    wrong: Annotated[float, ANY_NUMBER] = -1.0,
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+    of: str = "",
+) -> Streams:
+    """r exp(-coef z) for right samples (r at least ``right``), z the length standardized over the right samples of the
+    group (n - 1), and ``wrong`` for the others (GRPO-LEAD, arXiv:2504.09696: .05 and -1).
+
+    Right samples of 100 and 300 tokens: 1.036 and .965; a single one, and equal lengths: 1. ``gate``: only where the
+    mean of the three shortest of the group exceeds so many tokens, 4,000 in the released code, which also gives wrong
+    samples 0.
+    """
+    tokens = length.to(values.dtype)
+    changed = values.clone()
+    three = stat & (groups.group_rank(tokens, key, stat) < 3)
+    long = groups.group_mean(tokens, key, three) > gate
+    for column in range(values.shape[1]):
+        good = stat & (values[:, column] >= right)
+        std = groups.group_std(tokens, key, good)
+        z = torch.where(std > 0, (tokens - groups.group_mean(tokens, key, good)) / std.clamp(min=1e-12), 0.0)
+        value = values[:, column] * torch.exp(-coef * torch.where(long, z, 0.0))
+        changed[:, column] = torch.where(values[:, column] >= right, value, wrong)
+    return _changed(values, torch.where(values.isnan(), values, changed), names, of)
+
+
+@block(TRANSFORMS, level="group")
+def truncation(
+    values: Streams,
+    names: Names,
+    key: Key,
+    stat: Rows,
+    length: Key,
+    *,
+    longest: Annotated[int, COUNT],
+    shortest: Annotated[int, COUNT_OR_ZERO] = 0,
+    share: Annotated[float, within("[0, 1]")] = 0.5,
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+    of: str = "",
+) -> Streams:
+    """0 for samples of more than ``longest`` decisions, the only length penalty of DLER (arXiv:2510.15110; 4000).
+
+    With ``shortest`` (2000) that is the limit of prompts of which more than ``share`` of the samples are right, at
+    least ``right``, as they were scored: the difficulty-aware DA-DLER.
+    """
+    limit = torch.full(values.shape, float(longest), dtype=values.dtype, device=values.device)
+    for column in range(values.shape[1] if shortest else 0):
+        good = (values[:, column] >= right).to(values.dtype)
+        limit[groups.group_mean(good, key, stat) > share, column] = float(shortest)
+    return _changed(values, torch.where(length[:, None] > limit, 0.0, values), names, of)
+
+
+@block(TRANSFORMS, level="group")
+def divided(
+    values: Streams,
+    raw: Streams,
+    names: Names,
+    stat: Rows,
+    *,
+    by: str,
+    floor: Annotated[float, POSITIVE] = 1e-6,
+    of: str = "",
+) -> Streams:
+    """r / max(by, floor) of all other rewards: with ``by`` a reward ``crowding``, the sum of a sample's cosines with
+    its group, itself included, DRA-GRPO (arXiv:2505.09655): what others say too counts less.
+
+    Cosines with [2.6, 2.6, 1.8, 3] in all: r = [1, 1, 1, 0] becomes [.385, .385, .556, 0]. ValueError for negative
+    rewards, whose punishment a large sum would soften.
+    """
+    divisor = raw[:, [list(names).index(by)]].nan_to_num(1.0).clamp(min=floor)
+    used = torch.tensor([of in ("", n) and n.partition("@")[0] != by for n in names], device=values.device)
+    if bool((values[stat][:, used] < 0).any()):
+        raise ValueError(
+            f"algorithm.transform: divided(by='{by}'): got a negative reward, expected none: division would soften it; "
+            "shift it, e.g. by clip(low=0, high=1)"
+        )
+    return torch.where(used, values / divisor, values)
+
+
+@block(TRANSFORMS)
+def bonus(
+    values: Streams,
+    raw: Streams,
+    names: Names,
+    *,
+    by: str,
+    cap: Annotated[float, within("(-inf, inf]")] = torch.inf,
+    coef: Annotated[float, ANY_NUMBER] = 1.0,
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+    of: str = "",
+) -> Streams:
+    """r + coef min(by, cap) for samples of r at least ``right``: diversity beside correctness, which no wrong sample
+    gains from (DIVER, arXiv:2509.26209: caps .68 for equations, .42 mixed). It changes all rewards but ``by``."""
+    more = coef * raw[:, [list(names).index(by)]].clamp(max=cap).nan_to_num(0.0)
+    used = torch.tensor([of in ("", n) and n.partition("@")[0] != by for n in names], device=values.device)
+    return torch.where(used & (values >= right), values + more, values)
+
+
+@block(TRANSFORMS, level="group")
+def set_mean(
+    values: Streams,
+    raw: Streams,
+    names: Names,
+    key: Key,
+    stat: Rows,
+    *,
+    by: str,
+    size: Annotated[int, COUNT],
+    most: Annotated[int, COUNT] = 512,
+    of: str = "",
+) -> Streams:
+    """Mean over the sets of ``size`` samples of the group that hold the sample, of f(set) - mean f, where f = (mean
+    reward of the set) (share of different classes in it): Polychromic policy optimization (arXiv:2509.25424) for whole
+    samples. ``by`` numbers the classes, e.g. the reward ``answer_class``.
+
+    r = [1, 1, 0, 0], classes a, a, b, c, pairs: f is .5 for five of six and 0 for the last, so that the rows have
+    .083, .083, -.083, -.083. It replaces baseline and scale, which should be ``none``. A set of wrong samples gains
+    nothing by its diversity. At most ``most`` sets, every n-th of all: rows are exchangeable. Vine sampling from
+    intermediate states, which the paper adds, is not part of this.
+    """
+    classes = raw[:, list(names).index(by)]
+    changed = values.clone()
+    for name in torch.unique(key[stat]):
+        rows = torch.nonzero(stat & (key == name)).flatten()
+        taken = min(size, len(rows))
+        step = max(1, comb(len(rows), taken) // most)
+        sets = torch.tensor([one for n, one in enumerate(combinations(range(len(rows)), taken)) if n % step == 0])
+        different = torch.tensor([len(set(classes[rows[one]].tolist())) / taken for one in sets], dtype=values.dtype)
+        inside = torch.zeros(len(sets), len(rows), dtype=values.dtype).scatter(1, sets, 1.0)
+        f = values[rows][sets].mean(1) * different[:, None]
+        centred = f - f.mean(0)
+        changed[rows] = inside.T @ centred / inside.sum(0).clamp(min=1)[:, None]
+    return _changed(values, changed, names, of or _others(names, by))
+
+
+@block(TRANSFORMS, level="group")
+def gradient_novelty(
+    values: Streams,
+    names: Names,
+    key: Key,
+    stat: Rows,
+    gradient_feature: Float[Tensor, "B 1 D"],
+    *,
+    coef: Annotated[float, within("[0, inf)")],
+    form: Annotated[str, one_of("equation", "amplify")] = "equation",
+    bound: Annotated[float, POSITIVE] = 3.0,
+    of: str = "",
+) -> Streams:
+    """r + coef r^2 v (``equation``) or r (1 + coef v) (``amplify``), clipped to [-bound, bound], for rewards of -1 and
+    1: samples whose gradient points where no rewarded one does count more. G2RL (arXiv:2512.15687).
+
+    v_i = max(1 - sum_j w_ij cos(Phi_i, Phi_j)^2, 0), w_i the softmax of the others' rewards, min-max normalized in the
+    group (0 where all are equal); Phi is the gradient of the log-prob with respect to the last hidden state. The
+    paper's equation r (1 + coef r v) punishes a novel wrong answer less, its prose wants more: hence two forms. The
+    paper does not state its coef.
+    """
+    unit = normalize(gradient_feature[:, 0], dim=1)
+    changed = values.clone()
+    for name in torch.unique(key[stat]):
+        rows = torch.nonzero(stat & (key == name)).flatten()
+        changed[rows] = novelty_reward(values[rows], unit[rows] @ unit[rows].T, coef, form, bound)
+    return _changed(values, changed, names, of)
+
+
+def novelty_reward(
+    values: Float[Tensor, "G R"], cosine: Float[Tensor, "G G"], coef: float, form: str, bound: float
+) -> Float[Tensor, "G R"]:
+    """``gradient_novelty`` of one group. cos = [[1, .9, .1], [.9, 1, .2], [.1, .2, 1]] with r = [1, 1, -1]: novelties
+    .285, .282 and .975, which are .005, 0 and 1 of the group's range."""
+    if len(values) < 2:
+        return values
+    itself = torch.eye(len(values), dtype=torch.bool)
+    columns = []
+    for r in values.T:
+        weight = torch.softmax(r.expand(len(r), -1).masked_fill(itself, -torch.inf), 1)
+        novelty = (1 - (weight * cosine.square()).sum(1)).clamp(min=0)
+        width = novelty.max() - novelty.min()
+        share = (novelty - novelty.min()) / width if width > 1e-12 else torch.zeros_like(novelty)
+        factor = 1 + coef * share * (r if form == "equation" else 1.0)
+        columns.append((r * factor).clamp(-bound, bound))
+    return torch.stack(columns, 1)
+
+
+def _others(names: Names, by: str) -> str:
+    """The only other reward, if there is one alone; else all of them."""
+    others = {name.partition("@")[0] for name in names} - {by}
+    return others.pop() if len(others) == 1 else ""
 
 
 def _changed(values: Streams, changed: Streams, names: Names, of: str) -> Streams:

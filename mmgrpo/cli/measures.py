@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmgrpo.cli.majority import agreement, answer, majority_at
 from mmgrpo.report.terminal import interval
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ def describe(
 
 def majorities(texts: Sequence[Sequence[str]], unit: Table) -> dict[str, Any]:
     """The rewards of majority answers, and the mean fraction of samples with the most frequent answer."""
+    from reward_models.rules.votes import agreement_of, answer, majority_at
+
     answers = [[answer(text) for text in row] for row in texts]
     sizes = [k for k in powers(len(answers[0])) if k > 1]
     return {
@@ -58,7 +59,7 @@ def majorities(texts: Sequence[Sequence[str]], unit: Table) -> dict[str, Any]:
             name: {str(k): mean([majority_at(*row, k) for row in zip(answers, rows, strict=True)]) for k in sizes}
             for name, rows in unit.items()
         },
-        "agreement": mean([agreement(row) for row in answers]),
+        "agreement": mean([agreement_of(row) for row in answers]),
     }
 
 

@@ -109,6 +109,75 @@ CATALOGUE: dict[str, Preset] = {
         objective="policy_gradient",
         aggregation="sample_sum",
     ),
+    # arXiv:2510.06783: 32 samples vote, 16 of them are trained, no KL; with the reward votes. Group size 32.
+    "ttrv": for_any(
+        "Test-time training on votes: all samples of a group vote, the first 16 are trained.",
+        select=["first(count=16)"],
+    ),
+    # arXiv:2506.02355: beta .25, KL .1, two epochs over a rollout, group size 32.
+    "unlikeliness": for_any(
+        "GRPO in which correct but unlikely samples earn more than likely ones.",
+        transform=["unlikely(beta=0.25)"],
+        terms=["kl_k3(coef=0.1)"],
+    ),
+    # arXiv:2506.18254: clip .2 / .27, no KL; rewards answer_likelihood(weight=0.9) and format(weight=0.1).
+    "rlpr": for_tokens(
+        "The likelihood of the reference answer as reward, without a verifier; prompts of little spread dropped.",
+        select=["drop_low_std(share=0.5)"],
+        objective="ppo(low=0.2, high=0.27)",
+    ),
+    # arXiv:2509.24203 and Trinity-RFT: one-sided range .2 / .2, no importance weight, mean over tokens.
+    "rec_one_side": for_any(
+        "REINFORCE masked where the ratio leaves its range in the direction of the advantage, without its weight.",
+        scale="none",
+        objective="rec(side='one', weight='none')",
+        aggregation="per_decision",
+    ),
+    # Trinity-RFT: baseline tau log mean exp(r / tau) with tau 1. Its factor 1 / (1 + tau) is one of the step.
+    "opmd": for_any(
+        "Mirror descent: REINFORCE against the soft maximum of the group's rewards.",
+        baseline="group_log_mean_exp(tau=1.0)",
+        scale="none",
+        objective="policy_gradient",
+    ),
+    # arXiv:2506.20520 and Trinity-RFT: the mean shifted by -.1.
+    "asymre": for_any(
+        "REINFORCE that learns more from good samples than from bad ones, for samples of another policy.",
+        baseline="group_mean_shifted(delta=-0.1)",
+        scale="none",
+        objective="policy_gradient",
+    ),
+    # arXiv:2409.06957: |r|^2 over the batch; PPO's clip.
+    "pf_ppo": for_any(
+        "GRPO on the samples whose rewards can be relied on: large ones of either sign.",
+        shape=["policy_filter(rule='power', power=2)"],
+    ),
+    # arXiv:2403.03185: the root of chi-squared in place of a KL. The coefficient depends on the reward; .01 is ours.
+    "chi_squared": for_any(
+        "GRPO with chi-squared in place of the KL, which bounds what a proxy reward can be exploited for.",
+        terms=["chi_squared(coef=0.01, mean=True)"],
+    ),
+    # arXiv:2509.24981: rho 1, mean-centred rewards, mean over tokens.
+    "rover": for_tokens(
+        "The log-ratio as value of the uniformly random policy, fitted to the reward and the next state's mean.",
+        scale="none",
+        objective="rover(rho=1.0)",
+        aggregation="per_decision",
+    ),
+    # arXiv:2510.15110 and its script: group mean, whitened over tokens, clip .2 / .28, dual clip 10, 4000 tokens.
+    "dler": for_tokens(
+        "Short reasoning by truncation alone: too long a sample has reward 0, advantages are whitened over the batch.",
+        transform=["truncation(longest=4000)"],
+        scale="token_whiten",
+        objective="dual_clip(low=0.2, high=0.28, dual=10)",
+        aggregation="per_decision",
+        **DYNAMIC,
+    ),
+    # arXiv:2510.03865: forward KL to a reference weighted by reward, and an entropy bonus. Coefficients are ours.
+    "rapo": for_tokens(
+        "Forward KL to a reference that good samples keep and bad ones flatten, with an entropy bonus.",
+        terms=["kl_forward_rewarded(coef=0.01)", "entropy_bonus(coef=0.001)"],
+    ),
     # arXiv:2501.03262, REINFORCE++-baseline: group mean, then whitening over all tokens of the batch; clip 0.2.
     "reinforce_pp_baseline": for_any(
         "Group mean as baseline, advantages whitened over all decisions of the batch.",

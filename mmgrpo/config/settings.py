@@ -163,6 +163,9 @@ class Data:
     """Further files of training prompts, mixed with those of data.train, for example against forgetting."""
     heldout: Annotated[str, ANY_TEXT] = ""
     """Evaluation prompts, as data.train; empty: no evaluation. A prompt that is also a training prompt is an error."""
+    unlabelled: bool = False
+    """Remove the answers of training prompts, so that no reward reads them (votes, certain, ... need none), and let
+    data.heldout hold the same prompts with their answers: training at test time, measured by a verifier."""
     columns: Annotated[str, ANY_TEXT] = ""
     """Columns of the prompt files under our names, theirs=ours,...: question=problem,solution=answer. A name a.b is the
     key b inside of a; meta.NAME is a parameter of the task. Embedded files keep their own."""

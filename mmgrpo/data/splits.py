@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mmgrpo.data.streaming import joined
@@ -46,24 +46,34 @@ def read_splits(
     heldout: str = "",
     extra: Sequence[str] = (),
     limit: int = 0,
+    unlabelled: bool = False,
 ) -> Splits:
     """Read the files of a run with ``read``, and at most ``limit`` prompts of each evaluation file (0: all).
 
-    An evaluation prompt that is also a training prompt is an error, and so is a prompt in two training files.
+    An evaluation prompt that is also a training prompt is an error, and so is a prompt in two training files. With
+    ``unlabelled`` training prompts lose their answers, and evaluation prompts may be the same.
     """
     parts: list[Sequence[Prompt]] = []
     origin: dict[bytes, str] = {}
     for path in train:
         loaded = read(path)
         refuse_overlap(loaded, origin, path)
-        parts.append(loaded)
+        parts.append(without_answers(loaded, path) if unlabelled else loaded)
         origin |= dict.fromkeys(map(content_digest, loaded), path)
     evaluated = {}
     for name, path in {**({HELDOUT: heldout} if heldout else {}), **extra_files(extra)}.items():
         loaded = read(path)
-        refuse_overlap(loaded, origin, path)
+        if not unlabelled:
+            refuse_overlap(loaded, origin, path)
         evaluated[name] = list(loaded[: limit or None])
     return Splits(joined(parts), evaluated.pop(HELDOUT, []), evaluated, origin)
+
+
+def without_answers(prompts: Sequence[Prompt], path: str) -> list[Prompt]:
+    """The prompts without answer and without their columns as they were, in which it would stand too."""
+    if not isinstance(prompts, list | tuple):
+        raise ValueError(f"data.unlabelled: {path} is read with data.stream, which keeps rows as they are; unset one")
+    return [replace(prompt, answer=None, columns={}) for prompt in prompts]
 
 
 def refuse_overlap(prompts: Sequence[Prompt], origin: Mapping[bytes, str], path: str) -> None:

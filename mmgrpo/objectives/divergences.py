@@ -106,6 +106,59 @@ def kl_forward(
 
 
 @block(TERMS)
+def kl_forward_rewarded(
+    log_probs: Float[Tensor, "*shape"],
+    reference_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    *,
+    coef: float,
+    slope: Annotated[float, UPPER_BOUND] = 1.0,
+) -> Float[Tensor, "*shape"]:
+    """``kl_forward`` to pi_ref^phi in place of pi_ref, phi = sigmoid(slope A) in (0, 1) increasing with the reward:
+    the reference of good samples is kept, that of bad ones flattened (RAPO, arXiv:2510.03865, with an entropy bonus).
+
+    log pi = -1.2, log pi_ref = -1 and phi = .5: log x = -.5 + 1.2 = .7. The paper's phi was not found: the sigmoid of
+    the advantage is ours. The normalization of pi_ref^phi is dropped.
+    """
+    return kl_forward(log_probs, torch.sigmoid(slope * advantages) * reference_log_probs, coef=coef)
+
+
+@block(TERMS, level="group")
+def chi_squared(
+    log_probs: Float[Tensor, "B T"],
+    reference_log_probs: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    *,
+    coef: float,
+    root: bool = True,
+    mean: bool = False,
+) -> Float[Tensor, "B T"]:
+    """coef sqrt(chi^2), chi^2 = mean over samples of (e^l - 1) + (e^-l - 1), l the sum over a sample's decisions of
+    log_probs - reference_log_probs (chi-squared regularization, arXiv:2403.03185).
+
+    l = [.5, -.5, 0]: chi^2 = .170 and its root .413. The second part has mean 0 on policy and keeps the estimate
+    positive; beyond |l| = 10 both go on linearly, and under the root it is at least 1e-4. For small l the root is about
+    coef times the root mean square of l. ``root=False``: coef chi^2. ``mean``: l is the mean over decisions, for
+    transitions, whose sums overflow. Every trained decision has its sample's value, as in ``per_sample`` weights.
+    """
+    difference = torch.where(decision_mask, log_probs - reference_log_probs, 0.0)
+    rows = loss_mask.any(1)
+    ratio = difference.sum(1) / (decision_mask.sum(1).clamp_min(1) if mean else 1)
+    value = _continued(ratio) + _continued(-ratio)
+    if root and bool(rows.any()):
+        value = value / value.detach()[rows].mean().clamp_min(1e-4).sqrt()
+        value = (value + value.detach()) / 2  # the mean is the root, whose gradient has half that of the quotient
+    return torch.where(loss_mask, coef * value[:, None], 0.0)
+
+
+def _continued(log_ratio: Float[Tensor, "B"], bound: float = 10.0) -> Float[Tensor, "B"]:
+    """e^l - 1, and beyond ``bound`` its tangent there."""
+    inside = log_ratio.clamp(-bound, bound)
+    return inside.exp() - 1 + inside.detach().exp() * (log_ratio - inside)
+
+
+@block(TERMS)
 def kl_gaussian_exact(
     reference_shift: Float[Tensor, "*shape"], std: Float[Tensor, "*shape"], *, coef: float
 ) -> Float[Tensor, "*shape"]:

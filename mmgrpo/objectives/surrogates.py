@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND, within
+from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND, one_of, within
 from mmgrpo.config.registry import block
 from mmgrpo.objectives.base import OBJECTIVES, OFF_POLICY_OBJECTIVES, Loss, exp_ratio, row_mean, row_sum, unclipped
 
@@ -224,6 +224,63 @@ def mini_rl(
     _, below, above = stop(log_ratio, advantages, *band(low, high))
     weight = exp_ratio(log_ratio).detach().masked_fill(below | above, 0.0)
     return Loss(-weight * advantages * log_probs, below, above)
+
+
+@block(OBJECTIVES)
+def rec(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    low: float = 0.2,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
+    side: Annotated[str, one_of("one", "two", "ring")] = "one",
+    weight: Annotated[str, one_of("none", "ratio", "bounded")] = "none",
+    outer_low: float = 0.6,
+    outer_high: Annotated[float, UPPER_BOUND] = 2.0,
+) -> Loss:
+    """-A w log_probs where the ratio is in range, else 0; range and weight are detached (REC, arXiv:2509.24203).
+
+    In range: ``two`` 1 - low <= r <= 1 + high; ``one`` r <= 1 + high where A > 0, r >= 1 - low where A < 0; ``ring``
+    also r <= 1 - outer_low where A > 0 and r >= 1 + outer_high where A < 0, on ``two``. w is 1, r, or r clamped to
+    [1 - outer_low, 1 + outer_high]. At r = 1.5 and A = 1 ``one`` is 0; at r = .5 it keeps weight 1, where PPO has .5.
+    With weight ``ratio`` it has PPO's gradient. Constants of Trinity-RFT.
+    """
+    log_ratio = (log_probs - old_log_probs).detach()
+    (floor, roof), (outer_floor, outer_roof) = band(low, high), band(outer_low, outer_high)
+    if side == "one":
+        _, below, above = stop(log_ratio, advantages, floor, roof)
+    else:
+        below, above = log_ratio < floor, log_ratio > roof
+    if side == "ring":
+        below = below & ~((advantages >= 0) & (log_ratio <= outer_floor))
+        above = above & ~((advantages <= 0) & (log_ratio >= outer_roof))
+    if weight == "none":
+        factor = torch.ones_like(log_ratio)
+    else:
+        factor = exp_ratio(log_ratio.clamp(outer_floor, outer_roof) if weight == "bounded" else log_ratio)
+    return Loss(-factor.masked_fill(below | above, 0.0) * advantages * log_probs, below, above)
+
+
+@block(OBJECTIVES, level="row")
+def rover(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    certainty: Float[Tensor, "B T"],
+    drawn_certainty: Float[Tensor, "B T"],
+    rho: Annotated[float, POSITIVE] = 1.0,
+) -> Loss:
+    """(Q - sg[A + rho m'])^2, Q = rho (log_probs - old_log_probs), m' the mean over the vocabulary of log pi - log
+    pi_old at the next state, 0 at the end: the value of the uniformly random policy (ROVER, arXiv:2509.24981; rho 1).
+
+    That mean is the difference of certainties (-mean_v log pi), old minus present. A = .5 and a next mean of .1: target
+    .6, and with Q = .4 a loss of .04. Before the first update Q and m' are 0, and the gradient -2 A grad log_probs.
+    """
+    mean = torch.where(decision_mask, drawn_certainty - certainty, 0.0)
+    following = torch.nn.functional.pad(mean[:, 1:], (0, 1))
+    target = (advantages + rho * following).detach()
+    return unclipped((rho * (log_probs - old_log_probs) - target).square())
 
 
 @block(OFF_POLICY_OBJECTIVES)

@@ -24,7 +24,7 @@ from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.data.changes import CHANGES, shuffle_frames
 from mmgrpo.policies.token_model import Context, Features, Sequences, Tokens
 from mmgrpo.randomness import derive
-from mmgrpo.types import Prompt, Rollout
+from mmgrpo.types import Media, Prompt, Rollout
 
 CONTRASTS: dict[str, Block] = {}
 
@@ -41,6 +41,51 @@ def shuffled_frames(
     if shuffled is prompt:
         return prompt, 0
     return replace(shuffled, meta={**prompt.meta, "contrast": "shuffled_frames"}), max(1, round(fraction * group_size))
+
+
+@block(CONTRASTS)
+def paraphrase(
+    prompt: Prompt,
+    group_size: int,
+    seed: int,
+    *,
+    column: str = "paraphrase",
+    fraction: Annotated[float, POSITIVE_FRACTION] = 1.0,
+) -> tuple[Prompt, int]:
+    """The question in the words of the row's column ``paraphrase``, and the number of its samples, whose majority
+    labels those of the question (``majority(by='contrast')``): Co-Reward (arXiv:2508.00410), which trains both sides;
+    so does a file that has each of the two as the other's paraphrase. 0 for a row without one.
+    """
+    text = prompt.meta.get(column)
+    if not isinstance(text, str) or not text.strip():
+        return prompt, 0
+    last = max((place for place, turn in enumerate(prompt.turns) if turn.role == "user"), default=-1)
+    turns = tuple(
+        replace(turn, parts=(*(part for part in turn.parts if isinstance(part, Media)), text))
+        if place == last
+        else turn
+        for place, turn in enumerate(prompt.turns)
+    )
+    other = replace(prompt, text=text, turns=turns, meta={**prompt.meta, "contrast": "paraphrase"})
+    return other, max(1, round(fraction * group_size))
+
+
+@block(CONTRASTS)
+def view(
+    prompt: Prompt,
+    group_size: int,
+    seed: int,
+    *,
+    change: str = "mask_patches(ratio=0.2, patch=14)",
+    fraction: Annotated[float, POSITIVE_FRACTION] = 1.0,
+) -> tuple[Prompt, int]:
+    """The prompt with its media changed (``mmgrpo.data.changes``), a second view of the same image, and the number of
+    its samples; 0 for a prompt that the change does not concern. With ``majority(by='contrast')`` the two views agree:
+    Co-Reward for images (ours)."""
+    other = bind(change, CHANGES, "sampling.contrast: change")({"prompt": prompt, "seen": (), "seed": seed})
+    if other is prompt:
+        return prompt, 0
+    return replace(other, meta={**prompt.meta, "contrast": "view"}), max(1, round(fraction * group_size))
 
 
 Encode: TypeAlias = Callable[[Sequence[Prompt]], tuple[Context, "Features | None"]]

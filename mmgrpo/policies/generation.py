@@ -91,6 +91,8 @@ class Completions:
     log_probs: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"]
     divergence: Float[Tensor, "B T"]
+    certainty: Float[Tensor, "B T"] | None = None
+    """``certainty_of`` at each token, where it is measured."""
 
 
 def draw(
@@ -103,16 +105,17 @@ def draw(
     greedy: bool,
     top_p: float,
     diverge: bool = False,
+    certain: bool = False,
 ) -> Completions:
     """Sample at most ``max_tokens`` tokens per row; ``streams`` has one generator per prompt and its number of rows.
-    ``diverge``: measure the divergence within each group (``group_divergence``).
+    ``diverge``: measure the divergence within each group (``group_divergence``); ``certain``: the certainty.
 
     Finished rows stay in the batch until they are at least half of it: removing them copies the cache.
     """
     count, device = len(state.hidden), state.hidden.device
     ids = torch.full((count, max_tokens), state.model.pad_id, device=device)
     real = torch.zeros(count, max_tokens, dtype=torch.bool, device=device)
-    log_probs, entropy, divergence = (torch.zeros(count, max_tokens, device=device) for _ in range(3))
+    log_probs, entropy, divergence, certainty = (torch.zeros(count, max_tokens, device=device) for _ in range(4))
     sizes = torch.tensor([number for _, number in streams], device=device)
     group = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
     rows, alive = torch.arange(count, device=device), torch.ones(count, dtype=torch.bool, device=device)
@@ -125,6 +128,8 @@ def draw(
         ids[rows, position], real[rows, position] = token, alive
         log_probs[rows, position] = distribution.gather(1, choice[:, None])[:, 0] * alive
         entropy[rows, position] = entropy_of(distribution) * alive
+        if certain:
+            certainty[rows, position] = certainty_of(distribution) * alive
         if diverge:
             gaps = group_divergence(distribution[alive], group[rows[alive]], sizes)
             divergence[rows, position] = gaps[group[rows]] * alive
@@ -136,7 +141,8 @@ def draw(
             state, rows, token = state.select(rest), rows[rest], token[rest]
             alive, open_rows = alive[rest], open_rows[rest]
         state, alive = state.advance(token, alive), open_rows
-    return Completions(*(value[:, : position + 1] for value in (ids, real, log_probs, entropy, divergence)))
+    numbers = (ids, real, log_probs, entropy, divergence, certainty)
+    return Completions(*(value[:, : position + 1] for value in numbers))
 
 
 @dataclass(frozen=True)
@@ -246,3 +252,13 @@ def draw_tokens(
 def entropy_of(distribution: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
     """-sum p log p in nats, from log-probs; a token of probability 0 contributes 0."""
     return -(distribution.exp() * distribution.clamp(min=torch.finfo(distribution.dtype).min)).sum(-1)
+
+
+def certainty_of(distribution: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
+    """logsumexp(z) - mean_v z = -mean_v log p, from log-probs, over tokens that can be sampled.
+
+    It is KL(uniform||p) + log V: log V for uniform logits, and 1.573 for logits [2, 0, 0]. Intuitor
+    (arXiv:2505.19590), here of the sampled distribution, whose logits are divided by the temperature.
+    """
+    possible = torch.isfinite(distribution)
+    return -torch.where(possible, distribution, 0.0).sum(-1) / possible.sum(-1)

@@ -24,7 +24,16 @@ from torch.utils.checkpoint import checkpoint
 from mmgrpo.config.registry import bind
 from mmgrpo.files import share
 from mmgrpo.policies.changed import CONTRASTS, ChangedPrompts
-from mmgrpo.policies.generation import Completions, DecodingState, beam_search, draw, entropy_of, pad_beams
+from mmgrpo.policies.generation import (
+    Completions,
+    DecodingState,
+    beam_search,
+    certainty_of,
+    draw,
+    entropy_of,
+    pad_beams,
+)
+from mmgrpo.policies.records import answer_likelihood, gradient_features
 from mmgrpo.policies.token_model import (
     AUTOCAST,
     STREAMS,
@@ -44,6 +53,7 @@ from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import (
     CONTRAST,
     HINTED,
+    RECORDS,
     REFERENCE,
     Decisions,
     Output,
@@ -55,6 +65,9 @@ from mmgrpo.types import (
     Text,
 )
 
+MEASURES = {"entropy": entropy_of, "certainty": certainty_of}
+"""Numbers of the distribution of a token that ``score`` can return."""
+
 
 class TokenPolicy:
     """Samples token by token and scores the same tokens in one forward pass."""
@@ -62,7 +75,9 @@ class TokenPolicy:
     kind = "tokens"
     keys = frozenset({"prompt"})
     adjustable = frozenset({"temperature", "max_tokens", "forced_tokens"})
-    provides = frozenset({"log_probs", "entropy", "reference_log_probs", "log_probs under a changed prompt"})
+    provides = frozenset(
+        {"log_probs", "entropy", "certainty", "reference_log_probs", "log_probs under a changed prompt"}
+    ) | {f"{name} of samples" for name in RECORDS}
 
     def __init__(
         self,
@@ -152,12 +167,17 @@ class TokenPolicy:
             for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
         ]
         queries += [*self._contrasts(request), *forced.values()]
+        certain = "certainty" in request.records
         temperature = request.sampling.get("temperature", self.temperature)
         most = round(request.sampling.get("max_tokens", self.max_tokens))
-        sequences, completions = self._generate(queries, request.seed, temperature, self.search, most)
+        sequences, completions = self._generate(queries, request.seed, temperature, self.search, most, certain)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
         if "divergence" in self.fields:
             numbers["divergence"] = completions.divergence
+        if certain:
+            if completions.certainty is None:
+                raise ValueError("sampling.search: got beam with a reward of the certainty of samples, expected sample")
+            numbers["certainty"] = completions.certainty
         if self.sampling_dtype:
             numbers |= {"sampler_log_probs": completions.log_probs, "log_probs": self._training_log_probs(sequences)}
         origin = torch.tensor([query.origin for query in queries], device=self.device)[sequences.prompt]
@@ -168,6 +188,7 @@ class TokenPolicy:
         rows, width = real.shape
         sampled = (origin != REFERENCE)[:, None]  # only an answer of the data set can contain a suppressed token
         loss_mask = real & (origin != CONTRAST)[:, None] & (sampled | self._has_probability(sequences.ids))
+        prompts = [queries[index].prompt for index in sequences.prompt.tolist()]
         decisions = Decisions(
             log_probs=numbers.pop("log_probs"),
             loss_mask=loss_mask if self.train_truncated else loss_mask & ended[:, None],
@@ -175,25 +196,27 @@ class TokenPolicy:
             node=torch.arange(rows * width, device=self.device).view(rows, width),
             origin=origin,
             keys={"prompt": torch.tensor([query.slot for query in queries], device=self.device)[sequences.prompt]},
-            fields={"truncated": (~ended).float(), **numbers},
+            fields={
+                "truncated": (~ended).float(),
+                **numbers,
+                **self._records(sequences, prompts, request.records),
+            },
         )
-        prompts = [queries[index].prompt for index in sequences.prompt.tolist()]
         return Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=rows * width)
 
     def score(self, rollout: Rollout, part: Tokens, names: frozenset[str]) -> Scores:
         """Score the part's tokens again under the present parameters."""
         sequences: Sequences = rollout.steps  # type: ignore[assignment]
-        log_probs, entropy = self._score(self.network, sequences, part, "entropy" in names)
-        scores: Scores = {"log_probs": log_probs}
-        if "entropy" in names:
-            scores["entropy"] = entropy
+        measures = [name for name in MEASURES if name in names]
+        log_probs, *measured = self._score(self.network, sequences, part, measures)
+        scores: Scores = {"log_probs": log_probs, **dict(zip(measures, measured, strict=True))}
         for other in self.networks.asked(names):
             with torch.no_grad(), self.networks(other) as network:
-                scores[f"{other}_log_probs"], _ = self._score(network, sequences, part, False)
+                scores[f"{other}_log_probs"] = self._score(network, sequences, part)[0]
         for name in sorted(name for name in names if "@" in name):
             change = name.partition("@")[2]
             scores[name] = self.changed_prompts.log_probs(
-                rollout, part, change, log_probs, lambda under, some: self._score(self.network, under, some, False)[0]
+                rollout, part, change, log_probs, lambda under, some: self._score(self.network, under, some)[0]
             )
         return scores
 
@@ -282,6 +305,25 @@ class TokenPolicy:
                 queries[place] = Query(prompt, slot, members, HINTED, beginning)
         return queries
 
+    def _records(self, sequences: Sequences, prompts: Sequence[Prompt], names: frozenset[str]) -> dict[str, Tensor]:
+        """What the request asks of samples that are scored once more."""
+        found, network = {}, self.network
+
+        def score(some: Sequences, part: Tokens) -> Tensor:
+            return self._score(network, some, part)[0]
+
+        for name, thought in (("answer_probability", True), ("answer_prior", False)):
+            if name in names:
+                found[name] = answer_likelihood(sequences, prompts, self.model, score, thought)
+        if "gradient_feature" in names:
+            found["gradient_feature"] = gradient_features(
+                sequences,
+                lambda rows: self.states(network, sequences, rows),
+                lambda hidden, first: self._log_softmax(network, hidden, first, sequences.temperature),
+                self.logits_chunk_size,
+            )
+        return found
+
     def _contrasts(self, request: Request) -> list[Query]:
         """The changed prompts, without those that the change does not apply to."""
         if self.contrast is None:
@@ -295,7 +337,13 @@ class TokenPolicy:
         return queries
 
     def _generate(
-        self, queries: Sequence[Query], seed: int, temperature: float, search: str, max_tokens: int
+        self,
+        queries: Sequence[Query],
+        seed: int,
+        temperature: float,
+        search: str,
+        max_tokens: int,
+        certain: bool = False,
     ) -> tuple[Sequences, Completions]:
         """Generate completions; with a shared prefix each prompt enters the cache once."""
         context = self.model.encode([query.prompt for query in queries]).to(self.device)
@@ -336,6 +384,7 @@ class TokenPolicy:
                     greedy=temperature == 0,
                     top_p=self.top_p,
                     diverge="divergence" in self.fields,
+                    certain=certain,
                 )
         reusable = features if self.model.frozen_media and not dtype else None
         scale = temperature or self.temperature
@@ -350,21 +399,21 @@ class TokenPolicy:
         """Log-probs as training computes them: without autocast, in one forward pass over whole completions."""
         log_probs = torch.zeros(sequences.real.shape, device=self.device)
         for part in sequences.split(sequences.real, eval_batch_size):
-            log_probs[part.rows, part.positions], _ = self._score(self.network, sequences, part, False)
+            log_probs[part.rows, part.positions] = self._score(self.network, sequences, part)[0]
         return log_probs
 
     def _score(
-        self, network: nn.Module, sequences: Sequences, part: Tokens, with_entropy: bool
-    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
-        """Log-probs (and entropies) of a part's tokens, with logits computed chunk by chunk."""
+        self, network: nn.Module, sequences: Sequences, part: Tokens, measures: Sequence[str] = ()
+    ) -> list[Float[Tensor, "N"]]:
+        """Log-probs of a part's tokens, and ``MEASURES`` of their distributions; logits are computed in chunks."""
         rows, inverse = torch.unique(part.rows, return_inverse=True)
         states = self.states(network, sequences, rows)[inverse, part.positions]
         target = sequences.ids[part.rows, part.positions]
 
-        def score_chunk(hidden: Tensor, tokens: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        def score_chunk(hidden: Tensor, tokens: Tensor, first: Tensor) -> tuple[Tensor, ...]:
             distribution = self._log_softmax(network, hidden, first, sequences.temperature)
             log_probs = distribution.gather(1, tokens[:, None])[:, 0]
-            return log_probs, entropy_of(distribution) if with_entropy else torch.zeros_like(log_probs)
+            return log_probs, *(MEASURES[name](distribution) for name in measures)
 
         scores = []
         chunks = [value.split(self.logits_chunk_size) for value in (states, target, part.positions == 0)]
@@ -374,7 +423,7 @@ class TokenPolicy:
                 scores.append(checkpoint(score_chunk, hidden, tokens, first, use_reentrant=False))
             else:
                 scores.append(score_chunk(hidden, tokens, first))
-        return torch.cat([s[0] for s in scores]), torch.cat([s[1] for s in scores])
+        return [torch.cat(column) for column in zip(*scores, strict=True)]
 
     def states(
         self, network: nn.Module, sequences: Sequences, rows: Int[Tensor, " rows"]

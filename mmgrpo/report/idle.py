@@ -7,7 +7,7 @@
 A round trains if one of its steps has a learning rate, decisions, a finite gradient that is not zero, and advantages.
 It is an alarm if no round of the run did, from ``FEW`` rounds on, or at the end of a shorter run; if the last ``LONG``
 rounds did not; and if at the end half of all did not. A reward with a weight is one if it gave one and the same number
-to every sample of the run, or abstained from all.
+to every sample of the run, or abstained from all. Votes have collapsed if nearly all prompts' samples agree.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from mmgrpo.update import LossRecipe
 
 FEW = 3
 """Rounds from the beginning of a run after which it is an alarm that none has trained."""
+ALIKE = 0.9
+"""Share of prompts whose samples all answer alike, from which on votes have collapsed."""
 LONG = 10
 """Rounds in a row after which it is one in a run that has trained before."""
 GAP, PPO_CLIP = 0.5, 0.2
@@ -74,7 +76,8 @@ class Idle:
     """An alarm: what trained nothing, between which optimizer steps, and which settings to look at."""
 
     cause: str
-    """A key of ``CAUSES``; ``constant_reward``, ``absent_reward``, ``clip_range``, ``warmup``, ``unchanged_model``."""
+    """A key of ``CAUSES``; ``constant_reward``, ``absent_reward``, ``collapsed_votes``, ``clip_range``, ``warmup``,
+    ``unchanged_model``."""
     settings: str
     since: int
     step: int
@@ -128,6 +131,10 @@ class Watch:
     all_causes: Counter[str] = field(default_factory=Counter)
     constant: dict[str, float] = field(default_factory=dict)
     """The number that a reward gave to all samples so far; NaN for one that abstained from all."""
+    votes: Sequence[str] = ()
+    """Those among them that reward agreement (``Manifest.votes``)."""
+    alike: Counter[str] = field(default_factory=Counter)
+    """Rounds in a row in which nearly all prompts' samples answered alike, by the name of the reward."""
     coarse: int = 0
     """Rounds from the first on in which log-probs were rounded more coarsely than the clip range; -1: not in all."""
 
@@ -148,6 +155,11 @@ class Watch:
                 self.constant[name] = value
             elif name in self.constant and not _same(self.constant[name], value):
                 del self.constant[name]
+        for name in self.votes:
+            unanimous = _number(rows[0], f"reward/{name}/zero_std_fraction") >= ALIKE
+            # Samples that all differ have equal votes too, but few each.
+            agreed = unanimous and _number(rows[0], f"reward/{name}/mean") >= ALIKE
+            self.alike[name] = self.alike[name] + 1 if agreed else 0
         coarse = _number(rows[0], "ratio/first_minus_one") > self.clip_range and self.updates > 1
         self.coarse = self.coarse + 1 if coarse and self.coarse >= 0 else -1
 
@@ -161,6 +173,7 @@ class Watch:
             found.append(self._idle(self.all_causes, self.idle, self.first))
         if enough:
             found += [self._constant(name, value) for name, value in self.constant.items()]
+        found += [self._collapsed(name, count) for name, count in self.alike.items() if count >= FEW]
         if enough and self.coarse == self.rounds:
             found.append(
                 Idle(
@@ -188,6 +201,20 @@ class Watch:
             since,
             self.last,
             f"this run trains nothing: in {rounds}, up to step {self.last}, {words}{also}; look at {settings}",
+        )
+
+    def _collapsed(self, name: str, count: int) -> Idle:
+        settings = "rewards, optim.lr, sampling.temperature, --steps"
+        return Idle(
+            "collapsed_votes",
+            settings,
+            self.first,
+            self.last,
+            f"reward '{name}': in the last {count} rounds, up to step {self.last}, the samples of at least {ALIKE:.0%} "
+            "of the prompts all gave the same answer, so that votes teach nothing more, and agreement is no sign of "
+            "correctness; compare the verifier of held-out prompts, take an earlier checkpoint, and look at "
+            f"{settings}",
+            name,
         )
 
     def _constant(self, name: str, value: float) -> Idle:

@@ -22,6 +22,7 @@ from mmgrpo.scoring.call import column_or_nan, scored_or_abstained
 from mmgrpo.scoring.call import score_column as score_column
 from mmgrpo.scoring.decisions import with_decisions
 from mmgrpo.scoring.manifest import Manifest
+from mmgrpo.scoring.shared import sharing
 from mmgrpo.types import Decisions, Output, Prompt
 
 
@@ -54,7 +55,7 @@ class Scorer:
     elsewhere: bool = False
     """Another process computes it, so that it may be called in a thread of its own (``begin_scoring``)."""
     reads_rollout: bool = False
-    """It has a parameter ``rollout``: the ``Decisions`` of its rows. Where there are none (evaluation) it is NaN."""
+    """It has a parameter ``rollout``, or one of ``RECORDS``. Where there are none (evaluation) it is NaN."""
     needs: tuple[str, ...] = ()
     """Columns of the rows without which it cannot be called (functions in TRL's form)."""
     manifest: Manifest | None = None
@@ -63,6 +64,8 @@ class Scorer:
     """Raises ValueError for a row that it cannot score, whatever the output is."""
     schedule: Schedule | None = None
     """What its weight follows during training."""
+    records: tuple[str, ...] = ()
+    """Names in ``RECORDS`` that the policy must record for it."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,11 @@ def begin_scoring(
     thread that calls it: they change settings and take the processor or the GPU of what the caller does meanwhile.
     """
 
+    unlabelled = all(prompt.answer is None for prompt in prompts)
+
     def column(scorer: Scorer) -> list[float | None]:
+        if unlabelled and not scorer.weight and scorer.manifest and "answer" in scorer.manifest.reads:
+            return [None] * len(outputs)  # a verifier that is only watched, on questions without answers
         score = scored_or_abstained if scorer.weight else column_or_nan
         fn = with_decisions(scorer.name, scorer.fn, rollout) if scorer.reads_rollout else scorer.fn
         return score(scorer.name, fn, prompts, outputs, scorer.trusted, scorer.elsewhere)
@@ -133,7 +140,8 @@ def begin_scoring(
     waiting = {place: begin(partial(column, one)) for place, one in enumerate(scorers) if one.elsewhere}
 
     def finish() -> RewardScores:
-        columns = [waiting[place]() if place in waiting else column(one) for place, one in enumerate(scorers)]
+        with sharing():
+            columns = [waiting[place]() if place in waiting else column(one) for place, one in enumerate(scorers)]
         shape = (len(scorers), len(outputs))
         values = torch.tensor([[math.nan if v is None else v for v in one] for one in columns], dtype=torch.float32)
         values = values.reshape(shape).T

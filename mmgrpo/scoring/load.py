@@ -15,7 +15,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.scoring import trl
 from mmgrpo.scoring.call import in_words
-from mmgrpo.scoring.decisions import PARAMETER
+from mmgrpo.scoring.decisions import PARAMETER, records
 
 COMMON_PARAMETERS = ("weight", "timeout", "process", "device", "cache", "log_as")
 """Parameters that every named reward has (``mmgrpo.rewards.scorer``)."""
@@ -111,14 +111,14 @@ def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str
     signature = inspect.signature(function)
     accepted = list(signature.parameters)
     for parameter in parameters:
-        if parameter not in accepted[2:] or parameter == PARAMETER:
+        if parameter not in accepted[2:] or parameter in (PARAMETER, *records(function)):
             raise ValueError(
                 f"rewards: '{name}' has no parameter '{parameter}'."
                 + nearest(parameter, {*accepted[2:], *COMMON_PARAMETERS})
             )
     given = {**({"device": device} if "device" in accepted else {}), **parameters}
     try:
-        signature.bind((), (), **given, **({PARAMETER: None} if PARAMETER in accepted else {}))
+        signature.bind((), (), **given, **dict.fromkeys({PARAMETER, *records(function)} & {*accepted}))
     except TypeError as error:
         raise ValueError(
             f"rewards: '{name}': got a function of {signature}, expected one that can be called with prompts and "

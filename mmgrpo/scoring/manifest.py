@@ -27,6 +27,8 @@ class Manifest:
     """What it reads of a prompt (text, answer, media, meta.<key>), or rollout: the policy's own numbers."""
     group: bool = False
     """It compares the outputs of a prompt with each other, which must be scored in one call."""
+    votes: bool = False
+    """It rewards agreement of a prompt's samples, which can collapse: an alarm watches whether all vote alike."""
     deterministic: bool = True
     """Equal prompts and outputs have equal values, now and later; only then may its scores be cached."""
     packages: tuple[str, ...] = ()

@@ -129,6 +129,7 @@ class RewardProcess:
         try:
             facts = self._ask(self._reward, START, ANSWER)
             self.reads_rollout, self.needs = bool(facts.get("rollout")), list(facts.get("needs") or ())
+            self.records = tuple(facts.get("records") or ())
         except BaseException:
             self.close()
             raise

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from mmgrpo.scoring.call import WrongValues, column, in_words
-from mmgrpo.scoring.decisions import PARAMETER, reads_rollout
+from mmgrpo.scoring.decisions import PARAMETER, filled, reads_rollout, records
 from mmgrpo.scoring.load import load_reward
 from mmgrpo.scoring.progress import report
 from mmgrpo.scoring.trl import inside, needed
@@ -48,7 +48,7 @@ def main() -> None:
         try:
             if function is None:
                 function = load_reward(**request)
-                answer = {"rollout": reads_rollout(function), "needs": needs(function)}
+                answer = {"rollout": reads_rollout(function), "needs": needs(function), "records": records(function)}
             else:
                 answer = {"values": _score(function, request)}
         except BaseException as error:
@@ -76,7 +76,7 @@ def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[flo
     if torch.are_deterministic_algorithms_enabled() != request["deterministic"]:
         torch.use_deterministic_algorithms(request["deterministic"], warn_only=True)
     report(*request.get("progress", (0, 0)))
-    given = {PARAMETER: Decisions(**request[PARAMETER])} if request.get(PARAMETER) else {}
+    given = filled(function, Decisions(**request[PARAMETER])) if request.get(PARAMETER) else {}
     return column(function(request["prompts"], request["outputs"], **given), len(request["outputs"]))
 
 

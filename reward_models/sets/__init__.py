@@ -51,6 +51,27 @@ REWARDS: dict[str, RewardEntry] = {
         )
         for name in ("frame_smoothness", "frame_change")
     },
+    "crowding": RewardEntry(
+        "reward_models.sets.diversity:crowding",
+        check="reward_models.sets.embeddings:check_embed",
+        manifest=replace(SET, scale="sum of cosines with the prompt's outputs", source="DRA-GRPO, arXiv:2505.09655"),
+    ),
+    "coverage": RewardEntry(
+        "reward_models.sets.diversity:coverage",
+        check="reward_models.sets.embeddings:check_embed",
+        manifest=replace(SET, low=0, scale="marginal log volume", source="submodular RL, arXiv:2307.13372"),
+    ),
+    **{
+        name: RewardEntry(
+            f"reward_models.sets.diversity:{name}",
+            manifest=Manifest(("Text",), group=name != "text_diversity", source=source),
+        )
+        for name, source in (
+            ("text_novelty", "DIVER, arXiv:2509.26209"),
+            ("formula_novelty", "DIVER, arXiv:2509.26209"),
+            ("text_diversity", "MultiRole-R1, arXiv:2507.20187"),
+        )
+    },
     "decision_statistic": RewardEntry(
         "reward_models.sets.rollout:decision_statistic",
         manifest=replace(SET, scale="nats, or a number of decisions", reads=("rollout",), group=False),

@@ -20,11 +20,13 @@ from torch.nn import functional
 from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
+from mmgrpo.scoring.shared import once
 from mmgrpo.types import Image, Output, Video
 
 LAYOUT = "reward_models.sets.embeddings:layout"
 
 NAMED = {
+    "bag_of_words": "reward_models.sets.diversity:bag_of_words",
     "bands": "reward_models.sets.sounds:bands",
     "clap": "reward_models.vlm.clap:sounds",
     "clip": "reward_models.clip.embeddings:embed",
@@ -54,8 +56,9 @@ def layout(outputs: Sequence[Output]) -> Tensor:
 
 
 def embedded(outputs: Sequence[Output], embed: str, device: str, reward: str) -> Tensor:
-    """Embeddings [B, D] of outputs in float64 on the CPU; ValueError for what is no such tensor."""
-    return _rows(outputs, embed, NAMED, device, reward)
+    """Embeddings [B, D] of outputs in float64 on the CPU, computed once for all rewards that ask for the same ones;
+    ValueError for what is no such tensor."""
+    return once(("embed", embed, device), outputs, lambda: _rows(outputs, embed, NAMED, device, reward))
 
 
 def embedded_texts(texts: Sequence[str], embed: str, device: str, reward: str) -> Tensor:

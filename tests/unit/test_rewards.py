@@ -64,6 +64,7 @@ class Started:
 
     reads_rollout = False
     needs: Sequence[str] = ()
+    records: Sequence[str] = ()
 
     def __init__(self, *given: Any) -> None:
         self.given = given

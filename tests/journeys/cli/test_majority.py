@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from mmgrpo.cli.majority import agreement, answer, majority_at, normal, winner
 from mmgrpo.cli.measures import describe
 from mmgrpo.types import Prompt
+from reward_models.rules.votes import agreement_of, answer, majority_at, normal, winner
 
 
 def test_answers_are_compared_without_case_spaces_and_full_stop_and_numbers_by_value():
@@ -28,7 +28,7 @@ def test_the_most_frequent_answer_wins_and_of_equals_the_first():
     assert winner(list("abbc")) == 1
     assert winner(list("caac")) == 0
     assert winner(["e"]) == 0
-    assert agreement(list("abbc")) == 0.5
+    assert agreement_of(list("abbc")) == 0.5
 
 
 def test_a_majority_scores_what_its_answer_scores():

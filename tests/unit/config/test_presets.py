@@ -61,6 +61,7 @@ COMPARED = {"grpo", "papo_g", "prdp", "tree_grpo", "mp_grpo", "dmospeech2", "flo
 COMPARED |= {"dpo", "semi_online_dpo", "ipo", "slic", "robust_dpo", "exo", "inpo", "rpo", "mpo", "trpa", "copg", "vpo"}
 COMPARED |= {"d3po", "gepo"}
 COMPARED |= {"grpo_d", "prorl", "prorl_v2"}
+COMPARED |= {"unlikeliness", "chi_squared", "rapo"}
 """Presets that compare with the network before training. DisCO's and DRPO's hinge is on the KL to the old policy."""
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.data.splits import Splits, content, extra_files, read_splits
+from mmgrpo.data.streaming import Joined
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
 
@@ -89,3 +90,14 @@ def test_the_same_words_about_another_picture_are_another_question():
 def test_media_in_memory_are_compared_by_what_they_show(kind, make):
     black, again, white = (content(question(Media(kind, make(level)))) for level in (0.0, 0.0, 1.0))
     assert black == again != white
+
+
+def test_unlabelled_prompts_lose_their_answers_and_may_be_those_of_the_evaluation():
+    labelled = [Prompt("a", "1", answer="x", columns={"solution": "x"}), Prompt("b", "2", answer=["y"])]
+    splits = read_splits(lambda path: labelled, ["train"], "heldout", unlabelled=True)
+    assert [(one.text, one.answer, one.columns) for one in splits.train] == [("a", None, {}), ("b", None, {})]
+    assert splits.heldout == labelled and splits.heldout[0].answer == "x"
+    with pytest.raises(ValueError, match=r"^y.jsonl.*'5'"):  # two files of training are still two
+        read_splits(FILES.__getitem__, ["y.jsonl", "y.jsonl"], unlabelled=True)
+    with pytest.raises(ValueError, match=r"data.unlabelled.*train.*data.stream"):
+        read_splits(lambda path: Joined([labelled]), ["train"], unlabelled=True)

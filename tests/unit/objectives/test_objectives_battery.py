@@ -31,10 +31,12 @@ PASSED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1], [
 NAMES = [(what, name) for what, table in TABLES.items() for name in table]
 ON_POLICY_GRADIENT = [
     "ppo", "dual_clip", "two_sided_clip", "log_preclip", "cispo_band", "cispo_cap", "sapo", "simple_policy",
-    "policy_gradient", "mini_rl", "flow_dppo", "gspo", "gspo_token", "gmpo", "vespo",
+    "policy_gradient", "mini_rl", "rec", "flow_dppo", "gspo", "gspo_token", "gmpo", "vespo",
 ]  # fmt: skip
-ABSOLUTE = ["n_best", "double_entropy"]
+ABSOLUTE = ["n_best", "double_entropy", "kl_forward_rewarded"]
 """Of the probabilities themselves, not of ratios."""
+OF_THE_STEP = ["kl_hinge", "chi_squared"]
+"""With a mean over all groups of the step."""
 SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
 
 
@@ -67,6 +69,8 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "read_log_probs": -normal().square(),
         "reference_kl": normal().square(),
         "entropy": normal().square(),
+        "drawn_certainty": (certainty := normal().square()),
+        "certainty": certainty + spread * normal(),
         "std": normal().abs() + 0.1,
         "level": normal().abs() + 0.1,
         "dt": normal().abs() + 0.1,
@@ -137,7 +141,7 @@ def test_decision_level_gives_the_same_for_any_subset(what, name):
     torch.testing.assert_close(values_of(block, subset), values_of(block, batch)[some], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(("what", "name"), [(w, n) for w, n in NAMES if w != "weights" and n != "kl_hinge"])
+@pytest.mark.parametrize(("what", "name"), [(w, n) for w, n in NAMES if w != "weights" and n not in OF_THE_STEP])
 def test_a_group_alone_gives_what_it_gives_among_others(what, name):
     batch, block = inputs(), bound(what, name)
     for key in KEY.unique():

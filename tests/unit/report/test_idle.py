@@ -50,6 +50,23 @@ def causes(alarms) -> list[str]:
     return [alarm.cause for alarm in alarms]
 
 
+@pytest.mark.parametrize(
+    ("unanimous", "mean", "collapsed"),
+    [(1.0, 1.0, True), (0.9, 0.95, True), (0.8, 0.95, False), (1.0, 0.25, False)],
+    ids=["all", "nearly all", "some", "all differ"],
+)
+def test_votes_that_all_agree_are_an_alarm_as_long_as_they_do(unanimous, mean, collapsed):
+    watch = Watch(["r", "w"], votes=["r"])
+    rows = [{"reward/r/zero_std_fraction": unanimous, "reward/r/mean": mean + 1e-3 * n, "step": n} for n in range(FEW)]
+    for number, row in enumerate(rows):
+        assert causes(watch.alarms()) == []
+        watch.see([{**GOOD, "reward/w/mean": number, **row}])
+    assert causes(watch.alarms()) == ["collapsed_votes"] * collapsed
+    assert [alarm.subject for alarm in watch.alarms()] == ["r"] * collapsed
+    watch.see([{**GOOD, "step": 9, "reward/r/zero_std_fraction": 0.0}])
+    assert causes(watch.alarms()) == []
+
+
 @pytest.mark.parametrize("cause", CAUSES)
 def test_rounds_that_train_nothing_are_an_alarm_that_names_cause_and_setting(cause):
     change = CAUSES[cause]

@@ -1,0 +1,91 @@
+"""What a token policy records of its samples on request (``RECORDS``): it scores them once more, without gradient.
+
+The likelihood of the reference answer after the sampled thought (RLPR, arXiv:2506.18254), and the gradient of a
+sample's log-prob with respect to the last hidden state (G2RL, arXiv:2512.15687).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmgrpo.data.answers import OPENING, answer_start, reference_text
+from mmgrpo.policies.token_model import Sequences, TokenModel, Tokens
+from mmgrpo.types import Prompt
+
+ROWS = 16
+"""Rows that are scored at once."""
+
+
+def thought_length(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:
+    """The number of tokens before the answer (``answer_start``); -1 where the completion has no place for one."""
+    start = answer_start(decode(ids))
+    if start < 0:
+        return -1
+    low, high = 0, len(ids)  # the fewest tokens whose text reaches the place
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(decode(ids[:middle])) >= start else (middle + 1, high)
+    return low
+
+
+def answer_likelihood(
+    sequences: Sequences,
+    prompts: Sequence[Prompt],
+    model: TokenModel,
+    score: Callable[[Sequences, Tokens], Float[Tensor, "N"]],
+    thought: bool,
+) -> Float[Tensor, "B"]:
+    """Mean probability of the tokens of each row's reference answer after its own thought, or (``thought`` False)
+    behind an opened ``<answer>`` alone; 0 where a completion has no place for an answer.
+
+    The answer's tokens are those of the answer by itself. RLPR (arXiv:2506.18254), section 3.2: the mean of
+    probabilities, not of logs: tokens of .9, .8 and .4 give .7.
+    """
+    rows: list[tuple[list[int], int]] = []
+    for prompt, ids, real in zip(prompts, sequences.ids, sequences.real, strict=True):
+        own, answer = ids[real].tolist(), reference_text(prompt.answer, prompt.id, "answer_probability")
+        length = thought_length(own, model.decode)
+        before = own[: max(length, 0)] if thought else model.spell(OPENING)[:-1]
+        rows.append((before + model.spell(answer)[:-1], -1 if thought and length < 0 else len(before)))
+    width, device = max(len(ids) for ids, _ in rows), sequences.ids.device
+    ids = torch.tensor([[*one, *[model.pad_id] * (width - len(one))] for one, _ in rows], device=device)
+    place = torch.arange(width, device=device)
+    real = place < torch.tensor([[len(one)] for one, _ in rows], device=device)
+    start = torch.tensor([[begin] for _, begin in rows], device=device)
+    target = real & (place >= start) & (start >= 0)
+    probability = torch.zeros(target.shape, device=device)
+    given = replace(sequences, ids=ids, real=real)
+    for part in given.split(target, ROWS):
+        probability[part.rows, part.positions] = score(given, part).exp()
+    return probability.sum(1) / target.sum(1).clamp_min(1)
+
+
+def gradient_features(
+    sequences: Sequences,
+    states: Callable[[Int[Tensor, "rows"]], Float[Tensor, "rows T width"]],
+    log_softmax: Callable[[Tensor, Bool[Tensor, "N"]], Float[Tensor, "N vocabulary"]],
+    chunk: int,
+) -> Float[Tensor, "B 1 width"]:
+    """mean_t d log p(y_t) / d h_t of each row, h_t the last hidden state: W (e(y_t) - p_t) for a linear head W.
+
+    G2RL (arXiv:2512.15687), equation of Phi. A field of three axes, which no padding along decisions concerns.
+    """
+    features: list[Tensor] = []
+    for part in sequences.split(sequences.real, ROWS):
+        rows, inverse = torch.unique(part.rows, return_inverse=True)
+        hidden = states(rows)[inverse, part.positions].detach()
+        target = sequences.ids[part.rows, part.positions]
+        total = torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
+        for some in torch.arange(len(hidden), device=hidden.device).split(chunk):
+            with torch.enable_grad():
+                leaf = hidden[some].requires_grad_()
+                log_probs = log_softmax(leaf, part.positions[some] == 0).gather(1, target[some, None])
+                (gradient,) = torch.autograd.grad(log_probs.sum(), leaf)
+            total.index_add_(0, inverse[some], gradient.float())
+        features.append(total / sequences.real[rows].sum(1, keepdim=True).clamp_min(1))
+    return torch.cat(features)[:, None]

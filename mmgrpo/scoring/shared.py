@@ -1,0 +1,50 @@
+"""What several rewards need of the same outputs is computed once for all of them.
+
+    rows = once("answers", outputs, lambda: [answer(one.text) for one in outputs])
+
+The first reward that asks computes it; it is kept until the outputs of this call are scored (``begin_scoring``), and
+nowhere else. A reward in another process or thread computes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from mmgrpo.types import Audio, Image, Output, Text, Video
+
+T = TypeVar("T")
+
+_KEPT: ContextVar[dict[Hashable, Any] | None] = ContextVar("values of the outputs that are scored", default=None)
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """A ``with`` block within which ``once`` keeps what it computes."""
+    token = _KEPT.set({})
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def once(name: Hashable, outputs: Sequence[Output], compute: Callable[[], T]) -> T:
+    """``compute()``, or what it returned before under this name for the same outputs; it must not be changed."""
+    kept = _KEPT.get()
+    if kept is None:
+        return compute()
+    key = (name, tuple(map(_identity, outputs)))
+    if key not in kept:
+        kept[key] = compute()
+    return kept[key]
+
+
+def _identity(output: Output) -> Hashable:
+    """Of texts their content, of media where their numbers lie: they stay there while they are scored."""
+    if isinstance(output, Text):
+        return output.prefilled, output.text
+    tensors = {Image: "pixels", Video: "frames", Audio: "samples"}
+    tensor = getattr(output, tensors[type(output)])  # type: ignore[index]
+    return tensor.data_ptr(), tuple(tensor.shape)

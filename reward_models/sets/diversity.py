@@ -1,0 +1,154 @@
+"""How much a sample differs from the others of its prompt, and how varied a text is in itself.
+
+Alone they reward anything that differs. Blocks read them beside a reward of correctness: ``divided(by='crowding')``
+and ``bonus(by='formula_novelty')`` (docs/algorithms.md).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mmgrpo.types import Output, Prompt, Text
+from reward_models.rules.groups import groups
+from reward_models.rules.tags import texts
+from reward_models.sets.embeddings import LAYOUT, embedded
+
+BUCKETS = 512
+BLEU = (0.02, 0.1, 0.15, 0.25, 0.38)
+"""Weights of 1- to 5-grams in DIVER (arXiv:2509.26209), as released; they sum to .9."""
+BEGINNING = 1000
+"""Characters of a text that are compared, as there."""
+SEARCHED = 8000
+"""Characters of a text in which formulas are looked for."""
+
+
+def bag_of_words(outputs: Sequence[Output]) -> Tensor:
+    """Square roots of the counts of a text's words and pairs of words, hashed into 512 numbers, [B, 512]: no model, and
+    cosines that are never negative. An encoder of sentences also knows synonyms."""
+    rows = torch.zeros(len(outputs), BUCKETS)
+    for row, output in zip(rows, outputs, strict=True):
+        if not isinstance(output, Text):
+            raise TypeError(f"embed: bag_of_words: got an output of kind {type(output).__name__}, expected Text")
+        words = output.text.casefold().split()
+        for gram in [*words, *map(" ".join, pairwise(words))]:
+            row[zlib.crc32(gram.encode()) % BUCKETS] += 1
+    return rows.sqrt()
+
+
+def crowding(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
+) -> list[float]:
+    """The sum of an output's cosines with all outputs of its prompt, itself included: 1 for one that is orthogonal to
+    the others, G where all are alike. The divisor of DRA-GRPO (arXiv:2505.09655), which takes jina-embeddings-v2-small.
+
+    (1, 0), (1, 0), (0, 1), (.6, .8): 2.6, 2.6, 1.8, 3. NaN for an output without an embedding.
+    """
+    unit = normalize(embedded(outputs, embed, device, "crowding"), dim=1)
+    values = [math.nan] * len(outputs)
+    for rows in groups(prompts):
+        there = [row for row in rows if bool(unit[row].isfinite().all())]
+        for row, total in zip(there, (unit[there] @ unit[there].T).sum(1).tolist(), strict=True):
+            values[row] = total
+    return values
+
+
+def log_volume(rows: Tensor) -> float:
+    """log det(I + K), K the cosines of the rows: monotone and submodular, so that repetition gains least.
+
+    Orthogonal rows: n log 2. Two equal rows: log 3 = 1.099 in place of 1.386.
+    """
+    unit = normalize(rows.double(), dim=1)
+    return float(torch.logdet(torch.eye(len(rows), dtype=torch.float64) + unit @ unit.T))
+
+
+def coverage(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
+) -> list[float]:
+    """F(all) - F(all others), F = ``log_volume`` of the prompt's outputs: the marginal gain of each, whatever its place
+    (submodular reinforcement learning, arXiv:2307.13372, whose gains are those of the steps of one trajectory, in their
+    order)."""
+    vectors = embedded(outputs, embed, device, "coverage")
+    values = [math.nan] * len(outputs)
+    for rows in groups(prompts):
+        there = [row for row in rows if bool(vectors[row].isfinite().all())]
+        whole = log_volume(vectors[there]) if there else 0.0
+        for row in there:
+            values[row] = whole - log_volume(vectors[[other for other in there if other != row]])
+    return values
+
+
+def bleu(one: Sequence[str], other: Sequence[str]) -> float:
+    """exp(sum_n w_n log p_n) times the brevity penalty, p_n the clipped precision of n-grams plus one in numerator and
+    denominator, so that none is 0 (the smoothing is ours)."""
+    if not one or not other:
+        return 0.0
+    total = 0.0
+    for n, weight in enumerate(BLEU, 1):
+        grams, given = (Counter(zip(*(x[i:] for i in range(n)), strict=False)) for x in (one, other))
+        total += weight * math.log((sum((grams & given).values()) + 1) / (sum(grams.values()) + 1))
+    return math.exp(total + min(0.0, 1 - len(other) / len(one)))
+
+
+def text_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """Mean over the other samples of the prompt of 1 - BLEU-5, taken in both directions (DIVER, arXiv:2509.26209,
+    text), of the first 1,000 characters; 0 for a single sample."""
+    words = [one.text[:BEGINNING].split() for one in texts(outputs, "text_novelty")]
+    values = [0.0] * len(outputs)
+    for rows in groups(prompts):
+        for row in rows:
+            others = [1 - (bleu(words[row], words[j]) + bleu(words[j], words[row])) / 2 for j in rows if j != row]
+            values[row] = sum(others) / len(others) if others else 0.0
+    return values
+
+
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|([\w.^()+*/-]+(?: [+*/-] [\w.^()]+)* ?= ?[^\s=,;]+)",
+    re.DOTALL,
+)
+"""Between dollars or in \\( \\), \\[ \\]; or an equation in running text, whose left side has no other words."""
+
+
+def formulas(text: str) -> frozenset[str]:
+    """The formulas of a text without spaces: what stands between dollars or in \\( \\), and equations of a line."""
+    found = ("".join(next(part for part in match if part).split()) for match in _FORMULA.findall(text[:SEARCHED]))
+    return frozenset(one.rstrip(".,;") for one in found)
+
+
+def formula_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """The share of a sample's formulas that no other sample of the prompt has, 0 without formulas (DIVER,
+    arXiv:2509.26209, equations). {x, y}, {y, z}, {y}: .5, .5, 0."""
+    own = [formulas(one.text) for one in texts(outputs, "formula_novelty")]
+    values = [0.0] * len(outputs)
+    for rows in groups(prompts):
+        for row in rows:
+            rest = frozenset().union(*(own[other] for other in rows if other != row))
+            values[row] = len(own[row] - rest) / len(own[row]) if own[row] else 0.0
+    return values
+
+
+def text_diversity(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """How varied a text is in itself, in [0, 1]: the mean of the share of different words, that of different pairs of
+    words, and 1 - the overlap (Jaccard) of the words of neighbouring sentences.
+
+    Three of the eight measures that MultiRole-R1 (arXiv:2507.20187) averages, with formulas of ours: its appendix was
+    not read. There R = .9 accuracy + .1 diversity, so that diversity never outweighs correctness.
+    """
+    values = []
+    for one in texts(outputs, "text_diversity"):
+        words = re.findall(r"\w+", one.text.casefold())
+        pairs = list(pairwise(words))
+        sentences = [set(re.findall(r"\w+", s)) for s in re.split(r"[.!?\n]+", one.text.casefold())]
+        sentences = [s for s in sentences if s]
+        apart = [1 - len(a & b) / len(a | b) for a, b in pairwise(sentences)]
+        parts = [len(set(words)) / len(words) if words else 0.0, len(set(pairs)) / len(pairs) if pairs else 0.0]
+        values.append((sum(parts) + (sum(apart) / len(apart) if apart else 0.0)) / 3)
+    return values

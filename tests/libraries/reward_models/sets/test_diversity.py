@@ -1,0 +1,87 @@
+"""How much a sample differs from the others of its prompt: worked numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmgrpo.scoring import Scorer, begin_scoring
+from mmgrpo.types import Image, Prompt, Text
+from reward_models.sets import diversity
+from reward_models.sets.diversity import (
+    bag_of_words,
+    bleu,
+    coverage,
+    crowding,
+    formula_novelty,
+    formulas,
+    log_volume,
+    text_diversity,
+    text_novelty,
+)
+
+HERE = "tests.libraries.reward_models.sets.test_diversity"
+VECTORS = {"a": (1.0, 0.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.6, 0.8)}
+CALLS = []
+
+
+def table(outputs):
+    CALLS.append(len(outputs))
+    return torch.tensor([VECTORS.get(one.text, (math.nan, 0.0)) for one in outputs])
+
+
+def of(texts, prompt="0"):
+    return [Prompt("q", prompt)] * len(texts), [Text(text) for text in texts]
+
+
+def test_crowding_sums_cosines_with_the_sample_itself():
+    assert crowding(*of("abcd"), embed=f"{HERE}:table") == pytest.approx([2.6, 2.6, 1.8, 3.0], abs=1e-6)
+    alone = crowding([Prompt("q", "0"), Prompt("q", "1")], [Text("a"), Text("b")], embed=f"{HERE}:table")
+    assert alone == pytest.approx([1.0, 1.0])
+    assert crowding(*of("ax"), embed=f"{HERE}:table") == pytest.approx([1.0, math.nan], nan_ok=True)
+
+
+def test_coverage_is_the_marginal_gain_of_a_submodular_volume():
+    assert log_volume(torch.eye(3)) == pytest.approx(3 * math.log(2))
+    assert log_volume(torch.ones(2, 2)) == pytest.approx(math.log(3))
+    gains = coverage(*of("abc"), embed=f"{HERE}:table")
+    assert gains == pytest.approx([math.log(3 / 2), math.log(3 / 2), math.log(2)])  # a twin adds less
+
+
+def test_embeddings_are_computed_once_for_all_rewards_that_ask():
+    CALLS.clear()
+    options = {"embed": f"{HERE}:table"}
+    scorers = [Scorer(f.__name__, lambda p, o, f=f: f(p, o, **options), trusted=True) for f in (crowding, coverage)]
+    begin_scoring(scorers, *of("abcd"))()
+    assert CALLS == [4]
+
+
+def test_a_bag_of_words_needs_no_model():
+    rows = torch.nn.functional.normalize(bag_of_words([Text(t) for t in ("red ball", "Red  ball", "blue sky")]), dim=1)
+    assert float(rows[0] @ rows[1]) == pytest.approx(1) and float(rows[0] @ rows[2]) == pytest.approx(0)
+    with pytest.raises(TypeError, match="Image.*Text"):
+        bag_of_words([Image(torch.zeros(3, 2, 2))])
+
+
+def test_formulas_that_nobody_else_has():
+    assert formula_novelty(*of(["$x$ $y$", "$y$, $z$.", "$y$", "none"])) == [0.5, 0.5, 0.0, 0.0]
+    assert formulas(r"\(a+b\) and \[ c \] and 2x = 4.") == {"a+b", "c", "2x=4"}
+    assert formula_novelty(*of(["$x$", "$x$"])) == [0.0, 0.0]
+
+
+def test_text_novelty_is_one_minus_the_mean_bleu_of_both_directions():
+    same, other = ["one", "two", "three", "four", "five", "six"], ["a", "b", "c", "d", "e", "f"]
+    assert bleu(same, same) == pytest.approx(1.0)
+    # no n-gram in common: p_n = 1 / (7 - n + 1), n = 1 to 5
+    wanted = math.exp(sum(w * math.log(1 / (8 - n)) for n, w in enumerate(diversity.BLEU, 1)))
+    assert bleu(same, other) == pytest.approx(wanted)
+    assert text_novelty(*of([" ".join(same)])) == [0.0]
+    made = text_novelty(*of([" ".join(same), " ".join(same), " ".join(other)]))
+    assert made == pytest.approx([(1 - wanted) / 2, (1 - wanted) / 2, 1 - wanted])
+
+
+def test_text_diversity_is_one_for_a_text_without_repetition():
+    varied, loop = text_diversity(*of(["one two. three four", "same same. same same"]))
+    assert varied == 1.0 and loop == pytest.approx((1 / 4 + 1 / 3 + 0) / 3)

@@ -1,0 +1,177 @@
+"""Blocks that compare a sample with others of its group: worked numbers, reductions and invariances."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.advantages.select import SELECTORS
+from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.advantages.transform import TRANSFORMS, novelty_reward
+from mmgrpo.config.registry import bind
+from mmgrpo.config.settings import Algorithm
+from mmgrpo.types import Decisions
+
+
+def real(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def group(values, names=("a", "b"), key=None, **more):
+    values = real(values) if isinstance(values[0], list) else real(values)[:, None]
+    key = torch.tensor(key or [0] * len(values))
+    inputs = {"values": values, "raw": values, "names": names[: values.shape[1]], "key": key}
+    return inputs | {"stat": torch.ones(len(values), dtype=torch.bool)} | more
+
+
+def transformed(text, values, **more):
+    return bind(text, TRANSFORMS, "transform")(group(values, **more))
+
+
+def by_log_prob(*numbers):
+    return {"log_probs": real(numbers)[:, None], "decision_mask": torch.ones(len(numbers), 1, dtype=torch.bool)}
+
+
+def near(*numbers):
+    return pytest.approx(numbers, abs=6e-6)
+
+
+def test_right_samples_that_are_likely_earn_less():
+    given = by_log_prob(-2, -0.5, -1.5, -1)
+    assert transformed("unlikely", [1.0, 1, 0, 0], **given)[:, 0].tolist() == [1, 0.8125, 0, 0]
+    assert transformed("unlikely(beta=0)", [1.0, 1, 0, 0], **given)[:, 0].tolist() == [1, 1, 0, 0]
+    shifted = by_log_prob(-20, 10, -15, -1)  # only the order counts
+    assert transformed("unlikely", [1.0, 1, 0, 0], **shifted)[:, 0].tolist() == [1, 0.8125, 0, 0]
+    everyone = transformed("unlikely", [1.0] * 4, **given)[:, 0].tolist()
+    assert everyone == [1, 0.8125, 0.9375, 0.875]  # a group that is always right has spread
+
+
+def test_unlikely_ranks_within_each_group():
+    given = by_log_prob(-2, -1, -3, -9)
+    made = transformed("unlikely(beta=1)", [1.0] * 4, key=[0, 1, 0, 1], **given)[:, 0].tolist()
+    assert made == [0.5, 0.5, 1, 1]
+
+
+def test_short_right_samples_earn_more_and_wrong_ones_minus_one():
+    made = transformed("short_right", [1.0, 1, 0], length=torch.tensor([100, 300, 50]))[:, 0].tolist()
+    assert made == near(1.03599, 0.96526, -1)
+    assert transformed("short_right", [1.0, 0], length=torch.tensor([9, 5]))[:, 0].tolist() == [1, -1]
+    assert transformed("short_right", [1.0, 1], length=torch.tensor([9, 9]))[:, 0].tolist() == [1, 1]
+    gated = transformed("short_right(gate=4000, wrong=0)", [1.0, 1, 0], length=torch.tensor([100, 300, 50]))
+    assert gated[:, 0].tolist() == [1, 1, 0]
+
+
+def test_truncation_is_the_only_penalty_and_follows_the_success_rate():
+    lengths = torch.tensor([10, 30, 10, 30])
+    assert transformed("truncation(longest=20)", [1.0] * 4, length=lengths)[:, 0].tolist() == [1, 0, 1, 0]
+    key = [0, 0, 1, 1]
+    made = transformed("truncation(longest=40, shortest=20)", [1.0, 1, 0, 1], length=lengths, key=key)
+    assert made[:, 0].tolist() == [1, 0, 0, 1]  # 2 of 2 are right: 20; 1 of 2: 40
+
+
+def test_what_others_say_too_counts_less():
+    rows = [[1, 2.6], [1, 2.6], [1, 1.8], [0, 3.0]]
+    assert transformed("divided(by='b')", rows)[:, 0].tolist() == near(0.384615, 0.384615, 0.555556, 0)
+    assert transformed("divided(by='b')", rows)[:, 1].tolist() == [2.6, 2.6, 1.8, 3]
+    alike = transformed("divided(by='b')", [[1, 4.0], [0, 4.0]])[:, 0].tolist()
+    assert alike == [0.25, 0]
+    with pytest.raises(ValueError, match="divided.*negative"):
+        transformed("divided(by='b')", [[-1.0, 2.0]])
+
+
+def test_diversity_is_a_bonus_of_right_samples_only():
+    rows = [[1, 0.9], [1, 0.2], [0, 0.9]]
+    assert transformed("bonus(by='b', cap=0.68)", rows)[:, 0].tolist() == near(1.68, 1.2, 0)
+
+
+def test_a_set_earns_its_mean_reward_times_its_diversity():
+    rows = [[1, 0], [1, 0], [0, 1], [0, 2.0]]
+    made = transformed("set_mean(by='b', size=2)", rows)[:, 0].tolist()
+    assert made == near(0.083333, 0.083333, -0.083333, -0.083333)
+    single = transformed("set_mean(by='b', size=1)", rows)[:, 0].tolist()
+    assert single == [0.5, 0.5, -0.5, -0.5]  # r - mean
+    few = transformed("set_mean(by='b', size=2, most=2)", rows)[:, 0]
+    assert few.isfinite().all()
+
+
+COSINE = real([[1, 0.9, 0.1], [0.9, 1, 0.2], [0.1, 0.2, 1]])
+
+
+def test_gradients_that_no_rewarded_sample_has_count_more():
+    r = real([[1], [1], [-1]])
+    assert novelty_reward(r, COSINE, 1.0, "equation", 3.0)[:, 0].tolist() == near(1.005159, 1, 0)
+    assert novelty_reward(r, COSINE, 1.0, "amplify", 3.0)[:, 0].tolist() == near(1.005159, 1, -2)
+    assert novelty_reward(r, COSINE, 0.0, "equation", 3.0).tolist() == r.tolist()
+    assert novelty_reward(r, torch.eye(3).double(), 1.0, "equation", 3.0).tolist() == r.tolist()  # no spread of novelty
+    feature = torch.linalg.cholesky(COSINE + 1e-9 * torch.eye(3))[:, None]
+    scaled = feature * real([[[2.0]], [[0.5]], [[7.0]]])
+    for given in (feature, scaled):
+        made = transformed("gradient_novelty(coef=1.0)", [1.0, 1, -1], gradient_feature=given)[:, 0].tolist()
+        assert made == pytest.approx([1.00515, 1, 0], abs=2e-5)
+
+
+def shaped(text, advantages, rewards, raw, key=None, names=("a", "b")):
+    values = real(rewards)
+    inputs = group([list(pair) for pair in zip(rewards, raw, strict=True)], names=names, key=key)
+    return bind(text, SHAPES, "shape")({**inputs, "values": values, "advantages": real(advantages)}).tolist()
+
+
+def test_a_majority_is_trusted_by_its_share_and_a_class_by_its_factor():
+    assert shaped("scaled(by='b')", [1, -1], [1, 0], [0.625, math.nan]) == [0.625, -1]
+    classes = shaped("class_factor(by='b')", [0.866, 0.866, -0.866, -0.866], [1, 1, 0, 0], [1.0, 0, 1, 0])
+    assert classes == near(0.433, 0.866, -0.433, -0.866)
+
+
+def test_prompts_are_compared_where_their_samples_agree():
+    key, rewards = [0, 0, 1, 1, 2, 2], [0.0, 0, 0, 1, 1, 1]
+    own = [0.0, 0, -1, 1, 0, 0]
+    agreed = shaped("consistency(by='b')", own, rewards, [0.0] * 6, key)
+    assert agreed == near(-1, -1, 0, 0, 1, 1)  # means 0, .5, 1
+    assert shaped("consistency(by='b')", own, rewards, [9.0] * 6, key) == near(*own)
+    weights = {math.log(4): 0.093289, math.log(8): 0.999991}
+    for entropy, weight in weights.items():
+        made = shaped("consistency(by='b')", [1.0, -1.0], [1, 0], [entropy] * 2)
+        assert made == near(weight, -weight)  # a single prompt has nobody to be compared with
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("policy_filter", [0.757009, 0.233645, 0.009346]),
+        ("policy_filter(rule='max_random')", [2 / 3, 1 / 6, 1 / 6]),
+        ("policy_filter(rule='max_min')", [0.5, 0.5, 0]),
+        ("policy_filter(power=0)", [1 / 3] * 3),
+    ],
+)
+def test_rewards_that_can_be_relied_on_are_drawn_more_often(text, wanted):
+    made = shaped(text, [1.0] * 3, [0.9, -0.5, 0.1], [0.0] * 3)
+    assert [one / 3 for one in made] == near(*wanted)
+
+
+def test_the_first_of_a_group_are_trained_and_groups_of_little_spread_are_not():
+    key, keep = torch.tensor([5, 2, 5, 2, 5]), torch.ones(5, dtype=torch.bool)
+    first = bind("first(count=2)", SELECTORS, "select")({"key": key, "keep": keep})
+    assert first.tolist() == [True, True, True, True, False]
+    wide, narrow = 0.31 / math.sqrt(2), 0.09 / math.sqrt(2)  # of two values +-x the std is x sqrt 2
+    values = real([wide, -wide, narrow, -narrow])
+    given = {"values": values, "key": torch.tensor([0, 0, 1, 1]), "stat": torch.ones(4, dtype=torch.bool)}
+    assert bind("drop_low_std", SELECTORS, "select")(given).tolist() == [True, True, False, False]
+    assert bind("drop_low_std(share=0.4)", SELECTORS, "select")(given).all()
+
+
+def test_a_transform_within_groups_sees_own_scored_rows_of_the_batch():
+    values = torch.tensor([[1.0], [1.0], [1.0], [0.0]])
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    log_probs = torch.tensor([[-2.0], [-1.0], [-0.5], [-0.1]])
+    decisions = Decisions(
+        log_probs, mask, mask, torch.arange(4)[:, None], torch.zeros(4).long(), {"prompt": torch.zeros(4).long()}
+    )
+    valid = torch.tensor([[True], [True], [False], [True]])
+    recipe = AdvantageRecipe.of(Algorithm(transform=["unlikely(beta=0.3)"], scale="none", baseline="none"))
+    made = estimate(values, valid, torch.ones(1), decisions, recipe)
+    assert made.samples.tolist() == pytest.approx([1, 1 - 0.3 / 3, 0, 0])  # the third was not scored
+    assert recipe.records == frozenset()
+    assert AdvantageRecipe.of(Algorithm(transform=["gradient_novelty(coef=1)"])).records == {"gradient_feature"}

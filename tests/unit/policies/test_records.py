@@ -1,0 +1,116 @@
+"""What a token policy records on request, against its own distributions; nothing is recorded unasked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.data.answers import answer_start, reference_text
+from mmgrpo.policies.generation import certainty_of
+from mmgrpo.policies.records import thought_length
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.rewards import scorer
+from mmgrpo.types import Prompt, Request, Text
+from pipelines.vlm.causal_lm import toy
+from tests.building import trainer
+from tests.toys import toy_policy, toy_prompts
+
+WORDS = ["say", "a", "b", "c", "d", "<answer>", "</answer>"]
+PROMPTS = [Prompt("say a", "0", answer="a b"), Prompt("say b", "1", answer="c")]
+
+
+def policy(**options) -> TokenPolicy:
+    return TokenPolicy(toy(WORDS), max_tokens=5, **options)
+
+
+def rolled(*records, group=6):
+    one = policy()
+    return one, one.rollout(Request(PROMPTS, [0, 1], group, 3, records=frozenset(records)))
+
+
+def test_certainty_is_the_mean_logit_below_their_sum():
+    logits = torch.tensor([[2.0, 0.0, 0.0], [5.0, 5.0, 5.0]])
+    assert certainty_of(logits.log_softmax(-1)).tolist() == pytest.approx([1.57288, 1.098612], abs=1e-5)
+    shifted = certainty_of((logits + 7).log_softmax(-1))
+    torch.testing.assert_close(shifted, certainty_of(logits.log_softmax(-1)))
+    never = torch.tensor([[2.0, 0.0, 0.0, -torch.inf]])  # a suppressed token has no logit
+    assert certainty_of(never.log_softmax(-1)).item() == pytest.approx(1.57288, abs=1e-5)
+
+
+def test_nothing_is_recorded_unasked_and_samples_are_the_same():
+    _, plain = rolled()
+    _, more = rolled("certainty", "gradient_feature", "answer_probability", "answer_prior")
+    assert [one.text for one in plain.outputs] == [one.text for one in more.outputs]
+    assert more.decisions.fields.keys() - plain.decisions.fields.keys() == {
+        "certainty", "gradient_feature", "answer_probability", "answer_prior",
+    }  # fmt: skip
+    torch.testing.assert_close(plain.decisions.log_probs, more.decisions.log_probs, rtol=0, atol=0)
+
+
+def distribution(one: TokenPolicy, prompt: str, ids: list[int]) -> torch.Tensor:
+    """Log-probs after the prompt and the ids, by a plain forward pass."""
+    tokens = one.model.spell(prompt)[:-1] + ids
+    logits = one.network(torch.tensor([tokens])).logits[0, -1]
+    logits[sorted(one.model.suppress_tokens)] = -torch.inf
+    return logits.log_softmax(-1)
+
+
+def test_certainty_and_likelihood_against_single_forward_passes():
+    one, made = rolled("certainty", "answer_probability", "answer_prior")
+    fields, opening = made.decisions.fields, one.model.spell("<answer>")[:-1]
+    found = 0
+    for row, (prompt, output) in enumerate(zip(made.prompts, made.outputs, strict=True)):
+        assert isinstance(output, Text)
+        ids = list(output.ids)
+        with torch.no_grad():
+            wanted = [certainty_of(distribution(one, prompt.text, ids[:t])[None]).item() for t in range(len(ids))]
+            assert fields["certainty"][row, : len(ids)].tolist() == pytest.approx(wanted, abs=1e-4)
+            answer = one.model.spell(prompt.answer)[:-1]
+            length = thought_length(ids, one.model.decode)
+            found += length >= 0
+            for name, before in (("answer_probability", ids[: max(length, 0)]), ("answer_prior", opening)):
+                steps = [distribution(one, prompt.text, before + answer[:t])[answer[t]] for t in range(len(answer))]
+                wanted_probability = float(torch.stack(steps).exp().mean())
+                if name == "answer_probability" and length < 0:
+                    wanted_probability = 0.0
+                assert fields[name][row].item() == pytest.approx(wanted_probability, abs=1e-5)
+    assert 0 < found < len(made.outputs)
+
+
+def test_the_gradient_feature_is_that_of_the_log_prob_by_the_head():
+    one, made = rolled("gradient_feature", group=2)
+    feature = made.decisions.fields["gradient_feature"]
+    head = one.network.get_output_embeddings().weight.detach()
+    for row, (prompt, output) in enumerate(zip(made.prompts, made.outputs, strict=True)):
+        ids = list(output.ids)
+        with torch.no_grad():
+            p = torch.stack([distribution(one, prompt.text, ids[:t]).exp() for t in range(len(ids))])
+        wanted = (head[ids] - p @ head).mean(0)
+        torch.testing.assert_close(feature[row, 0], wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [("<think>x</think> <answer>y", 25), ("<answer>no</answer> <answer>y", 28), ("x</think>y", 9), ("x y", -1)],
+)
+def test_the_answer_begins_behind_the_thought(text, start):
+    assert answer_start(text) == start
+
+
+def test_a_row_without_an_answer_has_no_likelihood():
+    assert reference_text([3, "three"], "0", "it") == "3"
+    with pytest.raises(ValueError, match="'7'.*None"):
+        reference_text(None, "7", "it")
+
+
+def certain(prompts, outputs, *, certainty):
+    return certainty.tolist()
+
+
+def test_a_reward_declares_what_it_reads_and_a_policy_that_cannot_is_refused(tmp_path):
+    scorers = [scorer(certain)]
+    run = trainer(policy(), tmp_path / "a", PROMPTS, scorers=scorers, prompts_per_step=2, group_size=4, steps=2)
+    run.run_round()
+    assert run.step == 1
+    with pytest.raises(ValueError, match="certain.*certainty"):
+        trainer(toy_policy(), tmp_path / "b", toy_prompts(2), scorers=scorers)
