@@ -80,7 +80,7 @@ class DenoisingSampling:
     """Denoising steps of a rollout."""
     kernel: Annotated[str, ANY_TEXT] = "flow_sde(a=0.7)"
     """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...); of a diffusion model
-    ddim(eta=...)."""
+    ddim(eta=...), consistency."""
     policy: Annotated[str, one_of("transitions", "matching")] = "transitions"
     """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan) or matching
     (flow-matching errors at sampled noise levels, with rollouts by the ODE; options draws and error)."""

@@ -31,6 +31,16 @@ def clamp(advantages: Values, limit: Annotated[float, UPPER_BOUND] = 5.0) -> Val
 
 
 @block(SHAPES, level="group")
+def group_standardize(
+    advantages: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-8
+) -> Values:
+    """(A - mean) / (std + eps) in the group once more, after several rewards were standardized and summed (CM-GRPO in
+    RAVEN, arXiv:2605.15190); 0 where the std is 0."""
+    std = groups.group_std(advantages, key, stat, ddof)
+    return torch.where(std > 0, (advantages - groups.group_mean(advantages, key, stat)) / (std + eps), 0.0)
+
+
+@block(SHAPES, level="group")
 def drop_outliers(
     advantages: Values, stat: Rows, limit: Annotated[float, UPPER_BOUND] = 3.0, eps: float = 1e-8
 ) -> Values:

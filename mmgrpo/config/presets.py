@@ -609,6 +609,16 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
+    # CM-GRPO in RAVEN, arXiv:2605.15190, for few-step models: kernel cps(a=1.0, scaled=True), or consistency of a
+    # diffusion process; plan every_step(train=1) with plan_per=prompt. REINFORCE without ratio and clip; each reward
+    # standardized in the group, their sum again, advantages clipped at 5, no KL. Eps and ddof of both were not found.
+    "cm_grpo": for_gaussian(
+        "REINFORCE on one drawn step of a few-step model, whose consistency step is a Gaussian itself.",
+        combine="per_reward",
+        scale="group_std(ddof=1, eps=1e-8)",
+        shape=["group_standardize(ddof=1, eps=1e-8)", "clamp(limit=5)"],
+        objective="policy_gradient",
+    ),
     # arXiv:2605.15980 (sampling.plan_per=prompt): one stochastic step per prompt, drawn from the first half, kernel
     # flow_sde_wan, clip 1e-3, advantage clip 5, batch std, no KL; weights over the mean of the step as in its code.
     "flash_grpo": for_gaussian(

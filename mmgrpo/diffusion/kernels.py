@@ -243,22 +243,39 @@ def ddim(
     leaves e as it was. DDIM, arXiv:2010.02502, eq. 12 and 16; as a policy: DDPO, arXiv:2305.13301.
     """
     now, then = at(x, step, grid, "diffusion")
-    x, output = x.to(now.dtype), output.to(now.dtype)
-    signal, spread = now.sqrt(), (1 - now).sqrt()
-    if prediction == "epsilon":
-        clean, noise = (x - spread * output) / signal, output
-    elif prediction == "v":
-        clean, noise = signal * x - spread * output, signal * output + spread * x
-    elif prediction == "sample":
-        clean, noise = output, (x - signal * output) / spread
-    else:
-        raise ValueError(f"ddim: got a network that predicts '{prediction}', expected epsilon, v or sample")
+    clean, noise = diffusion_estimates(x, output, now, prediction)
     std = eta * ((1 - then) / (1 - now) * (1 - now / then)).sqrt()
     direction = (1 - then - std.square()).clamp(min=0).sqrt()
     return Transition(then.sqrt() * clean.clamp(-clip, clip) + direction * noise, std)
 
 
-DIFFUSION_KERNELS = ("ddim",)
+@block(KERNELS)
+def consistency(x: Latent, output: Latent, step: Step, grid: Grid, prediction: str) -> Transition:
+    """A step of a consistency model of a diffusion process: the clean estimate with fresh noise.
+
+    ``mean = sqrt(abar') x0``, ``std = sqrt(1 - abar')``; multistep sampling of LCM (arXiv:2310.04378), whose c_skip is
+    below 1e-7 from timestep 160 on and left out, of TCD with gamma 1, and of models distilled to few steps that way
+    (SDXL Turbo). Of flows it is ``cps(a=1.0, scaled=True)``.
+    """
+    now, then = at(x, step, grid, "diffusion")
+    clean, _ = diffusion_estimates(x, output, now, prediction)
+    return Transition(then.sqrt() * clean, (1 - then).sqrt())
+
+
+def diffusion_estimates(x: Latent, output: Latent, now: Level, prediction: str) -> tuple[Latent, Latent]:
+    """Clean sample and noise that a prediction of a diffusion process implies at abar."""
+    x, output = x.to(now.dtype), output.to(now.dtype)
+    signal, spread = now.sqrt(), (1 - now).sqrt()
+    if prediction == "epsilon":
+        return (x - spread * output) / signal, output
+    if prediction == "v":
+        return signal * x - spread * output, signal * output + spread * x
+    if prediction == "sample":
+        return output, (x - signal * output) / spread
+    raise ValueError(f"ddim: got a network that predicts '{prediction}', expected epsilon, v or sample")
+
+
+DIFFUSION_KERNELS = ("ddim", "consistency")
 """Kernels of a diffusion process; all others are a flow's."""
 
 DRAWN_KERNELS = ("drawn_velocity",)
@@ -371,7 +388,7 @@ def at(x: Latent, step: Step, grid: Grid, process: str) -> tuple[Level, Level]:
         raise ValueError(
             f"got a noise grid of a {grid.process} process, this kernel or solver expected one of a {process} "
             "process; flows take the kernels flow_sde, flow_sde_wan, dance, cps, flow_ddim, flow_ddim_damped and "
-            "edm_churn and the solvers euler and dpmpp_2m, diffusion models take ddim"
+            "edm_churn and the solvers euler and dpmpp_2m, diffusion models take ddim and consistency"
         )
     levels = grid.levels.to(torch.promote_types(x.dtype, grid.levels.dtype))
     return like(levels[step], x), like(levels[step + 1], x)

@@ -33,10 +33,26 @@ Planner: TypeAlias = Callable[[int, int, int, torch.Generator], list[Plan]]
 
 @block(PLANS)
 def every_step(
-    steps: int, group_size: int, round: int, generator: torch.Generator, shared_noise: bool = False, skip: int = 0
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    shared_noise: bool = False,
+    skip: int = 0,
+    train: int = 0,
 ) -> list[Plan]:
-    """Draw noise in and train all steps but the last (Flow-GRPO, arXiv:2505.05470), and but the first ``skip``."""
-    return [spread(steps, range(skip, steps - 1), group_size, shared_noise)]
+    """Draw noise in and train all steps but the last (Flow-GRPO, arXiv:2505.05470), and but the first ``skip``.
+
+    ``train`` > 0 trains only so many of them, drawn at random; one in CM-GRPO (RAVEN, arXiv:2605.15190).
+    """
+    plan = spread(steps, range(skip, steps - 1), group_size, shared_noise)
+    if not train:
+        return [plan]
+    drawing = steps - 1 - skip
+    if train > drawing:
+        raise ValueError(f"every_step: train: got {train}, expected at most the {drawing} steps that draw noise")
+    chosen = {skip + place for place in torch.randperm(drawing, generator=generator)[:train].tolist()}
+    return [replace(plan, trained=tuple(step in chosen for step in range(steps)))]
 
 
 @block(PLANS)

@@ -186,7 +186,11 @@ def ddim_grid(
         times = torch.linspace(train - 1, 0, steps, dtype=torch.float64).round().long()
     else:
         raise ValueError(f"ddim_grid: got spacing '{spacing}', expected 'leading', 'trailing' or 'linspace'")
-    times = times.clamp(0, train - 1)
+    return diffusion_grid(alphas_cumprod, times.clamp(0, train - 1), clean_end)
+
+
+def diffusion_grid(alphas_cumprod: Float[Tensor, " train"], times: Int[Tensor, " T"], clean_end: bool) -> Grid:
+    """Falling integer timesteps and their cumulative alphas; the final level is the first of all, or exactly 1."""
     final = torch.ones(1) if clean_end else alphas_cumprod[:1]
     levels = torch.cat([alphas_cumprod.cpu()[times], final.to("cpu", alphas_cumprod.dtype)]).float()
     return Grid(levels, times, "diffusion", float(levels[1]))

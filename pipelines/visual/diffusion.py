@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mmgrpo.diffusion.schedules import Grid, ddim_grid
+from mmgrpo.diffusion.schedules import Grid, ddim_grid, diffusion_grid
 from pipelines.lora import lora_weights
 from pipelines.pretrained import locate, read_network, read_pipeline, reading
 from pipelines.training import Training, freeze, make_trainable
@@ -33,7 +33,7 @@ PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
 """``prediction_type`` of a scheduler to ``DenoisingModel.prediction``."""
 
 DISTILLED = ("LCMScheduler", "TCDScheduler")
-"""Schedulers of consistency models, which choose among the timesteps of their distillation."""
+"""Schedulers of consistency models, which choose among the ``original_inference_steps`` of their distillation."""
 
 MULTIPLE = 8
 """Height and width in pixels that the pipelines accept are multiples of it."""
@@ -54,12 +54,18 @@ class UnetArchitecture(Architecture):
 class DiffusionModel(FlowModel):
     """A UNet as the model of a denoising policy; ``scheduler`` is a ``DDIMScheduler``."""
 
+    original_steps: int = 0
+    """Timesteps of its distillation, of which a consistency model takes some; 0 for any other model."""
+
     def grid(self, steps: int) -> Grid:
         """Timesteps and levels of ``steps`` steps of DDIM; ``levels`` has no other choice.
 
         Raises ValueError for levels that begin at pure noise (rescaled betas) with a network that predicts the noise.
         """
         config = self.scheduler.config
+        if self.original_steps:
+            times = consistency_times(config.num_train_timesteps, self.original_steps, steps)
+            return diffusion_grid(self.scheduler.alphas_cumprod, times, config.set_alpha_to_one)
         grid = ddim_grid(
             self.scheduler.alphas_cumprod,
             steps,
@@ -121,6 +127,7 @@ def load_unet(
         guidance=float(options.guidance),
         prediction=prediction,
         sized=sized,
+        original_steps=original_steps(pipeline.scheduler),
     )
 
 
@@ -139,6 +146,25 @@ def refuse_other_inputs(source: str, config: Any, channels: int) -> None:
         )
 
 
+def original_steps(scheduler: Any) -> int:
+    """The number of timesteps with which a consistency model was distilled; 0 for a scheduler of other models."""
+    return scheduler.config.original_inference_steps if type(scheduler).__name__ in DISTILLED else 0
+
+
+def consistency_times(train: int, original: int, steps: int) -> torch.Tensor:
+    """``steps`` of the ``original`` timesteps of a distillation, from the last one on: LCM's choice.
+
+    Of 1000 and 50: 999, 979, ..., 19, of which 4 steps take 999, 759, 499 and 259.
+    """
+    if not 1 <= steps <= original:
+        raise ValueError(
+            f"sampling.steps: got {steps}, expected 1 to {original}, the original_inference_steps of the checkpoint's "
+            "scheduler, with which it was distilled"
+        )
+    falling = torch.arange(original, 0, -1) * (train // original) - 1
+    return falling[torch.linspace(0, original, steps + 1, dtype=torch.float64)[:-1].floor().long()]
+
+
 def ddim_scheduler(source: str, scheduler: Any) -> tuple[Any, str]:
     """The ``DDIMScheduler`` of a checkpoint's scheduler, and what its network predicts.
 
@@ -153,12 +179,6 @@ def ddim_scheduler(source: str, scheduler: Any) -> tuple[Any, str]:
         raise ValueError(
             f"{place}: got a {type(scheduler).__name__} of a flow or without betas, expected the scheduler of a "
             "denoising diffusion model (DDIM, DDPM, PNDM, Euler, DPM-Solver, ...)"
-        )
-    if type(scheduler).__name__ in DISTILLED:
-        raise ValueError(
-            f"{place}: got {type(scheduler).__name__}, expected the scheduler of the model that this one was "
-            "distilled from (DDIM, PNDM, Euler, ...): its few timesteps are not those of DDIM, by which transitions "
-            "are drawn here"
         )
     if config["prediction_type"] not in PREDICTIONS:
         raise ValueError(

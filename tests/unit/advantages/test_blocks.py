@@ -362,6 +362,10 @@ def test_drop_outliers_zeroes_what_lies_beyond_three_standard_deviations():
 
 
 def test_sign_weights_treat_right_and_wrong_answers_differently():
+    # Sums of two standardized rewards, 2, 0, 0, -2: std 1.63299; a group of equal sums has none.
+    twice = [2.0, 0.0, 0.0, -2.0, 0.7, 0.7, 0.7, 0.7]
+    wanted = near(1.2247449, 0, 0, -1.2247449, 0, 0, 0, 0)
+    assert shaped("group_standardize(ddof=1, eps=0)", twice, batch(A, B)) == wanted
     assert shaped("sign_weights(positive=0.1, negative=1)", [1, -1, 0.5, 0], batch(A)) == near(0.1, -1, 0.05, 0)
 
 

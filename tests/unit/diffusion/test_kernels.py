@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.diffusion.kernels import (
+    DIFFUSION_KERNELS,
     DRAWN_KERNELS,
     KERNELS,
     dance,
@@ -243,10 +244,33 @@ def test_entries_at_different_steps_do_not_mix(text):
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_every_kernel_of_the_table_runs_with_its_defaults(name):
-    process = "diffusion" if name == "ddim" else "flow"
+    process = "diffusion" if name in DIFFUSION_KERNELS else "flow"
     grid = fine_ddim_grid(5) if process == "diffusion" else flow_grid(5)
     stds = noise_table(kernel(name, "epsilon"), grid, 2 if name in DRAWN_KERNELS else 1)
     assert stds.shape == (5,) and bool((stds[1:-1] > 0).all()) and bool(stds.isfinite().all())
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v", "sample"])
+def test_a_consistency_step_keeps_nothing_of_the_noise(prediction):
+    """abar .5 to .7: sqrt(.7) x0 and std sqrt(.3), where x0 of the three predictions is as in ddim's numbers."""
+    grid = Grid(real(0.5, 0.7), torch.tensor([10]), "diffusion", 0.7)
+    transition = kernel("consistency", prediction)(real(1)[:, None], real(0.4)[:, None], torch.tensor([0]), grid)
+    clean = {"epsilon": math.sqrt(2) - 0.4, "v": math.sqrt(0.5) * 0.6, "sample": 0.4}[prediction]
+    assert transition.mean.item() == pytest.approx(math.sqrt(0.7) * clean, abs=1e-12)
+    assert transition.std.item() == pytest.approx(math.sqrt(0.3), abs=1e-12)
+
+
+def test_a_consistency_step_of_a_flow_is_cps_with_all_of_its_noise():
+    # mean = .4 * .6, x' = .24 + .6 * .3, log-prob = -.045 - ln .6 - ln(2 pi) / 2; d log-prob / d v = .3 * (-.32) / .6
+    x, output, step, grid = worked()
+    output.requires_grad_()
+    transition = kernel("cps(a=1.0, scaled=True)")(x, output, step, grid)
+    sample = transition.sample(real(0.3)[:, None])
+    log_prob = transition.log_prob(sample)
+    (slope,) = torch.autograd.grad(log_prob.sum(), output)
+    got = [transition.mean.item(), transition.std.item(), sample.item(), log_prob.item(), slope.item()]
+    assert got == pytest.approx([0.24, 0.6, 0.42, -0.45311291, -0.16], abs=1e-8)
+    assert -1.5 * slope.item() == pytest.approx(0.24)  # of -A log p with A = 1.5
 
 
 def test_damped_noise_leaves_out_the_first_step_and_the_last():

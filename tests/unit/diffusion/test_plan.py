@@ -58,6 +58,15 @@ def test_the_tree_of_branch_grpo_has_218_edges_and_203_evaluations():
     assert plan.training_evaluations == 203 - 16
 
 
+def test_every_step_may_leave_out_the_first_and_train_a_drawn_few():
+    plan = one("every_step(skip=1, train=2)", steps=10, group_size=4)
+    assert where(plan.stochastic) == [*range(1, 9)] and len(where(plan.trained)) == 2
+    drawn = {step for seed in range(60) for step in where(one("every_step(train=1)", 5, 4, seed=seed).trained)}
+    assert drawn == {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="train.*5.*4"):
+        one("every_step(train=5)", 5)
+
+
 def test_flow_grpo_trains_every_step_of_every_row():
     plan = one("every_step", steps=10, group_size=24)
     assert plan.roots == 24 and plan.branches == (1,) * 10
