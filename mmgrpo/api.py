@@ -344,6 +344,7 @@ def shard_networks(config: Config, owner: Family | None, policy: Policy, acceler
         networks,
         owner.blocks,
         mesh_of(accelerator.device.type, config.distributed.replicate),
-        in_step=owner.in_step,
+        # Plans of single prompts differ in their numbers of calls.
+        in_step=owner.in_step and getattr(config.sampling, "plan_per", "round") == "round",
         compute=getattr(torch, getattr(config.model, "dtype", "float32")),
     )

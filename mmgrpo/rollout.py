@@ -104,23 +104,23 @@ def sample_round(
     while draw is not None:
         shares = draw.parts(accelerator.num_processes, settings.prompts_at_once)
         begun: list[tuple[Rollout, Callable[[], tuple[Decisions, RewardScores]]]] = []
-        for places_of_part in shares[accelerator.process_index]:
-            request = Request(
-                prompts=[prompts[draw.indices[place]] for place in places_of_part],
-                slots=[draw.slots[place] for place in places_of_part],
-                group_size=draw.counts[places_of_part[0]],
-                seed=derive(seed, "round", number),
-                round=number,
-                sampling=settings.sampling,
-                records=recipe.records.union(settings.records, *(scorer.records for scorer in scorers)),
-            )
-            started = time.perf_counter()
-            with whole_weights(policy.network):
+        with whole_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
+            for places_of_part in shares[accelerator.process_index]:
+                request = Request(
+                    prompts=[prompts[draw.indices[place]] for place in places_of_part],
+                    slots=[draw.slots[place] for place in places_of_part],
+                    group_size=draw.counts[places_of_part[0]],
+                    seed=derive(seed, "round", number),
+                    round=number,
+                    sampling=settings.sampling,
+                    records=recipe.records.union(settings.records, *(scorer.records for scorer in scorers)),
+                )
+                started = time.perf_counter()
                 rollout = draw.numbered(policy.rollout(request), request, places_of_part)
                 greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
-            weights = torch.tensor(now.values * (1 + len(rollout.previews)), device=accelerator.device)
-            begun.append((rollout, begin_rollout(scorers, recipe, request, rollout, greedy, weights)))
-            seconds["rollout"] += time.perf_counter() - started
+                weights = torch.tensor(now.values * (1 + len(rollout.previews)), device=accelerator.device)
+                begun.append((rollout, begin_rollout(scorers, recipe, request, rollout, greedy, weights)))
+                seconds["rollout"] += time.perf_counter() - started
         for part in range(max(map(len, shares))):
             if part < len(begun):
                 started = time.perf_counter()

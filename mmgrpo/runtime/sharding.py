@@ -160,7 +160,7 @@ def anywhere(flags: Sequence[bool], network: nn.Module) -> list[bool]:
         return list(flags)
     from torch.distributed.fsdp import FSDPModule
 
-    if not isinstance(network, FSDPModule):
+    if not isinstance(network, FSDPModule) or not is_shard(next(network.parameters())):
         return list(flags)
     device = local(next(network.parameters())).device
     return [bool(one) for one in _reduced([int(one) for one in flags], device, torch.distributed.ReduceOp.MAX)]
@@ -170,7 +170,7 @@ def in_step(network: nn.Module, parts: Iterable[Part], spare: Callable[[], Part]
     """The parts of this process, and whether each counts. Where the network gathers its blocks call by call, processes
     with fewer parts than another compute one of ``spare()``, which does not count, as often as is missing."""
     sharding = SHARDED.get(network)
-    if sharding is None or not sharding.in_step:
+    if sharding is None or not sharding.in_step or not is_shard(next(network.parameters())):
         yield from ((part, True) for part in parts)
         return
     own, device = list(parts), local(next(network.parameters())).device
@@ -180,22 +180,21 @@ def in_step(network: nn.Module, parts: Iterable[Part], spare: Callable[[], Part]
 
 
 @contextmanager
-def whole_weights(network: nn.Module) -> Iterator[None]:
+def whole_weights(network: nn.Module, uneven: bool = False) -> Iterator[None]:
     """A ``with`` block in which the weights of a network and of its copies are whole on every process, so that it may
     be called in any way and any number of times; afterwards gradients are summed over processes and divided.
 
-    Nothing changes within another such block, and for a network that is not sharded or gathers its blocks call by call.
+    Nothing changes within another such block, for a network that is not sharded, and for one that gathers its blocks
+    call by call, unless its calls are ``uneven``, more on one process than on another; equal on all processes.
     The weights must not be replaced inside.
     """
     sharding = SHARDED.get(network)
     trained = {name: one for name, one in network.named_parameters() if one.requires_grad} if sharding else {}
-    if sharding is None or sharding.in_step or not all(map(is_shard, trained.values())):
+    if sharding is None or (sharding.in_step and not uneven) or not all(map(is_shard, trained.values())):
         yield
         return
     for unit in sharding.units:
-        unit.set_reshard_after_forward(False, recurse=False)
-        unit.set_reshard_after_backward(False, recurse=False)
-        unit.set_requires_gradient_sync(False, recurse=False)
+        _free_after_calls(unit, False)
         unit.unshard()
     try:
         yield
@@ -206,7 +205,15 @@ def whole_weights(network: nn.Module) -> Iterator[None]:
                 gradients[name], parameter.grad = parameter.grad, None
         for unit in sharding.units:
             unit.reshard()
+            _free_after_calls(unit, True)
         _add_sums(trained, gradients)
+
+
+def _free_after_calls(unit: Any, free: bool) -> None:
+    """Whether a unit divides its weights and gradients after each call of it."""
+    unit.set_reshard_after_forward(free, recurse=False)
+    unit.set_reshard_after_backward(free, recurse=False)
+    unit.set_requires_gradient_sync(free, recurse=False)
 
 
 @torch.no_grad()

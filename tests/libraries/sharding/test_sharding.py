@@ -23,9 +23,25 @@ from tests.libraries.families.test_battery import ADAPTED
 from tests.unit.runtime.ports import meeting_port
 
 CASES = [
-    *("sd3:full", "sd3:reference", "sd3:lora-reference", "sd3:checkpointed", "sd3:half", "sd3:networks"),
+    *(
+        "sd3:full",
+        "sd3:reference",
+        "sd3:lora-reference",
+        "sd3:checkpointed",
+        "sd3:half",
+        "sd3:networks",
+        "sd3:uneven",
+        "sd3:planned",
+    ),
     *("wan:full", "wan:experts", "stable_diffusion:full"),
-    *("qwen_vl:lora", "qwen_vl:tokens-reference", "qwen_vl:coupled", "qwen_vl:tokens-networks", "whisper:full"),
+    *(
+        "qwen_vl:lora",
+        "qwen_vl:tokens-reference",
+        "qwen_vl:coupled",
+        "qwen_vl:tokens-networks",
+        "qwen_vl:uneven",
+        "whisper:full",
+    ),
 ]
 BATTERY = [
     f"{name}:{'lora' if name in ADAPTED else 'full'}" for name, one in families().items() if isinstance(one, Blocks)
@@ -121,6 +137,7 @@ def test_two_processes_that_divide_a_model_train_it_like_one(case, runs):
     # In bf16 blocks are gathered rounded, norms included, which autocast leaves in fp32.
     assert_close(one, two, case, 1e-3 if case.endswith("half") else 1e-6)
     for line in (two / case.replace(":", "-") / "metrics.jsonl").read_text().splitlines():
+        assert json.loads(line)["grad_norm"] > 1e-3
         assert json.loads(line)["ratio/first_minus_one"] < (0.05 if case.endswith("half") else 1e-5)
     evaluations = [
         json.loads((folder / case.replace(":", "-") / "evaluations" / "after.json").read_text())["values"]["measured"]

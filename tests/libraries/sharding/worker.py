@@ -47,19 +47,24 @@ VARIANTS: dict[str, Variant] = {
     "experts": {"model": {"lora_rank": 2}, "path": lambda: tiny_checkpoint(wan_tiny.tiny, version="2.2-14B")},
     "networks": {"algorithm": {"terms": ["kl_velocity(coef=0.1)"], "networks": [MOVING]}},
     "tokens-networks": {"algorithm": {"terms": ["kl_k3(coef=0.1)"], "networks": [MOVING]}},
+    "uneven": {
+        "algorithm": {"sampler": ["knapsack(known=4, most=9)"], "trackers": ["window"]},
+        "optim": {"updates": 1},
+    },
+    "planned": {"sampling": {"plan_per": "prompt", "plan": "random_window(size=1, before=1.0)"}},
     "half": {"model": {"dtype": "bfloat16"}},
 }
 
 
 def measured(prompts: list[Prompt], outputs: list[Output]) -> list[float]:
-    """A smooth reward of any output."""
+    """A smooth reward of an image, video or audio; 0 or 1 for a text."""
     values = []
     for output in outputs:
         if isinstance(output, Text):
-            values.append(float(sum((place + 1) * one for place, one in enumerate(output.ids)) % 7))
+            values.append(float(sum((place + 1) * one for place, one in enumerate(output.ids)) % 7 > 3))
         else:
             first = next(iter(vars(output).values()))
-            values.append(10 * float(first.mean()))
+            values.append(10 * float(first.mean()) % 1)
     return values
 
 
@@ -79,7 +84,7 @@ def config_of(case: str, folder: Path, mode: str, replicate: int) -> Config:
         groups_kept=0,
         trackers=[],
         model=replace(config.model, **options),
-        sampling=replace(config.sampling, **example.sampling),
+        sampling=replace(config.sampling, **{**example.sampling, **given.get("sampling", {})}),
         data=replace(config.data, prompts_per_step=4, group_size=4),
         optim=replace(config.optim, **settings),
         eval=replace(config.eval, every=2, batch_size=4),
