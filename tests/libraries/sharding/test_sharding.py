@@ -194,4 +194,6 @@ def test_a_shard_that_is_not_finite_is_seen_by_all(runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BATTERY)
 def test_every_family_is_divided(case, runs):
-    assert_close(runs.start("all one", 1, BATTERY), runs.start("all two", 2, BATTERY), case, 2e-6)
+    part = BATTERY.index(case) // 7  # of one process, which keeps all its models
+    some = BATTERY[7 * part : 7 * part + 7]
+    assert_close(runs.start(f"all-one-{part}", 1, some), runs.start(f"all-two-{part}", 2, some), case, 2e-6)

@@ -1,0 +1,70 @@
+"""Runs of several processes from one command, and jobs of SLURM."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from mmgrpo.cli import launch, train
+from mmgrpo.cli.options import words
+from tests import ROOT
+from tests.journeys.cli.running import environment
+
+SCRIPTS = sorted((ROOT / "scripts" / "launch").glob("*.sh"))
+
+
+def test_a_job_begins_a_run_or_goes_on(capsys):
+    launch.main(["--slurm", "--nodes", "4", "--processes", "8", "--setup", "source x", "--", "--name", "a b"])
+    text = capsys.readouterr().out
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=True).returncode == 0
+    for line in ("#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --time=1440", "source x"):
+        assert line in text.splitlines()
+    assert "--nnodes 4 --nproc_per_node 8" in text and "mmgrpo.cli.train --name 'a b' --resume" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--slurm", "--processes", "8", "--", "--steps", "3"], "--name"),
+        (["--slurm", "--", "--name", "x"], "--processes"),
+        (["--nodes", "2", "--", "--name", "x"], "--nodes.*2"),
+        (["--processes", "2"], "mmgrpo train"),
+    ],
+)
+def test_what_could_not_go_on_is_refused(arguments, setting):
+    with pytest.raises(ValueError, match=setting):
+        launch.main(arguments)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_the_launch_files_name_settings_that_exist(script, tmp_path):
+    """What they would start is read as ``mmgrpo train`` reads it."""
+    given = ["--data.train", str(tmp_path / "rows.txt"), "--rewards", "jpeg_compressibility"]
+    stub = tmp_path / "mmgrpo"
+    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    command = ["bash", str(script), str(tmp_path), *given]
+    printed = subprocess.run(
+        command, env={**environment(), "PATH": f"{tmp_path}:/usr/bin:/bin"}, text=True, capture_output=True, check=True
+    )
+    line = printed.stdout.splitlines()
+    run = line[line.index("--") + 1 :] if "--" in line else line[1:]
+    assert "the run:" in train.arithmetic(train.read(words(run), ""))
+
+
+@pytest.mark.slow
+def test_two_processes_divide_the_embedded_model(tmp_path):
+    run = shlex.split(
+        f"--steps 1 --name two --output-dir {tmp_path} --data.prompts-per-step 2 --data.group-size 2 --eval.prompts 2 "
+        "--model.device cpu --distributed.shard full --threads 1"
+    )
+    command = [sys.executable, "-m", "mmgrpo.cli.launch", "--processes", "2", "--", *run]
+    ended = subprocess.run(command, env=environment(), cwd=ROOT, text=True, capture_output=True, timeout=600)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    assert json.loads((tmp_path / "two" / "summary.json").read_text())["steps"] == 1
+    assert re.search(r"shard: full", (tmp_path / "two" / "config.yaml").read_text())
