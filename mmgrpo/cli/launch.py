@@ -3,8 +3,8 @@
     mmgrpo launch --processes 8 -- --recipe visual/flow_grpo --name flow --distributed.shard full
     mmgrpo launch --slurm --nodes 4 --processes 8 -- --recipe visual/flow_grpo --name flow > flow.sbatch
 
-What follows ``--`` are the options of ``mmgrpo train``. The job that --slurm prints is for sbatch: it begins the run, or
-goes on where it is. Two minutes before its time ends it is told to stop, writes a checkpoint and is queued again.
+What follows ``--`` are the options of ``mmgrpo train``. The job that --slurm prints is for sbatch: it begins the run or
+goes on. Two minutes before its time ends it is told to stop, writes a checkpoint and is queued again.
 """
 
 from __future__ import annotations
@@ -39,12 +39,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start the processes, or print the job."""
-    given = words(arguments)
-    own, run = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
-    args = options(Args, own, __doc__, "mmgrpo launch")
-    run = run[1:] if run[:1] == ["train"] else run
-    if not run:
-        raise ValueError("launch: got no options of 'mmgrpo train', expected them after --, e.g. -- --recipe NAME")
+    args, run = read(words(arguments))
     if args.slurm:
         print(job(args, run), end="")
         return
@@ -57,6 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = torchrun(args.processes or gpus(), run, ["--standalone"])
     print(shlex.join(["torchrun", *command[3:]]), flush=True)
     os.execv(sys.executable, command)
+
+
+def read(given: Sequence[str]) -> tuple[Args, list[str]]:
+    """The options of the command, and those of ``mmgrpo train`` behind ``--``."""
+    place = given.index("--") if "--" in given else len(given)
+    args, run = options(Args, given[:place], __doc__, "mmgrpo launch"), list(given[place + 1 :])
+    if not run:
+        raise ValueError("launch: got no options of 'mmgrpo train', expected them after --, e.g. -- --recipe NAME")
+    return args, run
 
 
 def gpus() -> int:
