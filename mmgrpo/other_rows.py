@@ -21,11 +21,12 @@ from torch import Tensor
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.objectives.origins import Replay
+from mmgrpo.objectives.origins import Replay, Supervision
 from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint
 from mmgrpo.prompts.replay import Buffer, Stored
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, gather_rows, row_counts
+from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import (
     DROPPED,
@@ -202,9 +203,13 @@ class OtherRows:
         """Add the rows of other origins to those of the round; the estimate over all."""
         assert self.loss is not None
         fresh, before = groups_of(rows.rollouts), len(rows.decisions)
-        result = self._hinted(fresh, rows, result, judge, estimated)
-        self._replayed(fresh, rows)
-        self._supervised(rows)
+        asked = (self.loss.hint({}), self.loss.replay({}), self.loss.supervised({}))
+        if asked != (Hint(), Replay(), Supervision()):
+            # Ranks sample and score different numbers of such rows.
+            with whole_weights(self.policy.network, uneven=True):
+                result = self._hinted(fresh, rows, result, judge, estimated)
+                self._replayed(fresh, rows)
+                self._supervised(rows)
         if len(rows.decisions) == before:
             return result
         result = estimated()
