@@ -25,6 +25,7 @@ from accelerate import Accelerator
 from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.reading import build, in_python, refuse_preset
+from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Distributed, Optim, Sections, config_class
 from mmgrpo.evaluation import EvalSettings
@@ -42,6 +43,7 @@ from mmgrpo.runtime.fingerprint import of_inputs
 from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder
 from mmgrpo.runtime.heartbeat import watched
 from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.runtime.optimizers import STEPS
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.sharding import mesh_of, shard
 from mmgrpo.scoring.fitting import checked_by
@@ -282,6 +284,7 @@ def make_trainer(
     sampling = Sampling.of(
         algorithm.sampler, algorithm.trackers
     )  # bound here, so that errors in any block precede the loading of a model
+    bind(config.optim.step, STEPS, "optim.step")
     with checked_by(reward_scorers):
         inputs = start(accelerator)
     unread = ignored(inputs.keys, inputs.rows, rewards, {*recipe.fields, *config.eval.groups}, owner, inputs.policy)

@@ -53,6 +53,7 @@ from mmgrpo.runtime.sharding import whole, whole_state
 from mmgrpo.scheduling import Schedules
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.progress import report
+from mmgrpo.stepping import take_step
 from mmgrpo.tracking import send_evaluation
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients, minibatches, rescored
@@ -343,7 +344,8 @@ class Trainer:
         if trainable and finite:
             if further and gap > RESCORED * range_in_force(self.loss):
                 batch = rescored(self.policy, batch, self.loss, tally, **settings)
-            self.optimizer.step()
+            everything = (self.optimizer, list(self.trained.values()), batch, rows, self.loss, self.optim)
+            take_step(self.policy, *everything, self.accelerator)
             self.moved = True
             refuse_tensors(self.trained, f"the weights after optimizer step {self.step + 1}")
         self.skipped += not trainable

@@ -105,6 +105,9 @@ class Optim:
     optimizer: Annotated[str, one_of(*OPTIMIZERS)] = "adamw"
     """adamw; or of bitsandbytes, where it is installed: adamw_8bit (both averages in 8 bits: 2 bytes a parameter in
     place of 8), paged_adamw and paged_adamw_8bit (in memory that a GPU moves to the CPU where its own is full)."""
+    step: Annotated[str, ANY_TEXT] = "plain"
+    """How a step is taken: plain; sfpo(fast=..., alpha=...), several fast steps, a move back and a slow one (SFPO);
+    natural(delta=...), the constrained natural gradient of TRPO, on which lr, weight_decay and betas have no effect."""
     warmup: Annotated[int, COUNT_OR_ZERO] = 0
     """Optimizer steps of linear warm-up; 0 starts at the peak."""
     decay: Annotated[str, one_of("constant", "linear", "cosine")] = "constant"
