@@ -91,6 +91,10 @@ class LanguageFamily:
                     f"sampling.contrast: got '{contrast}' with sampling.search beam, expected search sample; leave out "
                     "one of them"
                 )
+        if variants := getattr(sampling, "variants", ""):
+            from mmgrpo.policies.changed import VARIANTS
+
+            bind(variants, VARIANTS, "sampling.variants")
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
         if Path(model.path).is_dir():
@@ -165,6 +169,7 @@ class LanguageFamily:
             return with_settings(importlib.import_module(self.module).policy(model, config, device), self, config)
         # Options that only some families offer, and the policy's names of them.
         optional = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
+        optional["variants"] = "variants"
         extra = {optional[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in optional}
         needed = AdvantageRecipe.of(config.algorithm).fields
         policy = TokenPolicy(

@@ -233,6 +233,14 @@ REWARDS: dict[str, RewardEntry] = {
     "cosine_length": RewardEntry(
         "reward_models.rules.lengths:cosine_length", manifest=replace(ANSWER, low=-inf, high=inf)
     ),
+    "budget_length": RewardEntry(
+        "reward_models.rules.lengths:budget_length",
+        manifest=replace(ANSWER, low=-1, high=inf, group=True, source="HBPO, arXiv:2507.15844"),
+    ),
+    "auxiliary": RewardEntry(
+        "reward_models.rules.lengths:auxiliary",
+        manifest=replace(ANSWER, low=-1, group=True, source="GCPO of GeometryZero, arXiv:2506.07160"),
+    ),
     "repetition": RewardEntry("reward_models.rules.lengths:repetition", manifest=LENGTH),
     "key_steps": RewardEntry("reward_models.rules.steps:key_steps", manifest=STEPS),
     "maze_steps": RewardEntry(

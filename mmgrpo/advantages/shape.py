@@ -317,3 +317,24 @@ def policy_filter(
         weight = torch.where(values == high, 0.4, 0.1).to(values.dtype)
     weight = weight + 1e-8
     return advantages * weight * groups.group_count(group, stat) / groups.group_sum(weight, group, stat).clamp(min=1e-8)
+
+
+@block(SHAPES, level="group")
+def budget_offset(
+    advantages: Values,
+    values: Values,
+    key: Key,
+    stat: Rows,
+    variant: Values,
+    beta: Annotated[float, POSITIVE] = 4.0,
+    horizon: Annotated[float, POSITIVE] = 8192.0,
+) -> Values:
+    """A + m - f(b), f(b) = beta cos(pi b / horizon), m the mean reward of the samples of the prompt with the same
+    budget b (``sampling.variants: budgets``), and f(b) the largest that they can have: HBPO (arXiv:2507.15844), whose
+    A is standardized over all budgets of the prompt. 4 and 8192 of its code.
+
+    b = 512 with rewards 3.923 and 0, b = 2560 with 2.222 twice: offsets -1.962, -1.962, 0, 0. Never above 0: a budget
+    that fails is pushed down as a whole.
+    """
+    _, part = torch.unique(torch.stack([key.double(), variant.double()]), dim=1, return_inverse=True)
+    return advantages + groups.group_mean(values, part, stat) - beta * torch.cos(torch.pi * variant / horizon)

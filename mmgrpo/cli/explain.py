@@ -58,7 +58,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
     from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching
-    from mmgrpo.policies.changed import CONTRASTS
+    from mmgrpo.policies.changed import CONTRASTS, VARIANTS
     from mmgrpo.prompts.samplers import SAMPLERS
     from mmgrpo.prompts.trackers import TRACKERS
     from mmgrpo.rewards import entries
@@ -97,6 +97,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "grid": GRIDS,
         "error": flow_matching.ERRORS,
         "contrast": CONTRASTS,
+        "variants": VARIANTS,
         "reward": entries(),
         "task": TASKS,
         "style": STYLES,

@@ -88,6 +88,48 @@ def view(
     return replace(other, meta={**prompt.meta, "contrast": "view"}), max(1, round(fraction * group_size))
 
 
+VARIANTS: dict[str, Block] = {}
+"""Forms of a prompt among which its group is divided; all of them are trained. A block returns the forms, each with its
+number, the field ``variant`` of its samples."""
+
+
+@block(VARIANTS)
+def budgets(
+    prompt: Prompt,
+    *,
+    tokens: Sequence[int],
+    text: str = "I will answer the question with {tokens} tokens.",
+) -> list[tuple[Prompt, float]]:
+    """The question with a budget of each of the ``tokens``, in words after it, which is the number of the form and
+    ``meta.budget`` (HBPO, arXiv:2507.15844: 512, 1024, 2048, 2560; there the sentence opens the thought)."""
+    if not tokens or "{tokens}" not in text:
+        raise ValueError(
+            f"budgets: got tokens {tokens!r} and text {text!r}, expected numbers, and text with {{tokens}}"
+        )
+    return [(_asked(prompt, text.format(tokens=one), budget=one), float(one)) for one in tokens]
+
+
+@block(VARIANTS)
+def instructions(prompt: Prompt, *, texts: Sequence[str]) -> list[tuple[Prompt, float]]:
+    """The question with each of the ``texts`` after it, an empty one for the question as it is; forms are numbered from
+    0, which is ``meta.variant`` too. Samples told to add auxiliary constructions and samples told not to are GCPO's
+    two halves (GeometryZero, arXiv:2506.07160; reward ``auxiliary``)."""
+    if len(texts) < 2:
+        raise ValueError(f"instructions: got texts {texts!r}, expected at least two")
+    return [(_asked(prompt, text, variant=place), float(place)) for place, text in enumerate(texts)]
+
+
+def _asked(prompt: Prompt, text: str, **meta: int) -> Prompt:
+    """The prompt with a sentence at the end of its last user turn."""
+    last = max((place for place, turn in enumerate(prompt.turns) if turn.role == "user"), default=-1)
+    turns = tuple(
+        replace(turn, parts=(*turn.parts, f" {text}")) if text and place == last else turn
+        for place, turn in enumerate(prompt.turns)
+    )
+    whole = f"{prompt.text} {text}" if text else prompt.text
+    return replace(prompt, text=whole, turns=turns, meta={**prompt.meta, **meta})
+
+
 Encode: TypeAlias = Callable[[Sequence[Prompt]], tuple[Context, "Features | None"]]
 """Prompts to what a network reads of them, with the features of frozen media."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmgrpo.config.registry import bind
 from mmgrpo.files import share
-from mmgrpo.policies.changed import CONTRASTS, ChangedPrompts
+from mmgrpo.policies.changed import CONTRASTS, VARIANTS, ChangedPrompts
 from mmgrpo.policies.generation import (
     Completions,
     DecodingState,
@@ -36,7 +37,6 @@ from mmgrpo.policies.generation import (
 from mmgrpo.policies.records import answer_likelihood, gradient_features
 from mmgrpo.policies.token_model import (
     AUTOCAST,
-    STREAMS,
     Context,
     FeatureCache,
     Features,
@@ -93,6 +93,7 @@ class TokenPolicy:
         share_prefix: bool = True,
         sampling_dtype: str = "",
         contrast: str = "",
+        variants: str = "",
         divergence: bool = False,
         logits_chunk_size: int = 4096,
         features_kept: int = 0,
@@ -103,9 +104,9 @@ class TokenPolicy:
         group is the prompt's reference answer. ``sampling_dtype`` (bfloat16, float16) samples faster under autocast;
         the old log-probs are then computed again as training computes them, and those of the sampler are stored for a
         mismatch correction. ``contrast`` names a change of the prompt under which further rows are sampled
-        (``CONTRASTS``). ``divergence`` records how much the members of a group differ at each position, for credits
-        that need it. ``features_kept`` is the number of prompts whose features of frozen media are cached across
-        rounds."""
+        (``CONTRASTS``); ``variants`` forms of it among which its group is divided (``VARIANTS``). ``divergence``
+        records how much the members of a group differ at each position, for credits that need it. ``features_kept`` is
+        the number of prompts whose features of frozen media are cached across rounds."""
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
         if not 0 < top_p <= 1:
@@ -141,6 +142,12 @@ class TokenPolicy:
         self.share_prefix = share_prefix
         self.sampling_dtype = sampling_dtype
         self.contrast = bind(contrast, CONTRASTS, "sampling.contrast") if contrast else None
+        self.variants = bind(variants, VARIANTS, "sampling.variants") if variants else None
+        if variants and (search == "beam" or reference_in_group):
+            raise ValueError(
+                f"sampling.variants: got '{variants}' with sampling.search beam or data.reference_in_group, expected "
+                "samples of the policy alone; leave out one of them"
+            )
         self.logits_chunk_size = logits_chunk_size
         self.feature_cache = FeatureCache(features_kept)
         self.changed_prompts = ChangedPrompts(self._encode)
@@ -149,7 +156,7 @@ class TokenPolicy:
         self.begin_suppressed = torch.tensor(sorted(model.begin_suppress_tokens), dtype=torch.long, device=self.device)
         self.placeholders = torch.tensor(sorted(model.media_tokens), dtype=torch.long, device=self.device)
         self.ends = torch.tensor(sorted(model.end_ids), dtype=torch.long, device=self.device)
-        recorded = {"sampler_log_probs": bool(sampling_dtype), "divergence": divergence}
+        recorded = {"sampler_log_probs": bool(sampling_dtype), "divergence": divergence, "variant": bool(variants)}
         self.fields = frozenset({"truncated", "entropy"} | {name for name, on in recorded.items() if on})
 
     @torch.no_grad()
@@ -166,6 +173,7 @@ class TokenPolicy:
             Query(prompt, slot, count - (forced[place].count if place in forced else 0))
             for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
         ]
+        queries = [form for query in queries for form in self._forms(query)]
         queries += [*self._contrasts(request), *forced.values()]
         certain = "certainty" in request.records
         temperature = request.sampling.get("temperature", self.temperature)
@@ -174,6 +182,9 @@ class TokenPolicy:
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
         if "divergence" in self.fields:
             numbers["divergence"] = completions.divergence
+        if self.variants:
+            forms = [query.variant or 0.0 for query in queries]
+            numbers["variant"] = torch.tensor(forms, device=self.device)[sequences.prompt]
         if certain:
             if completions.certainty is None:
                 raise ValueError("sampling.search: got beam with a reward of the certainty of samples, expected sample")
@@ -324,6 +335,22 @@ class TokenPolicy:
             )
         return found
 
+    def _forms(self, query: Query) -> list[Query]:
+        """The query, or one for each form of its prompt, of equal counts as far as they divide."""
+        if self.variants is None:
+            return [query]
+        forms = self.variants({"prompt": query.prompt})
+        if query.count < len(forms):
+            raise ValueError(
+                f"sampling.variants: got {len(forms)} forms for {query.count} samples of a prompt, expected at least "
+                "one sample of each; raise data.group_size"
+            )
+        counts = [query.count // len(forms) + (place < query.count % len(forms)) for place in range(len(forms))]
+        return [
+            replace(query, prompt=prompt, variant=number, count=count)
+            for (prompt, number), count in zip(forms, counts, strict=True)
+        ]
+
     def _contrasts(self, request: Request) -> list[Query]:
         """The changed prompts, without those that the change does not apply to."""
         if self.contrast is None:
@@ -378,7 +405,7 @@ class TokenPolicy:
                 completions = draw(
                     state.select(prompt) if self.share_prefix else state,
                     next_token,
-                    [(stream(seed, STREAMS[query.origin], query.slot), query.count) for query in queries],
+                    [(stream(seed, *query.stream), query.count) for query in queries],
                     self.ends,
                     max_tokens=max_tokens,
                     greedy=temperature == 0,

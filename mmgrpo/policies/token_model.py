@@ -33,6 +33,14 @@ class Query:
     origin: int = OWN
     forced: tuple[int, ...] = ()
     """Tokens that its completions begin with."""
+    variant: float | None = None
+    """The number of the form of the prompt, where its group is divided among several."""
+
+    @property
+    def stream(self) -> tuple[str | int, ...]:
+        """The name of its random stream, beyond the seed."""
+        form = () if self.variant is None else ("variant", str(self.variant))
+        return STREAMS[self.origin], self.slot, *form
 
 
 @dataclass(frozen=True)

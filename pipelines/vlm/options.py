@@ -94,7 +94,10 @@ class VlmSampling(TokenSampling):
     """Nucleus of rollouts; below 1 the gradient is biased, since log-probabilities are of the full distribution."""
     contrast: Annotated[str, ANY_TEXT] = ""
     """Additional samples of a modified prompt, scored and compared with but never trained on:
-    shuffled_frames(fraction=0.5) for T-GRPO."""
+    shuffled_frames(fraction=0.5) for T-GRPO; paraphrase, or view(change=...), whose votes label the others."""
+    variants: Annotated[str, ANY_TEXT] = ""
+    """Forms of each prompt among which its group is divided, all of them trained: budgets(tokens=[512, 1024]) (HBPO),
+    instructions(texts=["...", "..."]) (GCPO); empty: the prompt as it is."""
     dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
     """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty: that of
     model.dtype."""

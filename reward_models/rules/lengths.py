@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.tags import texts
+from reward_models.rules.groups import groups
+from reward_models.rules.tags import answer_of, texts
 from reward_models.rules.tasks import task
 
 
@@ -68,3 +69,76 @@ def repetition(prompts: Sequence[Prompt], outputs: Sequence[Output], n: int = 3)
     if n < 1:
         raise ValueError(f"repetition: got n {n}, expected at least 1")
     return [-repeated_fraction(text.text.casefold().split(), n) for text in texts(outputs, "repetition")]
+
+
+def budget_value(tokens: float, beta: float, horizon: float) -> float:
+    """beta cos(pi T / horizon): what a right answer of T tokens is worth."""
+    return beta * math.cos(math.pi * tokens / horizon)
+
+
+def budget_length(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    beta: float = 4.0,
+    horizon: float = 8192.0,
+    right: float = 0.5,
+    tags: bool | str = True,
+) -> list[float]:
+    """min(f(T) - |b - T| / (horizon / 2), f(b)) for a right answer of T tokens under a budget of b (``meta.budget``, of
+    ``sampling.variants: budgets``), f = ``budget_value``; 0 for a wrong one and beyond horizon / 2; -1 without an
+    answer (HBPO, arXiv:2507.15844; 4 and 8192 of its code).
+
+    T = 1000, b = 512: 3.590; T = 400: f(512) = 3.923. An answer is right where the row's own task is at least
+    ``right``.
+    """
+    values = []
+    some = texts(outputs, "budget_length")
+    for prompt, text, value in zip(prompts, some, task(prompts, outputs, tags), strict=True):
+        budget = prompt.meta.get("budget")
+        if not isinstance(budget, int | float):
+            raise ValueError(
+                f"prompt '{prompt.id}': got budget {budget!r}, expected a number; set sampling.variants, e.g. "
+                "budgets(tokens=[512, 1024])"
+            )
+        if math.isnan(value):
+            values.append(value)
+        elif tags is True and not answer_of(text.text):
+            values.append(-1.0)
+        elif value < right or text.tokens > horizon / 2:
+            values.append(0.0)
+        else:
+            shortfall = budget_value(text.tokens, beta, horizon) - abs(budget - text.tokens) / (horizon / 2)
+            values.append(min(shortfall, budget_value(budget, beta, horizon)))
+    return values
+
+
+def auxiliary(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    gap: float,
+    tag: str = "aux",
+    told: int = 1,
+    right: float = 0.5,
+    tags: bool | str = True,
+) -> list[float]:
+    """1, -1 or 0 for samples with a ``<tag>``, and 0 for others: whether samples that were told to add auxiliary
+    constructions (``meta.variant`` is ``told``) are right more often than the prompt's other samples, by more than
+    ``gap``, or less often (GCPO of GeometryZero, arXiv:2506.07160, which states neither its gap nor the weight).
+
+    Told [1, 1, 0, 0] and not told [0, 1, 0, 0] with gap .1: 1 for each construction; with gap .3 none.
+    """
+    values = task(prompts, outputs, tags)
+    marked = [f"<{tag}>" in text.text for text in texts(outputs, "auxiliary")]
+    rewards = [0.0] * len(values)
+    for rows in groups(prompts):
+        sides: tuple[list[float], list[float]] = ([], [])
+        for row in rows:
+            if not math.isnan(values[row]):
+                sides[prompts[row].meta.get("variant") == told].append(float(values[row] >= right))
+        if not sides[0] or not sides[1]:
+            continue
+        difference = sum(sides[1]) / len(sides[1]) - sum(sides[0]) / len(sides[0])
+        sign = (difference > gap) - (difference < -gap)
+        for row in rows:
+            rewards[row] = float(sign * marked[row])
+    return rewards
