@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
@@ -149,6 +150,22 @@ def test_prompts_are_compared_where_their_samples_agree():
 def test_rewards_that_can_be_relied_on_are_drawn_more_often(text, wanted):
     made = shaped(text, [1.0] * 3, [0.9, -0.5, 0.1], [0.0] * 3)
     assert [one / 3 for one in made] == near(*wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "rewards", "wanted"),
+    [
+        ("group_mean_shifted", [1.0, 0, 0, 1], [0.6, -0.4, -0.4, 0.6]),
+        ("group_mean_shifted", [1.0, 0, 0, 0], [0.85, -0.15, -0.15, -0.15]),
+        ("group_mean_shifted(delta=0)", [1.0, 0, 0, 1], [0.5, -0.5, -0.5, 0.5]),
+        ("group_log_mean_exp", [1.0, 0, 0, 1], [0.379885, -0.620115, -0.620115, 0.379885]),
+        ("group_log_mean_exp(tau=1e6)", [1.0, 0, 0, 1], [0.5, -0.5, -0.5, 0.5]),
+        ("group_log_mean_exp(tau=1e-3)", [1.0, 0, 0, 1], [0.000693, -0.999307, -0.999307, 0.000693]),
+    ],
+)
+def test_baselines_of_mirror_descent_and_of_asymmetric_reinforce(text, rewards, wanted):
+    inputs = group(rewards) | {"values": real(rewards)}
+    assert (real(rewards) - bind(text, BASELINES, "baseline")(inputs)).tolist() == near(*wanted)
 
 
 def test_the_first_of_a_group_are_trained_and_groups_of_little_spread_are_not():
