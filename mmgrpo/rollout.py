@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -38,7 +39,7 @@ from mmgrpo.randomness import derive
 from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts
 from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
-from mmgrpo.step_rewards import begin_step_rewards
+from mmgrpo.step_rewards import begin_step_rewards, judged
 from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout, select_rows
 from mmgrpo.update import Batch
 
@@ -114,6 +115,7 @@ def sample_round(
                     round=number,
                     sampling=settings.sampling,
                     records=recipe.records.union(settings.records, *(scorer.records for scorer in scorers)),
+                    judge=partial(judged, scorers, now.values),
                 )
                 started = time.perf_counter()
                 rollout = draw.numbered(policy.rollout(request), request, places_of_part)

@@ -18,8 +18,8 @@ from torch import Tensor
 from mmgrpo.advantages.baseline import greedy_values
 from mmgrpo.advantages.groups import Rows
 from mmgrpo.randomness import derive
-from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores
-from mmgrpo.types import Completions, Policy, Prompt, Request, Rollout, select_rows
+from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, score_outputs
+from mmgrpo.types import Completions, Output, Policy, Prompt, Request, Rollout, select_rows
 
 STEP_FIELDS = frozenset({"step_rewards", "step_values"})
 
@@ -51,6 +51,15 @@ def begin_step_rewards(
         return fields, ((scored[before] & scored[after]) | ~there).all(1).to(scores.valid.device)
 
     return finish
+
+
+def judged(
+    scorers: Sequence[Scorer], weights: Sequence[float], prompts: Sequence[Prompt], outputs: Sequence[Output]
+) -> Float[Tensor, "N"]:
+    """The weighted sum of the rewards of outputs; NaN where one of nonzero weight failed, or all abstained."""
+    scores = score_outputs(scorers, prompts, outputs)
+    values, scored = greedy_values(scores, torch.arange(len(outputs)), torch.tensor(list(weights)))
+    return values.masked_fill(~scored, torch.nan)
 
 
 def recalibrated(

@@ -269,6 +269,9 @@ class Request:
     ``sampling["forced_tokens"]`` tokens; empty: none."""
     records: frozenset[str] = frozenset()
     """Names in ``RECORDS`` that the rollout is to have as fields."""
+    judge: Callable[[Sequence[Prompt], Sequence[Output]], Float[Tensor, "N"]] | None = None
+    """The rewards of outputs as one number, NaN where they could not be scored, for policies that prune while they
+    sample; None outside of training."""
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from mmgrpo.config.registry import bind
+from mmgrpo.config.registry import bind, parse
 from mmgrpo.config.settings import Config
 from mmgrpo.family import Arithmetic, Family, families
 from pipelines.factory import with_settings
@@ -36,6 +36,11 @@ def check_decisions(config: Config) -> None:
     recipe, completes = AdvantageRecipe.of(config.algorithm), bool(config.sampling.completion_steps)
     if config.sampling.policy != "matching" and ("step_rewards" in recipe.fields) != completes:
         refuse_step_rewards(recipe, completes)
+    if config.sampling.completion_steps and parse(config.sampling.plan)[0] == "expand_prune":
+        raise ValueError(
+            f"sampling.completion_steps: got {config.sampling.completion_steps} with sampling.plan="
+            f"{config.sampling.plan}, of whose states none are completed; set 0, or choose another plan"
+        )
     if config.sampling.plan_per == "prompt" and (config.sampling.policy == "matching" or not draws_plans(config)):
         raise ValueError(
             f"sampling.plan_per: got prompt, which has no effect with sampling.policy={config.sampling.policy} and "
@@ -83,7 +88,6 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
 
 def refuse_other_process(name: str, process: Process, sampling: DenoisingSampling) -> None:
     """ValueError for what is defined for flows only in a diffusion family, and the other way round."""
-    from mmgrpo.config.registry import parse
     from mmgrpo.diffusion.kernels import DIFFUSION_KERNELS, KERNELS
 
     kernels = [kernel for kernel in KERNELS if (kernel in DIFFUSION_KERNELS) == (process == "diffusion")]
@@ -114,7 +118,7 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
     are 2 with classifier-free guidance, else 1. ``drawn_apart`` are those of a model that draws in place of the policy,
     which then only scores its stochastic steps; 0 for none."""
     from mmgrpo.diffusion.completions import completion_evaluations
-    from mmgrpo.diffusion.planners import PLANS
+    from mmgrpo.diffusion.planners import planner
     from mmgrpo.randomness import stream
 
     data, sampling = config.data, config.sampling
@@ -127,19 +131,11 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
         sampled = drawing * data.group_size * sampling.steps + passes * per_prompt
         decisions, trained = data.prompts_per_step * per_prompt, passes * per_prompt
     else:
-        inputs = {
-            "steps": sampling.steps,
-            "group_size": data.group_size,
-            "round": 0,
-            "generator": stream(config.seed, "arithmetic"),
-        }
-        planner, alike = bind(sampling.plan, PLANS, "sampling.plan"), data.prompts_per_step
-        if sampling.plan_per == "prompt":  # prompts share none
-            drawn, alike = [planner(inputs) for _ in range(alike)], 1
-        else:
-            drawn = [planner(inputs)]
+        drawing, generator, alike = planner(sampling.plan), stream(config.seed, "arithmetic"), data.prompts_per_step
+        times, alike = (alike, 1) if sampling.plan_per == "prompt" else (1, alike)
+        drawn = [drawing(sampling.steps, data.group_size, 0, generator) for _ in range(times)]
         plans = [plan for one in drawn for plan in one]
-        branch_points, samples = len(drawn[0]), alike * sum(plan.rows for plan in plans)
+        branch_points, samples = len(drawn[0]), alike * sum(plan.survivors for plan in plans)
         sampled = alike * (drawn_apart or evaluations) * sum(plan.evaluations for plan in plans)
         if sampling.completion_steps:
             completing = sum(completion_evaluations(plan, sampling.completion_steps) for plan in plans)

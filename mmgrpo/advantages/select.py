@@ -149,6 +149,14 @@ def max_variance(values: Values, key: Key, keep: Rows, *, count: Annotated[int, 
     return selected
 
 
+def most_varied(values: Values, key: Key, count: int) -> Int[Tensor, "_"]:
+    """Places of the rows that ``max_variance`` selects; one that is NaN is worth the mean of its group, so that it is
+    the last to be chosen."""
+    known = ~values.isnan()
+    values = torch.where(known, values, groups.group_mean(values.nan_to_num(), key, known))
+    return max_variance(values, key, torch.ones_like(known), count=count).nonzero()[:, 0]
+
+
 @block(AFTER, level="group")
 def drop_zero_spread(values: Values, key: Key, stat: Rows, least: float = 0.0) -> Rows:
     """Groups whose rewards are not all equal (DAPO's filter, arXiv:2503.14476): the others have no gradient.

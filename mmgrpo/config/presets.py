@@ -609,6 +609,22 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
+    # arXiv:2512.15347 (plan expand_prune): the survivors' mean and std. Clip range, advantage clip and eps are those of
+    # Flow-GRPO, whose KL was not read there and is left out.
+    "pro_grpo": for_gaussian(
+        "Many samples are begun, and those of most varied rewards are drawn to the end and trained.",
+        scale="group_std(ddof=0, eps=1e-4)",
+        shape=["clamp(limit=5)"],
+        objective="ppo(low=1e-4, high=1e-4)",
+    ),
+    # arXiv:2601.00423 and its code (plan one_step_branch(jump=...) or entropy_branch): clip 1e-4, advantage clip 5, no
+    # KL; groups are those of one step.
+    "e_grpo": for_gaussian(
+        "Branches at one step, which spans as many steps of the grid as its entropy needs.",
+        scale="group_std(ddof=1, eps=1e-8)",
+        shape=["clamp(limit=5)"],
+        objective="ppo(low=1e-4, high=1e-4)",
+    ),
     # CM-GRPO in RAVEN, arXiv:2605.15190, for few-step models: kernel cps(a=1.0, scaled=True), or consistency of a
     # diffusion process; plan every_step(train=1) with plan_per=prompt. REINFORCE without ratio and clip; each reward
     # standardized in the group, their sum again, advantages clipped at 5, no KL. Eps and ddof of both were not found.

@@ -50,6 +50,8 @@ class Plan:
     intervals: tuple[int, ...] = (1,)
     """Grid intervals of the deterministic completions after the last stochastic step: 1 is the output
     itself, each further one a preview with fewer steps."""
+    prune: tuple[tuple[int, int], ...] = ()
+    """Pairs (step, count): before this step's transition only ``count`` rows of the group go on."""
 
     def __post_init__(self) -> None:
         steps = len(self.stochastic)
@@ -81,6 +83,17 @@ class Plan:
         if self.intervals[0] != 1 or len(set(self.intervals)) != len(self.intervals):
             self.refuse("needs distinct intervals that begin with 1, the output itself")
 
+        if self.prune:
+            counts = [self.roots, *(count for _, count in self.prune)]
+            if max(self.branches) > 1 or self.fraction < 1 or len(self.intervals) > 1 or self.jump > 1:
+                self.refuse("prunes, which needs rows without splits, fractions, jumps and previews")
+            if sorted({step for step, _ in self.prune}) != [step for step, _ in self.prune]:
+                self.refuse(f"prunes at steps {[step for step, _ in self.prune]}, which need to rise")
+            if not 0 < self.prune[0][0] <= self.prune[-1][0] < self.end:
+                self.refuse(f"prunes outside of steps 1 to {self.end - 1}, after which nothing is drawn")
+            if counts != sorted(set(counts), reverse=True) or counts[-1] < 2:
+                self.refuse(f"prunes from {self.roots} rows to {counts[1:]}, which need to fall and leave 2 at least")
+
     def refuse(self, reason: str) -> None:
         raise ValueError(f"this plan {reason}. {self}")
 
@@ -95,17 +108,30 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows of a group: roots times all branches."""
+        """Rows of a group: roots times all branches. With ``prune`` those at its start."""
         return self.roots * math.prod(self.branches)
+
+    @property
+    def survivors(self) -> int:
+        """Rows of a group that are sampled to the end."""
+        return self.prune[-1][1] if self.prune else self.rows
+
+    def _alive(self, step: int) -> int:
+        """Rows of a group without splits at the transition of a step."""
+        return min((count for at, count in self.prune if at <= step), default=self.roots)
 
     @property
     def forwards(self) -> tuple[int, ...]:
         """Distinct network evaluations at each step; the children of a split share their parent's."""
+        if self.prune:  # the evaluation from which rows are judged is that of their transition
+            return tuple(self._alive(step - 1) for step in range(self.steps))
         return tuple(self.roots * math.prod(self.branches[:step]) for step in range(self.steps))
 
     @property
     def edges(self) -> tuple[int, ...]:
         """Distinct transitions at each step."""
+        if self.prune:
+            return tuple(self._alive(step) for step in range(self.steps))
         return tuple(self.roots * math.prod(self.branches[: step + 1]) for step in range(self.steps))
 
     @property
@@ -117,11 +143,14 @@ class Plan:
     @property
     def stochastic_evaluations(self) -> int:
         """Network evaluations of a group at the stochastic steps, guidance counted once."""
-        return sum(width for width, drawn in zip(self.forwards, self.stochastic, strict=True) if drawn)
+        widths = self.edges if self.prune else self.forwards
+        return sum(width for width, drawn in zip(widths, self.stochastic, strict=True) if drawn)
 
     @property
     def trained_edges(self) -> int:
         """Trained decisions per group."""
+        if self.prune:
+            return self.survivors * sum(self.trained)
         if self.fraction < 1:
             return self.rows * self.trained_per_row
         return sum(width for width, trained in zip(self.edges, self.trained, strict=True) if trained)
@@ -158,6 +187,8 @@ class Plan:
             return nowhere.scatter(1, order[:, : self.trained_per_row], True)
         edges = torch.stack([self.edge(step) for step in range(self.steps)], dim=1)
         first = torch.ones(self.rows, self.steps, dtype=torch.bool)
+        if self.prune:
+            return first & trained
         first[1:] = edges[1:] != edges[:-1]
         return first & trained
 

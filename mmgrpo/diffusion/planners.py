@@ -22,7 +22,9 @@ import torch
 
 from mmgrpo.config.ranges import COUNT, FRACTION, POSITIVE_FRACTION, UPPER_BOUND, one_of, within
 from mmgrpo.config.registry import Block, bind, block
+from mmgrpo.diffusion.kernels import Kernel, kernel, noise_table
 from mmgrpo.diffusion.plan import Plan
+from mmgrpo.diffusion.schedules import Grid, flow_grid
 
 PLANS: dict[str, Block] = {}
 
@@ -178,6 +180,59 @@ def one_step_branch(
 
 
 @block(PLANS)
+def expand_prune(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    at: Annotated[Sequence[int], COUNT] = (5, 7),
+    keep: Annotated[Sequence[int], COUNT] = (24, 12),
+) -> list[Plan]:
+    """``every_step`` of ``group_size`` rows, of which ``keep[i]`` go on from step ``at[i]``.
+
+    Rows are judged by the rewards of their clean estimates, and those of largest variance go on. 48 rows with the
+    defaults are the 10 steps of Pro-GRPO (arXiv:2512.15347), 24 with keep=[16, 12] its Flash.
+    """
+    if len(at) != len(keep) or not at:
+        raise ValueError(
+            f"expand_prune: got at={list(at)} and keep={list(keep)}, expected as many of both, one at least"
+        )
+    return [replace(spread(steps, range(steps - 1), group_size, False), prune=tuple(zip(at, keep, strict=True)))]
+
+
+@block(PLANS)
+def entropy_branch(
+    steps: int,
+    group_size: int,
+    round: int,
+    generator: torch.Generator,
+    entropy: Callable[[int, int], float],
+    first: Annotated[float, POSITIVE_FRACTION] = 0.5,
+    draw: Annotated[str, one_of("one", "all")] = "one",
+    roots: Annotated[int, COUNT] = 1,
+    least: int = 2,
+    most: Annotated[int, COUNT] = 4,
+) -> list[Plan]:
+    """``one_step_branch`` whose step spans as many steps of the grid as give it the entropy of step ``least``.
+
+    The smallest m <= ``most`` with entropy(step, m) >= entropy(least, 1), of the Gaussian from the level at the step to
+    that m steps later. E-GRPO (arXiv:2601.00423) merges consecutive steps of low entropy; its threshold was not found
+    (its released code has lists by hand, which ``one_step_branch(jump=...)`` expresses), so that the rule is ours.
+    """
+    children = children_per_root(group_size, roots)
+    threshold = entropy(least, 1)
+    starts = range(max(1, min(int(steps * first), steps - 1)))
+    starts = starts if draw == "all" else [int(torch.randint(len(starts), (), generator=generator))]
+    plans = []
+    for start in starts:
+        spans = range(1, max(1, min(most, steps - 1 - start)) + 1)
+        jump = next((span for span in spans if entropy(start, span) >= threshold), spans[-1])
+        plan = tree(steps - jump + 1, [start], [start], {start: children}, roots)
+        plans.append(replace(plan, jump=jump))
+    return plans
+
+
+@block(PLANS)
 def branch_tree(
     steps: int,
     group_size: int,
@@ -261,12 +316,24 @@ def window_starts(steps: int, depth: int, r: float) -> torch.Tensor:
     return (1 - r) * r ** torch.arange(count, dtype=torch.float64) / (1 - r**count)
 
 
-def planner(text: str) -> Planner:
-    """The planner of ``name(parameter=value)``."""
-    bound = bind(text, PLANS, "plan")
-    return lambda steps, group_size, round, generator: bound(
-        {"steps": steps, "group_size": group_size, "round": round, "generator": generator}
-    )
+def planner(text: str, entropy: Callable[[int, int], float] | None = None) -> Planner:
+    """The planner of ``name(parameter=value)``; ``entropy`` as in ``step_entropy``, by default of ``flow_sde`` on
+    levels of shift 3."""
+    bound = bind(text, PLANS, "sampling.plan")
+
+    def plans(steps: int, group_size: int, round: int, generator: torch.Generator) -> list[Plan]:
+        known = entropy or (lambda step, span: step_entropy(kernel("flow_sde"), flow_grid(steps), step, span))
+        inputs = {"steps": steps, "group_size": group_size, "round": round, "generator": generator}
+        return bound({**inputs, "entropy": known})
+
+    return plans
+
+
+def step_entropy(kernel: Kernel, grid: Grid, step: int, span: int) -> float:
+    """Entropy per latent dimension, 1/2 ln(2 pi e std^2), of the transition that spans ``span`` steps of a grid."""
+    points = [*range(step + 1), *range(step + span, grid.steps + 1)]
+    std = float(noise_table(kernel, grid.pick(points))[step])
+    return 0.5 * math.log(2 * math.pi * math.e) + math.log(std) if std > 0 else -math.inf
 
 
 def tree(steps: int, stochastic: Iterable[int], trained: Iterable[int], splits: Mapping[int, int], roots: int) -> Plan:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.config.registry import Bound, bind
+from mmgrpo.advantages.select import most_varied
 from mmgrpo.diffusion.completions import OUTPUT, Stage, completed, completion_evaluations, points_to_end
 from mmgrpo.diffusion.kernels import (
     History,
@@ -40,7 +40,7 @@ from mmgrpo.diffusion.kernels import (
 )
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.plan import Plan
-from mmgrpo.diffusion.planners import PLANS
+from mmgrpo.diffusion.planners import planner, step_entropy
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import refuse_noise, refuse_rms
 from mmgrpo.files import share
@@ -149,7 +149,7 @@ class DenoisingPolicy:
         if self.outputs == 2:
             # Its std is another at every entry of the latent, where a term or an aggregation expects one per step.
             self.provides, self.fields = self.provides - {"std", "level"}, frozenset({"dt"})
-        self.planner: Bound = bind(plan, PLANS, "sampling.plan")
+        self.planner = planner(plan, lambda step, span: step_entropy(self.kernel, self.grid, step, span))
         self.plan_per = plan_per
         self.solver = Solver(model, forward_batch_size, self.device)
         self.drawing = Solver(drawing, forward_batch_size, self.device) if drawing else self.solver
@@ -162,9 +162,7 @@ class DenoisingPolicy:
 
     def plans(self, group_size: int, round: int, generator: torch.Generator) -> list[Plan]:
         """The plans that a generator draws for a round."""
-        return self.planner(
-            {"steps": self.grid.steps, "group_size": group_size, "round": round, "generator": generator}
-        )
+        return self.planner(self.grid.steps, group_size, round, generator)
 
     def planned(self, request: Request) -> tuple[list[tuple[int, Plan, list[int]]], int]:
         """The plans of a request, each with its number among a prompt's own and the places of its prompts, and how many
@@ -195,6 +193,10 @@ class DenoisingPolicy:
         """
         planned, count = self.planned(request)
         for _, plan, _ in planned:
+            if plan.prune and self.completion_steps:
+                raise ValueError(
+                    "sampling.completion_steps: got a plan that prunes, of which no states are completed; set 0"
+                )
             grid = plan.grid(self.grid)
             refuse_noise(self.kernel_text, noise_table(self.kernel, grid, self.outputs), plan.stochastic, grid)
         conditioning = self.model.encode(request.prompts)
@@ -209,7 +211,7 @@ class DenoisingPolicy:
             if len(places) < len(request.prompts):
                 own = {"prompts": [request.prompts[i] for i in places], "slots": [request.slots[i] for i in places]}
                 part, encoded = replace(request, **own), conditioning.take(at)
-            walk, log_probs, drawn, end, history = self._walk(part, plan, number, first_row, encoded)
+            walk, log_probs, drawn, end, history, alive = self._walk(part, plan, number, first_row, encoded)
             prompt.append(at[walk.prompt])
             evaluations += len(places) * self._evaluations(plan)
             rows = encoded.take(walk.prompt)
@@ -221,7 +223,7 @@ class DenoisingPolicy:
                 coarse = self.drawing.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse, rows))
             walks.append(walk)
-            made = self._decisions(part, plan, number, count, walk, log_probs, drawn)
+            made = self._decisions(part, plan, number, count, walk, log_probs, drawn, alive)
             decisions.append(replace(made, node=made.node + torch.where(made.decision_mask, index * NODES_PER_WALK, 0)))
         order = torch.cat(prompt)
         latents = refuse_nonfinite(torch.cat(finals), "the sampled latents")
@@ -283,11 +285,14 @@ class DenoisingPolicy:
 
     def _walk(
         self, request: Request, plan: Plan, number: int, first_row: int, conditioning: Any
-    ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], History]:
+    ) -> tuple[
+        Walk, Float[Tensor, "rows T"], Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], History, Int[Tensor, "_"]
+    ]:
         """Sample the trees of all prompts up to the plan's last stochastic step.
 
         Returns the walk, the log-prob of each decision under the policy and under what drew it, the states after that
-        step, and the history from which a tail by ``dpmpp_2m`` continues.
+        step, the history from which a tail by ``dpmpp_2m`` continues, and the rows of the plan that were not pruned,
+        of which all of these are.
 
         ``x`` holds the distinct states of the current step, in the order of the rows that descend from them: with n
         states for ``rows`` leaves, state i belongs to the leaves i * rows / n to (i + 1) * rows / n.
@@ -308,19 +313,25 @@ class DenoisingPolicy:
 
         def per_leaf(values: Tensor) -> Tensor:
             """The value of each leaf's state, from those of the distinct states."""
-            return values.repeat_interleave(rows // len(values))
+            return values.repeat_interleave(len(alive) // len(values))
 
         x = self.solver.initial_noise(request, plan.roots)
         index, history = store(x, x), no_history(x)
         source, target = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
         log_probs, drawn_log_probs = (torch.zeros(rows, plan.steps, device=self.device) for _ in range(2))
-        after_ode = False
+        after_ode, alive, prune = False, torch.arange(rows, device=self.device), dict(plan.prune)
         for t in range(plan.end):
-            forwards, edges = plan.forwards[t], plan.edges[t]
+            # Noise is drawn for pruned rows too, so that those that go on are those of a rollout without pruning.
+            forwards, edges = (plan.rows, plan.rows) if prune else (plan.forwards[t], plan.edges[t])
             step = torch.full((len(x),), t, device=self.device)
             prompt = torch.arange(groups, device=self.device).repeat_interleave(forwards)
+            prompt = prompt[alive] if prune else prompt
             # Before the split, so that the children of a state share one network evaluation.
             output = self.drawing.predict(self.network, x, step, conditioning.take(prompt), grid)
+            if t in prune:
+                rows_now = conditioning.take(prompt)
+                kept = self._kept(request, x, output, step, grid, prompt, rows_now, prune[t])
+                x, output, step, prompt, index, alive = (one[kept] for one in (x, output, step, prompt, index, alive))
             if not plan.stochastic[t]:
                 x, after_ode = self.solver.step(x, self.solver.mean(output), step, grid), True
                 refuse_rms(x, "the deterministic solver", t, grid)
@@ -328,7 +339,7 @@ class DenoisingPolicy:
             if after_ode:
                 # States along the ODE are never scored, so that only the last one before a decision is stored.
                 index, after_ode = store(x, x), False
-            source[:, t] = per_leaf(index)
+            source[alive, t] = per_leaf(index)
             children = torch.arange(len(x), device=self.device).repeat_interleave(plan.branches[t])
             drawn = self._transition(x, output, step, grid, children)
             transition = drawn
@@ -338,13 +349,14 @@ class DenoisingPolicy:
             if t == plan.end - 1 and plan.tail == "dpmpp_2m":
                 # The tail's first step needs the clean estimate of this one, whose network output ends here.
                 history = estimate_of(x[children], self.solver.mean(output)[children], step[children], grid)
-            x = drawn.sample(self._noise(streams, plan, forwards, edges))
+            noise = self._noise(streams, plan, forwards, edges)
+            x = drawn.sample(noise[alive] if prune else noise)
             refuse_rms(x, f"sampling.kernel {self.kernel_text}", t, grid)
             # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
             index = store(x, transition.mean)
-            target[:, t] = per_leaf(index)
-            log_probs[:, t] = per_leaf(transition.log_prob(x))
-            drawn_log_probs[:, t] = log_probs[:, t] if drawn is transition else per_leaf(drawn.log_prob(x))
+            target[alive, t] = per_leaf(index)
+            log_probs[alive, t] = per_leaf(transition.log_prob(x))
+            drawn_log_probs[alive, t] = log_probs[alive, t] if drawn is transition else per_leaf(drawn.log_prob(x))
         walk = Walk(
             grid=grid,
             std=noise_table(self.kernel, grid, self.outputs),
@@ -352,12 +364,32 @@ class DenoisingPolicy:
             first_row=first_row,
             states=torch.cat(states),
             means=torch.cat(means),
-            source=source,
-            target=target,
-            prompt=torch.arange(groups, device=self.device).repeat_interleave(plan.rows),
+            source=source[alive],
+            target=target[alive],
+            prompt=torch.arange(groups, device=self.device).repeat_interleave(plan.rows)[alive],
             conditioning=conditioning,
         )
-        return walk, log_probs, drawn_log_probs, x, history
+        return walk, log_probs[alive], drawn_log_probs[alive], x, history, alive
+
+    def _kept(
+        self,
+        request: Request,
+        x: Tensor,
+        output: Tensor,
+        step: Tensor,
+        grid: Grid,
+        prompt: Tensor,
+        rows: Any,
+        count: int,
+    ) -> Int[Tensor, "_"]:
+        """Places of the ``count`` states of each prompt that go on, judged by their clean estimates."""
+        if request.judge is None:
+            raise ValueError("sampling.plan: it prunes samples by their rewards, of which this request has none")
+        to_end = grid.pick([int(step[0]), grid.steps])
+        clean = self.solver.step(x, self.solver.mean(output), torch.zeros_like(step), to_end)
+        outputs = self.model.decode(refuse_nonfinite(clean, "the clean estimates"), rows)
+        values = request.judge([request.prompts[i] for i in prompt.tolist()], outputs).double().cpu()
+        return most_varied(values, prompt.cpu(), count).to(x.device)
 
     def _transition(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Transition:
         """The transitions of the children of states, from the network's output for the states."""
@@ -373,8 +405,9 @@ class DenoisingPolicy:
         walk: Walk,
         log_probs: Float[Tensor, "rows T"],
         drawn_log_probs: Float[Tensor, "rows T"],
+        alive: Int[Tensor, " rows"],
     ) -> Decisions:
-        """The decisions of a walk, the ``number``-th of ``plans`` in the round."""
+        """The decisions of a walk, the ``number``-th of ``plans`` in the round, of its rows ``alive``."""
         rows = len(log_probs)
         stochastic = torch.tensor(plan.stochastic, device=self.device).expand(rows, -1)
         loss_mask = torch.cat([plan.loss_mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
@@ -388,14 +421,14 @@ class DenoisingPolicy:
         per_step |= {"sampler_log_probs": drawn_log_probs}
         return Decisions(
             log_probs=log_probs,
-            loss_mask=loss_mask.to(self.device),
+            loss_mask=loss_mask.to(self.device)[alive],
             decision_mask=stochastic,
             # Rows that share a transition share the state that it drew, so that its index numbers the decision.
             node=torch.where(stochastic, walk.target, 0),
             origin=torch.full((rows,), OWN, device=self.device),
             keys={
-                "prompt": groups.repeat_interleave(plan.rows),
-                "tree": trees.repeat_interleave(plan.rows // plan.roots),
+                "prompt": groups.repeat_interleave(plan.rows)[alive],
+                "tree": trees.repeat_interleave(plan.rows // plan.roots)[alive],
             },
             fields={name: value.expand(rows, -1) for name, value in per_step.items() if name in self.fields},
         )

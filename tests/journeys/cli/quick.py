@@ -39,6 +39,9 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     family, plan = recipe["model"]["family"], recipe["sampling"]["plan"]
     tree = plan.startswith(("branch", "tree"))
     reward = 'frames(reward="jpeg_compressibility")' if films(family) else "jpeg_compressibility"
+    groups = [] if tree else ["--data.group-size", 4]
+    if name == "pro_grpo":
+        groups = ["--data.group-size", 48]  # as many as its plan begins with
     if name == "vgpo":
         reward = "jpeg_incompressibility"  # not negative, as its credit needs
     # With a visible step and no average, so that the LoRA that is saved draws something else.
@@ -52,7 +55,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
         *("--recipe", f"visual/{name}", "--output-dir", output, "--model.path", model),
         *(word for key, value in small.items() for word in (f"--model.{key.replace('_', '-')}", value)),
         *("--model.dtype", "float32", "--data.prompts-per-step", recipe["optim"].get("updates", 1)),
-        *([] if tree else ["--data.group-size", 4]),
+        *groups,
         *("--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256),
         *("--optim.micro-batch-size", 64, "--steps", 2, "--threads", 1),
         *("--eval.prompts", 2, "--samples-shown", 2),

@@ -25,9 +25,11 @@ NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy
 """Presets that need samples in trees, which only denoising policies grow."""
 REFUSED = {"gaussian": {}, "tokens": NO_TREES, "matching": NO_TREES}
 """Presets that suit a kind of policy but need more than it gives, and what the refusal says."""
-PLANS = {"tree_grpo": "one_step_branch(roots=2)", "granular_grpo": "one_step_branch(draw='all')"} | {
-    name: "branch_tree(splits=[0,1,2])" for name in ("branch_grpo", "branch_grpo_pruned", "flow_tree_grpo")
-}
+PLANS = (
+    {"pro_grpo": "expand_prune(at=[2], keep=[4])", "e_grpo": "entropy_branch"}
+    | {"tree_grpo": "one_step_branch(roots=2)", "granular_grpo": "one_step_branch(draw='all')"}
+    | {name: "branch_tree(splits=[0,1,2])" for name in ("branch_grpo", "branch_grpo_pruned", "flow_tree_grpo")}
+)
 """Plans that presets are made for; the others train every step."""
 WORDS = ["say", "a", "b", "c", "d"]
 
