@@ -700,6 +700,74 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-2, high=1e-2)",
         **FLOW,
     ),
+    # arXiv:2509.16117 and its code: beta 1, old policy of type 1, batch std (population, 1e-4 added), KL 1e-4. Its OCR
+    # recipe has beta .1 and type 2 (visual/diffusion_nft_ocr), its multi-reward one beta .1 and type 1.
+    "diffusion_nft": for_matching(
+        "Good samples pull the velocity towards them and bad ones push the old policy's away; no likelihood.",
+        scale="batch_std(ddof=0, eps=1e-4)",
+        shape=["clamp(limit=5)"],
+        objective="diffusion_nft(beta=1.0, limit=5.0)",
+        terms=["kl_velocity(coef=1e-4)"],
+        networks=["average(slope=0.001, most=0.5, samples=True)"],
+    ),
+    # Released code of DGPO, its base preset: beta 100, clip .05, no KL, a fast average that draws after 200 steps. Its
+    # presets per task: clip .01 and KL .02 (GenEval, OCR), beta 10 and KL .001 (PickScore). Which std divides its
+    # advantages was not found: the group's, as in the base.
+    "dgpo": for_matching(
+        "DPO of a group's good samples against its bad ones, with draws in common.",
+        objective="dgpo(beta=100.0, clip=0.05)",
+        networks=["average(slope=0.001, most=0.3, samples=True, samples_after=200)"],
+    ),
+    # arXiv:2603.14128 by the code of Flow-Factory: beta 1, squared loss, an average of decay .25 + .005 n for the error
+    # differences and a slower one that draws, KL of 1e-4 to .1 by reward, to a reference that may be guided.
+    "crd": for_matching(
+        "Differences of errors regressed on centred rewards within the group.",
+        scale="batch_std(ddof=0, eps=1e-4)",
+        shape=["clamp(limit=5)"],
+        objective="crd(beta=1.0, limit=5.0)",
+        terms=["kl_velocity_rewarded(low=1e-4, high=0.1)"],
+        networks=[
+            "average(start=0.25, slope=0.005, most=0.999)",
+            "average(name='drawing', after=75, slope=0.0075, most=0.999, samples=True)",
+        ],
+    ),
+    # Flow Matching Policy Gradients: clip .05, log-ratio within 3, mean over draws before the exponential. Its tasks
+    # are control; the advantages are GRPO's here.
+    "fpo": for_matching(
+        "One clipped ratio per sample, of its mean flow-matching error.", objective="fpo(clip=0.05, bound=3.0)"
+    ),
+    # arXiv:2311.12908, beta 2000, of which the preference takes half. For pairs of own samples Flow-Factory has
+    # 100, i.e. beta=50.
+    "diffusion_dpo": for_matching(
+        "DPO between the best and the worst sample of a group, at every drawn noise level.",
+        baseline="none",
+        scale="none",
+        objective="preference(link='logistic', pairs='best_worst', anchor='reference', reduce='step', beta=1000.0)",
+    ),
+    # arXiv:2601.02036: tau .05, beta 12 and gamma .5 (OCR); 6 and 1 (GenEval); groups of 6. Offline in the paper.
+    "gdro": for_matching(
+        "A group's ranking by its errors fitted to that by its rewards.",
+        baseline="none",
+        scale="none",
+        objective="gdro(beta=12.0, tau=0.05, gamma=0.5)",
+    ),
+    # arXiv:2410.05255: beta 2000, an earlier checkpoint (one of every 30 updates) as opponent and anchor. The winner is
+    # the best sample of the group in place of an image of the data set.
+    "seppo": for_matching(
+        "DPO against an earlier checkpoint, whose sample is learned from where it knows the winner better.",
+        baseline="none",
+        scale="none",
+        objective="seppo(beta=2000.0)",
+        networks=["earlier(every=30, samples=True)"],
+    ),
+    # DiffusionOPD, arXiv:2605.15055, its division by 2 std^2. One update per rollout. The teachers are the user's:
+    # networks: ["frozen(path=..., task=...)", ...].
+    "flow_opd": for_gaussian(
+        "Teachers, one for each task, label the student's own trajectories; rewards are only measured.",
+        baseline="none",
+        scale="none",
+        objective="distillation_step",
+    ),
     # arXiv:2510.22319, the paper's formula: ratio centred per step, loss over dt; clip 2e-6 of its code.
     "grpo_guard": for_gaussian("Flow-GRPO with an unbiased ratio.", objective="grpo_guard(clip=2e-6)", **FLOW),
     # arXiv:2606.11025: mask where KL per step exceeds 1e-5 and grows.

@@ -54,6 +54,11 @@ NODES_PER_WALK = 1 << 32
 """Offset between the decision numbers of different walks of a rollout, so that they never coincide."""
 
 
+def norm_of(velocity: Float[Tensor, "N *latent"]) -> Float[Tensor, " N"]:
+    """|v| of every row, over the latent."""
+    return velocity.flatten(1).norm(dim=1)
+
+
 @dataclass(frozen=True)
 class Entries:
     """Decisions of one walk that are scored together."""
@@ -111,6 +116,7 @@ class DenoisingPolicy:
     provides = frozenset(
         {"log_probs", "shift", "std", "dt", "level"}
         | {"reference_log_probs", "reference_shift", "reference_velocity_gap", "reference_kl"}
+        | {"velocity_norm", "reference_velocity_norm"}
     )
     fields = frozenset({"std", "level", "dt", "rectifier"})
     keys = frozenset({"prompt", "tree"})
@@ -455,13 +461,21 @@ class DenoisingPolicy:
             scores["level"] = walk.level[part.positions]
         if "dt" in names:
             scores["dt"] = walk.grid.dt(part.positions)
+        if "velocity_norm" in names:
+            scores["velocity_norm"] = norm_of(self.solver.mean(output))[inverse]
         for other in self.networks.asked(names):
-            with torch.no_grad(), self.networks(other) as network:
-                original = self.solver.predict(network, x, step, conditioning, walk.grid)
+            tasks = [rollout.prompts[row].task for row in part.rows[entry].tolist()]
+            original = self.networks.evaluate(
+                other,
+                tasks,
+                lambda network, i: self.solver.predict(network, x[i], step[i], conditioning.take(i), walk.grid),
+            )
             transition = self._transition(x, original, step, walk.grid, inverse)
             scores[f"{other}_log_probs"] = transition.log_prob(next_state)
             scores[f"{other}_shift"] = over_latent((now.mean - transition.mean).square())
             scores[f"{other}_velocity_gap"] = over_latent((output - original).square())[inverse]
+            if f"{other}_velocity_norm" in names:
+                scores[f"{other}_velocity_norm"] = norm_of(self.solver.mean(original))[inverse]
             if f"{other}_kl" in names:
                 scores[f"{other}_kl"] = now.kl(transition)
         return scores

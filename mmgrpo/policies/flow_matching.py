@@ -15,7 +15,7 @@ All samples of a group share their draws, as in DGPO, so that what the group has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.files import share
+from mmgrpo.objectives.matching import SMALLEST, self_normalized
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
@@ -56,8 +57,27 @@ def self_normalized_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, "
 
     DiffusionNFT, arXiv:2509.16117, its self-normalized regression.
     """
-    scale = over_latent(gap.detach().abs()).clamp_min(1e-5)
+    scale = over_latent(gap.detach().abs()).clamp_min(SMALLEST)
     return time * over_latent(gap.square()) / scale
+
+
+ERRORS_OF_A_NETWORK = ("gap", "error", "normalized_error", "velocity_norm")
+"""Scores of any network at a draw, beside ``log_probs``: v - v* over the latent, its mean square, that over its mean
+magnitude (without gradient), and the norm |v|."""
+
+
+def errors(
+    velocity: Float[Tensor, "N *latent"], target: Float[Tensor, "N *latent"], names: Collection[str], prefix: str = ""
+) -> Scores:
+    """The scores of ``ERRORS_OF_A_NETWORK`` that are asked under this prefix."""
+    gap = velocity - target
+    ways = {
+        "gap": lambda: gap,
+        "error": lambda: over_latent(gap.square()),
+        "normalized_error": lambda: self_normalized(gap, 1),
+        "velocity_norm": lambda: velocity.flatten(1).norm(dim=1),
+    }
+    return {f"{prefix}{name}": way() for name, way in ways.items() if f"{prefix}{name}" in names}
 
 
 @dataclass(frozen=True)
@@ -88,7 +108,10 @@ class Matches:
 class FlowMatchingPolicy:
     """Samples with the ODE and scores with the flow-matching error at sampled noise levels."""
 
-    provides = frozenset({"log_probs", "reference_log_probs", "reference_velocity_gap"})
+    provides = frozenset(
+        {"log_probs", "time", *ERRORS_OF_A_NETWORK, "reference_log_probs", "reference_velocity_gap"}
+        | {f"reference_{name}" for name in ERRORS_OF_A_NETWORK}
+    )
     fields: frozenset[str] = frozenset()
     keys = frozenset({"prompt"})
     kind = "matching"
@@ -165,12 +188,21 @@ class FlowMatchingPolicy:
         """The negative errors at the part's draws, under the present parameters."""
         matches: Matches = rollout.steps  # type: ignore[assignment]
         velocity = self._velocity(self.network, matches, part)
+        clean, noise, step = self._draws(matches, part)
         scores: Scores = {"log_probs": self._log_probs(matches, part, velocity)}
+        scores |= errors(velocity, noise - clean, names)
+        if "time" in names:
+            scores["time"] = self.grid.levels[step]
         for other in self.networks.asked(names):
-            with torch.no_grad(), self.networks(other) as network:
-                original = self._velocity(network, matches, part)
+            tasks = [rollout.prompts[row].task for row in part.rows.tolist()]
+            original = self.networks.evaluate(
+                other,
+                tasks,
+                lambda network, some: self._velocity(network, matches, Draws(part.rows[some], part.positions[some])),
+            )
             scores[f"{other}_log_probs"] = self._log_probs(matches, part, original)
             scores[f"{other}_velocity_gap"] = over_latent((velocity - original).square())
+            scores |= errors(original, noise - clean, names, f"{other}_")
         return scores
 
     def sample(self, request: Request) -> list[Output]:

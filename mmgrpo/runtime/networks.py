@@ -17,12 +17,13 @@ Rules depend on numbers that are equal on all ranks, and so do the networks; all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
@@ -103,10 +104,16 @@ def renewal(
 
 @block(NETWORKS)
 def earlier(
-    age: int, *, name: str = "earlier", every: Annotated[int, COUNT] = 30, kept: Annotated[int, COUNT] = 1000
+    age: int,
+    *,
+    name: str = "earlier",
+    every: Annotated[int, COUNT] = 30,
+    kept: Annotated[int, COUNT] = 1000,
+    samples: bool = False,
 ) -> Move:
     """The trained network as of an earlier time: the one before training and one of ``every`` so many optimizer steps,
-    of which every round draws one uniformly (SePPO, 2410.05255: every 30 updates); at most the last ``kept``."""
+    of which every round draws one uniformly (SePPO, 2410.05255: every 30 updates); at most the last ``kept``. With
+    ``samples`` it draws the rollouts."""
     return Move(1.0, kept if age >= every else 0)
 
 
@@ -224,6 +231,26 @@ class Networks:
         else:
             with exchanged(self.trained, values):
                 yield self.model.network
+
+    @torch.no_grad()
+    def evaluate(
+        self, name: str, tasks: Sequence[str], evaluate: Callable[[nn.Module, Int[Tensor, " some"]], Tensor]
+    ) -> Tensor:
+        """``evaluate(network, entries)`` of the network of this name for all entries, whose prompts have these
+        ``tasks``; of several teachers each for the entries of its task. ValueError for a task without one."""
+        own, device = self.tasks(name), next(self.model.network.parameters()).device
+        parts = []
+        for task in sorted(set(tasks)) if own else [""]:
+            some = torch.tensor([entry for entry, one in enumerate(tasks) if one == task or not own], device=device)
+            if own and task not in own:
+                raise ValueError(
+                    f"algorithm.networks: got a prompt of task '{task}' and networks '{name}' for {', '.join(own)}; "
+                    f"add frozen(path=..., task='{task}'), or leave these prompts out"
+                )
+            with self(name, task) as network:
+                parts.append((some, evaluate(network, some)))
+        order = torch.cat([some for some, _ in parts]).argsort()
+        return torch.cat([values for _, values in parts])[order]
 
     def move(self, name: str, decay: float) -> None:
         """name <- decay name + (1 - decay) present, in place."""

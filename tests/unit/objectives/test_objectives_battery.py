@@ -25,6 +25,7 @@ REQUIRED = {
     "perception": "perception(gamma=0.5)",
     "perception_k3": "perception_k3(gamma=0.5)",
     "double_entropy": "double_entropy(eta1=0.5, eta2=0.25)",
+    "kl_velocity_rewarded": "kl_velocity_rewarded",
 }
 KEY = torch.tensor([0, 7, 0, 7, 0])  # two interleaved groups, of three rows and of two
 PASSED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=torch.bool)
@@ -67,6 +68,11 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "reference_shift": normal().square(),
         "reference_velocity_gap": normal().square(),
         "read_log_probs": -normal().square(),
+        **{name: torch.stack([normal(), normal()], 2) for name in ("gap", "old_gap")},
+        **{name: normal().square() for name in ("error", "old_error", "reference_error", "earlier_error")},
+        **{name: normal().square() for name in ("normalized_error", "old_normalized_error", "time")},
+        **{name: normal().square() + 0.1 for name in ("velocity_norm", "reference_velocity_norm")},
+        **{name: normal().square() for name in ("teacher_shift", "teacher_velocity_gap")},
         "reference_kl": normal().square(),
         "entropy": normal().square(),
         "drawn_certainty": (certainty := normal().square()),
@@ -79,6 +85,11 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "drawn": torch.ones_like(PASSED),
         "key": KEY,
     }
+
+
+def _seen(values: torch.Tensor) -> torch.Tensor:
+    """``PASSED`` with the axes of a latent."""
+    return PASSED[:, :, None] if values.dim() == 3 else PASSED
 
 
 def values_of(block: Bound, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -117,7 +128,7 @@ def test_values_and_gradients_are_finite_however_far_the_policy_moved(what, name
 @pytest.mark.parametrize(("what", "name"), NAMES)
 def test_positions_without_a_decision_do_not_matter(what, name):
     batch, block = inputs(), bound(what, name)
-    other = {k: torch.where(PASSED, v, v + 3.0) if v.is_floating_point() else v for k, v in batch.items()}
+    other = {k: torch.where(_seen(v), v, v + 3.0) if v.is_floating_point() else v for k, v in batch.items()}
     loss_mask, weights = batch["loss_mask"], AGGREGATIONS["per_sample"].fn(batch["loss_mask"])
     torch.testing.assert_close(values_of(block, batch)[loss_mask], values_of(block, other)[loss_mask], rtol=0, atol=0)
     grad = gradient(block, other, weights)
@@ -137,7 +148,7 @@ def test_permuting_rows_permutes_results(what, name):
 def test_decision_level_gives_the_same_for_any_subset(what, name):
     batch, block = inputs(), bound(what, name)
     some = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 1, 1], [1, 0, 0, 1], [0, 1, 0, 0]], dtype=torch.bool)
-    subset = {k: v[some] for k, v in batch.items() if v.shape == some.shape}
+    subset = {k: v[some] for k, v in batch.items() if v.shape[:2] == some.shape}
     torch.testing.assert_close(values_of(block, subset), values_of(block, batch)[some], rtol=1e-6, atol=1e-7)
 
 

@@ -114,10 +114,28 @@ def _right(output: Output) -> bool:
     return ord((output.text.strip() or "a")[0]) % 2 == 1
 
 
+NETWORKS_OF = {
+    **{name: ["average"] for name in ("diffusion_nft", "dgpo", "crd")},
+    "seppo": ["earlier"],
+    **{name: ["frozen(path='{path}')"] for name in ("distillation_step", "distillation_velocity")},
+}
+"""Networks that objectives compare with."""
+
+
+def other_run(folder: Path) -> Path:
+    """A checkpoint of another run, of policies over ``ToyModel``."""
+    checkpoint = folder / "checkpoints" / "step-000001"
+    if not checkpoint.exists():
+        trainer(toy_policy(steps=4), folder, toy_prompts(2), reward=right_or_wrong, steps=1, save_every=1).fit()
+    return checkpoint
+
+
 def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     """A trainer of the first policy that does not refuse the block."""
     terms = ["kl_k3(coef=0.1)"] if line == "kl_weight" else []
     changes: dict[str, Any] = {"terms": terms, line: [text] if isinstance(BASE[line], list) else text}
+    if networks := NETWORKS_OF.get(text.partition("(")[0]):
+        changes["networks"] = [one.format(path=str(other_run(folder / "other"))) for one in networks]
     if line == "credit" and "advantages" not in CREDITS[text.split("(")[0]].needs:
         changes |= {"baseline": "none", "scale": "none"}
     read = {READS[name].tracker for name in TABLES[line][text.partition("(")[0]].needs if name in READS} - {""}
