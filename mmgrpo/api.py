@@ -28,6 +28,7 @@ from mmgrpo.config.reading import build, in_python, refuse_preset
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Distributed, Optim, Sections, config_class
+from mmgrpo.data.pairs import KEYS
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Blocks, Family, Settings, family, refuse_unshardable
 from mmgrpo.files import write_text
@@ -271,7 +272,8 @@ def make_trainer(
     refuse_unshardable(config, owner)
     if owner is not None:
         refuse_preset(algorithm.preset, owner.decisions(config))
-    reward_scorers = scorers(rewards, str(accelerator.device))
+    offline = config.data.offline
+    reward_scorers = scorers(rewards, str(accelerator.device)) if rewards or offline < 1 else []
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.of(
         algorithm.objective,
@@ -287,7 +289,8 @@ def make_trainer(
     bind(config.optim.step, STEPS, "optim.step")
     with checked_by(reward_scorers):
         inputs = start(accelerator)
-    unread = ignored(inputs.keys, inputs.rows, rewards, {*recipe.fields, *config.eval.groups}, owner, inputs.policy)
+    used = {*recipe.fields, *config.eval.groups, *(KEYS if offline else ())}
+    unread = ignored(inputs.keys, inputs.rows, rewards, used, owner, inputs.policy)
     if unread and accelerator.is_main_process:
         print(unread, flush=True)
     if loss.needs_reference:
@@ -325,10 +328,12 @@ def make_trainer(
         again=again,
         write_samples=owner.write_samples if owner else lambda stem, shown: None,
         schedules=of_settings(config),
+        offline=offline,
         groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
     )
+    skipped = [*inputs.skipped, *(trainer.offline.skipped if trainer.offline else ())]
     # Last, so that a run that cannot start leaves its folder as it was.
-    identity = open_folder(config, origin, inputs.skipped, accelerator)
+    identity = open_folder(config, origin, skipped, accelerator)
     trainer.checkpoints.run = identity.run if identity else ""
     return trainer
 

@@ -34,6 +34,7 @@ from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
 from mmgrpo.files import write_text
+from mmgrpo.offline import Offline
 from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import stream
@@ -87,6 +88,7 @@ class Trainer:
         groups: GroupRecord = NONE,
         schedules: Mapping[str, Schedule] | None = None,
         ledger: Ledger | None = None,
+        offline: float = 0.0,
     ) -> None:
         self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps, rounds.samplers)
         recipe, loss = self.schedules.blocks(0)
@@ -99,6 +101,7 @@ class Trainer:
         divided = members(evaluation.prompts) if evaluation.groups else {}
         self.members = {column: divided[column] for column in evaluation.groups if column in divided}
         self.interruption = Interruption()
+        self.offline = Offline.of(policy, prompts, recipe, loss, offline, steps)
         self.validate()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
         if not self.trained:
@@ -148,7 +151,7 @@ class Trainer:
         refuse_records(self.policy, self.recipe, self.loss, self.scorers)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
         refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
-        if not any(scorer.weight for scorer in self.scorers):
+        if not any(scorer.weight for scorer in self.scorers) and not self.is_offline(self.steps - 1):
             raise ValueError(
                 "rewards: got weight 0 for all, expected at least one other weight; set one, e.g. weight=1"
             )
@@ -237,21 +240,22 @@ class Trainer:
         self.recipe, self.loss = self.schedules.blocks(self.step)
         rounds = self.schedules.round(self.rounds, self.step)
         self.reward_weights = self.schedules.weights(self.reward_weights, self.step)
+        where: Any = {"cursor": self.cursor, "number": self.round, "seed": self.seed, "accelerator": self.accelerator}
         with self.stoppable(), self.networks(self.networks.sampler):
-            round_ = sample_round(
-                self.policy,
-                self.scorers,
-                self.recipe,
-                self.prompts,
-                self.order,
-                rounds,
-                cursor=self.cursor,
-                number=self.round,
-                seed=self.seed,
-                accelerator=self.accelerator,
-                reward_weights=self.reward_weights,
-                ledger=self.ledger,
-            )
+            if self.offline is not None and self.is_offline(self.step):
+                round_ = self.offline.round(self.loss, rounds.prompts, self.optim.micro_batch_size, **where)
+            else:
+                round_ = sample_round(
+                    self.policy,
+                    self.scorers,
+                    self.recipe,
+                    self.prompts,
+                    self.order,
+                    rounds,
+                    **where,
+                    reward_weights=self.reward_weights,
+                    ledger=self.ledger,
+                )
             if self.accelerator.is_main_process:
                 self.groups.write(self.step, round_)
         decode_ahead(self.prompts, self.order.take(round_.cursor, rounds.prompts), self.accelerator)
@@ -381,7 +385,11 @@ class Trainer:
 
     def _main_reward(self) -> str:
         weighted = [scorer for scorer in self.scorers if scorer.weight]
-        return f"reward/{weighted[0].name}/mean"
+        return "pairs/accuracy" if self.is_offline(self.step - 1) else f"reward/{weighted[0].name}/mean"
+
+    def is_offline(self, step: int) -> bool:
+        """Whether the round of an optimizer step is one of given answers."""
+        return self.offline is not None and step < self.offline.steps
 
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
         """Evaluate the policy with its ``evaluation_weights``, and write values and samples."""

@@ -48,6 +48,17 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """An answer that a data set gives to a prompt, to be compared with its others."""
+
+    text: str
+    media: Media | None
+    """An image, video or audio in place of a text; of a text that is the name of a file, both."""
+    grade: float
+    """Higher is better; only the order of the answers to a prompt counts."""
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One row of a data set: the policy's input, and what a verifier may compare with."""
 
@@ -61,6 +72,8 @@ class Prompt:
     """A conversation, where the prompt is more than a text."""
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """What was read of the row, under its own names (``solution`` for ``answer``) and as it was."""
+    answers: tuple[Answer, ...] = ()
+    """Answers of preference data, the best first (``mmgrpo.data.pairs``)."""
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -138,6 +151,10 @@ REPLACED = 6
 
 DROPPED = 7
 """``origin`` of hinted rows in whose place others are trained: none of all this."""
+
+GIVEN = 8
+"""``origin`` of rows that the policy did not draw and that the objective itself compares: answers of preference data,
+samples of another network."""
 
 UNTRAINED = (CONTRAST, SUPERVISED, REPLACED, DROPPED)
 """Origins of rows that have no advantage."""
@@ -338,6 +355,21 @@ class Policy(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the trained network in its family's own format."""
+        ...
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A policy that can score answers which it did not draw."""
+
+    @property
+    def answer_kind(self) -> str:
+        """``text``, ``image`` or ``video``: what an ``Answer`` is to it."""
+        ...
+
+    def given(self, request: Request) -> Rollout:
+        """The answers of the request's prompts (``Prompt.answers``) as rows of origin GIVEN, those of a prompt adjacent
+        and in their order, with the log-probs of the present network. No gradient; ``group_size`` has no meaning."""
         ...
 
 

@@ -116,6 +116,7 @@ def trainer(
     scorers: Sequence[Scorer] = (),
     accelerator: Accelerator | None = None,
     schedules: Mapping[str, str] | None = None,
+    offline: float = 0.0,
     **optim: Any,
 ) -> Trainer:
     """A trainer with small defaults."""
@@ -137,6 +138,7 @@ def trainer(
         seed=seed,
         accelerator=accelerator,
         checkpoints=Checkpoints(folder, accelerator, save_every),
+        offline=offline,
         schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )
 

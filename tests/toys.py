@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mmgrpo.diffusion.schedules import Grid, flow_grid
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.types import Image, Prompt
+from mmgrpo.types import Image, Media, Prompt
 from pipelines.training import FrozenCopy
 
 
@@ -42,6 +42,7 @@ class ToyModel:
     """A flow whose pictures are its latents, one number a channel."""
 
     prediction = "flow"
+    kind = "image"
     evaluations_per_row = 1
 
     def __init__(self, size: int = 3, seed: int = 0) -> None:
@@ -63,6 +64,10 @@ class ToyModel:
 
     def decode(self, latents: Tensor, conditioning: ToyConditioning) -> list[Image]:
         return [Image(latent.detach()) for latent in latents]
+
+    def latents(self, media: Sequence[Media]) -> tuple[Tensor, list[Image]]:
+        images = [medium.source for medium in media if isinstance(medium.source, Image)]
+        return torch.stack([image.pixels for image in images]), images
 
     def grid(self, steps: int) -> Grid:
         return flow_grid(steps, 1.0)

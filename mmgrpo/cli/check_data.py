@@ -20,7 +20,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -108,13 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     readable = [(place, prompt) for place, prompt in rows if not isinstance(prompt, ValueError)]
     measures = measure_all([prompt for _, prompt in readable], args.workers, "media", args.seconds * args.windows)
+    shown = [media_of_answers(prompt) for _, prompt in readable]
+    compared = measure_all(shown, args.workers, "answers", args.seconds * args.windows)
     (count, note), golds = counter(args), gold_rewards([spec for spec in args.reward if is_verifier(spec)])
     others = row_rewards([spec for spec in args.reward if not is_verifier(spec)])
     refuse_columns([*(reward for reward, _ in golds), *others], [prompt for _, prompt in readable])
     problems = {place: row_problem(place, prompt) for place, prompt in rows if isinstance(prompt, ValueError)}
     tokens = []
-    for (place, prompt), sizes in zip(readable, measures, strict=True):
-        problem = media_problem(prompt, sizes) or (task_problem(prompt) if args.check_tasks else None)
+    for (place, prompt), sizes, given, found in zip(readable, measures, shown, compared, strict=True):
+        problem = media_problem(prompt, sizes) or media_problem(given, found) or equal_answers(prompt)
+        problem = problem or (task_problem(prompt) if args.check_tasks else None)
         problem = problem or row_problems(prompt, others)
         problem = problem or (gold_problem(prompt, golds) if args.check_tasks and (golds or not others) else None)
         if not problem and count is not None:
@@ -142,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def print_keys(prompts: Sequence[Prompt], rewards: Sequence[str]) -> None:
     """Print every key of the rows that is not one of ours, and what would read it: families, and the given rewards or
     any."""
+    from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.unread import HINT, keys_of, unread
     from mmgrpo.family import families
     from mmgrpo.inputs import keys_of_family, keys_of_reward
@@ -152,6 +156,7 @@ def print_keys(prompts: Sequence[Prompt], rewards: Sequence[str]) -> None:
         return
     readers = {f"family {name}": keys_of_family(family) for name, family in families().items()}
     readers |= {f"reward {name}": keys_of_reward(name) for name in rewards or entries()}
+    readers |= {"a run with data.offline": KEYS}
     for key, count in sorted(keys.items(), key=lambda pair: (-pair[1], pair[0])):
         names = [name for name, read in readers.items() if read and key in read]
         more = f" and {len(names) - FEW} more" * (len(names) > FEW)
@@ -221,6 +226,24 @@ def media_problem(prompt: Prompt, measures: Sequence[Measure | ValueError]) -> S
 
     errors = [(media, error) for media, error in zip(prompt.media, measures) if isinstance(error, ValueError)]
     return Skipped(prompt.id, file_of(errors[0][0]), str(errors[0][1])) if errors else None
+
+
+def media_of_answers(prompt: Prompt) -> Prompt:
+    """A prompt with the media of a row's answers in place of its own."""
+    from mmgrpo.types import Turn
+
+    media = tuple(answer.media for answer in prompt.answers if answer.media is not None)
+    return replace(prompt, turns=(Turn("assistant", media),))
+
+
+def equal_answers(prompt: Prompt) -> Skipped | None:
+    """A row of preference data whose answers are the same, so that there is nothing to prefer."""
+    from mmgrpo.data.media import Skipped
+
+    same = len(prompt.answers) > 1 and all(
+        (one.text, one.media) == (prompt.answers[0].text, prompt.answers[0].media) for one in prompt.answers
+    )
+    return Skipped(prompt.id, "", "its answers are all the same; remove the row") if same else None
 
 
 def task_problem(prompt: Prompt) -> Skipped | None:
@@ -417,6 +440,7 @@ def statistics_of(
         ("media", counts_text(kinds)),
         ("tasks", counts_text(tasks)),
         ("answers", f"{sum(prompt.answer is not None for prompt in prompts)} rows have one"),
+        ("compared", compared_answers(prompts)),
         ("replies", f"{replies} rows end with an assistant turn, which is removed" if replies else ""),
         ("pictures", sizes_of(pictures)),
         ("clips", sizes_of(clips)),
@@ -425,6 +449,16 @@ def statistics_of(
         ("sounds", spread(f"{len(sounds)}, seconds", [sound.seconds for sound in sounds])),
         ("tokens", spread("per prompt", tokens)),
     ]
+
+
+def compared_answers(prompts: Sequence[Prompt]) -> str:
+    """The rows of preference data, in words; empty where there are none."""
+    from mmgrpo.data.pairs import tied
+
+    rows = [prompt for prompt in prompts if prompt.answers]
+    kinds = Counter(answer.media.kind if answer.media else "text" for prompt in rows for answer in prompt.answers)
+    ties = sum(map(tied, rows))
+    return f"{len(rows)} rows with answers to compare ({counts_text(kinds)}), {ties} of them ties" if rows else ""
 
 
 def counts_text(counts: Counter[str]) -> str:

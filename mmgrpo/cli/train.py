@@ -20,7 +20,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,10 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
     )
     kind = config_class(model_family.sections)
     section = with_own(with_family(section, named), arguments, bool(name))
-    return read_config(kind, arguments, section, path or "the command line", f"{about}\n\n{note}")
+    config = read_config(kind, arguments, section, path or "the command line", f"{about}\n\n{note}")
+    rewarded = "rewards" in section or any(word.split("=")[0] == "--rewards" for word in arguments)
+    # A run on given answers alone has no use for the rewards of the embedded example, which its rows do not fit.
+    return config if rewarded or config.data.offline < 1 else replace(config, rewards=[])
 
 
 def with_own(section: Mapping[str, Any], arguments: Sequence[str], included: bool) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def refuse_toys(arguments: Sequence[str], config: Config) -> None:
             f"data.train: names no prompts for {whose}; add --data.train FILE (docs/data.md lists the formats), e.g. a "
             f".txt file with one prompt per line. The embedded example is --data.train {config.data.train}"
         )
-    if whose and not is_named("rewards"):
+    if whose and not is_named("rewards") and (config.data.offline < 1 or config.data.heldout):
         raise ValueError(
             f"rewards: names none for {whose}; add --rewards NAME ..., e.g. {fitting(config)}. 'mmgrpo rewards' lists "
             "all, and package.module:function names one of your own"
@@ -214,16 +217,23 @@ def arithmetic(config: Config) -> str:
             f"a rollout of {cost.groups} groups cannot be split into optim.updates={optim.updates} steps; "
             "raise data.prompts_per_step or lower optim.updates"
         )
-    steps = optim.updates * optim.epochs
+    steps, offline = optim.updates * optim.epochs, round(config.data.offline * config.steps)
     rollouts = -(-config.steps // steps)
     totals = ", ".join(f"{rollouts * count:,} {name}" for name, count in cost.totals.items())
     head, *rest = cost.lines
+    if offline >= config.steps:
+        head, rest, totals = (
+            f"{config.data.prompts_per_step} prompts with the answers that they have, none sampled",
+            [],
+            "",
+        )
     return "\n".join(
         [
             f"a rollout: {head}",
             *(f"           {line}" for line in rest),
             f"           cut into {optim.updates} update(s) x {optim.epochs} epoch(s) = {steps} optimizer step(s)",
-            f"the run:   {config.steps:,} optimizer steps = {rollouts:,} rollouts = {totals}",
+            f"the run:   {config.steps:,} optimizer steps = {rollouts:,} rollouts{' = ' * bool(totals)}{totals}",
+            *([f"offline:   the first {offline:,} optimizer steps train on given answers"] if offline else []),
             f"evaluated: {evaluated(config)}",
         ]
     )
@@ -233,7 +243,9 @@ def check_inputs(config: Config, missing: str = "") -> None:
     """Print how many prompts a run would read; ValueError that lists what is wrong in its files, rewards and model.
     ``missing`` takes the place of the error of a prompt file that does not exist."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.data.pairs import KEYS
     from mmgrpo.inputs import ignored, read_prompts
+    from mmgrpo.offline import compared
     from mmgrpo.rewards import scorers
     from mmgrpo.runtime.folder import named, refuse_folder
     from mmgrpo.scoring.fitting import checked_by
@@ -246,7 +258,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
             problems.append(str(error))
     rewards: list[Scorer] = []
     try:
-        rewards = scorers(config.rewards)
+        rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
     except (ValueError, OSError) as error:
         problems.append(str(error))
     try:
@@ -259,6 +271,11 @@ def check_inputs(config: Config, missing: str = "") -> None:
                 f"skipped:   {len(read.skipped):,} prompts, the first: {read.skipped[0].id}: {read.skipped[0].reason}"
             )
         used = {*AdvantageRecipe.of(config.algorithm).fields, *config.eval.groups}
+        if config.data.offline:
+            used |= KEYS
+            kind = "text" if owner.decisions(config) == "tokens" else owner.sections.outputs.lower()
+            usable, ties = compared(read.splits.train, kind, config.data.offline)
+            print(f"offline:   {len(usable):,} prompts whose answers are compared, {len(ties):,} with equal ones")
         if text := ignored(read.keys, read.rows, config.rewards, used, owner):
             print(text)
     except FileNotFoundError as error:
@@ -313,6 +330,7 @@ def bind_blocks(config: Config) -> None:
     """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.compatibility import refuse_trees
+    from mmgrpo.offline import UNFIT, refuse_algorithm
     from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import entries
     from mmgrpo.update import LossRecipe
@@ -327,7 +345,13 @@ def bind_blocks(config: Config) -> None:
             raise ValueError(
                 f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, KEYS[kind])}"
             )
-    LossRecipe.of(algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy)
+    loss = LossRecipe.of(
+        algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
+    )
+    if config.data.offline:
+        refuse_algorithm(recipe, loss)
+        if kind == "gaussian":
+            raise ValueError(UNFIT)
     Sampling.of(algorithm.sampler, algorithm.trackers)
     for text in config.rewards:
         name, parameters = parse(text, "rewards")

@@ -21,6 +21,7 @@ from mmgrpo.config.ranges import (
     CHECKPOINT,
     COUNT,
     COUNT_OR_ZERO,
+    FRACTION,
     POSITIVE_FRACTION,
     RUN_NAME,
     SEED,
@@ -179,6 +180,9 @@ class Data:
     prompts_at_once: Annotated[int, COUNT_OR_ZERO] = 0
     """Prompts of a rollout that are sampled together, per process; 0 samples all. Rewards in processes of their own or
     on servers score each part while the next is sampled. Samples may differ from those of another value in rounding."""
+    offline: Annotated[float, FRACTION] = 0.0
+    """Share of the optimizer steps, from the first, that train on answers given by data.train (chosen and rejected
+    ones: docs/data.md) in place of samples: 1 trains offline, without rewards; below 1 the run goes on online."""
 
 
 @dataclass

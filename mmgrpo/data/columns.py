@@ -21,7 +21,7 @@ OUR_KEYS = (
     *TEXT_KEYS,
     *ANSWER_KEYS,
     *(key for kind in IN_MEMORY for key in (kind, kind + "s")),
-    *("id", "task", "system", "reference_value", "reference_rewards"),
+    *("id", "task", "system", "reference_value", "reference_rewards", "chosen", "rejected"),
 )
 """What a column can be called here, beside ``meta.<name>``."""
 

@@ -27,6 +27,7 @@ from typing import Any
 from mmgrpo.config.names import nearest
 from mmgrpo.data.columns import TEXT_KEYS, unwrapped, with_columns, with_our_keys
 from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
+from mmgrpo.data.pairs import with_answers
 from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, one_line, quoted, shown
 from mmgrpo.types import Media, Prompt, Turn
 
@@ -81,7 +82,7 @@ def prompt_of(
 
 
 def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
-    row = with_our_keys(row)
+    row, answers = with_answers(with_our_keys(row), root)
     key = only(row, TEXT_KEYS)
     if not key and row.get("audio") is not None:  # speech recognition has no question
         key, row = "text", {**row, "text": ""}
@@ -119,6 +120,7 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
         _typed(row, "task", str, ""),
         {**meta, **own_meta},
         () if plain else tuple(turns),
+        answers=answers,
     )
 
 

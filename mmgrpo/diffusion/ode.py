@@ -17,7 +17,7 @@ from mmgrpo.diffusion.sizes import refuse_rms
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.sharding import in_step
-from mmgrpo.types import Output, Prompt, Reference, Request
+from mmgrpo.types import Media, Output, Prompt, Reference, Request
 
 
 @runtime_checkable
@@ -47,6 +47,20 @@ class DenoisingModel(Protocol):
     def decode(self, latents: Tensor, conditioning: Any) -> Sequence[Output]: ...
     def grid(self, steps: int) -> Grid: ...
     def save(self, folder: Path, network: nn.Module) -> None: ...
+
+
+@runtime_checkable
+class GivenOutputs(Protocol):
+    """A model that encodes images or videos that it did not make."""
+
+    @property
+    def kind(self) -> str:
+        """``image`` or ``video``."""
+        ...
+
+    def latents(self, media: Sequence[Media]) -> tuple[Float[Tensor, "N *latent"], Sequence[Output]]:
+        """The latents of media, brought to the size of samples, and the media as outputs of that size."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ All samples of a group share their draws, as in DGPO, so that what the group has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,12 +27,12 @@ from torch import Tensor
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.kernels import over_latent
-from mmgrpo.diffusion.ode import DenoisingModel, Solver
+from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver
 from mmgrpo.files import share
 from mmgrpo.objectives.matching import SMALLEST, self_normalized
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.networks import Networks
-from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
+from mmgrpo.types import GIVEN, OWN, Decisions, Output, Request, Rollout, Scores
 
 ERRORS: dict[str, Block] = {}
 
@@ -154,11 +154,44 @@ class FlowMatchingPolicy:
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` ODE samples per prompt, and the draws of each group."""
         outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid)
+        made = self._matched(request, [request.group_size] * len(request.prompts), outputs, clean, conditioning, OWN)
+        sampling = len(clean) * self.grid.steps * self.drawing.model.evaluations_per_row
+        return replace(made, evaluations=sampling + made.evaluations)
+
+    @property
+    def answer_kind(self) -> str:
+        """What the samples are."""
+        return self.model.kind if isinstance(self.model, GivenOutputs) else ""
+
+    @torch.no_grad()
+    def given(self, request: Request) -> Rollout:
+        """The media of the prompts' answers as samples, and the draws of each group."""
+        if not isinstance(self.model, GivenOutputs):
+            raise ValueError("data.offline: this family does not encode given images or videos; choose another family")
+        media = [answer.media for prompt in request.prompts for answer in prompt.answers]
+        latents, outputs = self.model.latents([medium for medium in media if medium is not None])
+        counts = [len(prompt.answers) for prompt in request.prompts]
+        conditioning = self.model.encode(request.prompts).take(self._prompt(counts))
+        return self._matched(request, counts, outputs, latents.to(self.device).float(), conditioning, GIVEN)
+
+    def _prompt(self, counts: Sequence[int]) -> Int[Tensor, " rows"]:
+        """The prompt of each row, from the number of rows of each prompt."""
+        return torch.arange(len(counts), device=self.device).repeat_interleave(torch.tensor(counts, device=self.device))
+
+    def _matched(
+        self,
+        request: Request,
+        counts: Sequence[int],
+        outputs: Sequence[Output],
+        clean: Tensor,
+        conditioning: Any,
+        origin: int,
+    ) -> Rollout:
+        """Rows of clean samples with the draws of their groups and their log-probs there."""
         streams = [stream(request.seed, "matching", slot) for slot in request.slots]
         step = torch.stack([torch.randperm(self.grid.steps, generator=s)[: self.draws] for s in streams])
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
-        rows = len(clean)
-        group = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
+        rows, group = len(clean), self._prompt(counts)
         matches = Matches(clean, noise.to(self.device), step.to(self.device), group, conditioning)
         mask = torch.ones(rows, self.draws, dtype=torch.bool, device=self.device)
         log_probs = torch.zeros(rows, self.draws, device=self.device)
@@ -166,22 +199,20 @@ class FlowMatchingPolicy:
             log_probs[part.rows, part.positions] = self._log_probs(
                 matches, part, self._velocity(self.network, matches, part)
             )
-        slots = torch.tensor(list(request.slots), device=self.device)
         decisions = Decisions(
             log_probs=log_probs,
             loss_mask=mask,
             decision_mask=mask,
             node=torch.arange(rows * self.draws, device=self.device).view(rows, self.draws),
-            origin=torch.full((rows,), OWN, device=self.device),
-            keys={"prompt": slots.repeat_interleave(request.group_size)},
+            origin=torch.full((rows,), origin, device=self.device),
+            keys={"prompt": torch.tensor(list(request.slots), device=self.device)[group]},
         )
         return Rollout(
-            prompts=[prompt for prompt in request.prompts for _ in range(request.group_size)],
+            prompts=[request.prompts[index] for index in group.tolist()],
             outputs=outputs,
             decisions=decisions,
             steps=matches,
-            evaluations=rows * self.grid.steps * self.drawing.model.evaluations_per_row
-            + rows * self.draws * self.model.evaluations_per_row,
+            evaluations=rows * self.draws * self.model.evaluations_per_row,
         )
 
     def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:

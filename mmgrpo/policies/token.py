@@ -52,6 +52,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import (
     CONTRAST,
+    GIVEN,
     HINTED,
     RECORDS,
     REFERENCE,
@@ -73,6 +74,7 @@ class TokenPolicy:
     """Samples token by token and scores the same tokens in one forward pass."""
 
     kind = "tokens"
+    answer_kind = "text"
     keys = frozenset({"prompt"})
     adjustable = frozenset({"temperature", "max_tokens", "forced_tokens"})
     provides = frozenset(
@@ -214,6 +216,38 @@ class TokenPolicy:
             },
         )
         return Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=rows * width)
+
+    @torch.no_grad()
+    def given(self, request: Request) -> Rollout:
+        """The texts of the prompts' answers as completions, cut at ``max_tokens``; tokens that the policy never samples
+        are no decisions."""
+        queries = [
+            Query(prompt, slot, len(prompt.answers), GIVEN) for prompt, slot in zip(request.prompts, request.slots)
+        ]
+        prompts = [prompt for prompt in request.prompts for _ in prompt.answers]
+        context = self.model.encode(request.prompts).to(self.device)
+        features = self._cached_features(context, queries) if self.model.frozen_media else None
+        whole = [self.model.spell(answer.text) for prompt in request.prompts for answer in prompt.answers]
+        spelled = [ids[: self.max_tokens] for ids in whole]
+        width = max(map(len, spelled))
+        ids = torch.tensor([[*one, *[self.model.pad_id] * (width - len(one))] for one in spelled], device=self.device)
+        length = torch.tensor([[len(one)] for one in spelled], device=self.device)
+        each = torch.arange(len(queries), device=self.device)
+        prompt = each.repeat_interleave(torch.tensor([query.count for query in queries], device=self.device))
+        real = torch.arange(width, device=self.device) < length
+        sequences = Sequences(context, features, prompt, ids, real, request.seed, self.temperature)
+        mask = real & self._has_probability(ids)
+        truncated = [len(all_) > len(kept) for all_, kept in zip(whole, spelled, strict=True)]
+        decisions = Decisions(
+            log_probs=self._training_log_probs(sequences).masked_fill(~mask, 0.0),
+            loss_mask=mask,
+            decision_mask=mask,
+            node=torch.arange(mask.numel(), device=self.device).view(mask.shape),
+            origin=torch.full((len(ids),), GIVEN, device=self.device),
+            keys={"prompt": torch.tensor(list(request.slots), device=self.device)[prompt]},
+            fields={"truncated": torch.tensor(truncated, device=self.device).float()},
+        )
+        return Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=int(real.sum()))
 
     def score(self, rollout: Rollout, part: Tokens, names: frozenset[str]) -> Scores:
         """Score the part's tokens again under the present parameters."""

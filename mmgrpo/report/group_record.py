@@ -35,7 +35,20 @@ from mmgrpo.report.completions import words
 from mmgrpo.report.media import jpeg, strip, thumbnail
 from mmgrpo.report.plots import to_pil
 from mmgrpo.rollout import Round
-from mmgrpo.types import CONTRAST, REFERENCE, REPLAYED, Audio, Image, Media, Output, Prompt, Text, Video, select_rows
+from mmgrpo.types import (
+    CONTRAST,
+    GIVEN,
+    REFERENCE,
+    REPLAYED,
+    Audio,
+    Image,
+    Media,
+    Output,
+    Prompt,
+    Text,
+    Video,
+    select_rows,
+)
 
 CLIP_SIDE = 256
 """Longer side of a clip in pixels."""
@@ -97,7 +110,7 @@ MAX_LETTERS = 20_000
 """Characters of a text."""
 FIELDS = ("std", "level", "entropy", "step_rewards", "step_values")
 """Numbers per decision (``Decisions.fields``) that are written, where a policy has them."""
-ORIGINS = {REPLAYED: "replayed", REFERENCE: "reference", CONTRAST: "contrast"}
+ORIGINS = {REPLAYED: "replayed", REFERENCE: "reference", CONTRAST: "contrast", GIVEN: "given"}
 """Flags of members that the policy did not sample in this round."""
 NAME = re.compile(r"step-(\d{6,})")
 FILE = re.compile(r"group\.json|(prompt|\d+)(-\d+)?\.\w+")

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.runtime.fingerprint import of_network
-from mmgrpo.types import Image, Prompt, Reference, Video
+from mmgrpo.types import Image, Media, Prompt, Reference, Video
 from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of, refuse_media, stacked
 from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
+from pipelines.visual.given import given_output
 from pipelines.visual.options import MemoryOptions
 from pipelines.visual.sizes import at_least_one
 
@@ -90,6 +91,13 @@ class Architecture:
         """Pixels of denoised latents in [0, 1], which the decoder may slightly exceed; of clips with frames."""
         raise NotImplementedError
 
+    def encode_pixels(self, pixels: Float[Tensor, "N *frames 3 H W"]) -> Float[Tensor, "N *latent"]:
+        """Latents of pixels in [0, 1], which ``pixels`` decodes; the mean of a VAE's posterior."""
+        raise ValueError(
+            f"data.offline: {type(self).__name__} does not encode given images or videos, as sd3, flux, sana, "
+            "qwen_image, wan and small models do; choose one of them, or set data.offline=0"
+        )
+
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         """The arguments with which the pipeline calls the scheduler's ``set_timesteps``."""
         return {"num_inference_steps": steps}
@@ -147,6 +155,8 @@ class FlowModel:
     """That of prompts which state none."""
     encodes_negatives: bool = False
     """Encode negative prompts where this model has no guidance, too, since a variant of it reads them."""
+    size: Image | Video | None = field(default=None, init=False, repr=False)
+    """A sample, once one was needed for its size."""
 
     def __post_init__(self) -> None:
         self.encodings = Encodings(self._encode, self.device)
@@ -290,6 +300,29 @@ class FlowModel:
                 outputs.append(Video(sample, self.fps) if self.fps else Image(sample))
         return outputs
 
+    @property
+    def kind(self) -> str:
+        """``image`` or ``video``."""
+        return "video" if self.fps else "image"
+
+    @torch.no_grad()
+    def latents(self, media: Sequence[Media]) -> tuple[Float[Tensor, "N *latent"], list[Image | Video]]:
+        """Latents of given images or videos and the media themselves, in the size of samples: scaled to cover it and
+        cropped at the centre; of a video as many frames, evenly spaced."""
+        size = self.size = self.size or self.decode(torch.zeros(1, *self.shape))[0]
+        outputs = [given_output(medium, size) for medium in media]
+        pixels = torch.stack([one.frames if isinstance(one, Video) else one.pixels for one in outputs])
+        latents = []
+        for batch in pixels.to(self.device).split(self.decode_batch_size):
+            with self._autocast(torch.float32):
+                latents.append(self.architecture.encode_pixels(batch).float())
+        if latents[0].shape[1:] != self.shape:
+            raise ValueError(
+                f"data.offline: got latents of shape {list(latents[0].shape[1:])} of given outputs, expected "
+                f"{list(self.shape)}; this family does not take them, set data.offline=0"
+            )
+        return torch.cat(latents), outputs
+
     def grid(self, steps: int) -> Grid:
         """The noise levels of ``steps`` steps; those of the checkpoint equal diffusers' pipeline bit for bit."""
         if self.levels != CHECKPOINT:
@@ -367,6 +400,13 @@ def pixels_of_latents(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tens
     """Pixels in [0, 1], which the VAE may slightly exceed."""
     scaled = latents.float() / vae.config.scaling_factor + (vae.config.get("shift_factor") or 0.0)
     return vae.decode(scaled.to(vae.dtype)).sample.float() / 2 + 0.5
+
+
+def latents_of_pixels(vae: Any, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+    """The inverse of ``pixels_of_latents``: the mean of the posterior, shifted and scaled."""
+    encoded = vae.encode((2 * pixels - 1).to(vae.dtype))
+    latents = (encoded.latent if "latent" in encoded else encoded.latent_dist.mode()).float()
+    return (latents - (vae.config.get("shift_factor") or 0.0)) * vae.config.scaling_factor
 
 
 def refuse_overflow(pixels: Tensor, pipeline: Any) -> None:

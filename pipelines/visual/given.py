@@ -1,4 +1,4 @@
-"""The picture that a prompt gives beside its words: to be edited, or the first frame of a clip."""
+"""Media of data sets: the picture beside the words of a prompt (to be edited, or a first frame), and given outputs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
 from mmgrpo.data.images import read_picture
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
-from mmgrpo.types import Image, Media, Prompt
+from mmgrpo.types import Image, Media, Prompt, Video
 from pipelines.reading import check_skip_limit, filter_readable
 
 if TYPE_CHECKING:
@@ -32,6 +32,36 @@ def given_picture(prompt: Prompt, family: str) -> Pil.Image:
     source = prompt.media[0].source
     picture = source if isinstance(source, Image) else read_picture(str(source))
     return Pil.fromarray((picture.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+
+
+def given_output(medium: Media, like: Image | Video) -> Image | Video:
+    """An image or video of a data set in the size of a sample: scaled to cover it and cropped at the centre; of a video
+    as many frames, evenly spaced from the first to the last, at the sample's rate."""
+    if isinstance(like, Image):
+        image = medium.source if isinstance(medium.source, Image) else read_picture(str(medium.source))
+        return Image(_covering(image.pixels[None], like.pixels.shape[-2:])[0])
+    count = len(like.frames)
+    if isinstance(medium.source, Video):
+        frames = medium.source.frames[_evenly(len(medium.source.frames), count)]
+    else:
+        from pipelines.vlm.frames import decode
+
+        frames = decode(str(medium.source), lambda total, _: _evenly(total, count)).frames.float() / 255
+    return Video(_covering(frames, like.frames.shape[-2:]), like.fps)
+
+
+def _evenly(total: int, count: int) -> list[int]:
+    return [round(number * (total - 1) / max(1, count - 1)) for number in range(count)]
+
+
+def _covering(pixels: Float[Tensor, "N 3 h w"], size: Sequence[int]) -> Float[Tensor, "N 3 H W"]:
+    height, width = size
+    scale = max(height / pixels.shape[-2], width / pixels.shape[-1])
+    scaled = [max(least, round(scale * one)) for least, one in zip(size, pixels.shape[-2:], strict=True)]
+    if scaled != list(pixels.shape[-2:]):
+        pixels = nn.functional.interpolate(pixels, scaled, mode="bicubic", antialias=True).clamp(0, 1)
+    top, left = (scaled[0] - height) // 2, (scaled[1] - width) // 2
+    return pixels[..., top : top + height, left : left + width]
 
 
 def optional_picture(

@@ -80,6 +80,12 @@ class QwenImage(Architecture):
         scaled = (latents[:, :, None] * std + mean).to(vae.dtype)
         return vae.decode(scaled).sample[:, :, 0].float() / 2 + 0.5
 
+    def encode_pixels(self, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        vae = self.pipeline.vae
+        mean, std = (statistic.to(pixels) for statistic in latent_statistics(vae))
+        encoded = vae.encode((2 * pixels[:, :, None] - 1).to(vae.dtype)).latent_dist.mode().float()
+        return ((encoded - mean) / std)[:, :, 0]
+
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of image tokens."""
         mu = image_shift(scheduler.config, self.size[0] * self.size[1] // 4, 1.15)

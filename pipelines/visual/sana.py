@@ -32,7 +32,7 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, pixels_of_latents
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, latents_of_pixels, pixels_of_latents
 from pipelines.visual.options import SanaOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
@@ -100,6 +100,9 @@ class Sana(Architecture):
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of_latents(self.pipeline.vae, latents)
+
+    def encode_pixels(self, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        return latents_of_pixels(self.pipeline.vae, pixels)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return {"sigmas": np.linspace(1, 1 / steps, steps)} if self.even else {"num_inference_steps": steps}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmgrpo.types import Prompt
 from pipelines import require
@@ -20,7 +20,14 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline, read_scheduler
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.enlarger import Enlarger
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
+from pipelines.visual.flow import (
+    TRANSFORMER,
+    Architecture,
+    FlowModel,
+    image_shift,
+    latents_of_pixels,
+    pixels_of_latents,
+)
 from pipelines.visual.options import FlowOptions
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.sizes import at_least_one, latent_size
@@ -87,6 +94,9 @@ class Pretrained(Architecture):
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of_latents(self.pipeline.vae, latents)
 
+    def encode_pixels(self, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        return latents_of_pixels(self.pipeline.vae, pixels)
+
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return spacing(scheduler, steps, self.tokens)
 
@@ -101,6 +111,11 @@ class Small(SmallModel):
 
     def pixels(self, latents: Float[Tensor, "N 3 h w"]) -> Float[Tensor, "N 3 H W"]:
         return super().pixels(latents if self.enlarger is None else self.enlarger(latents.float()))
+
+    def encode_pixels(self, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 3 h w"]:
+        """Of enlarged images the means of the pixels that each of the small image becomes."""
+        small = super().encode_pixels(pixels)
+        return small if self.enlarger is None else nn.functional.avg_pool2d(small, self.enlarger.scale)
 
     def save(self, folder: Path, network: Any) -> None:
         super().save(folder, network)

@@ -41,6 +41,9 @@ class SmallModel(Architecture):
     def pixels(self, latents: Float[Tensor, "N 3 *frames h w"]) -> Float[Tensor, "N 3 *frames h w"]:
         return (latents.float() + 1) / 2
 
+    def encode_pixels(self, pixels: Float[Tensor, "N *frames 3 h w"]) -> Float[Tensor, "N *frames 3 h w"]:
+        return 2 * pixels.float() - 1
+
     def save(self, folder: Path, network: Any) -> None:
         super().save(folder, network)
         self.words.save(folder / "words")

@@ -104,6 +104,15 @@ class Wan(Architecture):
         clips = vae.decode((latents.float() * std + mean).to(vae.dtype)).sample
         return clips.transpose(1, 2).float() / 2 + 0.5
 
+    def encode_pixels(self, pixels: Float[Tensor, "N frames 3 H W"]) -> Float[Tensor, "N c f h w"]:
+        vae = self.pipeline.vae
+        mean, std = (
+            torch.tensor(values, device=pixels.device).view(1, -1, 1, 1, 1)
+            for values in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        encoded = vae.encode((2 * pixels.transpose(1, 2) - 1).to(vae.dtype)).latent_dist.mode()
+        return (encoded.float() - mean) / std
+
     def save(self, folder: Path, network: Any) -> None:
         if not isinstance(network, Experts):
             return super().save(folder, network)

@@ -73,6 +73,9 @@ class Small(SmallModel):
     def pixels(self, latents: Float[Tensor, "N 3 frames h w"]) -> Float[Tensor, "N frames 3 h w"]:
         return super().pixels(latents).transpose(1, 2)
 
+    def encode_pixels(self, pixels: Float[Tensor, "N frames 3 h w"]) -> Float[Tensor, "N 3 frames h w"]:
+        return super().encode_pixels(pixels).transpose(1, 2)
+
     def save(self, folder: Path, network: Any) -> None:
         super().save(folder, network)
         self.clip.write(folder)

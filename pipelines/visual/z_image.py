@@ -22,7 +22,14 @@ from pipelines.conditions import padded, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny, tiny_parts
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift, pixels_of_latents
+from pipelines.visual.flow import (
+    TRANSFORMER,
+    Architecture,
+    FlowModel,
+    image_shift,
+    latents_of_pixels,
+    pixels_of_latents,
+)
 from pipelines.visual.options import ZImageOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
@@ -87,6 +94,9 @@ class ZImage(Architecture):
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of_latents(self.pipeline.vae, latents)
+
+    def encode_pixels(self, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        return latents_of_pixels(self.pipeline.vae, pixels)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         """Evenly spaced levels from 1 to 1 / steps, with the shift of the scheduler."""

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.rollout import reward_metrics
 from mmgrpo.runtime.metrics import MetricsLog, read_metrics
 from mmgrpo.scoring import RewardScores, Scorer
-from mmgrpo.types import CONTRAST, OWN
+from mmgrpo.types import CONTRAST, OWN, Answer, Image, Media
 from tests.building import algorithm_blocks, trainer
 from tests.pages import DOCS, rows_of
-from tests.toys import toy_policy, toy_prompts
+from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import decisions
 
 PAGE = DOCS["metrics.md"]
@@ -76,6 +77,13 @@ def written(folder: Path) -> set[str]:
         )
         run.run_round()
         names |= {name for row in read_metrics(folder / str(number) / "metrics.jsonl") for name in row}
+    given = tuple(Answer("", Media("image", Image(torch.full((3, 1, 1), grade))), grade) for grade in (1.0, 0.0))
+    policy = FlowMatchingPolicy(
+        ToyModel(), steps=4, draws=1, error="velocity", evaluation_steps=4, forward_batch_size=9
+    )
+    prompts = [replace(prompt, answers=given) for prompt in toy_prompts(4)]
+    trainer(policy, folder / "offline", prompts, offline=1.0, **algorithm_blocks("dpo")).run_round()
+    names |= {name for row in read_metrics(folder / "offline" / "metrics.jsonl") for name in row}
     # Three rows of the policy, one of them not scored and one that is left to others, and one of a changed prompt.
     valid, abstained = (
         torch.tensor([[True], [False], [False], [True]]),

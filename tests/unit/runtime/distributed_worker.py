@@ -23,7 +23,7 @@ from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import Media, Output, Prompt, Turn
+from mmgrpo.types import Answer, Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
 from pipelines.reading import filter_readable
 from tests.building import algorithm_blocks, load, misses, module, near_one, recipe, trainer
@@ -150,12 +150,30 @@ def denoising(plan: str, folder: Path, accelerator: Accelerator, prompts: int = 
     return trainer(policy, folder, toy_prompts(prompts), heldout=toy_prompts(3), accelerator=accelerator, **settings)
 
 
+def offline(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Given answers of different lengths on different ranks, then samples."""
+    from pipelines.vlm.causal_lm import toy
+
+    def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
+
+    policy = TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)
+    policy.keep_reference()
+    answers = (Answer("a b a", None, 1.0), Answer("b", None, 0.0))
+    prompts = [Prompt(f"say {word}", word, answers=answers[: 1 + n] + answers) for n, word in enumerate(("a", "b"))]
+    prompts += [Prompt(f"say {word}", word, answers=answers) for word in ("a b", "b a")]
+    blocks = algorithm_blocks("dpo")
+    more: dict[str, Any] = {"prompts_per_step": 4, "steps": 3, "lr": 1e-3, "offline": 0.6}
+    return trainer(policy, folder, prompts, reward=short, accelerator=accelerator, **more, **blocks)
+
+
 CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "rows": rows,
     "tree": tree,
     "branches": branches,
     "resampled": resampled,
     "tokens": tokens,
+    "offline": offline,
     "sighted": sighted,
     "choices": choices,
     "hinge": hinge,

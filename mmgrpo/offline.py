@@ -1,0 +1,174 @@
+"""Rounds of answers that the data set gives: preference data, trained on without sampling.
+
+    prompts with answers -> policy.given -> gather over ranks -> Batch, whose advantages are the answers' grades
+
+A run begins offline and goes on online (semi-online, arXiv:2506.21495) after a share of its optimizer steps. Which
+prompts a round has is a function of the seed and its number, so that a checkpoint holds nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+
+from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.data.media import Skipped
+from mmgrpo.data.pairs import lacking, tied
+from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.randomness import derive
+from mmgrpo.rollout import Round
+from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks
+from mmgrpo.scoring import RewardScores
+from mmgrpo.types import Answering, Policy, Prompt, Request
+from mmgrpo.update import Batch, LossRecipe, scored
+
+GRADE = "grade"
+"""Name of the column of grades where others have rewards."""
+
+
+@dataclass(frozen=True)
+class Offline:
+    """The rounds of given answers of a run."""
+
+    policy: Policy
+    prompts: Sequence[Prompt]
+    usable: Sequence[int]
+    """Indices of the prompts with answers of which one is better."""
+    skipped: Sequence[Skipped]
+    """Prompts whose answers are all equal."""
+    steps: int
+    """Optimizer steps, from the first, that are made from them."""
+
+    @staticmethod
+    def of(
+        policy: Policy, prompts: Sequence[Prompt], recipe: AdvantageRecipe, loss: LossRecipe, share: float, steps: int
+    ) -> Offline | None:
+        """The offline part of a run, a ``share`` of its steps; None where the share is 0.
+
+        ValueError for a policy that cannot score given answers, for an algorithm that does not compare them, and for
+        prompts without answers that it reads.
+        """
+        if not share:
+            return None
+        refuse_algorithm(recipe, loss)
+        kind = policy.answer_kind if isinstance(policy, Answering) else ""
+        if not kind:
+            raise ValueError(UNFIT)
+        return Offline(policy, prompts, *compared(prompts, kind, share), round(share * steps))
+
+    def round(
+        self,
+        loss: LossRecipe,
+        count: int,
+        micro_batch_size: int,
+        *,
+        cursor: int,
+        number: int,
+        seed: int,
+        accelerator: Accelerator,
+    ) -> Round:
+        """Round ``number`` of ``count`` prompts; ``cursor``, that of the prompts to sample for, stays as it is."""
+        assert isinstance(self.policy, Answering)
+        started = time.perf_counter()
+        order = PromptOrder(len(self.usable), derive(seed, "offline"))
+        places = order.take(number * count, count)
+        own = RankSlice.of(count, accelerator, "the number of prompts per round")
+        prompts = [self.prompts[self.usable[place]] for place in places[own.start : own.stop]]
+        request = Request(prompts, range(own.start, own.stop), 0, derive(seed, "round", number), number)
+        rollout = self.policy.given(request)
+        grades = [answer.grade for prompt in prompts for answer in prompt.answers]
+        local = torch.tensor(grades, dtype=torch.float32, device=accelerator.device)
+        grade = gather_rows(local, accelerator)
+        decisions = gather_decisions(rollout.decisions, accelerator, 0)
+        first = sum(row_counts(local, accelerator)[: accelerator.process_index])
+        rows = first + torch.arange(len(local), device=accelerator.device)
+        advantages = grade[:, None].expand_as(decisions.log_probs)
+        batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
+        scores = RewardScores(grade[:, None], torch.ones_like(grade, dtype=torch.bool)[:, None])
+        metrics = self._metrics(batch, grade, loss, micro_batch_size, accelerator)
+        evaluations = torch.tensor([rollout.evaluations], device=accelerator.device)
+        metrics |= {
+            "rollout/rows": float(len(grade)),
+            "rollout/evaluations": float(gather_rows(evaluations, accelerator).sum()),
+            "time/rollout": time.perf_counter() - started,
+            "time/reward": 0.0,
+        }
+        return Round(batch, [rollout], scores, [GRADE], cursor, metrics, grade)
+
+    def _metrics(
+        self, batch: Batch, grade: torch.Tensor, loss: LossRecipe, micro_batch_size: int, accelerator: Accelerator
+    ) -> dict[str, float]:
+        """Of the policy before the round: the log-probability of a decision of the best and of the worst answers, and
+        how often the best has the larger log-ratio to the reference (log-probability, where the loss needs none)."""
+        decisions, mask = batch.decisions, batch.decisions.decision_mask
+        total = torch.where(mask, decisions.log_probs, 0.0)
+        score = total
+        if loss.needs_reference:
+            reference = torch.zeros_like(total)
+            with torch.no_grad():
+                names = frozenset({"log_probs", "reference_log_probs"})
+                for at, scores in scored(self.policy, batch, mask, names, micro_batch_size):
+                    reference[at] = scores["reference_log_probs"].to(total.dtype)
+            score = total - sum_over_ranks(reference, accelerator)
+        key, summed = decisions.keys["prompt"], score.sum(1)
+        mean = total.sum(1) / mask.sum(1).clamp_min(1)
+        best, worst = [], []
+        for group in key.unique():
+            rows = (key == group).nonzero()[:, 0]
+            best.append(int(rows[grade[rows].argmax()]))
+            worst.append(int(rows[grade[rows].argmin()]))
+        gap = summed[best] - summed[worst]
+        return {
+            "pairs/accuracy": float((gap > 0).double().mean()),
+            "pairs/margin": float(gap.double().mean()),
+            "pairs/chosen": float(mean[best].double().mean()),
+            "pairs/rejected": float(mean[worst].double().mean()),
+        }
+
+
+UNFIT = (
+    "data.offline: this policy cannot score answers that it did not draw, expected one of tokens, or of matching "
+    "errors (sampling.policy matching) whose family encodes images or videos; set data.offline=0"
+)
+
+
+def refuse_algorithm(recipe: AdvantageRecipe, loss: LossRecipe) -> None:
+    """ValueError for an objective that does not compare the rows of a group, and for weights of rewards that follow
+    what rewards give."""
+    if loss.objective.block.level != "group":
+        raise ValueError(
+            f"data.offline: got the objective '{loss.objective.text}', which takes samples one by one, expected one "
+            "that compares answers: algorithm.preset dpo, ipo, ... (mmgrpo presets), or objective preference(...)"
+        )
+    if recipe.weighting:
+        raise ValueError(
+            f"data.offline: got algorithm.weighting '{recipe.weighting[0].text}', which follows the rewards of "
+            "samples, expected none; leave it out, or set data.offline=0"
+        )
+
+
+def compared(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[list[int], list[Skipped]]:
+    """The indices of prompts with answers of a kind of which one is better, and those whose answers are equally good.
+
+    ValueError for a prompt whose answers are of another kind, or, where the whole run is offline, that has none; and
+    where no prompt can be used.
+    """
+    usable, skipped = [], []
+    for index, prompt in enumerate(prompts):
+        reason = lacking(prompt, kind)
+        if reason and (share == 1 or prompt.answers):
+            raise ValueError(f"data.offline: prompt '{prompt.id}' {reason}; correct the row, or set data.offline=0")
+        if not reason and tied(prompt):
+            skipped.append(Skipped(prompt.id, "", "its answers are equally good"))
+        elif not reason:
+            usable.append(index)
+    if not usable:
+        raise ValueError(
+            "data.offline: no prompt of data.train has answers of which one is better, expected columns such as "
+            "'chosen' and 'rejected' (docs/data.md lists layouts); set data.offline=0 to train on samples"
+        )
+    return usable, skipped

@@ -1,0 +1,193 @@
+"""Runs on given answers: what is scored, what is learned, how they go on online, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from mmgrpo.offline import compared
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import GIVEN, Answer, Image, Media, Output, Policy, Prompt, Request
+from pipelines.vlm.causal_lm import toy
+from tests.building import algorithm_blocks, trainer
+from tests.toys import ToyModel, toy_policy, toy_prompts
+
+WORDS = ["say", "a", "b", "c"]
+PREFERENCES = [("tokens", name) for name in ("dpo", "simpo", "exo", "dno", "inpo", "rpo", "mpo", "trpa", "copg", "vpo")]
+PREFERENCES += [("matching", name) for name in ("ipo", "mpo", "copg")]
+
+
+def tokens(**settings: Any) -> TokenPolicy:
+    policy = TokenPolicy(toy(WORDS), max_tokens=4, **settings)
+    policy.keep_reference()
+    return policy
+
+
+def matching() -> FlowMatchingPolicy:
+    return FlowMatchingPolicy(
+        ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
+    )
+
+
+def texts(count: int = 4) -> list[Prompt]:
+    """Prompts whose better answer is longer."""
+    answers = (Answer("a b c", None, 1.0), Answer("c", None, 0.0))
+    return [Prompt(f"say {WORDS[1 + n % 3]}", str(n), answers=answers) for n in range(count)]
+
+
+def images(count: int = 4) -> list[Prompt]:
+    answers = [Answer("", Media("image", Image(torch.full((3, 1, 1), value))), value) for value in (1.0, 0.0)]
+    return [replace(prompt, answers=tuple(answers)) for prompt in toy_prompts(count)]
+
+
+def made(policy: Policy, prompts: Sequence[Prompt], folder: Path, preset: str = "dpo", **more: Any) -> Trainer:
+    settings: dict[str, Any] = {"steps": 4, "offline": 1.0, "lr": 1e-2, **more}
+    return trainer(policy, folder, prompts, **settings, **algorithm_blocks(preset))
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_given_texts_have_the_log_probs_of_the_same_samples():
+    policy = tokens()
+    prompts = texts(2)
+    drawn = policy.rollout(Request(prompts, [0, 1], 6, 3))
+    ended = [not output.truncated for output in drawn.outputs]  # type: ignore[union-attr]
+    assert any(ended)
+    for prompt, rows in zip(prompts, (range(6), range(6, 12)), strict=True):
+        kept = [row for row in rows if ended[row]]
+        answers = tuple(Answer(drawn.outputs[row].text, None, 0.0) for row in kept)  # type: ignore[union-attr]
+        if not answers:
+            continue
+        given = policy.given(Request([replace(prompt, answers=answers)], [7], 0, 0))
+        width = given.decisions.log_probs.shape[1]
+        assert_close(given.decisions.log_probs, drawn.decisions.log_probs[kept][:, :width], rtol=0, atol=1e-5)
+        assert torch.equal(given.decisions.decision_mask, drawn.decisions.decision_mask[kept][:, :width])
+        assert given.decisions.origin.tolist() == [GIVEN] * len(kept) and given.decisions.keys["prompt"].unique() == 7
+
+
+def test_given_texts_are_cut_and_what_the_policy_never_says_is_no_decision():
+    policy = tokens()
+    given = policy.given(
+        Request([Prompt("say a", answers=(Answer("a b c a b", None, 1.0), Answer("", None, 0.0)))], [0], 0, 0)
+    )
+    assert given.decisions.decision_mask.sum(1).tolist() == [4, 1]
+    assert given.decisions.fields["truncated"].tolist() == [1, 0]
+    policy.suppressed = torch.tensor(policy.model.spell("b")[:1])
+    given = policy.given(Request([Prompt("say a", answers=(Answer("a b c", None, 1.0),))], [0], 0, 0))
+    assert given.decisions.decision_mask.tolist() == [[True, False, True, True]]
+    assert given.decisions.log_probs.isfinite().all()
+
+
+def test_given_images_share_the_draws_of_their_prompt():
+    policy = matching()
+    drawn = policy.rollout(Request(toy_prompts(2), [0, 1], 3, 5))
+    media = [Media("image", output) for output in drawn.outputs]  # type: ignore[arg-type]
+    asked = [
+        replace(prompt, answers=tuple(Answer("", medium, 0.0) for medium in media[3 * n : 3 * n + 3]))
+        for n, prompt in enumerate(toy_prompts(2))
+    ]
+    given = policy.given(Request(asked, [0, 1], 0, 5))
+    assert torch.equal(given.decisions.log_probs, drawn.decisions.log_probs)
+    assert torch.equal(given.decisions.node, drawn.decisions.node)
+    assert policy.answer_kind == "image" and given.prompts[3] is asked[1]
+
+
+@pytest.mark.parametrize(("kind", "preset"), PREFERENCES)
+def test_every_preference_trains_on_given_answers_without_a_reward(kind, preset, tmp_path):
+    policy, prompts = (tokens(), texts()) if kind == "tokens" else (matching(), images())
+    run = made(policy, prompts, tmp_path, preset, steps=2, reward=None)
+    run.scorers = []
+    run.fit()
+    for line in lines(tmp_path):
+        assert line["grad_norm"] > 0 and line["decisions"] > 0 and math.isfinite(line["loss"])
+        assert not any(name.startswith("reward/") for name in line)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "matching"])
+def test_dpo_begins_at_ln_2_and_learns_the_order(kind, tmp_path):
+    policy, prompts = (tokens(), texts()) if kind == "tokens" else (matching(), images())
+    made(policy, prompts, tmp_path, steps=12, prompts_per_step=4).fit()
+    first, *_, last = lines(tmp_path)
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6) and first["pairs/margin"] == pytest.approx(0, abs=1e-5)
+    assert last["pairs/accuracy"] == 1 and last["pairs/margin"] > 0.1 and last["loss"] < first["loss"]
+    assert last["rollout/rows"] == 8 and last["clip/low"] == 0
+
+
+def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
+
+
+def test_a_run_begins_offline_and_goes_on_online(tmp_path):
+    prompts = [*texts(3), Prompt("say c", "without")]
+    made(tokens(), prompts, tmp_path, offline=0.5, reward=short).fit()
+    names = [set(line) for line in lines(tmp_path)]
+    assert ["pairs/accuracy" in one for one in names] == [True, True, False, False]
+    assert ["reward/reward/mean" in one for one in names] == [False, False, True, True]
+
+
+def test_online_from_the_start_is_the_run_without_answers(tmp_path):
+    plain = [replace(prompt, answers=()) for prompt in texts()]
+    for name, prompts in {"with": texts(), "without": plain}.items():
+        made(tokens(), prompts, tmp_path / name, offline=0.0, reward=short).fit()
+    timed = {"time/rollout", "time/reward", "time/update", "seconds", "memory"}
+    one, other = (
+        [{k: v for k, v in line.items() if k not in timed} for line in lines(tmp_path / n)] for n in ("with", "without")
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_resumed_run_repeats_the_numbers(stop, tmp_path):
+    def run(folder: Path) -> Trainer:
+        return made(tokens(), texts(), folder, offline=0.5, reward=short, save_every=1)
+
+    whole, parts = run(tmp_path / "whole"), run(tmp_path / "parts")
+    whole.fit()
+    while parts.step < stop:
+        parts.run_round()
+    parts.save()
+    resumed = run(tmp_path / "parts")
+    assert resumed.resume() and resumed.step == stop
+    resumed.fit()
+    for name, parameter in whole.trained.items():
+        assert torch.equal(parameter, resumed.trained[name]), name
+
+
+def test_ties_and_rows_without_answers():
+    better, equal = texts(1)[0].answers, (Answer("a", None, 1.0), Answer("b", None, 1.0))
+    prompts = [Prompt("a", "0", answers=better), Prompt("b", "1", answers=equal), Prompt("c", "2")]
+    usable, skipped = compared(prompts, "text", 0.5)
+    assert usable == [0] and [one.id for one in skipped] == ["1"]
+    with pytest.raises(ValueError, match=r"data\.offline: prompt '2'.*chosen"):
+        compared(prompts, "text")
+    with pytest.raises(ValueError, match=r"data\.offline: prompt '0'.*image"):
+        compared(prompts, "image", 0.5)
+    with pytest.raises(ValueError, match=r"data\.offline: no prompt"):
+        compared(prompts[1:], "text", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "prompts", "preset", "words"),
+    [
+        (tokens, texts, "grpo", "objective 'ppo"),
+        (toy_policy, images, "dpo", "sampling.policy matching"),
+        (tokens, images, "dpo", "prompt '0' has an answer without text"),
+        (matching, texts, "dpo", "prompt '0' has the answer the text .*expected an image"),
+    ],
+)
+def test_what_cannot_train_offline_is_refused_before_anything_is_scored(policy, prompts, preset, words, tmp_path):
+    with pytest.raises(ValueError, match=rf"data\.offline: .*{words}"):
+        made(policy(), prompts(), tmp_path, preset)
+    assert not (tmp_path / "metrics.jsonl").exists()
