@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from accelerate import Accelerator
@@ -19,9 +19,11 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.pairs import lacking, tied
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.prompts.ledger import Rows
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks
+from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import Answering, Policy, Prompt, Request
 from mmgrpo.update import Batch, LossRecipe, scored
@@ -75,15 +77,18 @@ class Offline:
         assert isinstance(self.policy, Answering)
         started = time.perf_counter()
         order = PromptOrder(len(self.usable), derive(seed, "offline"))
-        places = order.take(number * count, count)
         own = RankSlice.of(count, accelerator, "the number of prompts per round")
-        prompts = [self.prompts[self.usable[place]] for place in places[own.start : own.stop]]
+        indices = [self.usable[place] for place in order.take(number * count, count)][own.start : own.stop]
+        prompts = [self.prompts[index] for index in indices]
         request = Request(prompts, range(own.start, own.stop), 0, derive(seed, "round", number), number)
-        rollout = self.policy.given(request)
+        with whole_weights(self.policy.network):
+            rollout = self.policy.given(request)
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
         local = torch.tensor(grades, dtype=torch.float32, device=accelerator.device)
         grade = gather_rows(local, accelerator)
-        decisions = gather_decisions(rollout.decisions, accelerator, 0)
+        several = [index for index, prompt in zip(indices, prompts, strict=True) for _ in prompt.answers]
+        fields = {**rollout.decisions.fields, "prompt_index": torch.tensor(several, device=accelerator.device)}
+        decisions = gather_decisions(replace(rollout.decisions, fields=fields), accelerator, 0)
         first = sum(row_counts(local, accelerator)[: accelerator.process_index])
         rows = first + torch.arange(len(local), device=accelerator.device)
         advantages = grade[:, None].expand_as(decisions.log_probs)
@@ -97,7 +102,8 @@ class Offline:
             "time/rollout": time.perf_counter() - started,
             "time/reward": 0.0,
         }
-        return Round(batch, [rollout], scores, [GRADE], cursor, metrics, grade)
+        numbers = Rows.of(decisions, grade, advantages, decisions.loss_mask)
+        return Round(batch, [rollout], scores, [GRADE], cursor, metrics, grade, numbers)
 
     def _metrics(
         self, batch: Batch, grade: torch.Tensor, loss: LossRecipe, micro_batch_size: int, accelerator: Accelerator
@@ -107,9 +113,9 @@ class Offline:
         decisions, mask = batch.decisions, batch.decisions.decision_mask
         total = torch.where(mask, decisions.log_probs, 0.0)
         score = total
-        if loss.needs_reference:
+        if "reference_log_probs" in loss.scores:
             reference = torch.zeros_like(total)
-            with torch.no_grad():
+            with torch.no_grad(), whole_weights(self.policy.network):
                 names = frozenset({"log_probs", "reference_log_probs"})
                 for at, scores in scored(self.policy, batch, mask, names, micro_batch_size):
                     reference[at] = scores["reference_log_probs"].to(total.dtype)
