@@ -393,6 +393,29 @@ def _balanced(turns: Mask, gain: Matrix, key: Key) -> Mask:
     return balanced
 
 
+@block(CREDITS, level="group")
+def looking(
+    advantages: Values,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    visual_dependency: Matrix,
+    *,
+    threshold: Annotated[float, within("[0, inf)")],
+    gain: Annotated[float, within("[0, inf)")],
+) -> Matrix:
+    """``broadcast`` times w_t / mean w of the row, w = 1 + gain where the token's distribution depends on the media by
+    more than ``threshold`` nats, else 1: what is seen is credited more, and the sum over a row is kept. PGPO
+    (arXiv:2604.01840): gated and of constant mass; its threshold and gain were not found, so that they must be given.
+
+    Dependencies [2, 0, 0, 0] with threshold 1 and gain 1: A times [1.6, .8, .8, .8]. Gain 0, or a row without any such
+    token, is ``broadcast``.
+    """
+    weight = torch.where(visual_dependency > threshold, 1.0 + gain, 1.0)
+    mean = torch.where(decision_mask, weight, 0.0).sum(1) / decision_mask.sum(1).clamp(min=1)
+    return weight / mean.clamp(min=1)[:, None] * broadcast(advantages, keep, node, decision_mask)
+
+
 TREES_ONLY = frozenset({"tree_depth", "tree_softmax", "tree_siblings", "parent_top1"})
 """Credits and selectors for samples that share decisions. On others they would compare whatever stands at one position:
 tokens by their number in the text, for example."""

@@ -123,6 +123,17 @@ def kl_forward_rewarded(
     return kl_forward(log_probs, torch.sigmoid(slope * advantages) * reference_log_probs, coef=coef)
 
 
+@block(TERMS)
+def distillation(
+    log_probs: Float[Tensor, "*shape"], teacher_log_probs: Float[Tensor, "*shape"], *, coef: float
+) -> Float[Tensor, "*shape"]:
+    """coef (log_probs - teacher_log_probs)^2 / 2 on the policy's own samples: its gradient is that of
+    KL(policy||teacher) (on-policy distillation). The teacher is a network of that name (``algorithm.networks:
+    frozen(path=...)``), one for each task if it names some. log p = -1 against -2: .5, with the gradient 1, which
+    lowers what the teacher finds unlikely."""
+    return coef * (log_probs - teacher_log_probs).square() / 2
+
+
 @block(TERMS, level="group")
 def chi_squared(
     log_probs: Float[Tensor, "B T"],

@@ -89,3 +89,25 @@ def gradient_features(
             total.index_add_(0, inverse[some], gradient.float())
         features.append(total / sequences.real[rows].sum(1, keepdim=True).clamp_min(1))
     return torch.cat(features)[:, None]
+
+
+def visual_dependency(
+    sequences: Sequences,
+    changed: Sequences,
+    rows: Bool[Tensor, "B"],
+    states: Callable[[Sequences, Int[Tensor, "rows"]], Float[Tensor, "rows T width"]],
+    log_softmax: Callable[[Tensor, Bool[Tensor, "N"]], Float[Tensor, "N vocabulary"]],
+    chunk: int,
+) -> Float[Tensor, "B T"]:
+    """KL(p(.|prompt) || p(.|changed prompt)) at each token of ``rows``, those with something to change, 0 elsewhere:
+    PGPO (arXiv:2604.01840), whose second context has no image at all."""
+    found = torch.zeros(sequences.real.shape, device=sequences.ids.device)
+    for part in sequences.split(sequences.real & rows[:, None], ROWS):
+        some, inverse = torch.unique(part.rows, return_inverse=True)
+        sides = [states(one, some)[inverse, part.positions] for one in (sequences, changed)]
+        for piece in torch.arange(len(inverse), device=found.device).split(chunk):
+            first = part.positions[piece] == 0
+            with_media, without = (log_softmax(side[piece], first) for side in sides)
+            gap = torch.where(torch.isfinite(with_media), with_media - without, 0.0)
+            found[part.rows[piece], part.positions[piece]] = (with_media.exp() * gap).sum(-1)
+    return found

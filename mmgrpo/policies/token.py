@@ -34,7 +34,7 @@ from mmgrpo.policies.generation import (
     entropy_of,
     pad_beams,
 )
-from mmgrpo.policies.records import answer_likelihood, gradient_features
+from mmgrpo.policies.records import answer_likelihood, gradient_features, visual_dependency
 from mmgrpo.policies.token_model import (
     AUTOCAST,
     Context,
@@ -215,7 +215,22 @@ class TokenPolicy:
                 **self._records(sequences, prompts, request.records),
             },
         )
-        return Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=rows * width)
+        rollout = Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=rows * width)
+        return self._looked(rollout, sequences) if "visual_dependency" in request.records else rollout
+
+    def _looked(self, rollout: Rollout, sequences: Sequences) -> Rollout:
+        """The rollout with the field ``visual_dependency``, against grey media."""
+        changed, rows = self.changed_prompts.sequences(rollout, "blank")
+        network, decisions = self.network, rollout.decisions
+        found = visual_dependency(
+            sequences,
+            changed,
+            rows,
+            lambda one, some: self.states(network, one, some),
+            lambda hidden, first: self._log_softmax(network, hidden, first, sequences.temperature),
+            self.logits_chunk_size,
+        )
+        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "visual_dependency": found}))
 
     @torch.no_grad()
     def given(self, request: Request) -> Rollout:

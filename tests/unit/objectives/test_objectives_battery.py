@@ -64,6 +64,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "old_log_probs": old,
         "reference_log_probs": old + spread * normal(),
         "sampler_log_probs": old + spread * normal(),
+        "teacher_log_probs": old + spread * normal(),
         f"log_probs@{MASKED}": old + spread * normal(),
         "advantages": reward[:, None].expand(5, 4).clone(),
         "shift": normal().square() * 1e-5 * spread,

@@ -96,3 +96,17 @@ def test_a_reference_weighted_by_reward_is_the_reference_where_phi_is_one():
     plain = bind("kl_forward(coef=1.0)", TERMS, "term")(given)
     torch.testing.assert_close(value(40.0), plain)
     assert plain.item() == pytest.approx(0.02288, abs=5e-6)
+
+
+def test_distillation_has_the_gradient_of_the_kl_to_the_teacher():
+    """Over all outcomes of p = (.8, .2) against (.5, .5): sum p (log p - log q) d log p is d KL / d logits."""
+    logits, teacher = torch.tensor([math.log(4.0), 0.0], requires_grad=True), torch.tensor([0.5, 0.5]).log()
+    p = logits.log_softmax(0)
+    given = {"log_probs": p, "teacher_log_probs": teacher}
+    values = bind("distillation(coef=1.0)", TERMS, "term")(given)
+    (found,) = torch.autograd.grad((p.detach().exp() * values).sum(), logits, retain_graph=True)
+    (wanted,) = torch.autograd.grad((p.exp() * (p - teacher)).sum(), logits)
+    torch.testing.assert_close(found, wanted)
+    assert bind("distillation(coef=1.0)", TERMS, "term")(
+        {"log_probs": torch.tensor([-1.0]), "teacher_log_probs": torch.tensor([-2.0])}
+    ).tolist() == [0.5]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from mmgrpo.advantages.credit import CREDITS
+from mmgrpo.config.registry import bind
 from mmgrpo.data.answers import answer_start, reference_text
 from mmgrpo.policies.generation import certainty_of
-from mmgrpo.policies.records import thought_length
+from mmgrpo.policies.records import thought_length, visual_dependency
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Request, Text
@@ -114,3 +118,40 @@ def test_a_reward_declares_what_it_reads_and_a_policy_that_cannot_is_refused(tmp
     assert run.step == 1
     with pytest.raises(ValueError, match="certain.*certainty"):
         trainer(toy_policy(), tmp_path / "b", toy_prompts(2), scorers=scorers)
+
+
+def credited(text, dependency):
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    inputs = {"advantages": torch.tensor([1.0, -2.0]), "keep": torch.ones(2).bool(), "decision_mask": mask}
+    inputs |= {"node": torch.arange(8).view(2, 4), "visual_dependency": torch.tensor(dependency)}
+    return bind(text, CREDITS, "credit")(inputs)
+
+
+def test_what_is_seen_is_credited_more_at_a_constant_sum_over_the_row():
+    made = credited("looking(threshold=1, gain=1)", [[2.0, 0, 0, 0], [0, 0, 9, 9]])
+    torch.testing.assert_close(made, torch.tensor([[1.6, 0.8, 0.8, 0.8], [-2, -2, 0, 0]]))
+    plain = credited("looking(threshold=1, gain=0)", [[2.0, 0, 0, 0]] * 2)
+    torch.testing.assert_close(plain, torch.tensor([[1.0] * 4, [-2, -2, 0, 0]]))
+
+
+def test_dependency_is_the_divergence_from_what_the_changed_prompt_says():
+    one = policy()
+    plain, other = ([Prompt(text, name)] for text, name in (("say a", "0"), ("say b", "0")))
+    made = one.rollout(Request(plain, [0], 3, 3))
+    context, features = one._encode(other)
+    steps = made.steps
+    changed = replace(steps, context=context, features=features)  # type: ignore[type-var]
+    found = visual_dependency(
+        steps, changed, torch.tensor([True, True, False]), lambda s, rows: one.states(one.network, s, rows),
+        lambda hidden, first: one._log_softmax(one.network, hidden, first, 1.0), 100,
+    )  # fmt: skip
+    for row in range(3):
+        ids = list(made.outputs[row].ids)  # type: ignore[union-attr]
+        for t in range(len(ids)):
+            with torch.no_grad():
+                p, q = (distribution(one, text, ids[:t]) for text in ("say a", "say b"))
+            finite = torch.isfinite(p)
+            wanted = float((p.exp()[finite] * (p - q)[finite]).sum()) if row < 2 else 0.0
+            assert found[row, t].item() == pytest.approx(wanted, abs=1e-5)
+    texts = one.rollout(Request(plain, [0], 3, 3, records=frozenset({"visual_dependency"})))
+    assert not texts.decisions.fields["visual_dependency"].any()  # a prompt without media
