@@ -123,15 +123,16 @@ def papers(key: Key, stat: Rows, size: int) -> tuple[Key, Rows]:
     """Bundles of one row of each of ``size`` groups, as an examination has one answer to each of its questions: the
     number of each row's bundle, and whether the row is in a whole one (RiskPO, arXiv:2510.00911).
 
-    Groups are bundled in order, and their rows in the statistics in order of the rows: the first with the first. The
+    Groups with rows in the statistics are bundled in order, and these rows in order: the first with the first. The
     last bundle has fewer groups if they do not divide evenly; rows beyond the smallest of the bundled groups are in
     none.
     """
     index, count = group_index(key)
     order = torch.arange(key.numel(), device=key.device).double()
     member = group_rank(order, key, stat).long()
-    bundle = index // size
     number = torch.zeros(count, dtype=torch.long, device=key.device).index_add_(0, index, stat.long())
-    least = torch.full((int(bundle.max()) + 1,), key.numel(), device=key.device)
-    least.scatter_reduce_(0, torch.arange(count, device=key.device) // size, number, "amin")
+    bundles = ((number > 0).cumsum(0) - 1).clamp(min=0) // size  # of each group
+    least = torch.full((int(bundles.max()) + 1,), key.numel(), device=key.device)
+    least.scatter_reduce_(0, bundles[number > 0], number[number > 0], "amin")
+    bundle = bundles[index]
     return bundle * key.numel() + member, stat & (member < least[bundle])

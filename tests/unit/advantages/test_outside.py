@@ -23,6 +23,8 @@ PARAMETERS = {
     "gfpo": "gfpo(count=2)",
     "max_variance": "max_variance(count=2)",
     "balanced": "balanced(count=2)",
+    "first": "first(count=2)",
+    **{name: f"{name}(by='b')" for name in ("scaled", "class_factor", "consistency")},
     "best_worst": "best_worst(best=1, worst=1)",
 }
 """What blocks need where they have no default, and what makes a difference in groups of three and four."""
@@ -44,6 +46,10 @@ def inputs(outside: bool) -> dict[str, torch.Tensor]:
         "truncated": torch.zeros(INSIDE),
         "reference_value": torch.full((INSIDE,), 0.3, dtype=torch.float64),
         "greedy_value": torch.full((INSIDE,), 0.6, dtype=torch.float64),
+        "tracker_value": torch.full((INSIDE,), 0.5, dtype=torch.float64),
+        "quantile_low": torch.full((INSIDE,), 0.2, dtype=torch.float64),
+        "quantile_high": torch.full((INSIDE,), 0.8, dtype=torch.float64),
+        "variant": torch.tensor([512, 512, 2560, 2560, 512, 512, 2560]),
         "entropy": torch.rand(INSIDE, 2, generator=generator, dtype=torch.float64),
         "decision_mask": torch.ones(INSIDE, 2, dtype=torch.bool),
         "log_probs": torch.zeros(INSIDE, 2, dtype=torch.float64),
@@ -63,6 +69,7 @@ def inputs(outside: bool) -> dict[str, torch.Tensor]:
         columns = {name: torch.cat([column, more.get(name, wild.to(column))]) for name, column in columns.items()}
     rows = len(columns["values"])
     columns |= {"streams": torch.stack([columns["values"], columns["length"].double()], 1), "names": ("a", "b")}
+    columns |= {"raw": columns["streams"]}
     columns |= {"weights": torch.tensor([1.0, -0.5])}
     return {**columns, "keep": columns["stat"], "node": torch.arange(2 * rows).view(rows, 2)}
 

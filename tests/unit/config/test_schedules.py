@@ -137,7 +137,7 @@ def test_a_setting_takes_a_schedule_in_the_place_of_its_number():
     for text, word in [
         ("optim.lr=linear(1, 2)", "optim.lr"),
         ("sampling.temperature=1", "'1'"),
-        ("data.group_size=linear(8, 1)", "1"),
+        ("data.group_size=linear(8, 0)", "0"),
     ]:
         with pytest.raises(ValueError, match="schedules") as error:
             of_settings(read_command([*base, "--schedules", text], ""))
