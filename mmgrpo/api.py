@@ -33,6 +33,7 @@ from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Blocks, Family, Settings, family, refuse_unshardable
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
+from mmgrpo.prompts.ledger import by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report.group_record import GroupRecord, displayed
@@ -300,6 +301,13 @@ def make_trainer(
     if config.distributed.shard == "full":
         shard_networks(config, owner, inputs.policy, accelerator)
     small = owner.displayed if owner else displayed
+    ledger = sampling.ledger(splits.train, splits.files)
+    if config.data.ledger:
+        weights = {one.name: one.weight for one in reward_scorers}
+        known = by_number(splits.train, measured_before(config.data.ledger, weights), config.data.ledger)
+        ledger.start(known)
+        if accelerator.is_main_process:
+            print(f"data.ledger: rewards of {len(known)} of {len(splits.train)} training prompts are known", flush=True)
     trainer = Trainer(
         policy=inputs.policy,
         scorers=reward_scorers,
@@ -322,6 +330,7 @@ def make_trainer(
             groups=evaluation.groups,
         ),
         folder=folder,
+        ledger=ledger,
         seed=config.seed,
         accelerator=accelerator,
         checkpoints=Checkpoints(folder, accelerator, config.save_every, config.save_every_minutes, config.keep),

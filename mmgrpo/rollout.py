@@ -73,8 +73,11 @@ class Round:
     metrics: dict[str, float]
     totals: Tensor
     """[B] the rewards as one number (``Estimate.rewards``)."""
-    rows: Rows
-    """What the ledger takes of it."""
+
+    @property
+    def rows(self) -> Rows:
+        """What the ledger takes of it."""
+        return Rows.of(self.batch.decisions, self.totals, self.batch.advantages, self.batch.loss_mask)
 
 
 def sample_round(
@@ -166,8 +169,7 @@ def sample_round(
     }
     loss_mask = result.loss_mask & ~drawing.surplus(result, decisions)[:, None]
     batch = Batch(rollouts, places, result.weighing(decisions), result.advantages, loss_mask)
-    seen = Rows.of(decisions, result.rewards, result.advantages, loss_mask)
-    return Round(batch, rollouts, scores, names, drawing.cursor, metrics, result.rewards, seen)
+    return Round(batch, rollouts, scores, names, drawing.cursor, metrics, result.rewards)
 
 
 def begin_rollout(

@@ -19,7 +19,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ import tyro
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
 from mmgrpo.config.plugins import locate
-from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, one_of, within
+from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO, FRACTION, one_of, within
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -67,6 +67,13 @@ class Args:
     empty answer less; repeat the option for several. By default "task", for rows that have one."""
     skip_limit: Annotated[float, FRACTION] = 0.0
     """Largest fraction of rows with problems for an exit status of 0, as data.skip_limit of a recipe."""
+    blind: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: none)")] = ""
+    """File that mmgrpo evaluate wrote for this data (--file, --samples), with values for blank media: rows that are
+    solved without their media are problems."""
+    blind_limit: Annotated[float, ANY_NUMBER] = 0.5
+    """Mean reward without media from which a row counts as solved."""
+    kept: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: none)")] = ""
+    """Output file (.jsonl) with the rows without a problem, as they are, to train on."""
     skipped: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: none)")] = ""
     """Output file with a line of JSON per row with a problem: id, file, reason."""
     model: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: sizes of Qwen2.5-VL)")] = ""
@@ -96,6 +103,8 @@ class Args:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check a data set, print the result, and exit with 1 if there are more problems than allowed."""
     args = options(Args, arguments, __doc__)
+    from mmgrpo.cli.prompts import rows_of
+    from mmgrpo.cli.prompts import write as write_rows
     from mmgrpo.data.columns import columns_for
     from mmgrpo.files import write_text
     from pipelines.hub import attempts
@@ -113,12 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (count, note), golds = counter(args), gold_rewards([spec for spec in args.reward if is_verifier(spec)])
     others = row_rewards([spec for spec in args.reward if not is_verifier(spec)])
     refuse_columns([*(reward for reward, _ in golds), *others], [prompt for _, prompt in readable])
+    guesses = blind_scores(args.blind) if args.blind else {}
     problems = {place: row_problem(place, prompt) for place, prompt in rows if isinstance(prompt, ValueError)}
     tokens = []
     for (place, prompt), sizes, given, found in zip(readable, measures, shown, compared, strict=True):
         problem = media_problem(prompt, sizes) or media_problem(given, found) or equal_answers(prompt)
         problem = problem or (task_problem(prompt) if args.check_tasks else None)
         problem = problem or row_problems(prompt, others)
+        problem = problem or guessed_problem(prompt, guesses, args.blind_limit)
         problem = problem or (gold_problem(prompt, golds) if args.check_tasks and (golds or not others) else None)
         if not problem and count is not None:
             problem, length = length_problem(prompt, sizes, count, args.max_prompt_tokens)  # type: ignore[arg-type]
@@ -138,6 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines = (json.dumps(asdict(problem), ensure_ascii=False) + "\n" for problem in problems.values())
         write_text(Path(args.skipped), "".join(lines))
         print(f"written: {args.skipped}")
+    if args.kept:
+        wrong = {problem.id for problem in problems.values()}
+        rows_kept = islice(rows_of(args.data, args.media_root, args.columns), len(readable))
+        write_rows(Path(args.kept), rows_kept, lambda prompt: prompt.id not in wrong)
     if len(problems) > args.skip_limit * len(rows):
         raise SystemExit(1)
 
@@ -270,6 +285,31 @@ def task_problem(prompt: Prompt) -> Skipped | None:
     except ValueError as error:
         return Skipped(prompt.id, "", str(error))
     return None
+
+
+def blind_scores(path: str) -> dict[str, float]:
+    """The mean reward without media of each prompt, by its id, from a file of mmgrpo evaluate."""
+    try:
+        rows = json.loads(Path(path).read_text(encoding="utf-8"))["values"]
+        values = {row["id"]: [v for one in row["blind"].values() for v in one if v is not None] for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"--blind {path}: got another content, expected values without media; write it with mmgrpo evaluate, of "
+            "prompts with pictures, clips or sounds"
+        ) from error
+    return {key: statistics.mean(scored) for key, scored in values.items() if scored}
+
+
+def guessed_problem(prompt: Prompt, guesses: Mapping[str, float], limit: float) -> Skipped | None:
+    """The problem of a row that is solved without its media, if it is."""
+    from mmgrpo.data.media import Skipped
+
+    score = guesses.get(prompt.id)
+    if score is None or score < limit:
+        return None
+    return Skipped(
+        prompt.id, "", f"has a mean reward of {score:.3g} without its media, at least --blind-limit {limit:g}"
+    )
 
 
 def is_verifier(spec: str) -> bool:

@@ -96,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     refuse_no_prompts(args, "--prompts TEXT")
     refuse_copies(args.samples, config)
     from mmgrpo.evaluation import members
+    from mmgrpo.prompts.ledger import key_of
     from mmgrpo.rewards import scorers
 
     prompts = prompts_of(args, config, model_family)
@@ -124,10 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         **sampling_options(config),
         **describe(table, texts, prompts, args.success, groups),
     }
+    blinded: Table = {}
     if args.blind and (blank := model_family.blank(prompts)):
-        blind, guesses = measure(contestant, blank, scoring, accelerator)
-        result["blind"] = {"name": "blind", **describe(blind, guesses, prompts, args.success, groups)}
-        result["blind"]["difference"] = difference(blind, table)
+        blinded, guesses = measure(contestant, blank, scoring, accelerator)
+        result["blind"] = {"name": "blind", **describe(blinded, guesses, prompts, args.success, groups)}
+        result["blind"]["difference"] = difference(blinded, table)
     if section := corpus.scores(prompts, texts, counts, specs, groups, args.worst):
         result["corpus"] = section
     if other is not None:
@@ -137,9 +139,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if section:
             result["corpus"]["difference"] = corpus.compare(corpus.count(prompts, replies, specs), counts)
     result["values"] = [
-        {"id": prompt.id, **{name: [json_value(v) for v in rows[i]] for name, rows in table.items()}}
+        {
+            "id": prompt.id,
+            "key": key_of(prompt),
+            **{name: [json_value(v) for v in rows[i]] for name, rows in table.items()},
+        }
         for i, prompt in enumerate(prompts)
     ]
+    for row, i in zip(result["values"] if blinded else (), range(len(prompts))):
+        row["blind"] = {name: [json_value(v) for v in rows[i]] for name, rows in blinded.items()}
     if accelerator.is_main_process:
         from mmgrpo.files import write_text
 

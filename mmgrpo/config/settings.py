@@ -173,6 +173,9 @@ class Data:
     columns: Annotated[str, ANY_TEXT] = ""
     """Columns of the prompt files under our names, theirs=ours,...: question=problem,solution=answer. A name a.b is the
     key b inside of a; meta.NAME is a parameter of the task. Embedded files keep their own."""
+    ledger: Annotated[str, ANY_TEXT] = ""
+    """Rewards of the training prompts that were measured before, with which the ledger begins: the file that mmgrpo
+    evaluate writes (--file DATA --samples 8), or the folder of another run. Samplers and trackers read them."""
     prompts_per_step: Annotated[int, within("[1, 1e6]")] = 8
     """Prompts (groups) per rollout, over all processes."""
     group_size: Annotated[int, within("[1, 4096]")] = 16

@@ -312,11 +312,15 @@ class Ledger:
         return sorted(rows, key=lambda row: (row["mean"], -row["draws"]))
 
     def _kept(self) -> list[str]:
-        """Columns of trackers with one number per prompt."""
-        return [n for n, value in self.columns[PROMPTS].items() if n not in BASE[PROMPTS] and value.dim() == 1]
+        """Columns of trackers, without the sizes of those that hold several numbers."""
+        names = [name for name in self.columns[PROMPTS] if name not in BASE[PROMPTS]]
+        return [name for name in names if not name.endswith("_size")]
 
-    def _shown(self, name: str, index: int) -> float:
-        return float(self.columns[PROMPTS][name][index])
+    def _shown(self, name: str, index: int) -> float | list[float]:
+        column = self.columns[PROMPTS][name]
+        if column.dim() == 1:
+            return float(column[index])
+        return column[index][column.shape[1] - int(self.columns[PROMPTS][f"{name}_size"][index]) :].tolist()
 
     def write(self, folder: Path, prompts: Sequence[Prompt], step: int) -> None:
         """Write ``prompts.jsonl``: a summary, then a line per visited prompt."""

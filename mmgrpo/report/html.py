@@ -23,6 +23,8 @@ from mmgrpo.files import write_bytes
 from mmgrpo.report.cards import sections as prompt_files
 from mmgrpo.report.figures import NONE, Cell, change, decimals, difference_cell, duration, is_number, mean_cell, number
 from mmgrpo.report.group_page import newest_group
+from mmgrpo.report.ledger import NOTE as NOTE_OF_PROMPTS
+from mmgrpo.report.ledger import Hardness, read_hardness
 from mmgrpo.report.media import MediaFolder, Medium, contained, picture, picture_uri
 from mmgrpo.report.plots import curve_figure, figure_png, sample_grid, series
 from mmgrpo.report.render import render
@@ -195,6 +197,30 @@ def correlation_table(run: RunFolder) -> Table:
     return Table("Correlation of rewards within groups", ["reward", *names], rows, [CORRELATION])
 
 
+def hardest_table(hardness: Hardness | None) -> Table:
+    """The hardest prompts of the run; no rows where it keeps no ledger."""
+    if hardness is None:
+        return Table("", [], {})
+    rows = {
+        f"{str(row.get('id', ''))[:40]}: {str(row.get('text', ''))[:80]}": [
+            *(Cell(number(row.get(name))) for name in ("mean", "last_mean", "best")),
+            *(Cell(number(row.get(name), ".0f")) for name in ("visits", "draws")),
+        ]
+        for row in hardness.hardest
+    }
+    flat = f"{hardness.flat:.0%} of the visited prompts had equal rewards at their last visit."
+    return Table(
+        hardness.heading, ["prompt", "mean", "last", "best", "visits", "samples"], rows, [flat, NOTE_OF_PROMPTS]
+    )
+
+
+def difficulty_curve(hardness: Hardness | None) -> Medium | None:
+    """The distribution of the rewards of prompts over the rounds."""
+    if hardness is None:
+        return None
+    return Medium("picture", "Distribution of mean rewards of prompts", picture_uri(figure_png(hardness.figure)))
+
+
 def _count(estimate: Any) -> Cell:
     """The number of prompts of an estimate."""
     return Cell(number(estimate.get("n") if isinstance(estimate, Mapping) else None, ".0f"))
@@ -231,6 +257,7 @@ def write_report(folder: str | Path) -> Path:
     run = read_run(folder)
     samples = MediaFolder(folder / "samples") if contained(folder, "samples") else None
     files = prompt_files(samples) if samples else []
+    hardness = read_hardness(folder)
     further = [error_rate_table(run), *group_tables(run), *extra_tables(run)]
     content = render(
         "report.html",
@@ -242,10 +269,10 @@ def write_report(folder: str | Path) -> Path:
             "verdict": verdict(run),
             "facts": facts(run),
             "results": [reward_table(run), *(table for table in further if table.rows)],
-            "curves": curves(run),
+            "curves": curves(run) + ([difficulty] if (difficulty := difficulty_curve(hardness)) else []),
             "prompt_files": files,
             "grids": grids(run, samples, paired=bool(files)) if samples else [],
-            "correlations": [table for table in [correlation_table(run)] if table.rows],
+            "correlations": [table for table in [hardest_table(hardness), correlation_table(run)] if table.rows],
             "group": newest_group(folder),
             "metrics": metric_table(run),
         },

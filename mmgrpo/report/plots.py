@@ -60,6 +60,26 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
     return figure
 
 
+def band_figure(steps: np.ndarray, levels: np.ndarray, title: str) -> Figure:
+    """The middle of a distribution over steps, and two bands around it; ``levels`` [steps, 5] are the quantiles .1,
+    .25, .5, .75, .9."""
+    figure = Figure(figsize=(3.6, 2.3))
+    figure.subplots_adjust(0.6 / 3.6, 0.28 / 2.3, 1 - 0.08 / 3.6, 1 - 0.3 / 2.3)
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=10, color=INK, loc="left", parse_math=False)
+    axes.tick_params(colors=INK, labelsize=8, length=3)
+    axes.grid(color=INK, alpha=0.18, linewidth=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(INK)
+    axes.set_facecolor("none")
+    axes.fill_between(steps, levels[:, 0], levels[:, 4], color=ACCENT, alpha=0.2, linewidth=0)
+    axes.fill_between(steps, levels[:, 1], levels[:, 3], color=ACCENT, alpha=0.35, linewidth=0)
+    axes.plot(steps, levels[:, 2], color=ACCENT, linewidth=1.8, marker="o" if len(steps) < 3 else "")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    return figure
+
+
 def series(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of one metric, both [rows]; NaN for rows without a value."""
     steps = np.array([row["step"] for row in metrics])

@@ -7,6 +7,7 @@
     samples/<title>.webp     the same grid, which moves
     groups/step-000040/      a training group: group.json and its media (mmgrpo/report/groups.py)
     samples/<title>.jsonl    completions, if they are texts or sounds (mmgrpo/report/completions.py)
+    prompts.jsonl            the ledger: numbers per prompt (mmgrpo/report/ledger.py)
     alarms.json              what trains nothing, if anything (mmgrpo/report/idle.py)
     summary.json             written only at the end of a run
 
@@ -42,7 +43,10 @@ from mmgrpo.report.untrusted import (
 from mmgrpo.statistics import bootstrap_mean
 
 SIDES = ("before", "after", "difference")
-PARTS = ("config.yaml", "metrics.jsonl", "alarms.json", "summary.json", "evaluations", "samples", "groups")
+PARTS = (
+    *("config.yaml", "metrics.jsonl", "prompts.jsonl", "alarms.json", "summary.json"),
+    *("evaluations", "samples", "groups"),
+)
 FILES = ("evaluations/*.json", "samples/*.png", "samples/*.webp", "samples/*.jsonl", "groups/*")
 
 MAX_CELLS = 50_000_000
