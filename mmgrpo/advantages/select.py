@@ -178,6 +178,30 @@ def drop_low_std(values: Values, key: Key, stat: Rows, share: Annotated[float, w
     return std >= share * groups.group_mean(std, torch.zeros_like(key), one)
 
 
+@block(AFTER, level="group")
+def keep_groups(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    *,
+    count: Annotated[int, COUNT],
+    by: Annotated[str, one_of("variance", "middle")] = "variance",
+) -> Rows:
+    """The ``count`` groups of the batch whose rewards vary most, or whose mean is nearest to the ``middle`` of the
+    smallest and the largest reward of the batch: with more prompts per step than are trained, the round is oversampled.
+
+    Means 1, .5, .25, 0 of rewards 0 and 1: with a count of 2 the second and the third, by either. Ties by number."""
+    first, mean = groups.group_first(key, stat), groups.group_mean(values, key, stat)
+    if by == "variance":
+        loss = -groups.group_std(values, key, stat, ddof=0)
+    else:
+        loss = (mean - (values[stat].max() + values[stat].min()) / 2).abs() if bool(stat.any()) else mean
+    _, index = torch.unique(key, return_inverse=True)
+    batch = torch.zeros_like(key)
+    kept = first & (groups.group_rank(loss, batch, first) < count)
+    return torch.isin(index, index[kept])
+
+
 @block(AFTER)
 def drop_truncated(truncated: Shaped[Tensor, "B"]) -> Rows:
     """Rows that ended before the length limit (DAPO's overlong filtering, arXiv:2503.14476): ``truncated`` is 0."""

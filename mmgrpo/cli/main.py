@@ -16,7 +16,7 @@ COMMANDS = {
     "sample": ("mmgrpo.cli.sample", "sample from a trained or an untrained model"),
     "evaluate": ("mmgrpo.cli.evaluate", "evaluate a model on prompts, optionally against another"),
     "export": ("mmgrpo.cli.export", "write a trained model for diffusers, ComfyUI, peft, or merged"),
-    "prompts": ("mmgrpo.cli.prompts", "list the prompts of a run by how hard they were"),
+    "prompts": ("mmgrpo.cli.prompts", "list the prompts of a run by how hard they were, and write them as a data set"),
     "check-data": ("mmgrpo.cli.check_data", "check a data set before training"),
     "score": ("mmgrpo.cli.score", "score pictures, clips, sounds or texts with rewards"),
     "serve-rewards": ("mmgrpo.cli.serve_rewards", "serve rewards over HTTP"),

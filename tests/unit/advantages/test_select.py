@@ -167,3 +167,13 @@ def test_a_row_that_was_not_kept_wins_nothing():
     keep = torch.tensor([False, True, True, True])
     kept = select("parent_top1", [0.9, 0.1, 0.2, 0.3], **{**tree_inputs(decisions(node)), "keep": keep})
     assert kept[1:].tolist() == [[True] * 3, [True, True, False], [True] * 3]
+
+
+@pytest.mark.parametrize("by", ["variance", "middle"])
+def test_an_oversampled_round_keeps_the_groups_that_teach_most(by):
+    key = torch.arange(4).repeat_interleave(4)
+    values = torch.tensor([1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    inputs = {"values": values, "key": key, "stat": torch.ones(16, dtype=torch.bool)}
+    selected = bind(f"keep_groups(count=2, by='{by}')", SELECTORS, "test")(inputs)
+    assert key[selected].unique().tolist() == [1, 2] and int(selected.sum()) == 8
+    assert bool(bind("keep_groups(count=9)", SELECTORS, "test")(inputs).all())
