@@ -135,7 +135,7 @@ def sample_round(
                 first = rows + sum(row_counts(mine.origin, accelerator)[: accelerator.process_index])
                 places.append(first + torch.arange(mine.rows, device=accelerator.device))
                 rollouts.append(begun[part][0])
-            else:
+            else:  # other ranks have more parts, and all gather together
                 none = torch.arange(0, device=accelerator.device)
                 mine, my_scores = select_rows(mine, none), my_scores.rows(none.cpu())
                 row_counts(mine.origin, accelerator)
