@@ -839,6 +839,20 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2405.19320, offline form: alpha beta 0.01 on the preferred answers, with minus sign; constants ours. The
     # online form is bonus=0.01 on samples of the reference, which is xpo.
     "vpo": preferred("DPO that is pessimistic about what it has not seen.", "beta=0.1, bonus=-0.01, bonus_on='chosen'"),
+    # arXiv:2404.09656, the soft form: after a round 0.6 of the policy enters the reference (renewal(every=512) is the
+    # hard form, by optimizer steps); beta 0.1 is DPO's.
+    "tr_dpo": preferred(
+        "DPO against a reference that follows the policy.",
+        "beta=0.1",
+        networks=["average(name='reference', start=0.4)"],
+    ),
+    # arXiv:2506.14574: beta 0.1, alpha 0.5. The guide is a run of the same model that DPO has trained, the user's:
+    # algorithm.networks frozen(path=...), whose name is teacher.
+    "tgdpo": preferred(
+        "DPO whose tokens count by the rewards of a network that DPO has trained.",
+        "guide='teacher', guidance=0.5, beta=0.1",
+        "tokens",
+    ),
     # arXiv:2311.13231: every denoising step is a pair, ratios to the reference clipped to 1 +- 0.1, beta 0.1.
     "d3po": preferred("DPO of every denoising step.", "reduce='step', beta=0.1, clip=0.1", "gaussian"),
     # arXiv:2505.12723, its preference part; beta not found, 0.1 is ours. Its REINFORCE++ part is another run's preset.

@@ -12,6 +12,7 @@ from mmgrpo.cli import check_data
 from mmgrpo.cli.check_data import (
     Args,
     counter,
+    equal_answers,
     gold_problem,
     gold_rewards,
     length_problem,
@@ -25,7 +26,7 @@ from mmgrpo.cli.check_data import (
 from mmgrpo.data.media import Skipped
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer
-from mmgrpo.types import Media, Prompt, Turn
+from mmgrpo.types import Answer, Media, Prompt, Turn
 from pipelines.vlm.estimate import Sizes
 from pipelines.vlm.media import Measure
 
@@ -230,6 +231,7 @@ def test_statistics_are_of_what_could_be_read():
         ("media", "image 1, image + video 1, audio 1, text 1"),
         ("tasks", "count 2"),
         ("answers", "2 rows have one"),
+        ("compared", ""),
         ("replies", "1 rows end with an assistant turn, which is removed"),
         ("pictures", "2, sides from 10 to 40 pixels, median area 0.0007 megapixels"),
         ("clips", "1, sides from 50 to 60 pixels, median area 0.003 megapixels"),
@@ -238,6 +240,11 @@ def test_statistics_are_of_what_could_be_read():
         ("sounds", "1, seconds: minimum 2.5, median 2.5, 95th percentile 2.5, maximum 2.5"),
         ("tokens", "per prompt: minimum 7, median 8, 95th percentile 9, maximum 9"),
     ]
+    given = (Answer("x", None, 1.0), Answer("y", None, 0.0))
+    rows = [Prompt("a", answers=given), Prompt("b", answers=(given[0], given[0]))]
+    compared = dict(statistics_of(rows, [[], []], []))["compared"]
+    assert compared == "2 rows with answers to compare (text 4), 1 of them ties"
+    assert equal_answers(rows[0]) is None and equal_answers(rows[1]) is not None
     nothing = dict(statistics_of([Prompt("a")], [[]], []))
     assert nothing["replies"] == nothing["tokens"] == nothing[""] == nothing["sounds"] == nothing["tasks"] == ""
 

@@ -25,7 +25,8 @@ NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy
 """Presets that need samples in trees, which only denoising policies grow."""
 NO_TEACHER = {"flow_opd": "teacher_shift.*'teacher'.*algorithm.networks"}
 """Presets for networks that the user names."""
-REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES, "matching": NO_TREES}
+NO_GUIDE = {"tgdpo": "teacher_log_probs.*'teacher'.*algorithm.networks"}
+REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES | NO_GUIDE, "matching": NO_TREES}
 """Presets that suit a kind of policy but need more than it gives, and what the refusal says."""
 PLANS = (
     {"pro_grpo": "expand_prune(at=[2], keep=[4])", "e_grpo": "entropy_branch"}
