@@ -29,7 +29,7 @@ WIDTH = 116
 MANY = 12
 """Papers of a preset that are named; of more, the command that lists them."""
 
-LINES = {"terms": "term", "networks": "network"}
+LINES = {"trackers": "tracker", "terms": "term", "networks": "network"}
 """Lines of a preset whose kind of block has another name."""
 
 
