@@ -283,6 +283,9 @@ def make_trainer(
         algorithm.terms,
         algorithm.off_policy,
         algorithm.networks,
+        algorithm.replay,
+        algorithm.supervised,
+        algorithm.hint,
     )
     sampling = Sampling.of(
         algorithm.sampler, algorithm.trackers
@@ -314,6 +317,7 @@ def make_trainer(
         recipe=recipe,
         loss=loss,
         prompts=splits.train,
+        given=splits.supervised,
         rounds=RoundSettings(
             config.data.prompts_per_step, config.data.group_size, config.data.prompts_at_once, samplers=sampling
         ),

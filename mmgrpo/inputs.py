@@ -101,7 +101,8 @@ def read_prompts(config: Config, owner: Family | None, rows: Mapping[str, Any] |
     train = "prompts" if "prompts" in rows else data.train
     heldout = "heldout" if "heldout" in rows else data.heldout
     files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
-    splits = read_splits(read, [train, *data.extra_train], *files, limit=evaluation.prompts, unlabelled=data.unlabelled)
+    limits = {"limit": evaluation.prompts, "unlabelled": data.unlabelled, "supervised": data.supervised}
+    splits = read_splits(read, [train, *data.extra_train], *files, **limits)
     outputs, allowed = (owner.sections.outputs if owner else ""), float(vars(data).get("skip_limit", 0.0))
     named = {"data.train": splits.train, "data.heldout": splits.heldout, **splits.extra}
     notes = refuse_rows({name: prompts for name, prompts in named.items() if prompts}, outputs, allowed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from accelerate import Accelerator
+from jaxtyping import Float
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -29,6 +30,7 @@ from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rewar
 from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import (
+    COUNTED,
     DROPPED,
     HINTED,
     OWN,
@@ -38,20 +40,24 @@ from mmgrpo.types import (
     Decisions,
     Policy,
     Prompt,
+    Record,
     Request,
     Rollout,
     Storing,
     select_rows,
 )
-from mmgrpo.update import LossRecipe
+from mmgrpo.update import Batch, LossRecipe
 
 SPLIT = 1 << 32
 """Added to the key of replayed rows that are compared among themselves."""
-GIVEN = 1 << 33
+FIRST_GIVEN = 1 << 33
 """First key of supervised rows."""
 
-Judge = Callable[[Request, Rollout], "tuple[Decisions, RewardScores]"]
-"""The decisions of a rollout with what the recipe compares with, and its scores."""
+Judge = Callable[[Request, Rollout], "Callable[[], tuple[Decisions, RewardScores]]"]
+"""Begins to score a rollout; what it returns waits for the decisions and scores."""
+Estimated = Callable[[], "tuple[Decisions, RewardScores, Estimate]"]
+"""All rows so far, their scores and advantages."""
+NO_OTHERS = LossRecipe.of("ppo", "per_sample")
 
 
 @dataclass
@@ -128,8 +134,10 @@ class OtherRows:
     buffer: Buffer = field(default_factory=Buffer)
     waiting: list[int] = field(default_factory=list)
     """Numbers of prompts whose samples all failed, the newest last."""
-    loss: LossRecipe | None = None
-    """The loss of the present round, by which rows of other origins are drawn."""
+    loss: LossRecipe = NO_OTHERS
+    """The loss of the present round, which says which rows of other origins there are."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """``Request.sampling`` of the round."""
     step: int = 0
     number: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -140,6 +148,10 @@ class OtherRows:
         used = {"algorithm.replay": loss.replay.text if replay.count else ""}
         used |= {"algorithm.supervised": loss.supervised.text if supervision.count else ""}
         used |= {"algorithm.hint": loss.hint.text if hint.active else ""}
+        if hint.shares and "greedy_value" in recipe.fields:
+            raise ValueError(
+                f"algorithm.hint: got '{loss.hint.text}' with the baseline greedy; choose another baseline"
+            )
         for line, text in used.items():
             if text and not isinstance(self.policy, Storing):
                 raise ValueError(
@@ -167,114 +179,83 @@ class OtherRows:
             )
         if self.given and supervision.source != "data":
             raise ValueError("data.supervised: no term reads it; add algorithm.supervised, e.g. nll(coef=0.1)")
-        for name, count in (("algorithm.supervised", supervision.count),):
-            RankSlice.of(count, self.accelerator, f"{name}: count")
+        RankSlice.of(supervision.count, self.accelerator, "algorithm.supervised: count")
 
     @property
     def counted(self) -> tuple[int, ...]:
         """Origins of the rows that statistics of groups count."""
-        replay = self.loss.replay({}) if self.loss else Replay()
+        replay: Replay = self.loss.replay({})
         return (OWN, HINTED, REPLAYED) if replay.count and replay.statistics != "own" else (OWN, HINTED)
 
-    def begin(self, loss: LossRecipe, step: int, number: int) -> None:
-        """Begin round ``number`` after ``step`` optimizer steps, with the loss of its first one."""
-        self.loss, self.step, self.number, self.metrics = loss, step, number, {}
+    @property
+    def active(self) -> bool:
+        """Whether a round has or may have rows of other origins."""
+        return bool(self.loss.replay({}).count or self.loss.supervised({}).count or self.loss.hint({}).active)
 
-    def rollout(self, request: Request) -> Rollout:
-        """The policy's rollout, with hints where a recipe gives them from the start."""
-        hint: Hint = self.loss.hint({}) if self.loss else Hint()
+    def begin(self, loss: LossRecipe, step: int, number: int, sampling: Mapping[str, float]) -> None:
+        """Begin round ``number`` after ``step`` optimizer steps, with the loss of its first one."""
+        self.loss, self.step, self.number, self.sampling, self.metrics = loss, step, number, sampling, {}
+
+    def hinted(self, request: Request) -> Request:
+        """The request with the hints that a recipe gives from the start."""
+        hint: Hint = self.loss.hint({})
         if hint.members and hint.members >= request.group_size:
             raise ValueError(f"algorithm.hint: got members {hint.members}, expected less than the group size")
         if hint.members:
             solutions = [solution_of(prompt, hint.column) for prompt in request.prompts]
             numbers = {"forced_members": float(hint.members), "forced_tokens": hint.tokens}
             texts = [one if isinstance(one, str) else "" for one in solutions]
-            request = replace(request, sampling={**request.sampling, **numbers}, solutions=texts)
+            return replace(request, sampling={**request.sampling, **numbers}, solutions=texts)
         if not hint.steps:
-            return self.policy.rollout(request)
+            return request
         pairs = zip(request.prompts, request.slots, strict=True)
-        rollout = self.policy.rollout(
-            replace(request, prompts=[step_hint(prompt, hint, request.seed, slot) for prompt, slot in pairs])
-        )
-        hinted = torch.tensor([bool(one.meta.get("hint")) for one in rollout.prompts])
-        return with_origin(rollout, hinted, HINTED)
+        return replace(request, prompts=[step_hint(prompt, hint, request.seed, slot) for prompt, slot in pairs])
 
-    def extend(self, rows: Collected, result: Estimate, judge: Judge, estimated: Callable[[], Estimate]) -> Estimate:
+    def extend(self, rows: Collected, judge: Judge, estimated: Estimated) -> tuple[Decisions, RewardScores, Estimate]:
         """Add the rows of other origins to those of the round; the estimate over all."""
-        assert self.loss is not None
         fresh, before = groups_of(rows.rollouts), len(rows.decisions)
-        asked = (self.loss.hint({}), self.loss.replay({}), self.loss.supervised({}))
-        if asked != (Hint(), Replay(), Supervision()):
-            # Ranks sample and score different numbers of such rows.
-            with whole_weights(self.policy.network, uneven=True):
-                result = self._hinted(fresh, rows, result, judge, estimated)
-                self._replayed(fresh, rows)
-                self._supervised(rows)
-        if len(rows.decisions) == before:
-            return result
-        result = estimated()
-        origin = torch.cat([part.origin for part in rows.decisions])
-        if bool((supervised := origin == SUPERVISED).any()):
-            width = result.loss_mask.shape[1]
-            masks = [torch.nn.functional.pad(p.loss_mask, (0, width - p.loss_mask.shape[1])) for p in rows.decisions]
-            result = replace(result, loss_mask=result.loss_mask | (torch.cat(masks) & supervised[:, None]))
-        return result
+        # Ranks sample and score different numbers of such rows.
+        with whole_weights(self.policy.network, uneven=True):
+            self._again_with_hints(fresh, rows, judge, estimated)
+            self._replayed(fresh, rows)
+            self._supervised(rows)
+        decisions, scores, result = estimated()
+        if len(rows.decisions) > before and bool((supervised := decisions.origin == SUPERVISED).any()):
+            # Without a reward they have no advantage, and would not be trained.
+            result = replace(result, loss_mask=result.loss_mask | (decisions.loss_mask & supervised[:, None]))
+        return decisions, scores, result
 
-    def _hinted(
-        self,
-        fresh: Sequence[Group],
-        rows: Collected,
-        result: Estimate,
-        judge: Judge,
-        estimated: Callable[[], Estimate],
-    ) -> Estimate:
+    def _again_with_hints(self, fresh: Sequence[Group], rows: Collected, judge: Judge, estimated: Estimated) -> None:
         """Sample groups without success again, with more of the solution in the prompt at every stage."""
-        assert self.loss is not None
         hint: Hint = self.loss.hint({})
+        if not hint.shares:
+            return
         again: set[int] = set()
         for stage in range(len(hint.shares)):
-            failed = without_success(rows.decisions, result, hint.above)
-            hinted = {group.key: staged_hint(group.prompt, hint, stage) for group in fresh if group.key in failed}
-            mine = [group for group in fresh if hinted.get(group.key) is not None]
-            if not failed:
-                break
+            decisions, _, result = estimated()
+            failed = without_success(decisions, result, hint.above)
+            tried = {group.key: staged_hint(group.prompt, hint, stage) for group in fresh if group.key in failed}
+            prompts = {key: prompt for key, prompt in tried.items() if prompt is not None}
             rollout, scores = None, None
-            if mine:
-                prompts = [prompt for group in mine if (prompt := hinted[group.key]) is not None]
-                request = Request(
-                    prompts,
-                    [group.key for group in mine],
-                    mine[0].size,
-                    derive(self.seed, "hint", self.number, stage),
-                    self.number,
-                )
+            if prompts:
+                seed, size = derive(self.seed, "hint", self.number, stage), max(group.size for group in fresh)
+                request = Request([*prompts.values()], [*prompts], size, seed, self.number, self.sampling)
                 rollout = self.policy.rollout(request)
-                rollout = with_origin(rollout, torch.ones(len(rollout.prompts), dtype=torch.bool), HINTED)
-                decisions, scores = judge(request, rollout)
-                numbers = {group.key: group.number for group in mine}
-                index = torch.tensor([numbers[key] for key in decisions.keys["prompt"].tolist()])
-                fields = {**decisions.fields, "prompt_index": index.to(decisions.origin.device)}
-                rollout = replace(rollout, decisions=replace(decisions, fields=fields))
+                own, scores = judge(request, rollout)()
+                numbers = {group.key: group.number for group in fresh}
+                rollout = rollout.with_decisions(numbered(own, [numbers[key] for key in own.keys["prompt"].tolist()]))
             rows.add(rollout, scores)
             sampled = torch.unique(rows.decisions[-1].keys["prompt"])
-            if not len(sampled):
-                break
             for place, part in enumerate(rows.decisions[:-1]):
-                late = torch.isin(part.keys["prompt"], sampled) & torch.isin(
-                    part.origin, torch.tensor([OWN, HINTED], device=part.origin.device)
-                )
+                late = torch.isin(part.keys["prompt"], sampled)
                 # An own row stays evidence of how hard the prompt is; a row with less of a hint is none.
-                origin = torch.where(late, torch.where(part.origin == OWN, REPLACED, DROPPED), part.origin)
-                rows.decisions[place] = replace(part, origin=origin)
+                origin = part.origin.masked_fill(late & (part.origin == HINTED), DROPPED)
+                rows.decisions[place] = replace(part, origin=origin.masked_fill(late & (part.origin == OWN), REPLACED))
             again |= {*sampled.tolist()}
-            result = estimated()
-        if hint.shares:
-            keys = torch.unique(torch.cat([part.keys["prompt"] for part in rows.decisions]))
-            self.metrics["hint/groups"] = len(again) / max(1, len(keys))
-        return result
+        keys = torch.unique(torch.cat([part.keys["prompt"] for part in rows.decisions]))
+        self.metrics["hint/groups"] = len(again) / len(keys)
 
     def _replayed(self, fresh: Sequence[Group], rows: Collected) -> None:
-        assert self.loss is not None
         replay = self.loss.replay({})
         if not replay.count or not self.buffer.rows:
             return
@@ -285,7 +266,7 @@ class OtherRows:
         rollout, scores = None, None
         if drawn:
             keys = [group.key + SPLIT * (replay.statistics == "split") for group, _ in drawn]
-            numbers = torch.tensor([group.number for group, _ in drawn])
+            numbers = [group.number for group, _ in drawn]
             rollout = self._unpacked([(group.prompt, row.record) for group, row in drawn], keys, REPLAYED, numbers)
             if replay.old != "stored":
                 rollout = self._with_old_log_probs(rollout, recomputed=replay.old == "recomputed")
@@ -300,7 +281,6 @@ class OtherRows:
         self.metrics["replay/age"] = float(ages.mean()) if last.rows else 0.0
 
     def _supervised(self, rows: Collected) -> None:
-        assert self.loss is not None
         supervision = self.loss.supervised({})
         if not supervision.count or not supervision.coef:
             return
@@ -318,23 +298,25 @@ class OtherRows:
         share = slice(own.start, own.stop)
         assert isinstance(self.policy, Storing)
         pairs = list(zip(prompts[share], self.policy.answers(prompts[share]), strict=True))
-        keys = [GIVEN + place for place in range(own.start, own.stop)]
-        rollout = self._unpacked(pairs, keys, SUPERVISED, torch.tensor(numbers[share]))
+        keys = [FIRST_GIVEN + place for place in range(own.start, own.stop)]
+        rollout = self._unpacked(pairs, keys, SUPERVISED, numbers[share])
         columns = rows.scores[0].values.shape[1]
         zeros = torch.zeros(len(pairs), columns)
         rows.add(rollout, RewardScores(zeros, zeros > 0))
         self.metrics["supervised/rows"] = float(rows.decisions[-1].rows)
 
     def _unpacked(
-        self, pairs: Sequence[tuple[Prompt, dict[str, Tensor]]], keys: Sequence[int], origin: int, numbers: Tensor
+        self,
+        pairs: Sequence[tuple[Prompt, Record]],
+        keys: Sequence[int],
+        origin: int,
+        numbers: Sequence[int],
     ) -> Rollout:
         assert isinstance(self.policy, Storing)
-        request = Request((), (), 0, derive(self.seed, "stored", self.number, origin), self.number)
+        request = Request((), (), 0, derive(self.seed, "stored", self.number, origin), self.number, self.sampling)
         prompts, records = [prompt for prompt, _ in pairs], [record for _, record in pairs]
         rollout = self.policy.unpack(prompts, records, keys, origin, request)
-        decisions = rollout.decisions
-        fields = {**decisions.fields, "prompt_index": numbers.to(decisions.origin.device)}
-        return replace(rollout, decisions=replace(decisions, fields=fields))
+        return rollout.with_decisions(numbered(rollout.decisions, numbers))
 
     @torch.no_grad()
     def _with_old_log_probs(self, rollout: Rollout, recomputed: bool, rows: int = 64) -> Rollout:
@@ -346,10 +328,11 @@ class OtherRows:
                 value[part.rows, part.positions] = scores["log_probs"].to(value.dtype)
         return replace(rollout, decisions=replace(rollout.decisions, log_probs=value))
 
-    def take_in(self, rollouts: Sequence[Rollout], places: Sequence[Tensor], decisions: Decisions, totals: Tensor,
-                scores: RewardScores) -> None:  # fmt: skip
+    def take_in(self, batch: Batch, totals: Float[Tensor, "B"], scores: RewardScores) -> None:
         """What later rounds need of a finished one: its own rows, and the prompts that all failed."""
-        assert self.loss is not None
+        rollouts, places, decisions = batch.rollouts, batch.places, batch.decisions
+        if "prompt_index" not in decisions.fields:  # a round of given answers alone
+            return
         replay, supervision = self.loss.replay({}), self.loss.supervised({})
         if supervision.source == "failed":
             index, own = (
@@ -391,21 +374,18 @@ class OtherRows:
         self.waiting = tables["waiting"]["prompts"].tolist() if "waiting" in tables else []
 
 
-def with_origin(rollout: Rollout, rows: Tensor, origin: int) -> Rollout:
-    """The rollout with another origin for some of its rows."""
-    decisions = rollout.decisions
-    changed = torch.where(rows.to(decisions.origin.device), origin, decisions.origin)
-    return replace(rollout, decisions=replace(decisions, origin=changed))
+def numbered(decisions: Decisions, numbers: Sequence[int]) -> Decisions:
+    """The decisions with the field ``prompt_index``."""
+    index = torch.tensor(list(numbers), dtype=torch.long, device=decisions.origin.device)
+    return replace(decisions, fields={**decisions.fields, "prompt_index": index})
 
 
-def without_success(parts: Sequence[Decisions], result: Estimate, above: float) -> set[int]:
+def without_success(decisions: Decisions, result: Estimate, above: float) -> set[int]:
     """Keys of the groups whose scored rows all have a reward of at most ``above``; a group without any is none."""
-    key = torch.cat([part.keys["prompt"] for part in parts]).cpu()
-    origin = torch.cat([part.origin for part in parts]).cpu()
-    reward = result.rewards.cpu()
-    rows = ((origin == OWN) | (origin == HINTED)) & ~reward.isnan()
-    successful = {*key[rows & (reward > above)].tolist()}
-    return {*key[rows].tolist()} - successful
+    counted = torch.tensor(COUNTED, device=decisions.origin.device)
+    rows = torch.isin(decisions.origin, counted) & ~result.rewards.isnan()
+    key = decisions.keys["prompt"]
+    return {*key[rows].tolist()} - {*key[rows & (result.rewards > above)].tolist()}
 
 
 def gather_stored(stored: Sequence[tuple[int, int, Stored]], accelerator: Accelerator) -> list[tuple[int, int, Stored]]:

@@ -29,9 +29,10 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import greedy_values, reference_rewards, reference_values
-from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate, estimate
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.other_rows import Collected, OtherRows
 from mmgrpo.prompts.ledger import Ledger, Rows
 from mmgrpo.prompts.samplers import Drawing, Sampling
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
@@ -40,7 +41,19 @@ from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, j
 from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.step_rewards import begin_step_rewards, judged
-from mmgrpo.types import CONTRAST, OWN, Decisions, Output, Policy, Prompt, Request, Rollout, select_rows
+from mmgrpo.types import (
+    CONTRAST,
+    COUNTED,
+    OWN,
+    REPLACED,
+    Decisions,
+    Output,
+    Policy,
+    Prompt,
+    Request,
+    Rollout,
+    select_rows,
+)
 from mmgrpo.update import Batch
 
 
@@ -94,9 +107,10 @@ def sample_round(
     accelerator: Accelerator,
     reward_weights: RewardWeights | None = None,
     ledger: Ledger | None = None,
+    others: OtherRows | None = None,
 ) -> Round:
     """Sample round ``number``; all its randomness comes from (seed, number) and the ledger, by default an empty one.
-    Weights are by default the scorers'."""
+    Weights are by default the scorers'. ``others`` add rows that the policy does not draw from the prompts alone."""
     now = reward_weights or RewardWeights(tuple(scorer.weight for scorer in scorers))
     rollouts: list[Rollout] = []
     places: list[Tensor] = []
@@ -105,6 +119,14 @@ def sample_round(
     ledger = ledger or settings.samplers.ledger(prompts)
     drawing = Drawing(settings, ledger, order, cursor, number, seed, accelerator.num_processes)
     draw, rows, seconds = drawing.first(), 0, {"rollout": 0.0, "reward": 0.0}
+
+    def estimated() -> tuple[Decisions, RewardScores, Estimate]:
+        decisions, scores = join_decisions(gathered), join_scores(gathered_scores)
+        fields = ledger.fields(recipe.fields & LEDGER_FIELDS, decisions.fields["prompt_index"])
+        decisions = replace(decisions, fields={**decisions.fields, **fields})
+        numbers = scores.values, scores.valid, weights, decisions, recipe, names, now.factor, scores.abstentions
+        return decisions, scores, estimate(*numbers, others.counted if others else COUNTED)
+
     while draw is not None:
         shares = draw.parts(accelerator.num_processes, settings.prompts_at_once)
         begun: list[tuple[Rollout, Callable[[], tuple[Decisions, RewardScores]]]] = []
@@ -120,6 +142,7 @@ def sample_round(
                     records=recipe.records.union(settings.records, *(scorer.records for scorer in scorers)),
                     judge=partial(judged, scorers, now.values),
                 )
+                request = others.hinted(request) if others else request
                 started = time.perf_counter()
                 rollout = draw.numbered(policy.rollout(request), request, places_of_part)
                 greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
@@ -146,17 +169,18 @@ def sample_round(
             rows += gathered[-1].rows
         names = [scorer.name for scorer in scorers]
         names += [f"{scorer.name}@{preview}" for preview in rollouts[0].previews for scorer in scorers]
-        decisions = join_decisions(gathered)
-        scores = join_scores(gathered_scores)
-        fields = ledger.fields(recipe.fields & LEDGER_FIELDS, decisions.fields["prompt_index"])
-        decisions = replace(decisions, fields={**decisions.fields, **fields})
         # Over all draws so far: the batch scales of a redrawn round are those of everything that it sampled.
-        result = estimate(
-            scores.values, scores.valid, weights, decisions, recipe, names, now.factor, scores.abstentions
-        )
+        decisions, scores, result = estimated()
         draw = drawing.next(result, decisions)
+    flat = result.zero_spread
+    if others is not None:
+        started = time.perf_counter()
+        judge = partial(begin_rollout, scorers, recipe, greedy=(), weights=weights)
+        rows_so_far = Collected(accelerator, rollouts, places, gathered, gathered_scores)
+        decisions, scores, result = others.extend(rows_so_far, judge, estimated)
+        seconds["rollout"] += time.perf_counter() - started
     metrics = {
-        "group/zero_std_fraction": result.zero_spread,
+        "group/zero_std_fraction": flat,
         "group/advantage": float(result.advantages[result.loss_mask].abs().mean()) if result.loss_mask.any() else 0.0,
         "group/draws": float(len(drawing.draws)),
         "rollout/evaluations": float(sum(one.evaluations for one in rollouts) * accelerator.num_processes),
@@ -166,6 +190,7 @@ def sample_round(
         **reward_metrics(names, recipe.trained(names, weights.tolist()), scores, decisions, number),
         **drawing.metrics,
         **ledger.metrics(),
+        **(others.metrics if others else {}),
     }
     loss_mask = result.loss_mask & ~drawing.surplus(result, decisions)[:, None]
     batch = Batch(rollouts, places, result.weighing(decisions), result.advantages, loss_mask)
@@ -225,7 +250,7 @@ def reward_metrics(
     A reward that is trained on and failed for all rows that it did not abstain from is an error; otherwise, also where
     it abstains from all, its mean and std are NaN.
     """
-    origin, metrics = decisions.origin, {}
+    origin, metrics = torch.where(decisions.origin == REPLACED, OWN, decisions.origin), {}
     own, contrast = (scores.rows(origin == kind) for kind in (OWN, CONTRAST))
     key = decisions.keys["prompt"][origin == OWN]
     for column, name in enumerate(names):

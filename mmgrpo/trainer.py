@@ -35,6 +35,7 @@ from mmgrpo.data.streaming import decode_ahead
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
 from mmgrpo.files import write_text
 from mmgrpo.offline import Offline
+from mmgrpo.other_rows import OtherRows
 from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import stream
@@ -89,6 +90,7 @@ class Trainer:
         schedules: Mapping[str, Schedule] | None = None,
         ledger: Ledger | None = None,
         offline: float = 0.0,
+        given: Sequence[Prompt] = (),
     ) -> None:
         self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps, rounds.samplers)
         recipe, loss = self.schedules.blocks(0)
@@ -102,6 +104,7 @@ class Trainer:
         self.members = {column: divided[column] for column in evaluation.groups if column in divided}
         self.interruption = Interruption()
         self.offline = Offline.of(policy, prompts, recipe, loss, offline, steps)
+        self.others = OtherRows(policy, accelerator, seed, prompts, given)
         self.validate()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
         if not self.trained:
@@ -149,6 +152,7 @@ class Trainer:
         self.schedules.check(self.policy, self.rounds)
         refuse_mismatch(self.policy, self.recipe, self.loss)
         refuse_records(self.policy, self.recipe, self.loss, self.scorers)
+        self.others.check(self.recipe, self.loss)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
         refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
         if not any(scorer.weight for scorer in self.scorers) and not self.is_offline(self.steps - 1):
@@ -240,6 +244,7 @@ class Trainer:
         self.recipe, self.loss = self.schedules.blocks(self.step)
         rounds = self.schedules.round(self.rounds, self.step)
         self.reward_weights = self.schedules.weights(self.reward_weights, self.step)
+        self.others.begin(self.loss, self.step, self.round, rounds.sampling)
         where: Any = {"cursor": self.cursor, "number": self.round, "seed": self.seed, "accelerator": self.accelerator}
         with self.stoppable(), self.networks(self.networks.sampler):
             if self.offline is not None and self.is_offline(self.step):
@@ -255,6 +260,7 @@ class Trainer:
                     **where,
                     reward_weights=self.reward_weights,
                     ledger=self.ledger,
+                    others=self.others if self.others.active else None,
                 )
             if self.accelerator.is_main_process:
                 self.groups.write(self.step, round_)
@@ -294,6 +300,7 @@ class Trainer:
                         "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
                     )
         self.ledger.update(round_.rows, self.round)
+        self.others.take_in(round_.batch, round_.totals, round_.reward_scores)
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
         if self.networks.advance(self.step, lines[-1]["kl"] if lines else 0.0, self.loss.networks):
             self.optimizer = make_optimizer(list(self.trained.values()), self.optim)
@@ -437,7 +444,7 @@ class Trainer:
             self.ledger.write(self.folder, self.prompts, self.step)
         if self.networks.rules:
             state["networks"] = self.networks.state()
-        tables = {"ledger": self.ledger.tensors(), **self.networks.tensors()}
+        tables = {"ledger": self.ledger.tensors(), **self.networks.tensors(), **self.others.tables()}
         self.checkpoints.save(self.step, self.policy.network, self.optimizer, self.ema, state, tables)
 
     def save_model(self, folder: Path) -> None:
@@ -476,6 +483,7 @@ class Trainer:
         if state is not None:
             self.networks.load(self.checkpoints.tables, state.get("networks", {}), self.step)
             self.ledger.load(self.checkpoints.tables.get("ledger", {}))
+            self.others.load(self.checkpoints.tables)
         if self.ema is not None:
             self.ema.step = self.step
         if self.accelerator.is_main_process:

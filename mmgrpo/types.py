@@ -155,6 +155,8 @@ DROPPED = 7
 GIVEN = 8
 """``origin`` of rows that the policy did not draw and that the objective itself compares: answers of preference data,
 samples of another network."""
+COUNTED = (OWN, HINTED)
+"""Origins of rows that the statistics of a group count, unless a recipe counts more."""
 
 UNTRAINED = (CONTRAST, SUPERVISED, REPLACED, DROPPED)
 """Origins of rows that have no advantage."""

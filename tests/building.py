@@ -76,6 +76,9 @@ def algorithm_blocks(preset: str, **changes: Any) -> dict[str, Any]:
             algorithm.terms,
             algorithm.off_policy,
             algorithm.networks,
+            algorithm.replay,
+            algorithm.supervised,
+            algorithm.hint,
         ),
         "sampler": algorithm.sampler,
         "trackers": algorithm.trackers,
@@ -117,6 +120,7 @@ def trainer(
     accelerator: Accelerator | None = None,
     schedules: Mapping[str, str] | None = None,
     offline: float = 0.0,
+    given: Sequence[Prompt] = (),
     **optim: Any,
 ) -> Trainer:
     """A trainer with small defaults."""
@@ -139,6 +143,7 @@ def trainer(
         accelerator=accelerator,
         checkpoints=Checkpoints(folder, accelerator, save_every),
         offline=offline,
+        given=given,
         schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )
 

@@ -29,7 +29,7 @@ from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
-from mmgrpo.types import HINTED, OWN, RECORDS, UNTRAINED, Decisions
+from mmgrpo.types import COUNTED, RECORDS, UNTRAINED, Decisions
 
 STANDARD_INPUTS = frozenset(
     {"values", "weights", "key", "stat", "keep", "normalise", "centred", "advantages"}
@@ -223,7 +223,7 @@ def estimate(
     names: Sequence[str] = (),
     factor: float = 1.0,
     abstained: Bool[Tensor, "B R"] | None = None,
-    counted_origins: Sequence[int] = (OWN, HINTED),
+    counted_origins: Sequence[int] = COUNTED,
 ) -> Estimate:
     """Advantages of a whole gathered batch, before the shapes times ``factor``.
 

@@ -11,6 +11,7 @@ length, embeddings, gradients, or as sets. ``by`` names a reward that measures w
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from math import comb
 from typing import Annotated
@@ -56,6 +57,24 @@ def clip(
 ) -> Streams:
     """min(max(r, low), high): nothing is gained above ``high``."""
     return _changed(values, values.clamp(low, high), names, of)
+
+
+@block(TRANSFORMS)
+def soft_threshold(
+    values: Streams,
+    names: Names,
+    threshold: Annotated[float, ANY_NUMBER] = 0.8,
+    above: Annotated[float, POSITIVE] = 0.01,
+    below: Annotated[float, POSITIVE] = 1.0,
+    of: str = "",
+) -> Streams:
+    """threshold + above log(r - threshold + 1) for r >= threshold, else threshold - (exp(below (threshold - r)) - 1) /
+    (exp(below) - 1): differences count little above the threshold, and more the farther below it they are (TempSamp-R1,
+    arXiv:2509.18056). 0, .3, .5, .8, 1 become .0868, .4225, .5964, .8, .8018."""
+    gap = values - threshold
+    high = threshold + above * torch.log1p(gap.clamp(min=0))
+    low = threshold - torch.expm1(below * (-gap).clamp(min=0)) / math.expm1(below)
+    return _changed(values, torch.where(gap >= 0, high, low), names, of)
 
 
 @block(TRANSFORMS)

@@ -56,9 +56,11 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.diffusion.schedules import GRIDS
     from mmgrpo.family import families
     from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
+    from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS
     from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching
     from mmgrpo.policies.changed import CONTRASTS, VARIANTS
+    from mmgrpo.prompts.hints import HINTS
     from mmgrpo.prompts.samplers import SAMPLERS
     from mmgrpo.prompts.trackers import TRACKERS
     from mmgrpo.rewards import entries
@@ -80,6 +82,9 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "tracker": TRACKERS,
         "objective": OBJECTIVES,
         "off_policy": OFF_POLICY_OBJECTIVES,
+        "replay": REPLAYS,
+        "supervised": LIKELIHOODS,
+        "hint": HINTS,
         "link": LINKS,
         "pairs": PAIRS,
         "mismatch": MISMATCH,

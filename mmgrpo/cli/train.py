@@ -346,7 +346,15 @@ def bind_blocks(config: Config) -> None:
                 f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, KEYS[kind])}"
             )
     loss = LossRecipe.of(
-        algorithm.objective, algorithm.aggregation, algorithm.mismatch, algorithm.terms, algorithm.off_policy
+        algorithm.objective,
+        algorithm.aggregation,
+        algorithm.mismatch,
+        algorithm.terms,
+        algorithm.off_policy,
+        algorithm.networks,
+        algorithm.replay,
+        algorithm.supervised,
+        algorithm.hint,
     )
     if config.data.offline:
         refuse_algorithm(recipe, loss)

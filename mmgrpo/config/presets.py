@@ -32,6 +32,9 @@ BASE: dict[str, Any] = {
     "trackers": [],
     "objective": "ppo(low=0.2, high=0.2)",
     "off_policy": "importance",
+    "replay": "none",
+    "supervised": "none",
+    "hint": "none",
     "mismatch": "none",
     "aggregation": "per_sample",
     "terms": [],
@@ -450,6 +453,36 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="per_decision",
         terms=["kl_k3(coef=0.02)"],
     ),
+    # arXiv:2506.09340 and its released code: 8 rows a prompt of at most 16 kept, once 16 are there, the best ones,
+    # compared among themselves; no KL.
+    "repo": for_tokens(
+        "GRPO with the best of a prompt's earlier samples as a second group.",
+        replay="replay(count=8, least=16, per_prompt=16, strategy='highest')",
+    ),
+    # arXiv:2508.11408: mu falls from 0.9 to 0.05 in 200 steps, 64 expert rows beside 256 own ones, no KL.
+    "chord": for_tokens(
+        "GRPO and the likelihood of expert answers, whose share falls.",
+        supervised="nll(coef=cosine(0.9, 0.05, 200), count=64)",
+    ),
+    # The same with mu 0.1 and tokens weighed by p (1 - p).
+    "chord_phi": for_tokens(
+        "GRPO and the likelihood of expert answers, of tokens that are neither sure nor out of reach.",
+        supervised="nll(coef=0.1, phi=True, count=64)",
+    ),
+    # arXiv:2506.07527: GRPO without the std, clip 0.2 / 0.28, no KL; 64 demonstrations at once. There they are an
+    # optimizer step of their own; here they join the next round's.
+    "relift": for_tokens(
+        "Dr. GRPO, and the answers of prompts that it never solves.",
+        scale="none",
+        objective="ppo(low=0.2, high=0.28)",
+        supervised="nll(coef=1.0, complement=False, source='failed', count=64)",
+    ),
+    # arXiv:2507.10628: no KL; shares of its code.
+    "ghpo": for_tokens(
+        "GRPO in which a group without success is sampled again with more and more of the solution.", hint="staged"
+    ),
+    # arXiv:2509.16889: the split point was not found; a random number of steps is ours.
+    "hc_grpo": for_tokens("GRPO on prompts that state the first steps of their solution.", hint="steps"),
     # arXiv:2507.14988: clip 0.2, beta 0.04 with the k3 estimator; the sample std plus 1e-8 and the least spread 1e-6
     # are its released code's (which uses the raw rewards of a flatter group as advantages; here it is dropped). The
     # code also skips a batch whose normalized rewards span less than 0.01: no group with spread is left in one, since

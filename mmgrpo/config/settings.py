@@ -75,6 +75,12 @@ class Algorithm:
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
     off_policy: Annotated[str, ANY_TEXT] = "importance"
     """The loss per decision of reference answers in a group (data.reference_in_group): importance, luffy(gamma=...)."""
+    replay: Annotated[str, ANY_TEXT] = "none"
+    """Rows of earlier rounds beside those of the round: replay(count=8, strategy='recent', ...); by default none."""
+    supervised: Annotated[str, ANY_TEXT] = "none"
+    """A likelihood beside the objective: nll(coef=0.1), of the answers of data.supervised; by default none."""
+    hint: Annotated[str, ANY_TEXT] = "none"
+    """Parts of solutions that the policy is given: staged(...), steps(...), forced(...); by default none."""
     mismatch: Annotated[str, ANY_TEXT] = "none"
     """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
     kl_weight: Annotated[str, ANY_TEXT] = "none"
@@ -165,6 +171,8 @@ class Data:
     embedded file embedded:<modality>/<file>."""
     extra_train: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further files of training prompts, mixed with those of data.train, for example against forgetting."""
+    supervised: Annotated[str, ANY_TEXT] = ""
+    """Prompts with the column answer, which algorithm.supervised learns by their likelihood; as data.train."""
     heldout: Annotated[str, ANY_TEXT] = ""
     """Evaluation prompts, as data.train; empty: no evaluation. A prompt that is also a training prompt is an error."""
     unlabelled: bool = False

@@ -25,10 +25,12 @@ class Splits:
     """Further evaluation prompts, by name."""
     files: Mapping[bytes, str] = field(default_factory=dict, compare=False)
     """The training file of each prompt, by ``content_digest``."""
+    supervised: Sequence[Prompt] = ()
+    """Prompts whose answers are learned by their likelihood; they may be training prompts, too."""
 
     def every(self) -> Sequence[Prompt]:
         """The prompts of all splits."""
-        return joined([self.train, self.heldout, *self.extra.values()])
+        return joined([self.train, self.heldout, *self.extra.values(), self.supervised])
 
     def map(self, change: Callable[[Sequence[Prompt]], Sequence[Prompt]]) -> Splits:
         """Apply a function to the prompts of every split."""
@@ -37,6 +39,7 @@ class Splits:
             change(self.heldout),
             {name: change(prompts) for name, prompts in self.extra.items()},
             self.files,
+            change(self.supervised),
         )
 
 
@@ -47,6 +50,7 @@ def read_splits(
     extra: Sequence[str] = (),
     limit: int = 0,
     unlabelled: bool = False,
+    supervised: str = "",
 ) -> Splits:
     """Read the files of a run with ``read``, and at most ``limit`` prompts of each evaluation file (0: all).
 
@@ -60,13 +64,15 @@ def read_splits(
         refuse_overlap(loaded, origin, path)
         parts.append(without_answers(loaded, path) if unlabelled else loaded)
         origin |= dict.fromkeys(map(content_digest, loaded), path)
+    given = read(supervised) if supervised else []
+    origin = {**dict.fromkeys(map(content_digest, given), supervised), **origin}
     evaluated = {}
     for name, path in {**({HELDOUT: heldout} if heldout else {}), **extra_files(extra)}.items():
         loaded = read(path)
         if not unlabelled:
             refuse_overlap(loaded, origin, path)
         evaluated[name] = list(loaded[: limit or None])
-    return Splits(joined(parts), evaluated.pop(HELDOUT, []), evaluated, origin)
+    return Splits(joined(parts), evaluated.pop(HELDOUT, []), evaluated, origin, given)
 
 
 def without_answers(prompts: Sequence[Prompt], path: str) -> list[Prompt]:

@@ -54,6 +54,7 @@ from mmgrpo.types import (
     CONTRAST,
     GIVEN,
     HINTED,
+    OWN,
     RECORDS,
     REFERENCE,
     Decisions,
@@ -172,7 +173,12 @@ class TokenPolicy:
             )
         forced = self._forced(request)
         queries = [
-            Query(prompt, slot, count - (forced[place].count if place in forced else 0))
+            Query(
+                prompt,
+                slot,
+                count - (forced[place].count if place in forced else 0),
+                HINTED if "hint" in prompt.meta else OWN,
+            )
             for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
         ]
         queries = [form for query in queries for form in self._forms(query)]

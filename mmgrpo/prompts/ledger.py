@@ -31,7 +31,7 @@ from mmgrpo.config.registry import Bound
 from mmgrpo.data.splits import content
 from mmgrpo.files import write_text
 from mmgrpo.prompts.trackers import CATEGORIES, COLUMNS, PROMPTS, READS, RUN, Seen
-from mmgrpo.types import OWN, Decisions, Prompt
+from mmgrpo.types import OWN, REPLACED, Decisions, Prompt
 
 FILE = "prompts.jsonl"
 
@@ -100,7 +100,7 @@ class Rows:
             length=length,
             log_prob=torch.where(mask, log_probs, 0.0).sum(1) / length.clamp(min=1),
             advantage=torch.where(trained, size, 0.0).sum(1) / number.clamp(min=1),
-            own=decisions.origin.cpu() == OWN,
+            own=torch.isin(decisions.origin.cpu(), torch.tensor([OWN, REPLACED])),
         )
 
     def canonical(self) -> Rows:

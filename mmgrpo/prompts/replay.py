@@ -80,9 +80,10 @@ class Buffer:
             if dot:
                 records.setdefault(int(number), {})[key] = value
         if tensors:
-            several = zip(tensors["places"].tolist(), tensors["rewards"].tolist(), tensors["scores"], strict=True)
+            places, rewards = tensors["places"].tolist(), tensors["rewards"].tolist()
             self.rows = [
-                Stored(*place, reward, scores, records[i]) for i, (place, reward, scores) in enumerate(several)
+                Stored(prompt, step, rewards[row], tensors["scores"][row], records[row])
+                for row, (prompt, step) in enumerate(places)
             ]
         else:
             self.rows = []

@@ -28,6 +28,7 @@ def of_settings(settings: Mapping[str, Any]) -> str:
 def of_inputs(splits: Splits, network: nn.Module) -> dict[str, str]:
     """The fingerprints of what a run starts from: the prompts of each split, and the network before training."""
     prompts = {"train": splits.train, "heldout": splits.heldout, **splits.extra}
+    prompts |= {"supervised": splits.supervised} if splits.supervised else {}
     return {**{name: of_prompts(some) for name, some in prompts.items()}, "network": of_network(network)}
 
 

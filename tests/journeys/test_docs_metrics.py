@@ -13,11 +13,12 @@ from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.rollout import reward_metrics
 from mmgrpo.runtime.metrics import MetricsLog, read_metrics
 from mmgrpo.scoring import RewardScores, Scorer
-from mmgrpo.types import CONTRAST, OWN, Answer, Image, Media
+from mmgrpo.types import CONTRAST, OWN, Answer, Image, Media, Prompt
 from tests.building import algorithm_blocks, trainer
 from tests.pages import DOCS, rows_of
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import decisions
+from tests.unit.policies.test_token_policy import token_policy
 
 PAGE = DOCS["metrics.md"]
 PATTERNS = {
@@ -84,6 +85,18 @@ def written(folder: Path) -> set[str]:
     prompts = [replace(prompt, answers=given) for prompt in toy_prompts(4)]
     trainer(policy, folder / "offline", prompts, offline=1.0, **algorithm_blocks("dpo")).run_round()
     names |= {name for row in read_metrics(folder / "offline" / "metrics.jsonl") for name in row}
+    blocks = algorithm_blocks(
+        "dr_grpo", replay="replay(count=1)", supervised="nll(coef=0.1, count=1)", hint="staged(above=9)"
+    )
+    prompts = [Prompt("say a", "0", "a b c"), Prompt("say b", "1", "b c a")]
+    others = trainer(
+        token_policy(), folder / "others", prompts, reward=lambda prompts, outputs: [0.0] * len(outputs),
+        given=prompts, prompts_per_step=1, **blocks,
+    )  # fmt: skip
+    for _ in range(3):
+        others.run_round()
+    others.log.flush()
+    names |= {name for row in read_metrics(folder / "others" / "metrics.jsonl") for name in row}
     # Three rows of the policy, one of them not scored and one that is left to others, and one of a changed prompt.
     valid, abstained = (
         torch.tensor([[True], [False], [False], [True]]),

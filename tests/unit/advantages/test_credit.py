@@ -281,3 +281,11 @@ def test_the_share_of_a_divergence_has_the_epsilon_of_the_released_code():
     # 1e-8 / (1e-8 + 1e-8)
     made = credit("divergence_weight(alpha=3)", [1.0], plain([2], divergence=[[0.0, 1e-8]]))
     assert made.numpy() == near([[1, 2]])
+
+
+def test_temporal_weights_are_largest_at_both_ends():
+    rows = plain([5, 3, 1])
+    made = credit("temporal(lam=0.3)", [1.0, 2.0, 1.0], rows)
+    assert made[0].tolist() == pytest.approx([1.3, 1.075, 1, 1.075, 1.3])
+    assert made[1, :3].tolist() == pytest.approx([2.6, 2, 2.6]) and float(made[2, 0]) == 1
+    assert torch.equal(credit("temporal(lam=0.0)", [1.0, 2.0, 1.0], rows), credit("broadcast", [1.0, 2.0, 1.0], rows))

@@ -84,3 +84,12 @@ def test_every_row_is_compared_with_its_own_references():
 def test_what_a_missed_reward_takes_from_the_others_it_does_not_take_from_itself_and_its_previews(text, changed):
     made = transformed(text, [[2.0, 3, 4, 2], [2, 5, 4, 2]], names=("a", "b", "b@half", "a@half"))
     assert made.tolist() == [[changed, 3, 4, changed], [2, 5, 4, 2]]
+
+
+def test_a_soft_threshold_is_flat_above_and_steep_far_below():
+    """TempSamp-R1, arXiv:2509.18056; of slope .58198 left of the threshold and .01 right of it."""
+    rows = [[0.0], [0.3], [0.5], [0.8], [1.0]]
+    made = transformed("soft_threshold", rows)[:, 0].tolist()
+    assert made == pytest.approx([0.086764, 0.422459, 0.59639, 0.8, 0.801823], abs=5e-6)
+    near = transformed("soft_threshold", [[0.8 - 1e-6], [0.8], [0.8 + 1e-6]])[:, 0]
+    assert ((near[1:] - near[:-1]) / 1e-6).tolist() == pytest.approx([0.58198, 0.01], rel=1e-3)

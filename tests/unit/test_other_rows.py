@@ -1,0 +1,369 @@
+"""Rows that the policy did not draw from its prompts as they are: replayed, given, hinted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.advantages.estimate import estimate
+from mmgrpo.config.registry import bind
+from mmgrpo.objectives import AGGREGATIONS
+from mmgrpo.objectives.origins import REPLAYS, Replay, Supervision, likelihood, weights_by_origin
+from mmgrpo.other_rows import SPLIT
+from mmgrpo.prompts.hints import characters, staged_hint, with_hint
+from mmgrpo.prompts.replay import Buffer, Stored, chosen
+from mmgrpo.randomness import stream
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prompt, Request, Turn
+from mmgrpo.update import LossRecipe
+from tests.building import algorithm_blocks, recipe, trainer
+from tests.toys import toy_policy, toy_prompts
+from tests.trees import plain
+from tests.unit.policies.test_beam_search import log_prob_of
+from tests.unit.policies.test_token_policy import completions, kept, rescored, token_policy
+
+pytest.importorskip("transformers")
+
+PROMPTS = [Prompt("say a", "0", "a b c d"), Prompt("say b c d a", "1", "d c b a")]
+
+
+def stored(prompt: int, reward: float, step: int = 0) -> Stored:
+    return Stored(prompt, step, reward, torch.tensor([[reward], [1.0], [0.0]]), {"ids": torch.tensor([step])})
+
+
+# ---- the buffer
+
+
+def test_the_buffer_is_bounded_by_prompt_in_all_and_by_age_and_drops_the_oldest():
+    def left(settings: Replay, step: int = 3) -> list[tuple[int, int]]:
+        buffer = Buffer()
+        for round_ in range(3):
+            buffer.insert([stored(prompt, 0.0, round_) for prompt in (0, 1)], settings, step)
+        return [(row.prompt, row.step) for row in buffer.rows]
+
+    everything = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert left(Replay(1)) == everything
+    assert left(Replay(1, per_prompt=2)) == everything[2:]
+    assert left(Replay(1, capacity=3)) == everything[3:]
+    assert left(Replay(1, age=1)) == everything[4:]
+    assert left(Replay(1, above=0.0)) == []
+
+
+def test_replay_starts_where_enough_rows_of_a_prompt_are_there():
+    """RePO, arXiv:2506.09340: with groups of 8 and at least 16, at the third visit."""
+    settings, buffer, drawn = bind("replay(count=8, least=16)", REPLAYS, "")({}), Buffer(), []
+    for visit in range(3):
+        drawn.append(len(buffer.draw(0, settings, visit, stream(0))))
+        buffer.insert([stored(0, 0.0, visit)] * 8, settings, visit)
+    assert drawn == [0, 0, 8] and len(buffer.rows) == 16
+
+
+@pytest.mark.parametrize(
+    ("strategy", "places"),
+    [("recent", [2, 3]), ("highest", [0, 1]), ("max_variance", [0, 2]), ("all", [0, 1, 2, 3])],
+)
+def test_a_strategy_chooses_rows_by_their_rewards(strategy, places):
+    assert sorted(chosen([1.0, 0.5, 0.0, 0.0], Replay(2, strategy=strategy), stream(0))) == places
+
+
+def test_a_random_choice_is_that_of_its_stream():
+    first, again, other = (chosen([0.0] * 9, Replay(3, strategy="random"), stream(seed)) for seed in (1, 1, 2))
+    assert first == again != other and len({*first}) == 3
+
+
+def test_a_buffer_is_the_same_after_a_checkpoint():
+    buffer, loaded = Buffer([stored(3, 0.5, 2), stored(1, 1.0, 4)]), Buffer()
+    loaded.load(buffer.tensors())
+    assert [(row.prompt, row.step, row.reward) for row in loaded.rows] == [(3, 2, 0.5), (1, 4, 1.0)]
+    assert [row.record["ids"].item() for row in loaded.rows] == [2, 4]
+    loaded.load({})
+    assert loaded.rows == []
+
+
+# ---- what they count
+
+
+def advantages(statistics: str, last: float = 0.0) -> list[float]:
+    """Of own rows of rewards 0, 0, 0 and ``last``, and replayed ones of 1, 1, 0, 0."""
+    key = torch.tensor([0] * 4 + [SPLIT * (statistics == "split")] * 4)
+    rows = replace(plain([1] * 8, keys={"prompt": key}), origin=torch.tensor([OWN] * 4 + [REPLAYED] * 4))
+    values = torch.tensor([0.0, 0.0, 0.0, last, 1.0, 1.0, 0.0, 0.0])[:, None]
+    counted = (OWN,) if statistics == "own" else (OWN, REPLAYED)
+    one = torch.ones(1)
+    return estimate(values, values >= 0, one, rows, recipe(), counted_origins=counted).samples.tolist()
+
+
+def test_replayed_rows_are_compared_among_themselves_or_with_the_group():
+    assert advantages("split") == pytest.approx([0] * 4 + [0.86588] * 2 + [-0.86588] * 2, abs=1e-4)
+    assert advantages("with") == pytest.approx([-0.53995] * 4 + [1.61984] * 2 + [-0.53995] * 2, abs=1e-4)
+    # Against the own rows' mean .25 and std .5.
+    assert advantages("own", 1.0) == pytest.approx([-0.5] * 3 + [1.5] * 3 + [-0.5] * 2, abs=1e-3)
+
+
+def test_of_equal_replayed_rewards_nothing_is_learned_where_they_are_compared_among_themselves():
+    """The strategy highest of a prompt that is often solved."""
+    key = torch.tensor([0, 0, SPLIT, SPLIT])
+    rows = replace(plain([1] * 4, keys={"prompt": key}), origin=torch.tensor([OWN] * 2 + [REPLAYED] * 2))
+    values = torch.tensor([[0.0], [1.0], [1.0], [1.0]])
+    made = estimate(values, values >= 0, torch.ones(1), rows, recipe(), counted_origins=(OWN, REPLAYED))
+    assert made.samples.tolist()[2:] == [0, 0]
+
+
+def test_each_kind_of_rows_is_normalized_by_itself():
+    """CHORD, arXiv:2508.11408: (1 - mu) 1 + mu 2 = 1.1 at mu = .1; RePO: L + alpha L_replayed."""
+    origin = torch.tensor([OWN, OWN, SUPERVISED, REPLAYED])
+    mask = torch.tensor([[True, True], [True, False], [True, True], [True, True]])
+    mean = bind("per_decision", AGGREGATIONS, "")
+    values = torch.tensor([1.0, 1.0, 2.0, 10.0])[:, None].expand(4, 2)
+
+    def total(replay: Replay, supervision: Supervision) -> float:
+        return float((weights_by_origin(mean, {"loss_mask": mask}, origin, replay, supervision) * values).sum())
+
+    nothing, chord = Replay(), Supervision(0.1, complement=True, count=1)
+    own = mask & (origin == OWN)[:, None]
+    assert torch.equal(
+        weights_by_origin(mean, {"loss_mask": own}, origin, Replay(8), chord)[:2], 0.9 * mean({"loss_mask": own})[:2]
+    )
+    assert total(Replay(8, coef=0.0), chord) == pytest.approx(1.1)
+    assert total(Replay(8, coef=0.5), replace(chord, complement=False)) == pytest.approx(1 + 0.2 + 5)
+    assert total(nothing, Supervision()) == pytest.approx((3 + 4 + 20) / 7)  # all in one mean
+
+
+def test_phi_is_a_constant_that_fades_for_sure_and_for_unlikely_tokens():
+    p = torch.tensor([0.9, 0.5, 0.1])
+    log_probs = p.log().requires_grad_()
+    loss = likelihood(log_probs, phi=True)
+    assert loss.tolist() == pytest.approx([0.00948, 0.17329, 0.20723], abs=1e-5)
+    (slope,) = torch.autograd.grad(loss.sum(), log_probs)
+    assert slope.tolist() == pytest.approx([-0.09, -0.25, -0.09])
+
+
+# ---- stored and given rows of a token policy
+
+
+def test_a_stored_row_scores_as_in_its_round():
+    policy = token_policy()
+    made = policy.rollout(Request(PROMPTS, [0, 1], 4, 3))
+    rows = [6, 1, 3]
+    again = policy.unpack(
+        [made.prompts[row] for row in rows], policy.pack(made, rows), [7, 8, 8], REPLAYED, Request((), (), 0, 0)
+    )
+    assert [again.outputs[place] for place in range(3)] == [made.outputs[row] for row in rows]
+    assert again.decisions.keys["prompt"].tolist() == [7, 8, 8] and again.decisions.origin.tolist() == [REPLAYED] * 3
+    width = again.decisions.log_probs.shape[1]
+    for name in ("log_probs", "loss_mask"):
+        assert torch.equal(getattr(again.decisions, name), getattr(made.decisions, name)[rows, :width])
+    for name, value in made.decisions.fields.items():
+        assert torch.equal(again.decisions.fields[name], value[rows] if value.dim() == 1 else value[rows, :width])
+    mask = again.decisions.loss_mask
+    torch.testing.assert_close(rescored(policy, again)[mask], again.decisions.log_probs[mask], rtol=1e-4, atol=1e-5)
+
+
+def test_the_likelihood_of_an_answer_is_that_of_its_tokens():
+    policy = token_policy()
+    given = policy.unpack(PROMPTS, policy.answers(PROMPTS), [0, 1], SUPERVISED, Request((), (), 0, 0))
+    assert [output.text for output in given.outputs] == ["a b c d", "d c b a"]
+    for row, prompt in enumerate(PROMPTS):
+        ids = tuple(completions(given)[row][given.decisions.loss_mask[row]].tolist())
+        with torch.no_grad():
+            expected = float(log_prob_of(policy, prompt, ids))
+        assert float(rescored(policy, given)[row].sum()) == pytest.approx(expected, abs=1e-4)
+
+
+# ---- in a run
+
+
+def length(prompts, outputs) -> list[float]:
+    """Reward: short answers, of several values."""
+    return [1.0 / (1 + output.tokens) for output in outputs]
+
+
+def run(folder: Path, steps: int = 6, given=(), prompts=PROMPTS, reward=length, preset="dr_grpo", **changes) -> Trainer:
+    blocks = algorithm_blocks(preset, aggregation="per_sample", **changes)
+    return trainer(
+        token_policy(), folder, prompts, reward=reward, steps=steps, group_size=4, lr=1e-2, save_every=2, given=given,
+        **blocks,
+    )  # fmt: skip
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in row.items() if k not in ("run", "seconds", "memory") and "time/" not in k} for row in rows
+    ]
+
+
+def weights(made: Trainer) -> list[Tensor]:
+    return [parameter.detach() for parameter in made.trained.values()]
+
+
+def same(one: Trainer, other: Trainer) -> bool:
+    return all(map(torch.equal, weights(one), weights(other)))
+
+
+GIVEN = [Prompt("say a", "g0", "b b"), Prompt("say d", "g1", "c")]
+FOREIGN = [
+    {"replay": "replay(count=2, strategy='random')"},
+    {"replay": "replay(count=2, statistics='with', old='recomputed', apart=False)"},
+    {"replay": "replay(count=2, statistics='own', old='one', capacity=5)"},
+    {"supervised": "nll(coef=linear(0.5, 0.1), count=2)", "given": GIVEN},
+    {"supervised": "nll(coef=0.5, count=1, source='failed')"},
+    {"hint": "staged(above=0.6)"},
+    {"hint": "forced(members=2, tokens=2)"},
+]
+
+
+@pytest.mark.parametrize("changes", FOREIGN, ids=lambda one: next(iter(one.values())))
+def test_a_run_with_rows_of_other_origins_resumes_exactly(changes, tmp_path):
+    whole = run(tmp_path / "whole", **changes)
+    whole.fit()
+    first = run(tmp_path / "part", **changes)
+    for _ in range(4):
+        first.run_round()
+    first.save()
+    part = run(tmp_path / "part", **changes)
+    assert part.resume() and part.step == 4
+    part.fit()
+    assert same(part, whole) and lines(tmp_path / "part") == lines(tmp_path / "whole")
+    plain_run = run(tmp_path / "plain")
+    plain_run.fit()
+    assert not same(plain_run, whole), "it had no effect"
+
+
+def test_a_replay_of_weight_zero_and_a_likelihood_of_weight_zero_change_nothing(tmp_path):
+    base = run(tmp_path / "a")
+    base.fit()
+    replayed = run(tmp_path / "b", replay="replay(count=2, coef=0.0)")
+    replayed.fit()
+    for one, other in zip(weights(base), weights(replayed), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    given = run(tmp_path / "c", supervised="nll(coef=0.0, count=2)", given=GIVEN)
+    given.fit()
+    assert same(base, given)
+    late = run(tmp_path / "d", replay="replay(count=2, least=1000)")
+    late.fit()
+    assert same(base, late)
+
+
+def test_at_weight_one_only_the_answers_are_learned(tmp_path):
+    """CHORD at mu = 1 is supervised training: the gradient of the mean of -log pi over the tokens of both answers."""
+    other = run(tmp_path / "b", supervised="nll(coef=1.0, count=2)", given=GIVEN)
+    given = other.policy.unpack(GIVEN, other.policy.answers(GIVEN), [0, 1], SUPERVISED, Request((), (), 0, 0))
+    mask = given.decisions.loss_mask
+    [part] = given.steps.split(mask, 100)
+    (-other.policy.score(given, part, frozenset({"log_probs"}))["log_probs"].mean()).backward()
+    expected = {name: p.grad.clone() for name, p in other.trained.items() if p.grad is not None}
+    other.optimizer.zero_grad()
+    other.optim.lr = 0.0
+    other.run_round()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(other.trained[name].grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_prompts_that_all_failed_wait_until_enough_of_them_are_there(tmp_path):
+    """ReLIFT, arXiv:2506.07527: 26 a round and 64 at once are 26, 52, 14; here 2 a round, 3 at once."""
+    prompts = [Prompt("say a", str(i), "a") for i in range(6)]
+    made = run(
+        tmp_path, prompts=prompts, reward=lambda prompts, outputs: [0.0] * len(outputs), preset="dr_grpo",
+        supervised="nll(coef=1.0, count=3, source='failed')",
+    )  # fmt: skip
+    waiting, learned = [], []
+    for _ in range(3):
+        made.run_round()
+        waiting.append(len(made.others.waiting))
+        learned.append(made.others.metrics.get("supervised/rows", 0))
+    assert (waiting, learned) == ([2, 4, 3], [0, 0, 3])  # 4 - 3 + 2, one entry a prompt
+
+
+# ---- hints
+
+
+def test_a_hint_is_a_share_of_the_characters_after_the_last_user_turn():
+    assert [len(characters("0123456789", share)) for share in (0.25, 0.5, 0.75)] == [2, 5, 8]
+    turns = (Turn("system", ("s",)), Turn("user", ("question",)))
+    hinted = with_hint(Prompt("question", turns=turns), "so", " H: ")
+    assert hinted.turns[1].parts == ("question", " H: so") and hinted.text == "question H: so"
+    assert with_hint(PROMPTS[0], "", "x") is PROMPTS[0]
+    hint = LossRecipe.of("ppo", "per_sample", hint="staged").hint({})
+    assert staged_hint(Prompt("a", answer=3), hint, 0) is None  # no solution in words
+
+
+def needs_a_hint(prompts, outputs) -> list[float]:
+    """Reward: 0 without a hint of half of the solution, which for the second prompt even that does not help."""
+    enough = [len(prompt.meta.get("hint", "")) >= 4 and prompt.id == "0" for prompt in prompts]
+    return [float(one) / (1 + output.tokens) for one, output in zip(enough, outputs, strict=True)]
+
+
+def test_groups_without_success_are_sampled_again_with_a_hint_and_their_own_rows_stay_evidence(tmp_path):
+    """GHPO, arXiv:2507.10628: wrong plain and at 25 %, right at 50 %: the last group is trained."""
+    made = run(tmp_path, reward=needs_a_hint, hint="staged")
+    taken = []
+    original = made.others.take_in
+    made.others.take_in = lambda batch, *rest: (taken.append(batch), original(batch, *rest))[1]
+    made.run_round()
+    [batch] = taken
+    origin, key = batch.decisions.origin, batch.decisions.keys["prompt"]
+    of = {number: int(key[batch.decisions.fields["prompt_index"] == number][0]) for number in (0, 1)}
+    assert [(origin[key == of[0]] == kind).sum() for kind in (REPLACED, HINTED)] == [4, 4]
+    assert len(origin[key == of[0]]) == 12 and len(origin[key == of[1]]) == 16  # 3 and 4 samplings
+    trained = batch.loss_mask.any(1)
+    assert {*origin[trained].tolist()} == {HINTED}
+    hints = {len(batch.rollouts[-2].prompts[row].meta["hint"]) for row in range(4)}
+    assert hints == {4}  # of 7 characters, round(3.5)
+    line = lines(tmp_path)[0]
+    assert line["ratio/first_minus_one"] < 1e-3 and line["hint/groups"] == 1
+    assert line["reward/reward/mean"] == 0  # of the prompts as they are
+    assert {(row["draws"], row["mean"]) for row in made.ledger.entries(PROMPTS)} == {(4, 0.0)}
+
+
+def test_a_group_with_success_is_left_as_it_is(tmp_path):
+    plainly, hinted = run(tmp_path / "a"), run(tmp_path / "b", hint="staged")
+    plainly.fit()
+    hinted.fit()
+    assert same(plainly, hinted)
+
+
+def test_a_forced_beginning_is_given_and_no_decision():
+    policy = token_policy()
+    sampling = {"forced_members": 2.0, "forced_tokens": 2.0}
+    request = Request(PROMPTS, [0, 1], 4, 3, sampling=sampling, solutions=["a b c d", "d"])
+    made = policy.rollout(request)
+    # The solution of the second prompt has nothing to force without its last token.
+    assert made.decisions.origin.tolist() == [OWN] * 2 + [OWN] * 4 + [HINTED] * 2
+    assert made.decisions.keys["prompt"].tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+    forced = policy.model.spell("a b")[:2]
+    for row in (6, 7):
+        assert made.outputs[row].text.split()[:2] == ["a", "b"]
+        ids = tuple(kept(made).ids[row][made.decisions.decision_mask[row]].tolist())
+        with torch.no_grad():
+            both = float(log_prob_of(policy, PROMPTS[0], (*forced, *ids)))
+            alone = float(log_prob_of(policy, PROMPTS[0], tuple(forced)))
+        assert float(rescored(policy, made)[row].sum()) == pytest.approx(both - alone, abs=1e-3)
+    nothing = policy.rollout(replace(request, sampling={**sampling, "forced_tokens": 0.0}))
+    ordinary = policy.rollout(Request(PROMPTS, [0, 1], 4, 3))
+    assert torch.equal(nothing.decisions.log_probs, ordinary.decisions.log_probs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"supervised": "nll(coef=0.5)"}, r"data\.supervised"),
+        ({"given": GIVEN}, r"algorithm\.supervised"),
+        ({"replay": "replay(count=2)", "weighting": ["gradient(rate=1.0)"]}, "gradient"),
+        ({"replay": "replay(count=2, strategy='rcent')"}, "recent"),
+        ({"supervised": "nll(coef=0.5, aggregation='per_decison')", "given": GIVEN}, "per_decision"),
+    ],
+)
+def test_what_has_no_effect_or_no_place_is_refused(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path, **changes)
+
+
+def test_a_policy_that_stores_no_rows_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"algorithm\.replay.*gaussian"):
+        trainer(toy_policy(), tmp_path, toy_prompts(2), loss=LossRecipe.of("ppo", "per_sample", replay="replay"))
