@@ -22,7 +22,7 @@ from torch import Tensor
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.objectives.origins import Replay, Supervision
+from mmgrpo.objectives.origins import Replay
 from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint
 from mmgrpo.prompts.replay import Buffer, Stored
 from mmgrpo.randomness import derive, stream

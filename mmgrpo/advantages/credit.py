@@ -199,9 +199,9 @@ def temporal(
     advantages: Values, keep: Rows, node: Node, decision_mask: Mask, lam: Annotated[float, FRACTION] = 0.3
 ) -> Matrix:
     """``broadcast``, times 1 + lam (2 t / (L - 1) - 1)^2, t the place among the row's L decisions: the first and the
-    last count more than the middle (temporal advantage shaping of AVATAR, arXiv:2508.03100). The weights of 5 decisions are
-    1.3, 1.075, 1, 1.075, 1.3, so that the mean rises by 15 %; that of a single decision, where the formula is 0 / 0, is
-    taken as 1."""
+    last count more than the middle (temporal advantage shaping of AVATAR, arXiv:2508.03100). The weights of 5 decisions
+    are 1.3, 1.075, 1, 1.075, 1.3, so that the mean rises by 15 %; that of a single decision, where the formula is
+    0 / 0, is taken as 1."""
     place, last = decision_mask.cumsum(1) - 1, decision_mask.sum(1, keepdim=True) - 1
     weight = torch.where(last > 0, 1 + lam * (2 * place / last.clamp(min=1) - 1).square(), 1.0)
     return weight * broadcast(advantages, keep, node, decision_mask)

@@ -29,7 +29,7 @@ from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
-from mmgrpo.types import COUNTED, RECORDS, UNTRAINED, Decisions
+from mmgrpo.types import COUNTED, OWN, RECORDS, UNTRAINED, Decisions
 
 STANDARD_INPUTS = frozenset(
     {"values", "weights", "key", "stat", "keep", "normalise", "centred", "advantages"}
