@@ -19,7 +19,6 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.pairs import lacking, tied
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.prompts.ledger import Rows
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks
@@ -102,8 +101,7 @@ class Offline:
             "time/rollout": time.perf_counter() - started,
             "time/reward": 0.0,
         }
-        numbers = Rows.of(decisions, grade, advantages, decisions.loss_mask)
-        return Round(batch, [rollout], scores, [GRADE], cursor, metrics, grade, numbers)
+        return Round(batch, [rollout], scores, [GRADE], cursor, metrics, grade)
 
     def _metrics(
         self, batch: Batch, grade: torch.Tensor, loss: LossRecipe, micro_batch_size: int, accelerator: Accelerator
