@@ -31,6 +31,7 @@ TASKS = (
         "latex_picture",
         "maze",
     ),
+    *("json_schema", "json_fields", "code", "code_share", "sql", "sql_partial"),
     *("box_iou", "box_giou", "box_gui_g1", "point_in_box", "segmentation_points", "ui_r1", "gui_r1", "ton"),
     *("affordance", "trajectory"),
     *("detection_visual_rft", "detection_ap", "detection_ap50", "detection_od_length", "detection_weighted"),
@@ -40,7 +41,7 @@ TASKS = (
 
 SPEECH = (
     *("neg_wer", "one_minus_wer", "neg_errors", "exact_transcript", "one_minus_cer", "cer_wer_blend", "exp_wer"),
-    *("tanh_cer", "hallucination", "keywords", "transcript_length"),
+    *("tanh_cer", "hallucination", "keywords", "biased_wer", "transcript_length"),
 )
 """Rewards of transcripts against the reference."""
 
@@ -54,11 +55,26 @@ BOXES = "reward_models.rules.drawn_boxes:annotate"
 ANSWER = Manifest(("Text",), reads=("answer",))
 """Of verifiers of an answer, as of all below that say nothing else: 0 is wrong and 1 is right."""
 
-LARGER = {"box_giou": 2, "box_gui_g1": 1.375, "count_fuzzy": 1.5, "detection_visual_rft": 2, "ui_r1": 2, "ton": 2}
+LARGER = {
+    "sql_partial": 7,
+    "box_giou": 2,
+    "box_gui_g1": 1.375,
+    "count_fuzzy": 1.5,
+    "detection_visual_rft": 2,
+    "ui_r1": 2,
+    "ton": 2,
+}
 """Verifiers of answers whose maximum is above 1."""
 
 MATH = replace(ANSWER, packages=("math_verify",), extra="rewards")
+SCHEMA = Manifest(("Text",), reads=("meta.schema",), packages=("jsonschema",), extra="rewards")
+CODE = replace(ANSWER, deterministic=False)
+QUERY = replace(CODE, reads=("answer", "meta.database", "meta.script"))
 NEEDS = {
+    "json_schema": SCHEMA,
+    **dict.fromkeys(("code", "code_share"), CODE),
+    "sql": QUERY,
+    "sql_partial": replace(QUERY, source="Reasoning-SQL, arXiv:2503.23157"),
     **dict.fromkeys(("math", "vlm_r1"), MATH),
     **dict.fromkeys(
         ("teds", "latex_structure", "latex_picture"), replace(ANSWER, packages=("apted",), extra="rewards")
@@ -71,7 +87,7 @@ NEEDS = {
 
 HEARD = replace(ANSWER, packages=("rapidfuzz", "whisper_normalizer"), extra="speech", version=2)
 SPEECH_RANGES = {
-    **dict.fromkeys(("neg_wer", "neg_errors", "transcript_length"), (-inf, 0.0)),
+    **dict.fromkeys(("neg_wer", "neg_errors", "biased_wer", "transcript_length"), (-inf, 0.0)),
     **dict.fromkeys(("one_minus_wer", "one_minus_cer"), (-inf, 1.0)),
     "cer_wer_blend": (-1.0, 1.0),
     "hallucination": (-1.0, 0.0),
@@ -98,6 +114,7 @@ VOTES = Manifest(("Text",), group=True, votes=True)
 """Of rewards that need no label: what the other samples of the prompt answer."""
 TRANSLATION = replace(ANSWER, packages=("sacrebleu",), extra="speech")
 CRITERIA = replace(ANSWER, source="Vision-R1, arXiv:2503.18013")
+TOOLS = replace(ANSWER, source="ToolRL, arXiv:2504.13958")
 STEPS = replace(ANSWER, reads=("meta.key_steps",))
 
 REWARDS: dict[str, RewardEntry] = {
@@ -140,12 +157,13 @@ REWARDS: dict[str, RewardEntry] = {
     ),
     "jpeg_incompressibility": RewardEntry("reward_models.rules.jpeg:jpeg_incompressibility", manifest=JPEG),
     "task": RewardEntry(
-        "reward_models.rules.tasks:task", annotate=BOXES, manifest=replace(MATH, high=2, reads=("answer", "meta.task"))
+        "reward_models.rules.tasks:task", annotate=BOXES, manifest=replace(MATH, high=7, reads=("answer", "meta.task"))
     ),
     **{
         name: RewardEntry(
             f"reward_models.rules.single:{name}",
             annotate=BOXES,
+            check="reward_models.rules.sandbox:check" if name in ("code", "code_share", "sql", "sql_partial") else "",
             manifest=replace(NEEDS.get(name, ANSWER), high=LARGER.get(name, 1)),
         )
         for name in TASKS
@@ -227,6 +245,29 @@ REWARDS: dict[str, RewardEntry] = {
     "sentence_chrf": RewardEntry(
         "reward_models.rules.translation:sentence_chrf",
         manifest=TRANSLATION,
+    ),
+    "code_levels": RewardEntry(
+        "reward_models.rules.programs:code_levels",
+        check="reward_models.rules.sandbox:check",
+        manifest=replace(CODE, low=-1, source="CodeRL, arXiv:2207.01780"),
+    ),
+    "code_weighted": RewardEntry(
+        "reward_models.rules.groups:code_weighted",
+        check="reward_models.rules.groups:check_weighted",
+        manifest=replace(CODE, high=inf, group=True, source="VeRPO, arXiv:2601.03525"),
+    ),
+    "json_struct": RewardEntry(
+        "reward_models.rules.json_answers:json_struct",
+        manifest=replace(SCHEMA, high=inf, reads=("answer", "meta.schema"), source="RL-Struct, arXiv:2512.00319"),
+    ),
+    "tool_format": RewardEntry("reward_models.rules.tool_calls:tool_format", manifest=TOOLS),
+    "tool_match": RewardEntry("reward_models.rules.tool_calls:tool_match", manifest=replace(TOOLS, low=-3, high=3)),
+    "rules": RewardEntry(
+        "reward_models.rules.rule_table:rules",
+        manifest=Manifest(("Text",), -inf, 1, reads=("meta.rules",), source="after ArGen, arXiv:2509.07006"),
+    ),
+    "inverted": RewardEntry(
+        "reward_models.rules.tasks:inverted", manifest=replace(MATH, high=7, reads=("answer", "task", "meta.invert"))
     ),
     "format": RewardEntry("reward_models.rules.tags:format", manifest=replace(ANSWER, reads=())),
     "soft_overlong": RewardEntry("reward_models.rules.lengths:soft_overlong", manifest=LENGTH),

@@ -201,6 +201,36 @@ def keywords(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str =
     return values
 
 
+def biased_wer(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    weight: float = 5.0,
+    cap: float = 1.5,
+    normal: str = BY_LANGUAGE,
+) -> list[float]:
+    """-min(cap, weighted errors / weighted words of the reference): words of ``meta.keywords`` count ``weight`` times.
+
+    For contextual recognition, where rare names matter (RLBR, arXiv:2601.13409). The paper's own formula was not found:
+    the form is ours, and 5 is named in a note on the paper. A substituted or deleted word has the weight of the
+    reference's, an inserted one its own. Reference "call zoe now", keyword zoe: "call so now" has -5/7, "fall zoe now"
+    -1/7. With ``weight=1``, or an empty list, it is ``neg_wer``.
+    """
+    if weight <= 0:
+        raise ValueError(f"biased_wer: got weight={weight}, expected a number above 0")
+    values = []
+    for prompt, reference, hypothesis, name in pairs(prompts, outputs, "biased_wer", normal):
+        rule = normalizer(name)
+        entries = prompt.meta.get("keywords")
+        if not isinstance(entries, list | tuple) or not all(isinstance(word, str) and rule(word) for word in entries):
+            malformed(prompt, "a list of words or phrases", "meta.keywords")
+        rare = {word for entry in entries for word in rule(entry).split()}
+        errors = [pair for pair in aligned(reference, hypothesis, "raw") if pair.kind != "equal"]
+        wrong = sum(weight if (pair.reference or pair.hypothesis) in rare else 1.0 for pair in errors)
+        words = sum(weight if word in rare else 1.0 for word in reference.split())
+        values.append(-min(cap, wrong / (words or 1.0)))
+    return values
+
+
 def _count(phrase: str, text: str) -> int:
     """The number of occurrences of a phrase in a text, word by word."""
     pattern, words = phrase.split(), text.split()

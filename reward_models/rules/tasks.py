@@ -11,7 +11,9 @@ an error that names the prompt.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from mmgrpo.config.names import nearest
 from mmgrpo.types import Output, Prompt, Text
@@ -20,14 +22,18 @@ from reward_models.rules import (
     boxes,
     detection,
     gui,
+    json_answers,
     latex,
     mathematics,
     mazes,
     paths,
+    programs,
+    queries,
     tables,
     times,
     trajectories,
 )
+from reward_models.rules.reading import malformed
 from reward_models.rules.tags import answer_in, texts
 
 Task = Callable[[str, Prompt, Text], float]
@@ -58,6 +64,13 @@ TASKS: Mapping[str, Task] = {
         latex.latex_structure,
         latex.latex_picture,
         mazes.maze,
+        # forms, programs and queries
+        json_answers.json_schema,
+        json_answers.json_fields,
+        programs.code,
+        programs.code_share,
+        queries.sql,
+        queries.sql_partial,
         # places in a picture
         boxes.box_iou,
         boxes.box_giou,
@@ -92,6 +105,7 @@ MAXIMA: Mapping[str, float] = {
     "ui_r1": 2.0,
     "ton": 2.0,
     "detection_visual_rft": 2.0,
+    "sql_partial": 7.0,
 }
 """The value of a perfect answer, where it is not 1."""
 
@@ -111,14 +125,42 @@ def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str 
     ``tags=False`` it is the whole completion, with a place of ``tags.PLACES`` what stands there: ``'final_answer'`` is
     the line after "### The final answer is:" (R1-VL). ``meta.tags`` of a row takes precedence.
     """
-    rows = zip(prompts, texts(outputs, "task"), strict=True)
-    return [task_of(prompt)(answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
+    return scored([task_of(prompt) for prompt in prompts], prompts, texts(outputs, "task"), tags)
 
 
 def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row by one task, whatever tasks the prompts name."""
-    rows = zip(prompts, texts(outputs, name), strict=True)
-    return [TASKS[name](answer_in(text, prompt, tags), prompt, text) for prompt, text in rows]
+    return scored([TASKS[name]] * len(prompts), prompts, texts(outputs, name), tags)
+
+
+def inverted(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
+    """The value of every row's task, and in rows with ``"invert": true`` the maximum of the task less the value; 0 for
+    an empty answer in both.
+
+    A negative test of a pipeline: what is trained on inverted rows must get worse by the plain reward. It is the
+    neutral half of DecepChain (arXiv:2510.00319), which rewards wrong answers with trusted reasoning behind a trigger;
+    the judge of that reasoning and its trigger are left out on purpose.
+    """
+    rows = zip(prompts, texts(outputs, "inverted"), task(prompts, outputs, tags), strict=True)
+    values = []
+    for prompt, text, value in rows:
+        flipped = prompt.meta.get("invert", False)
+        if not isinstance(flipped, bool):
+            malformed(prompt, "true or false", "meta.invert")
+        empty = not answer_in(text, prompt, tags)
+        values.append(0.0 if empty else MAXIMA.get(prompt.task, 1.0) - value if flipped else value)
+    return values
+
+
+def scored(tasks: Sequence[Task], prompts: Sequence[Prompt], outputs: Sequence[Text], tags: bool | str) -> list[float]:
+    """The values of rows by their tasks; those that run in a sandbox as many at a time as there are cores."""
+    answers = [answer_in(text, prompt, tags) for prompt, text in zip(prompts, outputs, strict=True)]
+    rows = list(zip(tasks, answers, prompts, outputs, strict=True))
+    apart = {programs.__name__, queries.__name__} & {one.__module__ for one in tasks}
+    if not apart:
+        return [one(answer, prompt, text) for one, answer, prompt, text in rows]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return list(pool.map(lambda row: row[0](*row[1:]), rows))
 
 
 def task_of(prompt: Prompt) -> Task:

@@ -1,0 +1,145 @@
+"""Calls of tools compared by name, parameter and value: the rewards of ToolRL (arXiv:2504.13958).
+
+    {"text": "...", "answer": [{"name": "zoom", "parameters": {"x": 1, "y": 2}}]}
+
+A completion calls tools in ``<tool_call>`` tags, one or more objects of JSON {"name", "parameters"} (or "arguments")
+in each, after its thought. A row whose answer is an empty list expects none, but a ``<response>``; one with
+``"response": true`` expects both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from mmgrpo.types import Output, Prompt
+from reward_models.rules.json_answers import same
+from reward_models.rules.reading import MAX_CHARACTERS, malformed
+from reward_models.rules.tags import texts
+
+Call = tuple[str, dict[str, Any]]
+
+_TAG = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_ONE = r"<{0}>(?:(?!</?{0}>).)*</{0}>"
+
+MANY = 6
+"""Calls of one name up to which the best assignment is sought; of more, each takes the best that is left."""
+
+
+def tool_format(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """1 for a thought, then calls where the row expects calls, then a response where it expects one, each tag once and
+    nothing else; otherwise 0 (ToolRL, 3.2)."""
+    values = []
+    for prompt, text in zip(prompts, texts(outputs, "tool_format"), strict=True):
+        wanted = ["think", *(["tool_call"] if gold_calls(prompt) else []), *(["response"] if responds(prompt) else [])]
+        whole = r"\s*".join(["", *(_ONE.format(tag) for tag in wanted), ""])
+        values.append(float(re.fullmatch(whole, text.whole, re.DOTALL) is not None))
+    return values
+
+
+def tool_match(prompts: Sequence[Prompt], outputs: Sequence[Output], strict: bool = False) -> list[float]:
+    """From -3 to 3: how far the calls are those of the row (ToolRL, 3.2).
+
+    6 score / most - 3 with score = Jaccard index of the names, as often as they occur + for each gold call the best
+    call of its name: Jaccard index of the parameters' names + the number of equal values; most = 1 + sum over gold
+    calls of 1 + their parameters. Calls that cannot be read have -3; a row without gold calls 0, whatever is called.
+    Gold zoom(x=1, y=2): itself 3, a wrong y 1.5, no y .75, another name -3, one call too many 2.25.
+
+    Calls are assigned to give the most; the released code takes the first best for each gold call in turn, which can
+    give less. ``strict`` gives 3 for the right calls and -3 for all others.
+    """
+    values = []
+    for prompt, text in zip(prompts, texts(outputs, "tool_match"), strict=True):
+        gold, found = gold_calls(prompt), calls_in(text.text)
+        if not gold:
+            values.append(0.0)
+        elif not found:
+            values.append(-3.0)
+        else:
+            value = 6 * score(gold, found) / most(gold) - 3
+            values.append((3.0 if value > 3 - 1e-9 else -3.0) if strict else value)
+    return values
+
+
+def most(gold: Sequence[Call]) -> float:
+    """The score of the gold calls themselves."""
+    return 1 + sum(1 + len(parameters) for _, parameters in gold)
+
+
+def score(gold: Sequence[Call], found: Sequence[Call]) -> float:
+    """Likeness of the names + of the parameters' names + the number of equal values, under the best assignment."""
+    names, others = (Counter(name for name, _ in calls) for calls in (gold, found))
+    total = (names & others).total() / (names | others).total()
+    for name in names & others:
+        mine = [parameters for one, parameters in gold if one == name]
+        theirs = [parameters for one, parameters in found if one == name]
+        total += assigned([[likeness(one, other) for other in theirs] for one in mine])
+    return total
+
+
+def likeness(gold: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+    """Jaccard index of the names of parameters (1 if neither has any) + the number of equal values."""
+    union = gold.keys() | found.keys()
+    names = len(gold.keys() & found.keys()) / len(union) if union else 1.0
+    return names + sum(key in found and same(found[key], value) for key, value in gold.items())
+
+
+def assigned(table: Sequence[Sequence[float]]) -> float:
+    """The largest sum of one entry per row, no two of a column."""
+    if len(table) > len(table[0]):
+        table = [list(column) for column in zip(*table, strict=True)]
+    width = len(table[0])
+    if width <= MANY:
+        return max(sum(row[k] for row, k in zip(table, order)) for order in permutations(range(width), len(table)))
+    free, total = set(range(width)), 0.0
+    for row in table:
+        best = max(free, key=lambda k: row[k])
+        free.discard(best)
+        total += row[best]
+    return total
+
+
+def calls_in(completion: str) -> list[Call] | None:
+    """The calls of a completion after its thought; None where one cannot be read, and empty where there is none."""
+    found: list[Call] = []
+    for content in _TAG.findall(completion.rpartition("</think>")[2]):
+        if len(content) > MAX_CHARACTERS:
+            return None
+        decoder, rest = json.JSONDecoder(), content.strip()
+        while rest:
+            try:
+                value, end = decoder.raw_decode(rest)
+            except (ValueError, RecursionError):
+                return None
+            several = [call_of(one) for one in (value if isinstance(value, list) else [value])]
+            found += [one for one in several if one is not None]
+            if None in several:
+                return None
+            rest = rest[end:].lstrip(" \t\r\n,")
+    return found
+
+
+def call_of(value: Any) -> Call | None:
+    """A call from an object of JSON; None for what is none."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        return None
+    parameters = value.get("parameters", value.get("arguments", {}))
+    return (value["name"], dict(parameters)) if isinstance(parameters, Mapping) else None
+
+
+def gold_calls(prompt: Prompt) -> list[Call]:
+    """The calls that a row expects."""
+    calls = prompt.answer
+    found = [call_of(one) for one in calls] if isinstance(calls, list | tuple) else [None]
+    if None in found:
+        malformed(prompt, 'a list of calls, {"name": ..., "parameters": {...}}')
+    return [one for one in found if one is not None]
+
+
+def responds(prompt: Prompt) -> bool:
+    """Whether a row expects a response: where it expects no call, or says so."""
+    return bool(prompt.meta.get("response", not gold_calls(prompt)))
