@@ -56,7 +56,7 @@ ANSWER = Manifest(("Text",), reads=("answer",))
 """Of verifiers of an answer, as of all below that say nothing else: 0 is wrong and 1 is right."""
 
 LARGER = {
-    "sql_partial": 7,
+    "sql_partial": 6,
     "box_giou": 2,
     "box_gui_g1": 1.375,
     "count_fuzzy": 1.5,
@@ -157,7 +157,7 @@ REWARDS: dict[str, RewardEntry] = {
     ),
     "jpeg_incompressibility": RewardEntry("reward_models.rules.jpeg:jpeg_incompressibility", manifest=JPEG),
     "task": RewardEntry(
-        "reward_models.rules.tasks:task", annotate=BOXES, manifest=replace(MATH, high=7, reads=("answer", "meta.task"))
+        "reward_models.rules.tasks:task", annotate=BOXES, manifest=replace(MATH, high=6, reads=("answer", "meta.task"))
     ),
     **{
         name: RewardEntry(
@@ -267,7 +267,7 @@ REWARDS: dict[str, RewardEntry] = {
         manifest=Manifest(("Text",), -inf, 1, reads=("meta.rules",), source="after ArGen, arXiv:2509.07006"),
     ),
     "inverted": RewardEntry(
-        "reward_models.rules.tasks:inverted", manifest=replace(MATH, high=7, reads=("answer", "task", "meta.invert"))
+        "reward_models.rules.tasks:inverted", manifest=replace(MATH, high=6, reads=("answer", "task", "meta.invert"))
     ),
     "format": RewardEntry("reward_models.rules.tags:format", manifest=replace(ANSWER, reads=())),
     "soft_overlong": RewardEntry("reward_models.rules.lengths:soft_overlong", manifest=LENGTH),

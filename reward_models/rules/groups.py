@@ -7,8 +7,7 @@ Completions form a group if their prompts have the same id, or are the same obje
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
 
 from mmgrpo.types import Output, Prompt
 from reward_models.rules import programs, sandbox
@@ -105,18 +104,11 @@ def density_weights(rates: Sequence[float], alpha: float, sigma: float, delta: f
     return [math.exp(-alpha * rate) / (density + delta) for rate, density in zip(rates, near, strict=True)]
 
 
-def check_weighted(parameters: Mapping[str, Any]) -> None:
-    """Before a run starts: the sandbox is there, and the numbers are given."""
-    sandbox.check(parameters)
-    if missing := [name for name in ("alpha", "sigma", "delta") if name not in parameters]:
-        raise ValueError(
-            f"rewards: 'code_weighted' needs {', '.join(missing)}, e.g. code_weighted(alpha=2, sigma=0.1, delta=0)"
-        )
-    if parameters["sigma"] <= 0 or parameters["delta"] < 0:
-        raise ValueError(
-            f"rewards: code_weighted: got sigma={parameters['sigma']}, delta={parameters['delta']}, expected sigma > 0 "
-            "and delta >= 0"
-        )
+def check_weighted(*, alpha: float, sigma: float, delta: float, tags: bool | str = True) -> None:
+    """Before a run starts: the sandbox is there, and the numbers are ones that can be used."""
+    sandbox.check(tags)
+    if sigma <= 0 or delta < 0:
+        raise ValueError(f"rewards: code_weighted: got sigma={sigma}, delta={delta}, expected sigma > 0 and delta >= 0")
 
 
 def groups(prompts: Sequence[Prompt]) -> Iterator[list[int]]:

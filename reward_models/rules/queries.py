@@ -25,16 +25,12 @@ from mmgrpo.types import Prompt, Text
 from reward_models.rules import sandbox
 from reward_models.rules.programs import program_in
 from reward_models.rules.reading import gold_text, malformed, meta_number
-from reward_models.rules.tags import STYLES
 
 MOST = 100_000
 """Rows of a result; a query with more has failed."""
 
-WEIGHTS = {"execution": 3.0, "syntax": 1.0, "schema": 1.0, "words": 1.0, "format": 1.0}
-"""Reasoning-SQL (arXiv:2503.23157), without its judge of weight 2; read from a third party's code."""
-
-FORM = "think_answer"
-"""The style of ``format`` that counts."""
+WEIGHTS = {"execution": 3.0, "syntax": 1.0, "schema": 1.0, "words": 1.0}
+"""Reasoning-SQL (arXiv:2503.23157), read from a third party's code. Its judge has weight 2, its format 1."""
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|[\w.]+|[^\w\s]")
 
@@ -54,21 +50,22 @@ def sql(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def sql_partial(answer: str, prompt: Prompt, output: Text) -> float:
-    """3 for the result of the gold query, 1 for running at all, 1 times the Jaccard index of the columns that both
-    read, 1 times that of their pairs of neighbouring words, 1 for thought and answer: at most 7 (``WEIGHTS``).
+    """3 for the result of the gold query + 1 for running at all + the Jaccard index of the columns that both read +
+    that of their pairs of neighbouring words: at most 6 (``WEIGHTS``); 0 for an empty answer.
 
-    A wrong result that runs, half of the columns, .4 of the pairs, in the right form: 0 + 1 + .5 + .4 + 1 = 2.9. Which
-    columns a query reads says SQLite, before it runs. A right query in the right form has at least 5, a wrong one at
-    most 4.
+    A wrong result that runs, half of the columns, .4 of the pairs: 0 + 1 + .5 + .4 = 1.9. Which columns a query reads
+    says SQLite, before it runs. A right query has at least 4, a wrong one at most 3. Reasoning-SQL's reward without its
+    judge is ``[sql_partial, format]``.
     """
     gold, found = both(answer, prompt)
     query = program_in(answer)
+    if not query.strip():
+        return 0.0
     parts = {
         "execution": float(equal(found.rows, gold.rows, ordered(gold_text(prompt)))),
         "syntax": float(found.rows is not None),
         "schema": jaccard(found.items, gold.items),
         "words": jaccard(pairs(query), pairs(gold_text(prompt))),
-        "format": float(STYLES[FORM](output.whole, prompt)),
     }
     return sum(WEIGHTS[name] * value for name, value in parts.items())
 

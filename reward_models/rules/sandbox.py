@@ -70,7 +70,7 @@ def obstacle() -> str:
     return "" if "PermissionError" in one.get("what", "") else f"a confined process could open a folder ({one})"
 
 
-def check(parameters: Mapping[str, Any]) -> None:
+def check(tags: bool | str = True) -> None:
     """Before a run starts: ValueError where this machine has no sandbox."""
     if reason := obstacle():
         raise ValueError(f"rewards: {reason}")

@@ -105,7 +105,7 @@ MAXIMA: Mapping[str, float] = {
     "ui_r1": 2.0,
     "ton": 2.0,
     "detection_visual_rft": 2.0,
-    "sql_partial": 7.0,
+    "sql_partial": 6.0,
 }
 """The value of a perfect answer, where it is not 1."""
 

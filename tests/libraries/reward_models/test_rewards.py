@@ -18,7 +18,7 @@ from mmgrpo.scoring import score_outputs
 from mmgrpo.scoring.call import copied
 from mmgrpo.types import Audio, Image, Output, Prompt, Text, Video
 from reward_models import REWARDS, clip, judges, sets, vlm
-from tests.libraries.reward_models.rules.test_tasks import GOLD
+from tests.libraries.reward_models.rules.test_tasks import GOLD, ROW
 
 GREY = Image(torch.full((3, 64, 64), 0.5))
 PROMPT = Prompt("a picture", "1", answer="HELLO")
@@ -26,6 +26,8 @@ NEEDED = {
     "bmas": "(model='models/Qwen2.5-VL-3B-Instruct')",
     "soft_overlong": "(max_tokens=8, buffer=2)",
     "cosine_length": "(max_tokens=8)",
+    "code_weighted": "(alpha=2, sigma=0.1, delta=0)",
+    "json_struct": "(keys=1)",
     "frames": "(reward='jpeg_compressibility')",
     "geneval": "(detector='reward_models.objects.scenes:detect')",
     "mps": "(weights='MPS.safetensors')",
@@ -240,13 +242,23 @@ def test_similarity_is_one_minus_the_edit_distance_over_the_length(wanted, seen,
     assert ocr.ocr([Prompt("a sign", meta={"text": wanted})], [GREY]) == [pytest.approx(similarity)]
 
 
+ALIKE = {
+    "maze_steps": "maze",
+    "json_struct": "json_fields",
+    **dict.fromkeys(("code_levels", "code_weighted"), "code"),
+}
+"""Rewards to the task whose gold answer they take."""
+
+
 @pytest.mark.parametrize("name", [name for name in REWARDS if name not in NEED_MODELS])
 def test_no_reward_of_the_package_changes_what_it_is_given(name):
     """They are given the tensors of the outputs, not copies (``Scorer.trusted``)."""
-    gold, answer = GOLD.get({"maze_steps": "maze"}.get(name, name), ("3", "3"))
-    meta = {"size": [100, 100], "duration": 20, "keywords": ["a"], "key_steps": [["a"]], "options": ["3", "x"]}
+    gold, answer = GOLD.get(ALIKE.get(name, name), ("3", "3"))
+    meta = {**ROW, "keywords": ["a"], "key_steps": [["a"]], "options": ["3", "x"], "rules": [{"words": [1, 9]}]}
     outputs: list[Output] = [Text(f"<think>a</think><answer>{answer}</answer>", 5), Text("a b c a b c", 7)]
-    if name == "artifact_labels":
+    if name.startswith("tool_"):
+        gold = [{"name": "zoom", "parameters": {"x": 1}}]
+    elif name == "artifact_labels":
         gold = {"Whether Normal": True}
     elif name in ("box_precision", "box_recall"):
         gold = [{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]

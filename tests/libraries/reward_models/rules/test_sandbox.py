@@ -6,6 +6,7 @@ import sqlite3
 
 import pytest
 
+from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Text
 from reward_models import REWARDS
 from reward_models.rules import groups, programs, queries, sandbox
@@ -89,7 +90,7 @@ def test_a_machine_without_a_sandbox_is_refused_before_the_run(monkeypatch):
     monkeypatch.setattr(sandbox.platform, "machine", lambda: "riscv64")
     sandbox.obstacle.cache_clear()
     with pytest.raises(ValueError, match="rewards: .*riscv64"):
-        sandbox.check({})
+        sandbox.check()
     monkeypatch.undo()
     sandbox.obstacle.cache_clear()
     assert {name for name, entry in REWARDS.items() if "sandbox" in entry.check} == {
@@ -161,9 +162,9 @@ def test_the_weights_of_tests_are_those_of_the_group():
     texts = [Text("def square(x): return x * x"), Text("def square(x): return 9")]
     values = groups.code_weighted(prompts, texts, alpha=2, sigma=0.1, delta=0, tags=False)
     assert values == pytest.approx([0.13534 + 0.36788, 0.13534], abs=1e-4)
-    for given, name in (({"alpha": 1, "sigma": 1}, "delta"), ({"alpha": 1, "sigma": 0, "delta": 0}, "sigma=0")):
-        with pytest.raises(ValueError, match=name):
-            groups.check_weighted(given)
+    for given, problem in (("sigma=1", "delta"), ("sigma=0, delta=0", "sigma=0"), ("sigma=1, delta=-1", "delta=-1")):
+        with pytest.raises(ValueError, match=f"code_weighted.*{problem}"):
+            scorer(f"code_weighted(alpha=1, {given})")
 
 
 # ---- queries
@@ -223,17 +224,11 @@ def test_time_rows_and_memory_of_a_query_are_bounded(query, what):
 
 
 def test_partial_credit_adds_what_is_right():
-    """Columns {name} of {name, age}: 1/2. Pairs of words: of SELECT-name, name-FROM, FROM-t and three more, 3 of 6."""
+    """Columns {name} of {name, age}: 1/2. Pairs of words: SELECT-name, name-FROM and FROM-t, of those and four more."""
     prompt = row("SELECT name FROM t WHERE age = 3")
-    form = "<think>a</think><answer>{}</answer>"
-    right, wrong, broken = (
-        Text(form.format(query)) for query in ("SELECT name FROM t WHERE age = 3", "SELECT name FROM t", "SELECT x")
-    )
-    value = reward("sql_partial")
-    assert value([prompt], [right]) == [7.0]
-    assert value([prompt], [wrong]) == [0 + 1 + 0.5 + 3 / 7 + 1]
-    assert value([prompt], [broken]) == [0 + 0 + 0 + 0 + 1]
-    assert value([prompt], [Text("SELECT name FROM t WHERE age = 3")], tags=False) == [6.0]
+    queries_of = ("SELECT name FROM t WHERE age = 3;", "SELECT name FROM t", "SELECT x", "")
+    values = reward("sql_partial")([prompt] * 4, [Text(query) for query in queries_of], tags=False)
+    assert values == [3 + 1 + 1 + 1, 0 + 1 + 1 / 2 + 3 / 7, 0, 0]
 
 
 @pytest.mark.parametrize("change", [{"script": ""}, {"database": "x.sqlite"}, {"script": "", "database": "/no.sqlite"}])

@@ -28,6 +28,15 @@ REGION = {"box": BOX, "positive_points": [[20, 30]] * 3, "negative_points": [[1,
 CLICK = {"action": "click", "box": BOX}
 POINT = json.dumps({"action": "click", "point": [20, 30]})
 
+TESTS = [{"call": "f", "arguments": [3], "expected": 9}]
+ROW = {
+    "size": [100, 100],
+    "duration": 20,
+    "schema": {"type": "object", "required": ["a"]},
+    "script": "CREATE TABLE t (a); INSERT INTO t VALUES (1)",
+}
+"""Further keys that tasks read."""
+
 GOLD: dict[str, tuple] = {
     "exact": ("red", "Red"),
     "classification": ("red cat", "Red_Cat"),
@@ -68,6 +77,12 @@ GOLD: dict[str, tuple] = {
     "rouge_l": ("red cat", "Red cat"),
     "latex_structure": (LATEX, LATEX),
     "latex_picture": (LATEX, LATEX),
+    "json_schema": (None, '{"a": 1}'),
+    "json_fields": ({"a": 1, "b": 2}, '{"b": 2, "a": 1}'),
+    "code": (TESTS, "def f(x): return x * x"),
+    "code_share": (TESTS, "def f(x): return x * x"),
+    "sql": ("SELECT a FROM t", "SELECT a FROM t"),
+    "sql_partial": ("SELECT a FROM t", "SELECT a FROM t"),
     "maze": ("<|up|><|left|>", "<|up|> <|left|>"),
     "ton": ({"action": "click", "position": [0.2, 0.3]}, '{"action": "click", "position": [0.2, 0.3]}'),
     "affordance": (HOLD, json.dumps(HOLD)),
@@ -93,7 +108,7 @@ HOSTILE = [
 
 
 def row(name: str, **meta) -> Prompt:
-    return Prompt("a question", "7", answer=GOLD[name][0], task=name, meta={"size": [100, 100], "duration": 20, **meta})
+    return Prompt("a question", "7", answer=GOLD[name][0], task=name, meta={**ROW, **meta})
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -107,7 +122,13 @@ def test_a_perfect_answer_gets_the_most_and_an_empty_one_nothing(name):
     assert scorer(f"{name}(tags=False)").fn([row(name)], [Text(GOLD[name][1])]) == [pytest.approx(best)]
 
 
-@pytest.mark.parametrize("name", TASKS)
+APART = ("code", "code_share", "sql", "sql_partial")
+"""Tasks that start a process for each answer."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in APART else name for name in TASKS]
+)
 def test_no_answer_is_worth_more_than_the_most_nor_stops_the_run(name):
     outputs = [Text(f"<answer>{answer}</answer>") for answer in HOSTILE] + [Text(other) for _, other in GOLD.values()]
     values = scorer("task(tags=False)").fn([row(name)] * len(outputs), outputs)
@@ -117,7 +138,7 @@ def test_no_answer_is_worth_more_than_the_most_nor_stops_the_run(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_gold_answer_of_another_kind_is_an_error_or_no_verdict(name):
-    prompt = Prompt("a question", "7", answer={"no": "answer"}, task=name)
+    prompt = Prompt("a question", "7", answer=3.5 if name == "json_fields" else {"no": "answer"}, task=name)
     with pytest.raises(ValueError, match="'7'"):
         scorer("task").fn([prompt], [Text("<answer>3</answer>")])
 
