@@ -262,10 +262,10 @@ SANDBOXED = "reward_models/rules/sandboxed.py"
 
 def test_nothing_runs_code_that_came_as_data_but_the_sandbox():
     found = offenders(unsafe, *ROOMS, outermost=True)
-    assert [what.split(": ")[1] for what in found.pop(SANDBOXED)] == ["compile", "compile", "exec", "exec"]
+    assert sorted(what.split(": ")[1] for what in found.pop(SANDBOXED)) == ["compile", "compile", "exec", "exec"]
     assert found == {}
     starts_it = {module for module in MODULES if "sandboxed" in (ROOT / module).read_text(encoding="utf-8")}
-    assert starts_it == {SANDBOXED, "reward_models/rules/sandbox.py"}
+    assert starts_it == {"reward_models/rules/sandbox.py"}
 
 
 def test_names_say_what_is_inside():
