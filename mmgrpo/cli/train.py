@@ -35,7 +35,7 @@ from mmgrpo.config.reading import load_yaml, read_config, refuse_preset, take_op
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
-from mmgrpo.family import families, family, refuse_unshardable
+from mmgrpo.family import Blocks, families, family, refuse_unshardable
 from mmgrpo.runtime.devices import refuse_launcher
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 DEFAULT = "sd3"
 """The family of the embedded default model."""
+
+TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "o_proj")
+"""Adapted layers of families that name none."""
 
 KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "gaussian": ("prompt", "tree")}
 """The kind of a policy's decisions to the keys of its samples (``Policy.keys``)."""
@@ -256,6 +259,8 @@ def check_inputs(config: Config, missing: str = "") -> None:
             check(config)
         except (ValueError, OSError) as error:
             problems.append(str(error))
+    for line in memory_of(config, int(os.environ.get("WORLD_SIZE", "1"))):
+        print(line, flush=True)
     rewards: list[Scorer] = []
     try:
         rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
@@ -284,6 +289,30 @@ def check_inputs(config: Config, missing: str = "") -> None:
         problems.append(str(error))
     if problems:
         raise ValueError("the run could not start: " + "; ".join(problems))
+
+
+def memory_of(config: Config, processes: int) -> list[str]:
+    """What the run needs on each process, of a model whose files are on this machine; else no lines."""
+    from mmgrpo.memory import read_folder, report
+    from mmgrpo.update import LossRecipe
+
+    path, owner, algorithm = config.model.path, family(config.model.family), config.algorithm
+    folder = Path(locate(path)) if path and not path.startswith(PYPI) else Path()
+    read = read_folder(folder) if path and folder.is_dir() else None
+    if read is None:
+        return [f"memory:    not computed, since the files of '{path}' are not on this machine"] if path else []
+    loss = LossRecipe.of(
+        algorithm.objective,
+        algorithm.aggregation,
+        algorithm.mismatch,
+        algorithm.terms,
+        algorithm.off_policy,
+        algorithm.networks,
+    )
+    chosen = getattr(config.model, "lora_targets", ())
+    targets = chosen or getattr(importlib.import_module(owner.module), "LORA_TARGETS", TARGETS)
+    in_step = isinstance(owner, Blocks) and owner.in_step
+    return report(read, config, processes, in_step=in_step, targets=tuple(targets), reference=loss.needs_reference)
 
 
 def check_model(config: Config) -> None:
