@@ -259,8 +259,6 @@ def check_inputs(config: Config, missing: str = "") -> None:
             check(config)
         except (ValueError, OSError) as error:
             problems.append(str(error))
-    for line in memory_of(config, int(os.environ.get("WORLD_SIZE", "1"))):
-        print(line, flush=True)
     rewards: list[Scorer] = []
     try:
         rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
@@ -287,6 +285,8 @@ def check_inputs(config: Config, missing: str = "") -> None:
         problems.append(missing or str(error))
     except (ValueError, OSError) as error:
         problems.append(str(error))
+    for line in memory_of(config, int(os.environ.get("WORLD_SIZE", "1"))):
+        print(line, flush=True)
     if problems:
         raise ValueError("the run could not start: " + "; ".join(problems))
 

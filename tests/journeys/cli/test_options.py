@@ -245,6 +245,7 @@ def test_a_dry_run_prints_the_costs_and_runs_nothing(trained, capsys):
     capsys.readouterr()
     said, ran = trained(["--dry-run"])
     assert said.startswith(f"{arithmetic(read([], ''))}\nprompts: ") and "data.train 718" in said and ran == []
+    assert "memory: " in said and "GB with 8 processes" in said
 
 
 def test_only_the_first_process_prints(trained, monkeypatch):
@@ -277,8 +278,8 @@ def test_the_keys_of_samples_are_those_of_the_policies():
 
 def test_a_launcher_that_would_shard_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="configuration.*FSDP"):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match="configuration.*DeepSpeed"):
         main(["--model.path", "nowhere", *SCENES, "--rewards", "jpeg_compressibility"])
     assert list(tmp_path.iterdir()) == []
 
