@@ -41,6 +41,17 @@ def check_decisions(config: Config) -> None:
             f"sampling.completion_steps: got {config.sampling.completion_steps} with sampling.plan="
             f"{config.sampling.plan}, of whose states none are completed; set 0, or choose another plan"
         )
+    if config.sampling.explore_steps and config.sampling.policy != "matching":
+        raise ValueError(
+            f"sampling.explore_steps: got {config.sampling.explore_steps} with sampling.policy="
+            f"{config.sampling.policy}, expected 0: noise is drawn anew there, so that samples cannot be drawn again; "
+            "set policy=matching, or take the plan expand_prune"
+        )
+    if config.sampling.explore_steps and config.sampling.explore_keep > config.data.group_size:
+        raise ValueError(
+            f"sampling.explore_keep: got {config.sampling.explore_keep}, expected at most data.group_size="
+            f"{config.data.group_size}, the samples that are explored; lower it or explore more"
+        )
     if config.sampling.plan_per == "prompt" and (config.sampling.policy == "matching" or not draws_plans(config)):
         raise ValueError(
             f"sampling.plan_per: got prompt, which has no effect with sampling.policy={config.sampling.policy} and "
@@ -124,11 +135,13 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
     data, sampling = config.data, config.sampling
     passes = data.prompts_per_step * evaluations
     if sampling.policy == "matching":
-        branch_points, samples = 1, data.prompts_per_step * data.group_size
-        per_prompt = data.group_size * sampling.draws
+        kept = sampling.explore_keep if sampling.explore_steps else data.group_size
+        branch_points, samples = 1, data.prompts_per_step * kept
+        per_prompt = kept * sampling.draws
         # A rollout also evaluates the old errors, at every sampled noise level.
         drawing = data.prompts_per_step * (drawn_apart or evaluations)
-        sampled = drawing * data.group_size * sampling.steps + passes * per_prompt
+        steps = data.group_size * sampling.explore_steps + kept * sampling.steps
+        sampled = drawing * steps + passes * per_prompt
         decisions, trained = data.prompts_per_step * per_prompt, passes * per_prompt
     else:
         drawing, generator, alike = planner(sampling.plan), stream(config.seed, "arithmetic"), data.prompts_per_step
@@ -176,7 +189,8 @@ def policy_over(
         "evaluation": evaluation,
     }
     if sampling.policy == "matching":
-        policy: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **arguments)
+        explored = {"explore_steps": sampling.explore_steps, "explore_keep": sampling.explore_keep}
+        policy: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **explored, **arguments)
     else:
         of_steps = {"kernel_text": sampling.kernel, "completion_steps": sampling.completion_steps}
         policy = DenoisingPolicy(model, plan=sampling.plan, plan_per=sampling.plan_per, **of_steps, **arguments)

@@ -93,6 +93,11 @@ class DenoisingSampling:
     """matching: noise levels sampled per group."""
     error: Annotated[str, ANY_TEXT] = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
+    explore_steps: Annotated[int, within("[0, 10000]")] = 0
+    """matching: steps in which groups are drawn and scored first, so that only the best and worst are drawn in all
+    steps and trained; 0 draws all exactly."""
+    explore_keep: Annotated[int, within("[2, 4096]")] = 24
+    """matching with explore_steps: samples of a prompt that are drawn again, half of them the best."""
     grid: Annotated[str, ANY_TEXT] = "checkpoint"
     """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
     evaluation_steps: Annotated[int, within("[1, 10000]")] = 10

@@ -30,6 +30,7 @@ from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver
 from mmgrpo.files import share
 from mmgrpo.objectives.matching import SMALLEST, self_normalized
+from mmgrpo.policies.exploring import explore
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import GIVEN, OWN, Decisions, Output, Request, Rollout, Scores
@@ -128,9 +129,12 @@ class FlowMatchingPolicy:
         device: torch.device | str = "cpu",
         drawing: DenoisingModel | None = None,
         evaluation: DenoisingModel | None = None,
+        explore_steps: int = 0,
+        explore_keep: int = 24,
     ) -> None:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
-        also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``."""
+        also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``.
+        With ``explore_steps`` groups are drawn in so many steps first, and ``explore_keep`` of each again in all."""
         self.model = model
         self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
@@ -142,6 +146,10 @@ class FlowMatchingPolicy:
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
         self.error = bind(error, ERRORS, "sampling.error")
         self.draws = draws
+        self.explore_keep = explore_keep
+        self.explore_grid = (drawing or model).grid(explore_steps).to(self.device) if explore_steps else None
+        if explore_steps:
+            self.fields = self.fields | {"explored_reward"}
         if self.grid.process != "flow":
             raise ValueError(
                 f"flow-matching errors: got a network of a {self.grid.process} process, expected a flow; "
@@ -153,10 +161,24 @@ class FlowMatchingPolicy:
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` ODE samples per prompt, and the draws of each group."""
-        outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid)
-        made = self._matched(request, [request.group_size] * len(request.prompts), outputs, clean, conditioning, OWN)
-        sampling = len(clean) * self.grid.steps * self.drawing.model.evaluations_per_row
-        return replace(made, evaluations=sampling + made.evaluations)
+        size, explored = request.group_size, {}
+        if self.explore_grid is None:
+            outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid)
+            steps = len(clean) * self.grid.steps
+        else:
+            if size < self.explore_keep:
+                raise ValueError(
+                    f"sampling.explore_keep: got {self.explore_keep} of groups of {size}, expected at most that"
+                )
+            outputs, clean, conditioning, explored["explored_reward"] = explore(
+                self.drawing, self.network, request, self.explore_grid, self.grid, self.explore_keep
+            )
+            steps = len(request.prompts) * size * self.explore_grid.steps + len(clean) * self.grid.steps
+            size = self.explore_keep
+        made = self._matched(request, [size] * len(request.prompts), outputs, clean, conditioning, OWN)
+        sampling = steps * self.drawing.model.evaluations_per_row
+        decisions = replace(made.decisions, fields={**made.decisions.fields, **explored})
+        return replace(made, decisions=decisions, evaluations=sampling + made.evaluations)
 
     @property
     def answer_kind(self) -> str:

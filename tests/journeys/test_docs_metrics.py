@@ -18,6 +18,7 @@ from tests.building import algorithm_blocks, trainer
 from tests.pages import DOCS, rows_of
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import decisions
+from tests.unit.policies.test_exploring import policy as exploring
 from tests.unit.policies.test_token_policy import token_policy
 
 PAGE = DOCS["metrics.md"]
@@ -67,6 +68,7 @@ def written(folder: Path) -> set[str]:
             ("knapsack", toy_policy(), {}),
             ("dapo", toy_policy(), {"objective": "ppo(low=0.2, high=linear(1, 2))"}),
             ("granular_grpo", previews, {}),
+            ("awm", exploring(explore_steps=5, keep=2), {}),
         ]
     ):
         run = trainer(

@@ -36,10 +36,12 @@ def contents(recipe: str) -> dict[str, Any]:
 def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[object]:
     """Two optimizer steps of a recipe on the tiny model of its family; trees keep their groups, others have four."""
     recipe = contents(f"visual/{name}")
-    family, plan = recipe["model"]["family"], recipe["sampling"]["plan"]
+    family, plan = recipe["model"]["family"], recipe["sampling"].get("plan", "every_step")
     tree = plan.startswith(("branch", "tree"))
     reward = 'frames(reward="jpeg_compressibility")' if films(family) else "jpeg_compressibility"
     groups = [] if tree else ["--data.group-size", 4]
+    if name == "sol_rl":
+        groups = ["--data.group-size", 24]  # as many as it keeps
     if name == "pro_grpo":
         groups = ["--data.group-size", 48]  # as many as its plan begins with
     if name == "vgpo":

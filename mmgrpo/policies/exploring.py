@@ -1,0 +1,74 @@
+"""Explore cheaply, train exactly: many samples in few steps, of which the best and the worst are drawn again in all.
+
+With the ODE the initial noise decides what a sample shows, so that a coarse solution ranks samples nearly as the exact
+one does. Only exact samples are scored again, compared and trained. Sol-RL, arXiv:2604.06916, whose cheap samples are
+in lower precision too; its speed is not that of fewer steps alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.advantages import groups
+from mmgrpo.advantages.groups import Key, Rows, Values
+from mmgrpo.diffusion.ode import Solver
+from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.runtime.finite import refuse_nonfinite
+from mmgrpo.types import OWN, Decisions, Output, Request
+
+
+def best_and_worst(values: Values, key: Key, count: int) -> Int[Tensor, "_"]:
+    """Places of the ``count`` // 2 largest values of each group and of the smallest of the others, ``count`` in all, in
+    the order of the rows; of equal ones the first. A value that is NaN is taken only where too few others are left."""
+    known = ~values.isnan()
+    everything = torch.ones_like(known)
+    lowest, highest = values.masked_fill(~known, torch.inf), values.masked_fill(~known, -torch.inf)
+    best = groups.group_rank(-highest, key, everything) < count // 2
+    return (best | (groups.group_rank(lowest, key, ~best) < count - count // 2)).nonzero()[:, 0]
+
+
+def explore(
+    solver: Solver, network: nn.Module, request: Request, cheap: Grid, exact: Grid, count: int
+) -> tuple[list[Output], Float[Tensor, "rows *latent"], Any, Float[Tensor, " rows"]]:
+    """``request.group_size`` samples per prompt on the cheap grid, and ``count`` of each drawn again on the exact one
+    from the same noise: outputs, latents, conditioning of each row, and the rewards of their cheap forms."""
+    if request.judge is None:
+        raise ValueError("sampling.explore_steps: samples are chosen by their rewards, of which this request has none")
+    encoded = solver.model.encode(request.prompts)
+    prompt = torch.arange(len(request.prompts), device=solver.device).repeat_interleave(request.group_size)
+    noise, conditioning = solver.initial_noise(request, request.group_size), encoded.take(prompt)
+    coarse = solver.denoise(network, noise, conditioning, cheap)
+    outputs = solver.model.decode(refuse_nonfinite(coarse, "the explored latents"), conditioning)
+    values = request.judge([request.prompts[i] for i in prompt.tolist()], outputs).double().cpu()
+    chosen = best_and_worst(values, prompt.cpu(), count)
+    kept = chosen.to(solver.device)
+    conditioning = encoded.take(prompt[kept])
+    latents = solver.denoise(network, noise[kept], conditioning, exact)
+    made = solver.model.decode(refuse_nonfinite(latents, "the sampled latents"), conditioning)
+    return list(made), latents, conditioning, values[chosen].to(solver.device, torch.float32)
+
+
+def explored_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
+    """``rollout/explored_rank``, of rollouts that explore: ``rank_agreement`` of the policy's own rows."""
+    if "explored_reward" not in decisions.fields:
+        return {}
+    rows = decisions.origin == OWN
+    cheap, key = decisions.fields["explored_reward"], decisions.keys["prompt"]
+    return {"rollout/explored_rank": rank_agreement(cheap, rewards.to(cheap), key, rows)}
+
+
+def rank_agreement(cheap: Values, exact: Values, key: Key, rows: Rows) -> float:
+    """Spearman's correlation of cheap and exact rewards within groups, their mean; NaN where no group has spread in
+    both. Ties are ordered by row."""
+    found = []
+    rows = rows & ~cheap.isnan() & ~exact.isnan()
+    for name in torch.unique(key[rows]):
+        a, b = (one[rows & (key == name)].double() for one in (cheap, exact))
+        if bool((a != a[0]).any()) and bool((b != b[0]).any()):
+            ranks = [one.argsort(stable=True).argsort().double() for one in (a, b)]
+            found.append(float(torch.corrcoef(torch.stack(ranks))[0, 1]))
+    return sum(found) / len(found) if found else float("nan")
