@@ -106,9 +106,11 @@ def draw(
     top_p: float,
     diverge: bool = False,
     certain: bool = False,
+    chosen: Int[Tensor, "rows"] | slice = slice(None),
 ) -> Completions:
     """Sample at most ``max_tokens`` tokens per row; ``streams`` has one generator per prompt and its number of rows.
     ``diverge``: measure the divergence within each group (``group_divergence``); ``certain``: the certainty.
+    ``chosen``: which of all rows the state holds; each has the random numbers that it has among all.
 
     Finished rows stay in the batch until they are at least half of it: removing them copies the cache.
     """
@@ -122,7 +124,8 @@ def draw(
     for position in range(max_tokens):
         distribution = refuse_nan(next_token(state.hidden, position == 0), "the probabilities of the next token")
         # A number is drawn for finished rows too, so that a row's tokens do not depend on when the others end.
-        uniform = torch.cat([torch.rand(number, generator=stream) for stream, number in streams]).to(device)[rows]
+        numbers = torch.cat([torch.rand(number, generator=stream) for stream, number in streams])
+        uniform = numbers.to(device)[chosen][rows]
         choice = distribution.argmax(-1) if greedy else draw_tokens(distribution, uniform, top_p)
         token = torch.where(alive, choice, state.model.pad_id)
         ids[rows, position], real[rows, position] = token, alive
@@ -141,8 +144,22 @@ def draw(
             state, rows, token = state.select(rest), rows[rest], token[rest]
             alive, open_rows = alive[rest], open_rows[rest]
         state, alive = state.advance(token, alive), open_rows
-    numbers = (ids, real, log_probs, entropy, divergence, certainty)
-    return Completions(*(value[:, : position + 1] for value in numbers))
+    tables = (ids, real, log_probs, entropy, divergence, certainty)
+    return Completions(*(value[:, : position + 1] for value in tables))
+
+
+def joined(parts: Sequence[Completions], pad_id: int) -> Completions:
+    """Completions of several draws, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.ids.shape[1] for part in parts)
+
+    def join(name: str, filler: int = 0) -> Tensor:
+        tables = [getattr(part, name) for part in parts]
+        return torch.cat([nn.functional.pad(one, (0, width - one.shape[1]), value=filler) for one in tables])
+
+    names = ("real", "log_probs", "entropy", "divergence", "certainty")
+    return Completions(join("ids", pad_id), *map(join, names))
 
 
 @dataclass(frozen=True)

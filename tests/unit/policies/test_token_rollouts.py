@@ -70,3 +70,19 @@ def test_a_completion_of_one_token_is_scored(share):
     made = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, 3))
     assert made.decisions.log_probs.shape == (12, 1)
     torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("share_prefix", [True, False])
+@pytest.mark.parametrize("size", [1, 3, 5, 100])
+def test_a_group_drawn_in_parts_is_the_group_drawn_at_once(size, share_prefix):
+    """Infinite Sampling (arXiv:2506.22950): every row has its own random numbers, whatever is drawn beside it."""
+    request = Request(PROMPTS[:2], [0, 1], 4, 5, records=frozenset({"certainty"}))
+    whole = token_policy(share_prefix=share_prefix).rollout(request)
+    parts = token_policy(share_prefix=share_prefix, rows_at_once=size).rollout(request)
+    assert [one.text for one in parts.outputs] == [one.text for one in whole.outputs]  # type: ignore[union-attr]
+    assert torch.equal(parts.decisions.loss_mask, whole.decisions.loss_mask)
+    for name in ("log_probs", "entropy", "certainty"):
+        one, other = ({"log_probs": d.log_probs, **d.fields}[name] for d in (parts.decisions, whole.decisions))
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="rows_at_once.*3"):
+        token_policy(rows_at_once=3, divergence=True)
