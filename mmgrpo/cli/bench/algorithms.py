@@ -58,8 +58,8 @@ TASKS = {
         "tokens",
         (
             *("--model.family", "causal_lm", "--data.prompts-per-step", "16", "--data.group-size", "16"),
-            *("--sampling.max-tokens", "8", "--optim.lr", "3e-3", "--eval.no-blind"),
-            *("--rewards", "rules"),
+            *("--sampling.max-tokens", "8", "--optim.lr", "1e-2", "--eval.no-blind"),
+            *("--sampling.evaluation-temperature", "1", "--eval.samples", "4", "--rewards", "rules"),
         ),
         "rules",
     ),
@@ -80,7 +80,7 @@ class Args:
     """Optimizer steps of the image task."""
     question_steps: Annotated[int, COUNT] = 100
     """Optimizer steps of the question task."""
-    text_steps: Annotated[int, COUNT] = 200
+    text_steps: Annotated[int, COUNT] = 100
     """Optimizer steps of the text task."""
     eval_prompts: Annotated[int, within("[2, 1e6]")] = 128
     """Held-out prompts of an evaluation, before and after."""
