@@ -184,7 +184,7 @@ class LanguageFamily:
             share_prefix=sampling.share_prefix,
             logits_chunk_size=sampling.logits_chunk_size,
             features_kept=sampling.features_kept,
-            rows_at_once=sampling.rows_at_once,
+            draw_batch_size=sampling.draw_batch_size,
             device=device,
             **extra,
         )

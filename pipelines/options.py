@@ -68,7 +68,7 @@ class TokenSampling:
     """Compute a prompt once for all its samples; False is slower and gives the same numbers."""
     logits_chunk_size: Annotated[int, COUNT] = 4096
     """Memory limit: tokens whose logits are in memory at one time."""
-    rows_at_once: Annotated[int, COUNT_OR_ZERO] = 0
+    draw_batch_size: Annotated[int, COUNT_OR_ZERO] = 0
     """Memory limit: completions that are drawn at one time, so that a group may be larger than fits in memory; 0 draws
     all. Samples are those of one draw, up to rounding (micro-sampled groups, Infinite Sampling)."""
     features_kept: Annotated[int, COUNT_OR_ZERO] = 0

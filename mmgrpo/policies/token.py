@@ -101,7 +101,7 @@ class TokenPolicy:
         divergence: bool = False,
         logits_chunk_size: int = 4096,
         features_kept: int = 0,
-        rows_at_once: int = 0,
+        draw_batch_size: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         """``search`` chooses how the completions of a group are generated: ``sample`` draws token by token at the
@@ -111,7 +111,7 @@ class TokenPolicy:
         mismatch correction. ``contrast`` names a change of the prompt under which further rows are sampled
         (``CONTRASTS``); ``variants`` forms of it among which its group is divided (``VARIANTS``). ``divergence``
         records how much the members of a group differ at each position, for credits that need it. ``features_kept`` is
-        the number of prompts whose features of frozen media are cached across rounds, ``rows_at_once`` that of
+        the number of prompts whose features of frozen media are cached across rounds, ``draw_batch_size`` that of
         completions that are drawn at a time (0: all), which bounds the memory of keys and values."""
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
@@ -133,9 +133,9 @@ class TokenPolicy:
             raise ValueError(
                 "got search beam with a credit that needs the divergence of samples, expected search sample"
             )
-        if rows_at_once and (search == "beam" or divergence):
+        if draw_batch_size and (search == "beam" or divergence):
             raise ValueError(
-                f"sampling.rows_at_once: got {rows_at_once} with sampling.search beam or a credit that compares the "
+                f"sampling.draw_batch_size: got {draw_batch_size} with sampling.search beam or a credit that compares the "
                 "samples of a group token by token, expected 0: they are drawn together"
             )
         if sampling_dtype and sampling_dtype not in AUTOCAST:
@@ -159,7 +159,7 @@ class TokenPolicy:
                 f"sampling.variants: got '{variants}' with sampling.search beam or data.reference_in_group, expected "
                 "samples of the policy alone; leave out one of them"
             )
-        self.logits_chunk_size, self.rows_at_once = logits_chunk_size, rows_at_once
+        self.logits_chunk_size, self.draw_batch_size = logits_chunk_size, draw_batch_size
         self.feature_cache = FeatureCache(features_kept)
         self.changed_prompts = ChangedPrompts(self._encode)
         self.device = torch.device(device)
@@ -465,7 +465,7 @@ class TokenPolicy:
                 lists = beam_search(state, next_token, queries[0].count, self.ends, max_tokens=max_tokens)
                 completions = pad_beams([beam for beams in lists for beam in beams], self.model.pad_id, self.device)
             else:
-                everything, limit = torch.arange(len(prompt), device=self.device), self.rows_at_once
+                everything, limit = torch.arange(len(prompt), device=self.device), self.draw_batch_size
                 parts = [
                     draw(
                         state.select(prompt[some]) if self.share_prefix else state.select(some) if limit else state,

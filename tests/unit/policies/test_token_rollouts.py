@@ -78,11 +78,11 @@ def test_a_group_drawn_in_parts_is_the_group_drawn_at_once(size, share_prefix):
     """Infinite Sampling (arXiv:2506.22950): every row has its own random numbers, whatever is drawn beside it."""
     request = Request(PROMPTS[:2], [0, 1], 4, 5, records=frozenset({"certainty"}))
     whole = token_policy(share_prefix=share_prefix).rollout(request)
-    parts = token_policy(share_prefix=share_prefix, rows_at_once=size).rollout(request)
+    parts = token_policy(share_prefix=share_prefix, draw_batch_size=size).rollout(request)
     assert [one.text for one in parts.outputs] == [one.text for one in whole.outputs]  # type: ignore[union-attr]
     assert torch.equal(parts.decisions.loss_mask, whole.decisions.loss_mask)
     for name in ("log_probs", "entropy", "certainty"):
         one, other = ({"log_probs": d.log_probs, **d.fields}[name] for d in (parts.decisions, whole.decisions))
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="rows_at_once.*3"):
-        token_policy(rows_at_once=3, divergence=True)
+    with pytest.raises(ValueError, match="draw_batch_size.*3"):
+        token_policy(draw_batch_size=3, divergence=True)
