@@ -90,10 +90,18 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
             f"sampling.completion_steps: got {sampling.completion_steps}, expected 0 with sampling.policy=matching, "
             "which has no decisions between which rewards could be compared; set policy=transitions"
         )
-    if sampling.policy == "matching" and sampling.draws > sampling.steps:
+    for key, without in {"noisy_fraction": 1.0, "solver": "euler"}.items():
+        if sampling.policy != "matching" and getattr(sampling, key) != without:
+            raise ValueError(
+                f"sampling.{key}: got {getattr(sampling, key)}, expected {without}, since it has an effect with "
+                "sampling.policy=matching only; set that, or leave it out"
+            )
+    levels = round(sampling.noisy_fraction * sampling.steps)
+    if sampling.policy == "matching" and sampling.draws > levels:
         raise ValueError(
-            f"sampling.draws: got {sampling.draws}, expected at most sampling.steps={sampling.steps}, which is the "
-            "number of noise levels; lower it or take more steps"
+            f"sampling.draws: got {sampling.draws}, expected at most {levels}, the number of noise levels "
+            f"(sampling.steps={sampling.steps} times sampling.noisy_fraction={sampling.noisy_fraction}); lower it or "
+            "take more steps"
         )
 
 
@@ -172,10 +180,17 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
 
 
 def policy_over(
-    model: Any, family: Family, config: Config, device: str, drawing: Any = None, evaluation: Any = None
+    model: Any,
+    family: Family,
+    config: Config,
+    device: str,
+    drawing: Any = None,
+    evaluation: Any = None,
+    referring: Any = None,
 ) -> Policy:
     """The policy over a loaded model's transitions, or over its errors at sampled noise levels; ``drawing`` and
-    ``evaluation`` are variants of the model that draw rollouts and evaluation samples in its place."""
+    ``evaluation`` are variants of the model that draw rollouts and evaluation samples in its place, ``referring`` one
+    that is the reference of errors."""
     from mmgrpo.policies.denoising import DenoisingPolicy
     from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 
@@ -189,8 +204,9 @@ def policy_over(
         "evaluation": evaluation,
     }
     if sampling.policy == "matching":
-        explored = {"explore_steps": sampling.explore_steps, "explore_keep": sampling.explore_keep}
-        policy: Any = FlowMatchingPolicy(model, draws=sampling.draws, error=sampling.error, **explored, **arguments)
+        of_draws = {"draws": sampling.draws, "noisy_fraction": sampling.noisy_fraction, "solver": sampling.solver}
+        of_draws |= {"explore_steps": sampling.explore_steps, "explore_keep": sampling.explore_keep}
+        policy: Any = FlowMatchingPolicy(model, error=sampling.error, referring=referring, **of_draws, **arguments)
     else:
         of_steps = {"kernel_text": sampling.kernel, "completion_steps": sampling.completion_steps}
         policy = DenoisingPolicy(model, plan=sampling.plan, plan_per=sampling.plan_per, **of_steps, **arguments)

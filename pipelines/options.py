@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, one_of, within
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE_FRACTION, one_of, within
 from mmgrpo.config.settings import refuse_missing
 
 
@@ -94,6 +94,10 @@ class DenoisingSampling:
     """Whether a plan is drawn once a round, for all prompts, or for each prompt; the samples of one always share it."""
     draws: Annotated[int, within("[1, 10000]")] = 2
     """matching: noise levels sampled per group."""
+    noisy_fraction: Annotated[float, POSITIVE_FRACTION] = 1.0
+    """matching: fraction of the noise levels, the noisiest, of which draws are made (DGPO: .7 or .5 of 10 steps)."""
+    solver: Annotated[str, one_of("euler", "dpmpp_2m")] = "euler"
+    """matching: solver of the ODE by which rollouts are drawn: euler, or dpmpp_2m of second order."""
     error: Annotated[str, ANY_TEXT] = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
     explore_steps: Annotated[int, within("[0, 10000]")] = 0

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler
+from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler, no_history
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import refuse_rms
 from mmgrpo.randomness import stream
@@ -73,13 +73,18 @@ class Solver:
 
     @torch.no_grad()
     def sample(
-        self, network: nn.Module, request: Request, grid: Grid
+        self, network: nn.Module, request: Request, grid: Grid, multistep: bool = False
     ) -> tuple[list[Output], Float[Tensor, "rows *latent"], Any]:
-        """Outputs of all rows of a request, their latents, and the conditioning of each row."""
+        """Outputs of all rows of a request, their latents, and the conditioning of each row; ``multistep`` solves with
+        ``dpmpp_2m``."""
         encoded = self.model.encode(request.prompts)
         prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
         conditioning = encoded.take(prompt)
-        latents = self.denoise(network, self.initial_noise(request, request.group_size), conditioning, grid)
+        noise = self.initial_noise(request, request.group_size)
+        if multistep:
+            latents = self.denoise_multistep(network, noise, conditioning, grid, 0, no_history(noise))
+        else:
+            latents = self.denoise(network, noise, conditioning, grid)
         outputs = self.model.decode(refuse_nonfinite(latents, "the sampled latents"), conditioning)
         return list(outputs), latents, conditioning
 

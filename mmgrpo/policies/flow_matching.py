@@ -32,7 +32,7 @@ from mmgrpo.files import share
 from mmgrpo.objectives.matching import SMALLEST, self_normalized
 from mmgrpo.policies.exploring import explore
 from mmgrpo.randomness import stream
-from mmgrpo.runtime.networks import Networks
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
 from mmgrpo.types import GIVEN, OWN, Decisions, Output, Request, Rollout, Scores
 
 ERRORS: dict[str, Block] = {}
@@ -129,11 +129,16 @@ class FlowMatchingPolicy:
         device: torch.device | str = "cpu",
         drawing: DenoisingModel | None = None,
         evaluation: DenoisingModel | None = None,
+        referring: DenoisingModel | None = None,
+        noisy_fraction: float = 1.0,
+        solver: str = "euler",
         explore_steps: int = 0,
         explore_keep: int = 24,
     ) -> None:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
-        also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``.
+        also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``, and of
+        the reference those of ``referring``. Draws are of the noisiest ``noisy_fraction`` of the levels; ``solver``
+        (``euler`` or ``dpmpp_2m``) draws the rollouts.
         With ``explore_steps`` groups are drawn in so many steps first, and ``explore_keep`` of each again in all."""
         self.model = model
         self.network, self.networks = model.network, Networks(model)
@@ -144,18 +149,26 @@ class FlowMatchingPolicy:
         self.solver = Solver(model, forward_batch_size, self.device)
         self.drawing = Solver(drawing, forward_batch_size, self.device) if drawing else self.solver
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
+        self.referring = Solver(referring, forward_batch_size, self.device) if referring else self.solver
+        self.multistep = solver == "dpmpp_2m"
         self.error = bind(error, ERRORS, "sampling.error")
         self.draws = draws
         self.explore_keep = explore_keep
         self.explore_grid = (drawing or model).grid(explore_steps).to(self.device) if explore_steps else None
         if explore_steps:
             self.fields = self.fields | {"explored_reward"}
+            if self.multistep:
+                raise ValueError(
+                    f"sampling.solver: got {solver} with sampling.explore_steps={explore_steps}, expected euler, by "
+                    "which exploration draws; leave out one of them"
+                )
         if self.grid.process != "flow":
             raise ValueError(
                 f"flow-matching errors: got a network of a {self.grid.process} process, expected a flow; "
                 "choose sampling.policy transitions, or a family of flow models"
             )
-        if not 1 <= draws <= steps:
+        self.levels = round(noisy_fraction * steps)
+        if not 1 <= draws <= self.levels:
             raise ValueError(f"sampling.draws must lie between 1 and sampling.steps={steps}, got {draws}")
 
     @torch.no_grad()
@@ -163,7 +176,7 @@ class FlowMatchingPolicy:
         """``group_size`` ODE samples per prompt, and the draws of each group."""
         size, explored = request.group_size, {}
         if self.explore_grid is None:
-            outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid)
+            outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid, self.multistep)
             steps = len(clean) * self.grid.steps
         else:
             if size < self.explore_keep:
@@ -211,7 +224,7 @@ class FlowMatchingPolicy:
     ) -> Rollout:
         """Rows of clean samples with the draws of their groups and their log-probs there."""
         streams = [stream(request.seed, "matching", slot) for slot in request.slots]
-        step = torch.stack([torch.randperm(self.grid.steps, generator=s)[: self.draws] for s in streams])
+        step = torch.stack([torch.randperm(self.levels, generator=s)[: self.draws] for s in streams])
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
         rows, group = len(clean), self._prompt(counts)
         matches = Matches(clean, noise.to(self.device), step.to(self.device), group, conditioning)
@@ -251,7 +264,9 @@ class FlowMatchingPolicy:
             original = self.networks.evaluate(
                 other,
                 tasks,
-                lambda network, some: self._velocity(network, matches, Draws(part.rows[some], part.positions[some])),
+                lambda network, some, name=other: self._velocity(
+                    network, matches, Draws(part.rows[some], part.positions[some]), name
+                ),
             )
             scores[f"{other}_log_probs"] = self._log_probs(matches, part, original)
             scores[f"{other}_velocity_gap"] = over_latent((velocity - original).square())
@@ -271,11 +286,12 @@ class FlowMatchingPolicy:
         self.model.save(folder, self.network)
         share(folder)
 
-    def _velocity(self, network: Any, matches: Matches, part: Draws) -> Float[Tensor, "N *latent"]:
+    def _velocity(self, network: Any, matches: Matches, part: Draws, name: str = "") -> Float[Tensor, "N *latent"]:
         clean, noise, step = self._draws(matches, part)
         time = self.grid.levels[step].view(-1, *[1] * (clean.dim() - 1))
         noisy = (1 - time) * clean + time * noise
-        return self.solver.predict(network, noisy, step, matches.conditioning.take(part.rows), self.grid)
+        solver = self.referring if name == REFERENCE_NETWORK else self.solver
+        return solver.predict(network, noisy, step, matches.conditioning.take(part.rows), self.grid)
 
     def _log_probs(self, matches: Matches, part: Draws, velocity: Tensor) -> Float[Tensor, " N"]:
         clean, noise, step = self._draws(matches, part)

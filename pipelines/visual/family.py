@@ -118,6 +118,11 @@ class VisualFamily:
         check_quantize(config.model)
         check_sampling(self.name, self.process, config.sampling)
         check_decisions(config)
+        if config.sampling.policy != "matching" and config.sampling.reference_guidance:
+            raise ValueError(
+                f"sampling.reference_guidance: got {config.sampling.reference_guidance}, expected 0, since it has an "
+                "effect with sampling.policy=matching only; set that, or leave it out"
+            )
         if config.model.negative_prompt and not self.guided(config):
             raise ValueError(
                 f"model.negative_prompt: has no effect with model.{self.guidance}=1, which is no guidance; raise it or "
@@ -136,7 +141,7 @@ class VisualFamily:
 
     def guided(self, config: Config) -> bool:
         """Whether anything is drawn or scored with classifier-free guidance."""
-        return any(scale != 1 for scale in self.scales(config))
+        return any(scale != 1 for scale in (*self.scales(config), config.sampling.reference_guidance or 1))
 
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
@@ -179,12 +184,17 @@ class VisualFamily:
             model.forget_encoders(prompts, [variant for variant in variants if variant is not None])
         return policy_over(model, self, config, device, *variants)
 
-    def variants(self, model: Any, config: Config) -> tuple[Any, Any]:
-        """The variants of a model that draw rollouts and evaluation samples; None where that is the model itself."""
+    def variants(self, model: Any, config: Config) -> tuple[Any, Any, Any]:
+        """The variants of a model that draw rollouts and evaluation samples, and that are the reference; None where
+        that is the model itself."""
         options, sampling = config.model, config.sampling
         policy, rollout, evaluation = self.scales(config)
-        model.encodes_negatives = policy != 1 or rollout != 1 or evaluation != 1
-        drawing = evaluating = None
+        reference = sampling.reference_guidance or policy
+        model.encodes_negatives = policy != 1 or rollout != 1 or evaluation != 1 or reference != 1
+        drawing = evaluating = referring = None
+        if reference != policy:
+            with naming("sampling.reference_"):
+                referring = model.variant(guidance=reference)
         if rollout != policy:
             with naming("sampling.rollout_"):
                 drawing = model.variant(guidance=rollout)
@@ -193,7 +203,7 @@ class VisualFamily:
             wanted = (getattr(sampling, f"evaluation_{n}") or getattr(options, n, 0) for n in SIZE)
             with naming("sampling.evaluation_"):
                 evaluating = model.variant(guidance=evaluation, size=tuple(wanted) if names else None)
-        return drawing, evaluating
+        return drawing, evaluating, referring
 
     def refuse_other_architectures(self, path: str) -> None:
         """ValueError for a checkpoint that declares the architecture of another family; it is named."""

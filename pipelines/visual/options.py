@@ -306,6 +306,9 @@ class VisualSampling(DenoisingSampling):
     """Classifier-free guidance with which rollouts are drawn; 0 is that of the policy (model.guidance, or
     true_cfg_scale), which is scored, trained and evaluated. The old log-probabilities are the policy's own, so that the
     ratio begins at one."""
+    reference_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
+    """matching: classifier-free guidance of the reference with which the loss compares; 0 is that of the policy. A
+    policy that is trained without guidance then learns it (CRD, DGPO: 4.5)."""
     evaluation_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
     """Classifier-free guidance of evaluation samples; 0 is that of the policy."""
     evaluation_height: Annotated[int, within("[0, 16384]")] = 0
