@@ -221,7 +221,8 @@ def begins_right(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
 
 
 REFUSED = {"edge_grpo": "entropy", "high_entropy": "entropy", "tree_grpo": "algorithm.keys.*tree"}
-REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence"}
+REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence", "rapo": "entropy"}
+REFUSED |= {"rover": "certainty", "prorl": r"eval\.every"}
 """Presets that need what this policy has not."""
 
 

@@ -85,6 +85,7 @@ def short_run(kind: str, preset: str, folder: Path) -> Trainer:
         steps=2,
         lr=1e-3,
         **algorithm_blocks(preset),
+        **({"heldout": prompts_of(kind), "every": 1} if preset == "prorl" else {}),  # its reset follows evaluations
     )
 
 
