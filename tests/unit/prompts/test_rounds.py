@@ -70,8 +70,10 @@ def test_a_run_that_stops_and_goes_on_is_the_run_that_did_not(preset, tmp_path):
         assert torch.equal(value, second.ledger.tensors()[name]), name
 
 
-@pytest.mark.parametrize("preset", ["knapsack", "reinforce_ada", "vas", "adaptive_dapo"])
-def test_processes_keep_one_ledger(preset, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("preset", "ranks"), [("knapsack", 2), ("knapsack", 4), ("reinforce_ada", 4), ("vas", 2), ("adaptive_dapo", 2)]
+)
+def test_processes_keep_one_ledger(preset, ranks, tmp_path, monkeypatch):
     def rounds(one: Trainer, accelerator: Accelerator) -> list[Any]:
         seen = []
         for number in range(4):
@@ -83,18 +85,17 @@ def test_processes_keep_one_ledger(preset, tmp_path, monkeypatch):
         return seen + [{name: value.tolist() for name, value in one.ledger.tensors().items()}]
 
     alone = rounds(made(tmp_path / "0", preset), Accelerator(cpu=True))
-    meeting = Meeting(2)
+    meeting = Meeting(ranks)
     monkeypatch.setattr(distributed, "gather", lambda value: torch.cat(meeting.all(value)))
-    trainers = [made(tmp_path / f"{number + 1}", preset) for number in range(2)]
+    trainers = [made(tmp_path / f"{number + 1}", preset) for number in range(ranks)]
 
     def work(number: int) -> list[Any]:
         meeting.rank.number = number
         return rounds(trainers[number], Rank(number, meeting))
 
-    with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(work, range(2)))
-    assert both[0] == both[1]
-    assert both[0] == alone
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(work, range(ranks)))
+    assert found == [alone] * ranks
 
 
 def test_stages_join_one_group_and_end_when_it_has_both_kinds(tmp_path):
@@ -149,6 +150,13 @@ def test_without_a_weighted_share_the_order_is_the_seeded_one(tmp_path):
         found = drawn(one)
         assert torch.equal(found.rows.prompt, wanted.rows.prompt) and found.cursor == wanted.cursor
         assert torch.equal(found.batch.advantages, wanted.batch.advantages)
+
+
+def test_the_number_of_a_sampler_may_follow_a_schedule(tmp_path):
+    one = made(tmp_path, sampler=["variance_weighted(share=linear(0, 1, 4))"], steps=5)
+    one._train()
+    shares = [row["schedule/variance_weighted.share"] for row in numbers(tmp_path)]
+    assert shares == [0, 0.25, 0.5, 0.75, 1] and one.cursor == 4 + 3 + 2 + 1 + 0
 
 
 def test_an_adaptive_draw_is_larger_and_trains_as_many_groups(tmp_path):
