@@ -207,6 +207,16 @@ def temporal(
     return weight * broadcast(advantages, keep, node, decision_mask)
 
 
+@block(CREDITS, level="group")
+def denoising_discount(
+    advantages: Values, keep: Rows, node: Node, decision_mask: Mask, gamma: Annotated[float, FRACTION] = 0.99
+) -> Matrix:
+    """``broadcast``, times gamma for every decision of the row that is still to come: early steps, nearest to the
+    noise, count less (DPPO, arXiv:2409.00588, gamma_denoising of its code)."""
+    later = decision_mask.flip(1).cumsum(1).flip(1) - 1
+    return broadcast(advantages, keep, node, decision_mask) * torch.where(decision_mask, gamma**later, 0.0)
+
+
 def returns(step_rewards: Matrix, decision_mask: Mask, gamma: float) -> Matrix:
     """Discounted sums over this and later decisions of the row, G_t = r_t + gamma G_(t+1); 0 where there is none."""
     after, sums = torch.zeros_like(step_rewards[:, 0]), torch.zeros_like(step_rewards)

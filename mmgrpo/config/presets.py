@@ -642,6 +642,14 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
     ),
+    # arXiv:2409.00588 and its code: discount 0.99 and clip 1e-3 to 1e-2 (rate 3) along the denoising steps, advantages
+    # standardized over the batch (1e-8). Its value network is left out: the group is the baseline.
+    "dppo": for_gaussian(
+        "PPO whose clip range grows, and whose advantages are discounted less, along the denoising steps.",
+        scale="batch_std_centred(ddof=1, eps=1e-8)",
+        credit="denoising_discount(gamma=0.99)",
+        objective="ppo_denoising(base=1e-3, clip=1e-2, rate=3.0)",
+    ),
     # arXiv:2512.15347 (plan expand_prune): the survivors' mean and std. Clip range, advantage clip and eps are those of
     # Flow-GRPO, whose KL was not read there and is left out.
     "pro_grpo": for_gaussian(

@@ -42,7 +42,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.config.ranges import ANY_NUMBER, UPPER_BOUND
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, UPPER_BOUND
 from mmgrpo.config.registry import block
 from mmgrpo.objectives.base import TERMS, exp_ratio
 
@@ -175,6 +175,19 @@ def kl_gaussian_exact(
 ) -> Float[Tensor, "*shape"]:
     """coef mean((mean - mean_ref)^2) / (2 std^2): the KL of two transitions of equal std, per dimension."""
     return coef * reference_shift / (2 * std.square())
+
+
+@block(TERMS)
+def early_shift(
+    reference_shift: Float[Tensor, "*shape"],
+    place: Float[Tensor, "*shape"],
+    *,
+    coef: float,
+    first: Annotated[int, COUNT],
+) -> Float[Tensor, "*shape"]:
+    """coef mean((mean - mean_ref)^2) / 2 at a row's ``first`` decisions and nothing later, without division by the
+    variance: structure is decided early (DiverseGRPO, arXiv:2512.21514; both numbers were not found)."""
+    return coef * torch.where(place < first, reference_shift / 2, 0.0)
 
 
 @block(TERMS)

@@ -83,6 +83,30 @@ def ppo(
 
 
 @block(OBJECTIVES)
+def ppo_denoising(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    progress: Float[Tensor, "*shape"],
+    base: float = 1e-3,
+    clip: float = 1e-2,
+    rate: Annotated[float, POSITIVE] = 3.0,
+) -> Loss:
+    """``ppo`` with a clip range that grows along the denoising steps, from ``base`` to ``clip``.
+
+    base + (clip - base) (e^(rate p) - 1) / (e^rate - 1), p from 0 at a row's first decision to 1 at its last, 1 where
+    it is the only one. DPPO (2409.00588), as in its released code, with its constants; those are of log-probs that are
+    summed over an action, and here they are means over dimensions.
+    """
+    share = torch.expm1(rate * progress) / math.expm1(rate)
+    width = base + (clip - base) * share
+    ratio = exp_ratio(log_probs - old_log_probs)
+    plain, bounded = ratio * advantages, ratio.clamp(1 - width, 1 + width) * advantages
+    low, high = (advantages < 0) & (ratio < 1 - width), (advantages > 0) & (ratio > 1 + width)
+    return Loss(-torch.minimum(plain, bounded), low, high)
+
+
+@block(OBJECTIVES)
 def dual_clip(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],

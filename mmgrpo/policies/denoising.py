@@ -114,7 +114,7 @@ class DenoisingPolicy:
     """Samples with a plan and a kernel, and scores the same transitions again."""
 
     provides = frozenset(
-        {"log_probs", "shift", "std", "dt", "level"}
+        {"log_probs", "shift", "std", "dt", "level", "place", "progress"}
         | {"reference_log_probs", "reference_shift", "reference_velocity_gap", "reference_kl"}
         | {"velocity_norm", "reference_velocity_norm"}
     )
@@ -459,6 +459,12 @@ class DenoisingPolicy:
             scores["std"] = walk.std[part.positions]
         if "level" in names:
             scores["level"] = walk.level[part.positions]
+        if "place" in names or "progress" in names:
+            passed = rollout.decisions.decision_mask[part.rows]
+            before = passed.cumsum(1).gather(1, part.positions[:, None])[:, 0] - 1
+            last = passed.sum(1) - 1
+            scores["place"] = before.float()
+            scores["progress"] = torch.where(last > 0, before / last.clamp(min=1), 1.0)
         if "dt" in names:
             scores["dt"] = walk.grid.dt(part.positions)
         if "velocity_norm" in names:

@@ -56,6 +56,11 @@ REWARDS: dict[str, RewardEntry] = {
         check="reward_models.sets.embeddings:check_embed",
         manifest=replace(SET, scale="sum of cosines with the prompt's outputs", source="DRA-GRPO, arXiv:2505.09655"),
     ),
+    "cluster_rarity": RewardEntry(
+        "reward_models.sets.diversity:cluster_rarity",
+        check="reward_models.sets.embeddings:check_embed",
+        manifest=replace(SET, low=1, scale="sqrt(N / n), from 1", source="DiverseGRPO, arXiv:2512.21514"),
+    ),
     "coverage": RewardEntry(
         "reward_models.sets.diversity:coverage",
         check="reward_models.sets.embeddings:check_embed",

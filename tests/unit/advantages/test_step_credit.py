@@ -158,6 +158,12 @@ def test_a_mixture_is_the_sum_of_both_advantages():
     torch.testing.assert_close(got, 3 * sample[:, None] + 2 * credit("step_return", sample, made))
 
 
+def test_early_steps_are_discounted_by_the_steps_that_follow():
+    made = plain([3, 2])
+    assert credit("denoising_discount(gamma=0.5)", [1.0, -2.0], made).tolist() == [[0.25, 0.5, 1], [-1, -2, 0]]
+    assert torch.equal(credit("denoising_discount(gamma=1)", [1.0, -2.0], made), credit("broadcast", [1.0, -2.0], made))
+
+
 def test_one_decision_whose_state_before_is_equal_for_all_is_grpo():
     """A gain is then the reward minus a constant, which the mean removes."""
     finals = [0.9, 0.1, 0.4, 0.2]

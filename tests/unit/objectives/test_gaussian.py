@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.distributions import Normal
@@ -51,6 +53,31 @@ def test_a_wanted_transition_gains_by_its_log_ratio_beyond_the_kl_and_an_unwante
     loss.values.sum().backward()
     assert log_probs.grad.tolist() == pytest.approx([-0.106955, 0.106955, 0], abs=1e-6)
     assert shift.grad is None, "the KL is a level to compare with"
+
+
+def test_the_clip_range_of_dppo_grows_along_the_steps():
+    """base .1, clip .5, rate ln 4: at p = 0, 1/2 and 1 widths .1, .1 + .4 (2 - 1) / 3 = .2333 and .5."""
+    ratio = torch.tensor([1.3, 1.3, 1.3, 0.8, 0.8], dtype=torch.float64)
+    log_probs = ratio.log().requires_grad_()
+    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]).double()
+    progress = torch.tensor([0.0, 0.5, 1.0, 0.0, 1.0]).double()
+    rate = math.log(4)
+    loss = surrogates.ppo_denoising(log_probs, 0 * ratio, advantages, progress, base=0.1, clip=0.5, rate=rate)
+    assert loss.values.tolist() == pytest.approx([-1.1, -1.2333333, -1.3, 0.9, 0.8])
+    assert loss.high.tolist() == [True, True, False, False, False] and loss.low.tolist() == [False] * 3 + [True, False]
+    loss.values.sum().backward()
+    assert log_probs.grad.tolist() == pytest.approx([0, 0, -1.3, 0, 0.8])
+    # One width throughout is ppo.
+    flat = surrogates.ppo_denoising(log_probs, 0 * ratio, advantages, progress, base=0.2, clip=0.2)
+    assert_close(flat.values, surrogates.ppo(log_probs, 0 * ratio, advantages, 0.2, 0.2).values)
+
+
+def test_a_shift_of_early_steps_costs_and_one_of_later_steps_does_not():
+    shift, place = torch.tensor([0.2, 0.4, 0.6], requires_grad=True), torch.tensor([0.0, 1.0, 2.0])
+    cost = divergences.early_shift(shift, place, coef=3.0, first=2)
+    assert cost.tolist() == pytest.approx([0.3, 0.6, 0.0])
+    cost.sum().backward()
+    assert shift.grad.tolist() == [1.5, 1.5, 0.0]
 
 
 def test_the_guarded_log_ratio_is_the_mean_of_shift_times_noise():

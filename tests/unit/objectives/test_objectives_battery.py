@@ -22,6 +22,7 @@ REQUIRED = {
     "off_policy_mask": "off_policy_mask(delta=0.1)",
     "kl_hinge": "kl_hinge",
     "codpo": "codpo(coef=0.1)",
+    "early_shift": "early_shift(coef=0.5, first=2)",
     "perception": "perception(gamma=0.5)",
     "perception_k3": "perception_k3(gamma=0.5)",
     "double_entropy": "double_entropy(eta1=0.5, eta2=0.25)",
@@ -88,6 +89,9 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "loss_mask": loss_mask,
         "decision_mask": PASSED,
         "drawn": torch.ones_like(PASSED),
+        "rectifier": normal().abs() + 0.1,
+        "place": torch.arange(4.0).expand(5, 4),
+        "progress": (torch.arange(4.0) / 3).expand(5, 4),
         "key": KEY,
     }
 

@@ -146,6 +146,20 @@ def test_shift_and_reference_distances_are_zero_before_training_and_grow_after()
     torch.testing.assert_close(velocity, torch.full_like(velocity, 0.01), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("plan", ["every_step", "branch_mix(splits=[0,2],window=1)", "one_step_branch(draw='all')"])
+def test_the_place_of_a_decision_is_counted_among_those_of_its_row(plan):
+    policy = toy_policy(plan, steps=8)
+    made = rollout(policy)
+    mask = made.decisions.decision_mask
+    place, progress = (rescored(policy, made, name=name) for name in ("place", "progress"))
+    owned_only = made.decisions.loss_mask
+    expected = (mask.cumsum(1) - 1).float()
+    assert torch.equal(place[owned_only], expected[owned_only])
+    last = (mask.sum(1, keepdim=True) - 1).clamp(min=1)
+    whole = torch.where(mask.sum(1, keepdim=True) > 1, expected / last, 1.0)
+    torch.testing.assert_close(progress[owned_only], whole[owned_only])
+
+
 def test_a_step_along_the_gradient_makes_the_sample_more_likely():
     policy = toy_policy("every_step")
     made = rollout(policy)

@@ -13,6 +13,7 @@ from reward_models.sets import diversity
 from reward_models.sets.diversity import (
     bag_of_words,
     bleu,
+    cluster_rarity,
     coverage,
     crowding,
     formula_novelty,
@@ -41,6 +42,19 @@ def test_crowding_sums_cosines_with_the_sample_itself():
     alone = crowding([Prompt("q", "0"), Prompt("q", "1")], [Text("a"), Text("b")], embed=f"{HERE}:table")
     assert alone == pytest.approx([1.0, 1.0])
     assert crowding(*of("ax"), embed=f"{HERE}:table") == pytest.approx([1.0, math.nan], nan_ok=True)
+
+
+def test_a_sample_of_a_small_cluster_is_rare():
+    """Angles 0, 4, 8 and 12 degrees, and 90 and 94: 4 and 2 of 6."""
+    angles = torch.tensor([0.0, 90, 4, 8, 94, 12]).deg2rad()
+    rows = torch.stack([angles.cos(), angles.sin()], 1)
+    VECTORS.update({letter: tuple(row) for letter, row in zip("123456", rows.tolist(), strict=True)})
+    got = cluster_rarity(*of("123456"), clusters=2, sigma=0.3, embed=f"{HERE}:table")
+    few, many = math.sqrt(3), math.sqrt(1.5)
+    assert got == pytest.approx([many, few, many, many, few, many])
+    assert cluster_rarity(*of("123456"), clusters=1, sigma=0.3, embed=f"{HERE}:table") == [1.0] * 6
+    unknown = cluster_rarity(*of("1?"), clusters=2, sigma=0.3, embed=f"{HERE}:table")
+    assert unknown == pytest.approx([1.0, math.nan], nan_ok=True)
 
 
 def test_coverage_is_the_marginal_gain_of_a_submodular_volume():
