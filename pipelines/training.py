@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ class Training:
             device=device,
             quantize=options.quantize,
             allow_pickle=options.allow_pickle,
-            sharded=shard == "full",
+            sharded=shard == "full" and training and int(os.environ.get("WORLD_SIZE", "1")) > 1,
         )
 
     @property

@@ -35,7 +35,15 @@ def watched(accelerator: Accelerator, again: str, patience: float = PATIENCE) ->
     host, wait = os.environ.get("MASTER_ADDR", "127.0.0.1"), timedelta(seconds=patience)
     store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=wait) if first else None
     port = int(largest(float(store.port if store else 0), accelerator))
-    store = store or TCPStore(host, port, is_master=False, timeout=wait)
+    try:
+        store = store or TCPStore(host, port, is_master=False, timeout=wait)
+    except RuntimeError:  # of torch.distributed: a network that opens some ports only
+        store = None
+    if largest(float(store is None), accelerator) or store is None:
+        if first:
+            print(f"port {port} of {host} cannot be reached: a process that dies is noticed late", flush=True)
+        yield
+        return
     accelerator.wait_for_everyone()
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(store, rank, world, ended, again, patience), daemon=True)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from mmgrpo.config.settings import Distributed, config_class
 from mmgrpo.family import Blocks, families, refuse_unshardable
 from mmgrpo.runtime.identity import Identity
+from pipelines.training import Training
 from tests import ROOT
 from tests.libraries.families.test_battery import ADAPTED
 from tests.unit.runtime.ports import meeting_port
@@ -124,6 +125,14 @@ def test_what_cannot_be_divided_is_refused_before_it_is_loaded(family, changed, 
 def test_copies_without_shards_are_refused():
     with pytest.raises(ValueError, match=r"distributed\.replicate.*2.*none"):
         replace(config_class(families()["sd3"].sections)(), distributed=Distributed("none", 2)).check()
+
+
+@pytest.mark.parametrize(("world", "training", "waits"), [("2", True, True), ("2", False, False), ("1", True, False)])
+def test_a_network_waits_on_the_cpu_only_where_it_is_divided(world, training, waits, monkeypatch):
+    """Commands that only sample read the configuration of the run too."""
+    monkeypatch.setenv("WORLD_SIZE", world)
+    options = families()["sd3"].sections.model(path="x")
+    assert Training.of(options, seed=0, device="cuda", training=training, shard="full").sharded == waits
 
 
 def test_every_family_but_the_smallest_names_its_blocks():
