@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -207,10 +208,19 @@ def record(paper: Paper) -> str:
 
 
 def command(paper: Paper) -> str:
-    """The command line that begins a run of the paper: its first recipe, or its first preset and its rewards."""
+    """The command line that begins a run of the paper: its first recipe; or its first preset, else the first of each of
+    its blocks, with its rewards and settings."""
     if "recipe" in paper.uses:
         return f"mmgrpo train --recipe {paper.uses['recipe'][0]}"
-    words = [f"--algorithm.preset {name}" for name in paper.uses.get("preset", ())[:1]]
+    from mmgrpo.config.presets import BASE
+
+    lines = {LINES.get(line, line): line for line in BASE}
+    if "preset" in paper.uses:
+        words = [f"--algorithm.preset {paper.uses['preset'][0]}"]
+    else:
+        words = [f"--algorithm.{lines[kind]} {shlex.quote(n[0])}" for kind, n in paper.uses.items() if kind in lines]
+    rewards = [*paper.uses.get("reward", ()), *(["task"] if "task" in paper.uses else [])]
+    words += [f"--rewards {' '.join(map(shlex.quote, rewards))}"] if rewards else []
     words += [f"--{key} {value}" for key, value in paper.settings.items()]
     return " ".join(["mmgrpo train", *words]) if words else ""
 

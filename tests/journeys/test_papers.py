@@ -132,7 +132,10 @@ def test_a_paper_is_explained_with_a_command_and_its_tests() -> None:
     for paper in papers().values():
         text = explain.record(paper)
         assert text.startswith(f"paper {paper.id}: ") and all(test in text for test in paper.tests)
-        assert ("mmgrpo train" in text) or not {"preset", "recipe"} & paper.uses.keys()
+        assert ("mmgrpo train" in text) or not {"preset", "recipe", "reward", "objective"} & paper.uses.keys()
+    verpo, mixed = (explain.command(papers()[name]) for name in ("verpo", "toolrl_rewards"))
+    assert verpo == "mmgrpo train --algorithm.scale none --rewards code_weighted task"
+    assert mixed == "mmgrpo train --algorithm.preset grpo --rewards tool_format tool_match"
 
 
 def test_every_status_has_a_meaning_on_the_page() -> None:
