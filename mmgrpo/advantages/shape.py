@@ -338,3 +338,31 @@ def budget_offset(
     """
     _, part = torch.unique(torch.stack([key.double(), variant.double()]), dim=1, return_inverse=True)
     return advantages + groups.group_mean(values, part, stat) - beta * torch.cos(torch.pi * variant / horizon)
+
+
+@block(SHAPES, level="group")
+def dynamic_scaling(
+    advantages: Values,
+    values: Values,
+    raw: Streams,
+    names: Names,
+    key: Key,
+    stat: Rows,
+    reference_value: Values,
+    *,
+    by: str,
+) -> Values:
+    """A a_D a_M of the prompt: a_D = sigmoid(d) / sigmoid(mean d), d the mean over the prompt's samples of the reward
+    ``by``, their distance to the demonstration (``reference_distance``); a_M = sigmoid(g) / sigmoid(mean g), g the mean
+    gap ``reference_value`` - r by which the demonstration is better. Means are over the batch (GRPO-S of DR-IRL,
+    arXiv:2503.18991, section on dynamic scaling).
+
+    d = .2 and .6: a_D = .918 and 1.078; a gap of 1 at a mean of .5: 1.174. Equal prompts have 1. The paper's means are
+    over the category of the prompt, and it masks outliers by thresholds that were not found.
+    """
+    batch, first = torch.zeros_like(key), groups.group_first(key, stat)
+    factor = torch.ones_like(advantages)
+    for each in (raw[:, list(names).index(by)].nan_to_num(0.0), reference_value - values):
+        own = groups.group_mean(each, key, stat)
+        factor = factor * torch.sigmoid(own) / torch.sigmoid(groups.group_mean(own, batch, first))
+    return advantages * factor

@@ -135,8 +135,8 @@ class TokenPolicy:
             )
         if draw_batch_size and (search == "beam" or divergence):
             raise ValueError(
-                f"sampling.draw_batch_size: got {draw_batch_size} with sampling.search beam or a credit that compares the "
-                "samples of a group token by token, expected 0: they are drawn together"
+                f"sampling.draw_batch_size: got {draw_batch_size} with sampling.search beam or a credit that compares "
+                "the samples of a group token by token, expected 0: they are drawn together"
             )
         if sampling_dtype and sampling_dtype not in AUTOCAST:
             raise ValueError(f"got sampling_dtype '{sampling_dtype}', expected '' or one of {', '.join(AUTOCAST)}")

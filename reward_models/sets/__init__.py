@@ -61,6 +61,11 @@ REWARDS: dict[str, RewardEntry] = {
         check="reward_models.sets.embeddings:check_embed",
         manifest=replace(SET, low=1, scale="sqrt(N / n), from 1", source="DiverseGRPO, arXiv:2512.21514"),
     ),
+    "reference_distance": RewardEntry(
+        "reward_models.sets.diversity:reference_distance",
+        check="reward_models.sets.embeddings:check_embed",
+        manifest=Manifest(("Text",), 0, 2, reads=("answer",), source="DR-IRL, arXiv:2503.18991"),
+    ),
     "coverage": RewardEntry(
         "reward_models.sets.diversity:coverage",
         check="reward_models.sets.embeddings:check_embed",

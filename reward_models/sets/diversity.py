@@ -201,3 +201,26 @@ def text_diversity(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list
         parts = [len(set(words)) / len(words) if words else 0.0, len(set(pairs)) / len(pairs) if pairs else 0.0]
         values.append((sum(parts) + (sum(apart) / len(apart) if apart else 0.0)) / 3)
     return values
+
+
+def reference_distance(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = "bag_of_words", device: str = "cpu"
+) -> list[float]:
+    """1 - the mean over the sentences of the row's answer of the largest cosine with a sentence of the output: how far
+    a sample is from the demonstration, 0 where it says all of it (DR-IRL, arXiv:2503.18991). Of weight 0, for
+    ``dynamic_scaling(by='reference_distance')``."""
+    values = []
+    for prompt, one in zip(prompts, texts(outputs, "reference_distance"), strict=True):
+        if not isinstance(prompt.answer, str) or not prompt.answer.strip():
+            raise ValueError(f"prompt '{prompt.id}': got answer {prompt.answer!r:.200}, expected the text of an answer")
+        sides = [[Text(s) for s in _sentences(text)] for text in (prompt.answer, one.text)]
+        if not sides[1]:
+            values.append(1.0)
+            continue
+        demo, own = (normalize(embedded(side, embed, device, "reference_distance"), dim=1) for side in sides)
+        values.append(1 - float((demo @ own.T).max(1).values.mean()))
+    return values
+
+
+def _sentences(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part.strip()]

@@ -138,6 +138,20 @@ def test_prompts_are_compared_where_their_samples_agree():
         assert made == near(weight, -weight)  # a single prompt has nobody to be compared with
 
 
+def test_prompts_far_from_their_demonstration_count_more():
+    distance, rewards = real([0.2, 0.2, 0.6, 0.6]), real([1.0, 0, 0, 1])
+    inputs = group([[1, 0.2], [0, 0.2], [0, 0.6], [1, 0.6]], key=[0, 0, 1, 1])
+    inputs |= {"values": rewards, "advantages": torch.ones(4, dtype=torch.float64)}
+
+    def scaled(gaps):
+        return bind("dynamic_scaling(by='b')", SHAPES, "shape")({**inputs, "reference_value": rewards + real(gaps)})
+
+    assert scaled([0.5] * 4).tolist() == pytest.approx([0.91840, 0.91840, 1.07846, 1.07846], abs=2e-5)
+    # gaps 0 and 1, mean .5: sigmoid 1 / sigmoid .5 = 1.17447; with 1.07846 that is 1.26662
+    assert scaled([0, 0, 1, 1])[2:].tolist() == pytest.approx([1.26662] * 2, abs=2e-5)
+    assert distance.mean() == 0.4
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

@@ -19,6 +19,7 @@ from reward_models.sets.diversity import (
     formula_novelty,
     formulas,
     log_volume,
+    reference_distance,
     text_diversity,
     text_novelty,
 )
@@ -99,3 +100,13 @@ def test_text_novelty_is_one_minus_the_mean_bleu_of_both_directions():
 def test_text_diversity_is_one_for_a_text_without_repetition():
     varied, loop = text_diversity(*of(["one two. three four", "same same. same same"]))
     assert varied == 1.0 and loop == pytest.approx((1 / 4 + 1 / 3 + 0) / 3)
+
+
+def test_the_distance_to_a_demonstration_is_by_its_sentences():
+    prompts = [Prompt("q", "0", answer="Red ball. Blue sky.")] * 4
+    texts = ["Blue sky. Red ball. More.", "Red ball.", "nothing alike", ""]
+    made = reference_distance(prompts, [Text(text) for text in texts])
+    assert made[0] == pytest.approx(0, abs=1e-6) and made[2:] == pytest.approx([1, 1], abs=1e-6)
+    assert 0.4 < made[1] <= 0.5 + 1e-6  # one of two sentences is there
+    with pytest.raises(ValueError, match="'7'.*None"):
+        reference_distance([Prompt("q", "7")], [Text("a")])
