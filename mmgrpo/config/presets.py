@@ -896,10 +896,13 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2311.13231: every denoising step is a pair, ratios to the reference clipped to 1 +- 0.1, beta 0.1.
     "d3po": preferred("DPO of every denoising step.", "reduce='step', beta=0.1, clip=0.1", "gaussian"),
-    # arXiv:2505.12723, its preference part; beta not found, 0.1 is ours. Its REINFORCE++ part is another run's preset.
-    "gepo": preferred(
-        "Equivalent right answers preferred to wrong ones, with equal log-ratios among the right.",
-        "link='means(variance=1.0)', pairs='right_wrong(threshold=0.5)', beta=0.1",
+    # arXiv:2505.12723: REINFORCE++ plus 0.01 of a preference of right samples over wrong ones, with the variance
+    # of the right (coefficient 1); beta not found, 0.1 is ours. On given answers: objective preference with this link.
+    "gepo": for_any(
+        "REINFORCE++ with a preference for right samples, which are to be equally likely.",
+        scale="token_whiten",
+        aggregation="per_decision",
+        terms=["preference(coef=0.01, link='means(variance=1.0)', pairs='right_wrong(threshold=0.0)')"],
     ),
 }
 """Every preset, with the source of its constants in the comment above it."""

@@ -33,6 +33,7 @@ from mmgrpo.config.ranges import ANY_NUMBER, COUNT, FRACTION, POSITIVE, UPPER_BO
 from mmgrpo.config.registry import Block, Bound, bind, block
 from mmgrpo.objectives.base import (
     OBJECTIVES,
+    TERMS,
     Loss,
     at_decisions,
     exp_ratio,
@@ -348,6 +349,31 @@ def preference(
         loss = loss + bonus * _mean(row_sum(change, decision_mask), same & rows)[:, None]
     values = torch.where(loss_mask, loss, 0.0)
     return unclipped(values) if math.isinf(clip) else Loss(values, change < low, change > high)
+
+
+@block(TERMS, "preference", level="group", inner={"link": LINKS, "pairs": PAIRS})
+def preference_term(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    anchor_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    drawn: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    *,
+    coef: float,
+    link: str = "logistic",
+    pairs: str = "best_worst",
+    anchor: str = "reference",
+    reduce: Annotated[str, one_of("sum", "mean", "step")] = "sum",
+    beta: Annotated[float, POSITIVE] = 0.1,
+) -> Float[Tensor, "B T"]:
+    """coef times the objective ``preference``, beside another objective: GEPO (2505.12723) adds .01 to REINFORCE++. Its
+    order is that of the advantages, of which those above 0 are above the baseline (``right_wrong(threshold=0)``)."""
+    networks = (log_probs, old_log_probs, anchor_log_probs, old_log_probs)
+    inputs = (*networks, advantages, loss_mask, decision_mask, drawn, key)
+    return coef * preference(*inputs, link=link, pairs=pairs, anchor=anchor, reduce=reduce, beta=beta).values
 
 
 def _of_groups(bound: Bound, scores: Order, there: Bool[Tensor, " B"], order: Order, same: Peers, wins: Peers) -> Order:

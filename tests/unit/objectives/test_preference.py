@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from mmgrpo.config.presets import PRESETS
 from mmgrpo.config.registry import bind
-from mmgrpo.objectives import OBJECTIVES, preference
+from mmgrpo.objectives import OBJECTIVES, TERMS, preference
 from mmgrpo.objectives.preference import LINKS, PAIRS
 
 
@@ -108,8 +108,6 @@ def test_links_whose_numbers_are_of_other_gaps():
         ("vpo", rows([2.0, 0.0], [1.0, 0.0]), {}, 0.59814 - 0.01 * 2.0),
         ("robust_dpo", rows(*TWO), {}, 0.57314),
         ("semi_online_dpo", rows([1, -1, -1], [1.0, 0.0, 0.0]), {}, 0.59814),
-        # means of h: .1 and -.1; the variance of the right ones, .1 +- .02, is .0004
-        ("gepo", rows([1.2, 0.8, -1.0], [1.0, 1.0, 0.0]), {}, 0.59814 + 0.0004),
     ],
 )
 def test_a_preset_is_its_papers_number(preset, batch, changes, expected):
@@ -136,6 +134,15 @@ def test_tokens_count_by_a_guide_with_opposite_signs():
     batch["teacher_log_probs"] = torch.tensor([[1.0, -1.0], [2.0, 0.0]]).double()
     assert loss("preference(guide='teacher', guidance=0.5)", batch) == pytest.approx(0.60265, abs=1e-5)
     assert loss("preference(guide='teacher', guidance=0.0)", batch) == loss("preference", batch)
+
+
+def test_a_preference_beside_another_objective():
+    """GEPO: .01 (.59814 + .0004), for h of the right .12 and .08 (mean .1, variance .0004) and of the wrong -.1."""
+    text = PRESETS["gepo"]["terms"][0]
+    found = bind(text, TERMS, "term")(rows([1.2, 0.8, -1.0], [1.0, 1.0, -2.0]))
+    assert found[0, 0].item() == pytest.approx(0.01 * (0.59814 + 0.0004), abs=1e-7)
+    whole = values("preference(link='means(variance=1.0)', pairs='all')", rows([1.2, 0.8, -1.0], [1.0, 1.0, -2.0]))
+    assert_close(found, 0.01 * whole)
 
 
 def test_every_step_is_a_pair_and_ratios_are_clipped():
