@@ -228,7 +228,8 @@ def _logsumexp(values: Order, among: Peers) -> Order:
 
 
 def _log_softmax(values: Order, among: Peers) -> Float[Tensor, "B B"]:
-    return values.expand_as(among) - _logsumexp(values, among)[:, None]
+    # 0 elsewhere, before anything is exponentiated: a row without a group would have infinite values there.
+    return torch.where(among, values.expand_as(among) - _logsumexp(values, among)[:, None], 0.0)
 
 
 class Paired(NamedTuple):

@@ -83,7 +83,6 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "drawn_certainty": (certainty := normal().square()),
         "certainty": certainty + spread * normal(),
         "std": normal().abs() + 0.1,
-        "rectifier": normal().abs() + 0.1,
         "level": normal().abs() + 0.1,
         "dt": normal().abs() + 0.1,
         "loss_mask": loss_mask,

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from mmgrpo.advantages.estimate import estimate
-from mmgrpo.config.presets import CATALOGUE
+from mmgrpo.config.presets import BASE, CATALOGUE, PRESETS
 from mmgrpo.policies.ctc import CtcModel, CtcPolicy
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Policy, Prompt, Request, Rollout
@@ -222,7 +222,13 @@ def begins_right(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
 
 REFUSED = {"edge_grpo": "entropy", "high_entropy": "entropy", "tree_grpo": "algorithm.keys.*tree"}
 REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence", "rapo": "entropy"}
-REFUSED |= {"rover": "certainty", "prorl": r"eval\.every"}
+REFUSED |= {"rover": "certainty", "prorl": r"eval\.every", "tgdpo": "teacher_log_probs"}
+REFUSED |= {
+    name: rf"algorithm\.{line}"
+    for name, blocks in PRESETS.items()
+    for line in ("replay", "supervised", "hint")
+    if blocks[line] != BASE[line]
+}
 """Presets that need what this policy has not."""
 
 
