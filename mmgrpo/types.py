@@ -146,6 +146,9 @@ HINTED = 5
 """``origin`` of rows that the policy sampled in this round with a hint in the prompt or a forced beginning: trained,
 and no evidence of how hard the prompt is."""
 
+HINT = "given hint"
+"""Key in ``Prompt.meta`` of the hint that stands in a prompt; no column of a file is likely to have this name."""
+
 REPLACED = 6
 """``origin`` of rows of the policy in whose place hinted ones are trained: scored and counted, never trained."""
 

@@ -54,6 +54,7 @@ from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import (
     CONTRAST,
     GIVEN,
+    HINT,
     HINTED,
     OWN,
     RECORDS,
@@ -185,7 +186,7 @@ class TokenPolicy:
                 prompt,
                 slot,
                 count - (forced[place].count if place in forced else 0),
-                HINTED if "hint" in prompt.meta else OWN,
+                HINTED if HINT in prompt.meta else OWN,
             )
             for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
         ]
@@ -571,7 +572,7 @@ class TokenPolicy:
             return self._features(self.network, context.take(missing), [names[index] for index in missing])
 
         # A contrast is another change in every round, and so may be a hint.
-        recurring = [query.origin != CONTRAST and "hint" not in query.prompt.meta for query in queries]
+        recurring = [query.origin != CONTRAST and HINT not in query.prompt.meta for query in queries]
         return self.feature_cache.features([query.prompt for query in queries], compute, recurring)
 
     def _features(self, network: nn.Module, context: Context, names: Sequence[str]) -> Features:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, FRACTION
 from mmgrpo.config.registry import Block, block
 from mmgrpo.randomness import stream
-from mmgrpo.types import Prompt
+from mmgrpo.types import HINT, Prompt
 
 HINTS: dict[str, Block] = {}
 """Functions that return a ``Hint``."""
@@ -101,7 +101,7 @@ def with_hint(prompt: Prompt, hint: str, phrase: str) -> Prompt:
         if turns[place].role == "user":
             turns[place] = replace(turns[place], parts=(*turns[place].parts, phrase + hint))
             break
-    return replace(prompt, text=prompt.text + phrase + hint, turns=tuple(turns), meta={**prompt.meta, "hint": hint})
+    return replace(prompt, text=prompt.text + phrase + hint, turns=tuple(turns), meta={**prompt.meta, HINT: hint})
 
 
 def staged_hint(prompt: Prompt, hint: Hint, stage: int) -> Prompt | None:

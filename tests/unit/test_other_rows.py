@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from mmgrpo import other_rows
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.config.registry import bind
 from mmgrpo.objectives import AGGREGATIONS
@@ -19,7 +21,7 @@ from mmgrpo.prompts.hints import characters, staged_hint, with_hint
 from mmgrpo.prompts.replay import Buffer, Stored, chosen
 from mmgrpo.randomness import stream
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prompt, Request, Turn
+from mmgrpo.types import HINT, HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prompt, Request, Turn
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, recipe, trainer
 from tests.toys import toy_policy, toy_prompts
@@ -29,7 +31,10 @@ from tests.unit.policies.test_token_policy import completions, kept, rescored, t
 
 pytest.importorskip("transformers")
 
-PROMPTS = [Prompt("say a", "0", "a b c d"), Prompt("say b c d a", "1", "d c b a")]
+PROMPTS = [
+    Prompt("say a", "0", "a b c d", meta={"hint": "a column of the user's own"}),
+    Prompt("say b c d a", "1", "d c b a"),
+]
 
 
 def stored(prompt: int, reward: float, step: int = 0) -> Stored:
@@ -83,6 +88,21 @@ def test_a_buffer_is_the_same_after_a_checkpoint():
     assert [row.record["ids"].item() for row in loaded.rows] == [2, 4]
     loaded.load({})
     assert loaded.rows == []
+
+
+def test_stored_rows_travel_between_processes_as_they_are(monkeypatch):
+    """Of two processes, the second of which has no row that the first has not: both get those of both, exactly."""
+    monkeypatch.setattr(other_rows, "gather_rows", lambda value, accelerator: torch.cat([value, value]))
+    record = {"ids": torch.arange(3), "log_probs": torch.tensor([0.1, -2.5, -1e-7]), "loss_mask": torch.ones(3) > 0}
+    rows = [(4, 9, replace(stored(2, 1 / 3, 7), record=record)), (5, 1, stored(0, 0.0))]
+    accelerator = SimpleNamespace(num_processes=2, device=torch.device("cpu"))
+    found = other_rows.gather_stored(rows, accelerator)  # type: ignore[arg-type]
+    assert [(key, place, row.prompt, row.step, row.reward) for key, place, row in found] == [
+        (4, 9, 2, 7, 1 / 3), (5, 1, 0, 0, 0.0)
+    ] * 2  # fmt: skip
+    for name, value in record.items():
+        assert torch.equal(found[0][2].record[name], value) and found[0][2].record[name].dtype == value.dtype
+    assert torch.equal(found[0][2].scores, rows[0][2].scores)
 
 
 # ---- what they count
@@ -295,7 +315,7 @@ def test_a_hint_is_a_share_of_the_characters_after_the_last_user_turn():
 
 def needs_a_hint(prompts, outputs) -> list[float]:
     """Reward: 0 without a hint of half of the solution, which for the second prompt even that does not help."""
-    enough = [len(prompt.meta.get("hint", "")) >= 4 and prompt.id == "0" for prompt in prompts]
+    enough = [len(prompt.meta.get(HINT, "")) >= 4 and prompt.id == "0" for prompt in prompts]
     return [float(one) / (1 + output.tokens) for one, output in zip(enough, outputs, strict=True)]
 
 
@@ -313,7 +333,7 @@ def test_groups_without_success_are_sampled_again_with_a_hint_and_their_own_rows
     assert len(origin[key == of[0]]) == 12 and len(origin[key == of[1]]) == 16  # 3 and 4 samplings
     trained = batch.loss_mask.any(1)
     assert {*origin[trained].tolist()} == {HINTED}
-    hints = {len(batch.rollouts[-2].prompts[row].meta["hint"]) for row in range(4)}
+    hints = {len(batch.rollouts[-2].prompts[row].meta[HINT]) for row in range(4)}
     assert hints == {4}  # of 7 characters, round(3.5)
     line = lines(tmp_path)[0]
     assert line["ratio/first_minus_one"] < 1e-3 and line["hint/groups"] == 1
