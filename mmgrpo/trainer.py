@@ -368,7 +368,7 @@ class Trainer:
             self.ema.update(self.step)
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
-        entries = max(1.0, sums.pop("entries"))
+        entries, ratio = max(1.0, sums.pop("entries")), sums.pop("velocity/norm_ratio", 0.0)
         line = {
             "loss": sums.pop("loss"),
             "clip/low": sums.pop("clip/low") / entries,
@@ -381,6 +381,7 @@ class Trainer:
             "decisions": float(trainable),
             "skipped": float(trainable == 0),
             "nonfinite": float(not finite),
+            **({"velocity/norm_ratio": ratio / entries} if ratio else {}),
             **scheduled,
             **sums,
         }

@@ -125,7 +125,9 @@ class LossRecipe:
     @property
     def tallied(self) -> list[str]:
         """Names of the sums of a ``Tally``, the same on all ranks, also where one has no rows."""
-        return ["loss", "entries", "clip/low", "clip/high", *(f"term/{name}" for name in self.term_names)]
+        names = ["loss", "entries", "clip/low", "clip/high", *(f"term/{name}" for name in self.term_names)]
+        compared = any(name.startswith("reference_") for name in self.scores)
+        return [*names, "velocity/norm_ratio"] if compared else names
 
     @property
     def term_names(self) -> list[str]:
@@ -255,6 +257,8 @@ class Step:
         tally.add("entries", own.sum())
         tally.add("clip/low", (low & own).sum())
         tally.add("clip/high", (high & own).sum())
+        if "reference_velocity_norm" in inputs:
+            tally.add("velocity/norm_ratio", (inputs["velocity_norm"] / inputs["reference_velocity_norm"])[own].sum())
         return total
 
     def as_drawn(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -164,7 +164,9 @@ class AdvantageRecipe:
         bounds = (*bounds, *self.after)
         given = [bound.parameters for bound in bounds]
         names = [one for parameters in given for name in ("by", "of") for one in [parameters.get(name)] if one]
-        return frozenset(names) | {one for parameters in given for one in parameters.get("members", ())}
+        return frozenset(names) | {
+            one for parameters in given for name in ("members", "auxiliary") for one in parameters.get(name, ())
+        }
 
     def trained(self, names: Sequence[str], weights: Sequence[float]) -> list[bool]:
         """Which rewards are trained on: those that have a weight or that a block names."""

@@ -259,6 +259,21 @@ def class_factor(
 
 
 @block(SHAPES, level="group")
+def diversity(
+    advantages: Values, values: Values, raw: Streams, names: Names, key: Key, stat: Rows, *, by: str
+) -> Values:
+    """A d / mean(d) where a sample's reward is at least its group's mean, A elsewhere; d is the reward ``by``, how far
+    the sample is from the others of its group: the smallest cosine distance of DINOv3 features in GARDO (2512.24138).
+
+    d = .2 .2 .2 .4 and rewards .9 .7 .5 .3 without a scale: .3 .1 -.1 -.3 become .24 .08 -.1 -.3. 1 where mean(d) = 0.
+    """
+    distance = raw[:, list(names).index(by)]
+    mean = groups.group_mean(distance, key, stat)
+    factor = torch.where(mean > 0, distance / mean, 1.0)
+    return torch.where(values < groups.group_mean(values, key, stat), advantages, factor * advantages)
+
+
+@block(SHAPES, level="group")
 def consistency(
     advantages: Values,
     values: Values,

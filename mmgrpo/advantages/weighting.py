@@ -24,7 +24,7 @@ from mmgrpo.advantages.combine import Names, PerReward, Streams, member_variance
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.select import hypervolume as volume
 from mmgrpo.advantages.select import parts
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, UPPER_BOUND, one_of
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
 from mmgrpo.config.registry import Block, Bound, block
 
 WEIGHTINGS: dict[str, Block] = {}
@@ -178,6 +178,41 @@ def ensemble_variance(
     pi_0 exp(r / (beta s^2)). [1, 2, 6] weighs 7, [2, 2, 2] nothing. Put the members on one scale first.
     """
     return member_variance(streams, weights, names, members, ddof)
+
+
+@block(KL_WEIGHTS, level="group")
+def uncertain_part(
+    raw: Streams,
+    names: Names,
+    stat: Rows,
+    *,
+    of: str,
+    auxiliary: Sequence[str],
+    fraction: Annotated[float, POSITIVE_FRACTION] = 0.1,
+) -> Values:
+    """N / n for the n of N samples that the reward ``of`` ranks far above the rewards ``auxiliary``, 0 for the others,
+    so that the KL is the mean over the former: gated KL of GARDO (2512.24138).
+
+    U = win rate of ``of`` in the batch minus the mean win rate of these; gated is U above the (1 - fraction)
+    quantile of those U that are not negative (fraction .1; its code lets it move within .02 and .2). of .9 .2 .6 .4,
+    auxiliary .1 .8 .5 .7 and .2 .9 .6 .4: U = 1 -1 .167 -.167. The code's own ranks have the opposite sign.
+    """
+    chosen, index = raw[stat], list(names)
+    rates = [_win_rate(chosen[:, index.index(name)]) for name in (of, *auxiliary)]
+    uncertainty = rates[0] - torch.stack(rates[1:]).mean(0)
+    high = uncertainty[uncertainty >= 0]
+    weight = torch.zeros_like(raw[:, 0])
+    if len(high):
+        gated = uncertainty > torch.quantile(high, 1 - fraction)
+        gated = gated if bool(gated.any()) else uncertainty == high.max()
+        weight[stat] = gated.to(weight.dtype) * len(chosen) / gated.sum()
+    return weight
+
+
+def _win_rate(values: Values) -> Values:
+    """The fraction of the other samples that each one exceeds; an equal one counts a half."""
+    wins = (values[:, None] > values).to(values.dtype) + 0.5 * (values[:, None] == values).to(values.dtype)
+    return (wins.sum(1) - 0.5) / max(1, len(values) - 1)
 
 
 @block(KL_WEIGHTS, level="group")

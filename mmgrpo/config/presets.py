@@ -751,6 +751,17 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_velocity(coef=1e-4)"],
         networks=["average(slope=0.001, most=0.5, samples=True)"],
     ),
+    # arXiv:2512.24138, its variant on DiffusionNFT: rewards centred and not divided, a reference that is renewed after
+    # 15 epochs (here optimizer steps). Its gate (kl_weight: uncertain_part) and diversity (shape: diversity) name the
+    # user's rewards, so that they are not here; nor is a threshold of the KL, which depends on the task.
+    "gardo": for_matching(
+        "DiffusionNFT without the std and with a reference that follows; its gated KL and diversity name rewards.",
+        scale="none",
+        shape=["clamp(limit=5)"],
+        objective="diffusion_nft(beta=1.0, limit=5.0)",
+        terms=["kl_velocity(coef=1e-4)"],
+        networks=["average(slope=0.001, most=0.5, samples=True)", "renewal(every=15)"],
+    ),
     # Released code of DGPO, its base preset: beta 100, clip .05, no KL, a fast average that draws after 200 steps. Its
     # presets per task: clip .01 and KL .02 (GenEval, OCR), beta 10 and KL .001 (PickScore). Which std divides its
     # advantages was not found: the group's, as in the base.

@@ -47,7 +47,7 @@ from mmgrpo.files import share
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.distributed import join_decisions
 from mmgrpo.runtime.finite import refuse_nonfinite
-from mmgrpo.runtime.networks import Networks
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
 from mmgrpo.types import OWN, Completions, Decisions, Output, Request, Rollout, Scores
 
 NODES_PER_WALK = 1 << 32
@@ -480,8 +480,9 @@ class DenoisingPolicy:
             scores[f"{other}_log_probs"] = transition.log_prob(next_state)
             scores[f"{other}_shift"] = over_latent((now.mean - transition.mean).square())
             scores[f"{other}_velocity_gap"] = over_latent((output - original).square())[inverse]
-            if f"{other}_velocity_norm" in names:
+            if f"{other}_velocity_norm" in names or other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
                 scores[f"{other}_velocity_norm"] = norm_of(self.solver.mean(original))[inverse]
+                scores.setdefault("velocity_norm", norm_of(self.solver.mean(output.detach()))[inverse])
             if f"{other}_kl" in names:
                 scores[f"{other}_kl"] = now.kl(transition)
         return scores

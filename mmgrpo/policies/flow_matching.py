@@ -271,6 +271,13 @@ class FlowMatchingPolicy:
             scores[f"{other}_log_probs"] = self._log_probs(matches, part, original)
             scores[f"{other}_velocity_gap"] = over_latent((velocity - original).square())
             scores |= errors(original, noise - clean, names, f"{other}_")
+            if other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
+                pair = {"": velocity.detach(), f"{other}_": original}
+                scores |= {
+                    f"{p}velocity_norm": one.flatten(1).norm(dim=1)
+                    for p, one in pair.items()
+                    if f"{p}velocity_norm" not in scores
+                }
         return scores
 
     def sample(self, request: Request) -> list[Output]:

@@ -66,6 +66,11 @@ REWARDS: dict[str, RewardEntry] = {
         check="reward_models.sets.embeddings:check_embed",
         manifest=Manifest(("Text",), 0, 2, reads=("answer",), source="DR-IRL, arXiv:2503.18991"),
     ),
+    "nearest_distance": RewardEntry(
+        "reward_models.sets.diversity:nearest_distance",
+        check="reward_models.sets.embeddings:check_embed",
+        manifest=replace(SET, scale="smallest cosine distance in the group", source="GARDO, arXiv:2512.24138"),
+    ),
     "coverage": RewardEntry(
         "reward_models.sets.diversity:coverage",
         check="reward_models.sets.embeddings:check_embed",

@@ -110,6 +110,25 @@ def spectral_clusters(affinity: Tensor, count: int) -> Tensor:
     return names
 
 
+def nearest_distance(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
+) -> list[float]:
+    """The smallest cosine distance of an output to another one of its prompt: 0 for one that has a twin. ``diversity``
+    reads it (GARDO, arXiv:2512.24138, by DINOv3 ViT-L). NaN for an output without an embedding or without another.
+
+    (1, 0), (1, 0), (0, 1), (.6, .8): 0, 0, .2, .2.
+    """
+    unit = normalize(embedded(outputs, embed, device, "nearest_distance"), dim=1)
+    values = [math.nan] * len(outputs)
+    for rows in groups(prompts):
+        there = [row for row in rows if bool(unit[row].isfinite().all())]
+        if len(there) > 1:
+            cosines = unit[there] @ unit[there].T - 3 * torch.eye(len(there), dtype=unit.dtype)
+            for row, distance in zip(there, (1 - cosines.amax(1)).clamp_min(0).tolist(), strict=True):
+                values[row] = distance
+    return values
+
+
 def log_volume(rows: Tensor) -> float:
     """log det(I + K), K the cosines of the rows: monotone and submodular, so that repetition gains least.
 

@@ -159,3 +159,30 @@ def test_a_weight_without_a_kl_term_and_members_without_a_weight_are_refused():
         refuse_rewards(weighing, scorers, [], False)
     with pytest.raises(ValueError, match="reward 'b'"):
         refuse_rewards(weighing, scorers[:1], [], False)
+
+
+def gated(fraction):
+    raw = real([[0.9, 0.1, 0.2], [0.2, 0.8, 0.9], [0.6, 0.5, 0.6], [0.4, 0.7, 0.4]])
+    inputs = {"raw": raw, "names": ("main", "a", "b"), "stat": torch.ones(4, dtype=torch.bool)}
+    text = f"uncertain_part(of='main', auxiliary=['a', 'b'], fraction={fraction})"
+    return bind(text, KL_WEIGHTS, "kl_weight")(inputs).tolist()
+
+
+def test_the_kl_is_the_mean_over_what_the_main_reward_ranks_far_above_the_others():
+    # win rates 1 0 2/3 1/3 against (0 1 1/3 2/3 and 0 1 2/3 1/3): U = 1 -1 1/6 -1/6; of 1 and 1/6 the median is 7/12
+    assert gated(0.5) == gated(0.1) == [4, 0, 0, 0]
+    assert gated(1.0) == [4, 0, 0, 0]  # above the smallest of both
+
+
+def test_good_samples_that_differ_from_the_others_count_more():
+    inputs = {
+        "advantages": real([0.3, 0.1, -0.1, -0.3]),
+        "values": real([0.9, 0.7, 0.5, 0.3]),
+        "raw": real([[0.2], [0.2], [0.2], [0.4]]),
+        "names": ("apart",),
+        "key": torch.zeros(4, dtype=torch.long),
+        "stat": torch.ones(4, dtype=torch.bool),
+    }
+    shape = bind("diversity(by='apart')", SHAPES, "shape")
+    assert shape(inputs).tolist() == pytest.approx([0.24, 0.08, -0.1, -0.3])  # .2 / .25 above the mean
+    assert shape({**inputs, "raw": real([[0.0]] * 4)}).tolist() == inputs["advantages"].tolist()

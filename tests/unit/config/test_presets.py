@@ -62,7 +62,7 @@ COMPARED |= {"dpo", "semi_online_dpo", "ipo", "slic", "robust_dpo", "exo", "inpo
 COMPARED |= {"d3po", "gepo", "tr_dpo", "tgdpo"}
 COMPARED |= {"grpo_d", "prorl", "prorl_v2"}
 COMPARED |= {"unlikeliness", "chi_squared", "rapo"}
-COMPARED |= {"diffusion_nft", "dgpo", "crd", "diffusion_dpo", "gdro"}
+COMPARED |= {"diffusion_nft", "dgpo", "crd", "diffusion_dpo", "gdro", "gardo"}
 COMPARED |= {"dense_grpo", "stepwise_flow_grpo", "vgpo"}
 """Presets that compare with the network before training. DisCO's and DRPO's hinge is on the KL to the old policy."""
 

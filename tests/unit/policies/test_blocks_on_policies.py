@@ -66,7 +66,15 @@ def written(name: str, block: Block) -> str:
     parameters = list(inspect.signature(block.fn).parameters.values())[len(block.needs) :]
     required = [one.name for one in parameters if one.default is inspect.Parameter.empty]
     whole = {one.name for one in parameters if str(one.annotation).startswith(("int", "Annotated[int"))}
-    known = {"by": "reward", "of": "reward", "low": 0.0, "weights": {"(none)": 1.0}, "until": [1], "most": [1.0]}
+    known = {
+        "by": "reward",
+        "of": "reward",
+        "low": 0.0,
+        "weights": {"(none)": 1.0},
+        "auxiliary": ["reward"],
+        "until": [1],
+        "most": [1.0],
+    }
     values = {one: 2 if one in whole else known.get(one, 0.25) for one in required}
     return f"{name}({', '.join(f'{one}={value!r}' for one, value in values.items())})"
 

@@ -45,7 +45,11 @@ def test_it_scores_what_it_is_asked(kind):
     asked = [set(), {"log_probs"}, {"log_probs", "reference_log_probs"}]
     asked += [{"log_probs", "entropy"}] if kind in WITH_ENTROPY else []
     for names in asked:
-        more = {"reference_velocity_gap", "reference_shift"} if "reference_log_probs" in names else set()
+        more = (
+            {*("reference_velocity_gap", "reference_shift", "velocity_norm", "reference_velocity_norm")}
+            if "reference_log_probs" in names
+            else set()
+        )
         got = policy.score(made, part, frozenset(names))
         assert names | {"log_probs"} <= got.keys() <= names | {"log_probs"} | more
         assert got["log_probs"].requires_grad

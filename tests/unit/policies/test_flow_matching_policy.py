@@ -117,6 +117,7 @@ def test_a_flow_learns_a_known_answer_from_errors_alone(tmp_path):
     assert result["before"]["reward"]["mean"] < -1
     assert result["after"]["reward"]["mean"] > -0.7
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert "velocity/norm_ratio" not in lines[0]
     assert max(line["ratio/first_minus_one"] for line in lines) <= 1e-5
 
 
@@ -194,3 +195,7 @@ def test_a_flow_learns_a_known_answer_under_every_objective_on_clean_samples(pre
     )
     result = made.fit()["eval"]
     assert result["after"]["reward"]["mean"] > result["before"]["reward"]["mean"] + 0.2
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    if preset == "diffusion_nft":  # it compares velocities with the reference, entry by entry
+        ratios = [line["velocity/norm_ratio"] for line in lines]
+        assert ratios[0] == pytest.approx(1, abs=1e-6) and abs(ratios[-1] - 1) > 1e-3

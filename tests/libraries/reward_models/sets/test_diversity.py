@@ -19,6 +19,7 @@ from reward_models.sets.diversity import (
     formula_novelty,
     formulas,
     log_volume,
+    nearest_distance,
     reference_distance,
     text_diversity,
     text_novelty,
@@ -36,6 +37,11 @@ def table(outputs):
 
 def of(texts, prompt="0"):
     return [Prompt("q", prompt)] * len(texts), [Text(text) for text in texts]
+
+
+def test_the_nearest_distance_is_that_to_the_most_alike_sample_of_the_prompt():
+    assert nearest_distance(*of("abcd"), embed=f"{HERE}:table") == pytest.approx([0, 0, 0.2, 0.2], abs=1e-6)
+    assert nearest_distance(*of("ax"), embed=f"{HERE}:table") == pytest.approx([math.nan] * 2, nan_ok=True)
 
 
 def test_crowding_sums_cosines_with_the_sample_itself():
