@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mmgrpo.config.ranges import COUNT, POSITIVE, within
 from mmgrpo.config.registry import Block, block
 from mmgrpo.config.settings import Optim
+from mmgrpo.runtime.sharding import whole
 
 KINDS = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
 """``optim.optimizer`` to the class of bitsandbytes."""
@@ -158,4 +159,4 @@ def _gradient(parameters: Parameters) -> list[Tensor]:
 
 
 def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    return sum(float((a.double() * b.double()).sum()) for a, b in zip(one, other, strict=True))
+    return sum(float(whole((a.double() * b.double()).sum())) for a, b in zip(one, other, strict=True))

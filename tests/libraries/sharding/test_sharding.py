@@ -33,6 +33,7 @@ CASES = [
         "sd3:networks",
         "sd3:uneven",
         "sd3:planned",
+        "sd3:fast",
     ),
     *("wan:full", "wan:experts", "stable_diffusion:full"),
     *(

@@ -52,6 +52,7 @@ VARIANTS: dict[str, Variant] = {
         "optim": {"updates": 1},
     },
     "planned": {"sampling": {"plan_per": "prompt", "plan": "random_window(size=1, before=1.0)"}},
+    "fast": {"optim": {"step": "sfpo(fast=2, alpha=0.5)", "updates": 1}},
     "half": {"model": {"dtype": "bfloat16"}},
 }
 
