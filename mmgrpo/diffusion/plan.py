@@ -90,7 +90,11 @@ class Plan:
             if sorted({step for step, _ in self.prune}) != [step for step, _ in self.prune]:
                 self.refuse(f"prunes at steps {[step for step, _ in self.prune]}, which need to rise")
             if not 0 < self.prune[0][0] <= self.prune[-1][0] < self.end:
-                self.refuse(f"prunes outside of steps 1 to {self.end - 1}, after which nothing is drawn")
+                at = [step for step, _ in self.prune]
+                self.refuse(
+                    f"prunes at steps {at} of {self.steps}, expected steps from 1 to the last that draws noise, "
+                    f"{self.end - 1}; use more sampling steps or prune earlier"
+                )
             if counts != sorted(set(counts), reverse=True) or counts[-1] < 2:
                 self.refuse(f"prunes from {self.roots} rows to {counts[1:]}, which need to fall and leave 2 at least")
 
