@@ -83,7 +83,7 @@ class Rows:
     ) -> Rows:
         """The rows of a round; ``decisions`` have the field ``prompt_index``. Members are in gathered order, which is
         that of drawing: all members of a draw are on one rank."""
-        group = decisions.keys["prompt"].cpu()
+        index, group = decisions.fields["prompt_index"].cpu(), decisions.keys["prompt"].cpu()
         order = group.argsort(stable=True)
         _, counts = torch.unique(group, return_counts=True)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]]).repeat_interleave(counts)
@@ -93,14 +93,14 @@ class Rows:
         length, number = mask.sum(1), trained.sum(1)
         log_probs, size = decisions.log_probs.detach().cpu().double(), advantages.cpu().double().abs()
         return Rows(
-            prompt=decisions.fields["prompt_index"].cpu(),
+            prompt=index,
             group=group,
             member=member,
             reward=totals.cpu().double(),
             length=length,
             log_prob=torch.where(mask, log_probs, 0.0).sum(1) / length.clamp(min=1),
             advantage=torch.where(trained, size, 0.0).sum(1) / number.clamp(min=1),
-            own=torch.isin(decisions.origin.cpu(), torch.tensor([OWN, REPLACED])),
+            own=torch.isin(decisions.origin.cpu(), torch.tensor([OWN, REPLACED])) & (index >= 0),
         )
 
     def canonical(self) -> Rows:

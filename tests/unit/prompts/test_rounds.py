@@ -17,7 +17,7 @@ from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.rollout import Round, sample_round
 from mmgrpo.runtime import distributed
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import Output, Prompt
+from mmgrpo.types import Output, Prompt, Request, Rollout
 from tests.building import algorithm_blocks, trainer
 from tests.speaking import TableModel, table_prompts
 from tests.unit.runtime.test_ranks import Meeting, Rank
@@ -150,6 +150,20 @@ def test_without_a_weighted_share_the_order_is_the_seeded_one(tmp_path):
         found = drawn(one)
         assert torch.equal(found.rows.prompt, wanted.rows.prompt) and found.cursor == wanted.cursor
         assert torch.equal(found.batch.advantages, wanted.batch.advantages)
+
+
+def test_a_prompt_that_was_changed_is_not_that_of_the_ledger(tmp_path):
+    """Its rows are the policy's own, and say nothing of the prompt as it is."""
+    one = made(tmp_path)
+    rollout = one.policy.rollout
+
+    def changed(request: Request) -> Rollout:
+        found = rollout(request)
+        return replace(found, prompts=[replace(found.prompts[0], text="other"), *found.prompts[1:]])
+
+    one.policy.rollout = changed  # type: ignore[method-assign]
+    rows = drawn(one).rows
+    assert rows.own.tolist() == [False] + [True] * 15 and len(rows.canonical().reward) == 15
 
 
 def test_the_number_of_a_sampler_may_follow_a_schedule(tmp_path):
