@@ -1,6 +1,6 @@
 """The most used presets side by side: held-out reward before and after equal budgets, with paired intervals, and time.
 
-    mmgrpo bench algorithms                     # 24 presets, three tasks, 3 seeds: hours; see benchmarks/algorithms.md
+    mmgrpo bench algorithms                     # 24 presets, three tasks, 3 seeds: about 6 to 7 hours of one core
     mmgrpo bench algorithms --tasks text --presets grpo dr_grpo --seeds 1
     mmgrpo bench algorithms --resume            # go on where it was stopped
 
