@@ -69,8 +69,9 @@ class Library:
         kept: list[str | None] = list(self.experiences)
         added: list[str] = []
         for one in operations(answer)[:most]:
-            number, text = one.get("number"), one.get("text")
-            known = type(number) is int and 1 <= number <= len(kept)
+            given, text = one.get("number"), one.get("text")
+            number = given if type(given) is int else 0
+            known = 1 <= number <= len(kept)
             fits = isinstance(text, str) and 0 < len(text.strip()) <= LONGEST
             if one.get("do") == "add" and fits:
                 added.append(str(text).strip())
