@@ -97,6 +97,20 @@ def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         )
 
 
+def refuse_tasks(loss: LossRecipe, prompts: Sequence[Prompt]) -> None:
+    """Raise ValueError for a prompt whose task has no network where each task has its own."""
+    own: dict[str, set[str]] = {}
+    for rule in loss.networks:
+        if task := rule.parameters.get("task", ""):
+            own.setdefault(name_of(rule), set()).add(task)
+    for name, tasks in own.items():
+        if prompt := next((prompt for prompt in prompts if prompt.task not in tasks), None):
+            raise ValueError(
+                f"algorithm.networks: got networks '{name}' for the tasks {', '.join(sorted(tasks))}, and the prompt "
+                f"'{prompt.id}' of task '{prompt.task}'; add frozen(path=..., task='{prompt.task}'), or leave it out"
+            )
+
+
 def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:
     """Raise ValueError for blocks that compare the decisions of a tree, for a policy whose samples share none."""
     line = "credit" if recipe.credit.text in recipe.tree_blocks else "select"

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.compatibility import refuse_alone, refuse_mismatch, refuse_records, refuse_rewards
+from mmgrpo.compatibility import refuse_alone, refuse_mismatch, refuse_records, refuse_rewards, refuse_tasks
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
@@ -151,6 +151,7 @@ class Trainer:
         RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
         self.schedules.check(self.policy, self.rounds)
         refuse_mismatch(self.policy, self.recipe, self.loss)
+        refuse_tasks(self.loss, self.prompts)
         refuse_records(self.policy, self.recipe, self.loss, self.scorers)
         self.others.check(self.recipe, self.loss)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)

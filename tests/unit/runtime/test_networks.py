@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from mmgrpo.compatibility import refuse_mismatch
+from mmgrpo.compatibility import refuse_mismatch, refuse_tasks
 from mmgrpo.config.registry import bind
 from mmgrpo.runtime.networks import NETWORKS, Move, Networks, bind_networks
 from mmgrpo.types import Request
@@ -234,3 +235,11 @@ def test_a_teacher_is_read_from_a_checkpoint_and_is_not_in_those_of_the_run(tmp_
     assert policy.networks.tensors() == {} and policy.networks.tasks("teacher") == ["b"]
     with pytest.raises(FileNotFoundError, match="algorithm.networks.*nowhere"):
         policy.networks.follow(bind_networks(["frozen(path='/nowhere')"]))
+
+
+def test_a_prompt_whose_task_has_no_teacher_is_refused_by_its_id():
+    loss = LossRecipe.of("distillation_step", "per_sample", networks=["frozen(path='a', task='count')"])
+    prompts = [replace(prompt, task="count") for prompt in toy_prompts(2)]
+    refuse_tasks(loss, prompts)
+    with pytest.raises(ValueError, match="algorithm.networks.*count.*'1'.*'colour'"):
+        refuse_tasks(loss, [prompts[0], replace(prompts[1], task="colour")])
