@@ -97,7 +97,7 @@ class Family(Protocol):
         ...
 
     def displayed(self, medium: Media | Audio) -> Picture | Sound:
-        """A medium of a prompt, or a generated sound, small enough for a page."""
+        """A medium of a prompt, or a generated audio clip, small enough for a page."""
         ...
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:

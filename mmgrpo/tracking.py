@@ -21,7 +21,7 @@ PROJECT = "mmgrpo"
 RUN_NAME = {"wandb": "name", "trackio": "name", "swanlab": "experiment_name", "mlflow": "run_name"}
 """Argument of each tracker that names the run; the others have none."""
 SINGLE = ("aim", "clearml")
-"""Trackers that take a picture instead of several."""
+"""Trackers that take an image instead of several."""
 MOMENT = re.compile(r"(before|after|step-\d+)-?")
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Media:
-    """An image, video or sound in a prompt, and how it is read."""
+    """An image, video or audio in a prompt, and how it is read."""
 
     kind: str
     """``image``, ``video`` or ``audio``."""

@@ -165,7 +165,7 @@ def refuse_media(prompt: Prompt) -> None:
     if prompt.media:
         raise ValueError(
             f"prompt '{prompt.text}': got {len(prompt.media)} media, expected words only, since this "
-            "model takes no pictures; where only the texts are prompts, leave the column of the media out: "
+            "model takes no images; where only the texts are prompts, leave the column of the media out: "
             f"--data.columns {prompt.media[0].kind}=meta.{prompt.media[0].kind} (file_name=meta.file_name of a folder)"
         )
 

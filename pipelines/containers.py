@@ -1,4 +1,4 @@
-"""Containers of clips and sounds: recognized by their first bytes, and opened by av with limits on what it decodes.
+"""Containers of clips and audio: recognized by their first bytes, and opened by av with limits on what it decodes.
 
 FFmpeg guesses among some 300 formats, of which playlists, concatenations and image sequences read other files or the
 network. Here the format is one of a few, and chosen before FFmpeg sees the file.
@@ -17,7 +17,7 @@ MAX_FRAME_PIXELS = 8192 * 4352
 """Pixels of a frame, 8K in whole blocks. A decoder keeps up to 16 frames and one per thread, here about 1.7 GiB."""
 
 MAX_AUDIO_FRAME = 1 << 20
-"""Samples of one frame of a sound stream, of which codecs have up to some ten thousand."""
+"""Samples of one frame of a recording stream, of which codecs have up to some ten thousand."""
 
 MAX_PACKETS = 1_000_000
 """Packets of a stream: those of four hours at 60 frames per second. A file of nothing but empty ones ends there."""

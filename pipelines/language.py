@@ -224,7 +224,7 @@ class LanguageFamily:
         return filter_by_length(prompts, policy.model.prompt_length, limit)  # type: ignore[attr-defined]
 
     def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
-        """Texts of a command line, or files for a model that takes sounds."""
+        """Texts of a command line, or files for a model that takes recordings."""
         from mmgrpo.types import Prompt
 
         if self.from_files is not None:
@@ -232,7 +232,7 @@ class LanguageFamily:
         return list(self._worded(config, [Prompt(text, id=f"prompt-{n}") for n, text in enumerate(arguments)]))
 
     def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """All prompts with their pictures and clips replaced by grey ones; empty where no prompt has any."""
+        """All prompts with their images and clips replaced by grey ones; empty where no prompt has any."""
         from pipelines.vlm.blank import with_blank_media
 
         return with_blank_media(prompts)
@@ -244,7 +244,7 @@ class LanguageFamily:
         write_texts(stem, shown)
 
     def displayed(self, medium: Media | Audio) -> Picture | Sound:
-        """A thumbnail, a strip of frames, or a small sound file."""
+        """A thumbnail, a strip of frames, or a small audio file."""
         from pipelines.samples import displayed
 
         return displayed(medium)
@@ -256,7 +256,7 @@ class LanguageFamily:
         return write_completions_page(folder, sets, samples, self.write_samples)
 
     def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """``blind``: held-out rewards after training with all pictures and clips blank."""
+        """``blind``: held-out rewards after training with all images and clips blank."""
         if not getattr(config.eval, "blind", False) or not (blank := self.blank(trainer.evaluation.prompts)):
             return {}
         return {"blind": trainer.measure("blind", blank).intervals()}

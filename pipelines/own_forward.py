@@ -47,7 +47,7 @@ class Whole:
 
 
 Read: TypeAlias = tuple[Mapping[str, Tensor], tuple[tuple[int, int], ...]]
-"""A prompt as its processor's tensors, and (height, width) of each of its pictures as the network sees it."""
+"""A prompt as its processor's tensors, and (height, width) of each of its images as the network sees it."""
 
 
 class OwnForward(ABC):

@@ -26,7 +26,7 @@ def read_processor(source: str, model_type: str) -> Any:
 
 
 def without_clips(kind: Any) -> Any:
-    """A class of processors without its part for clips, which this family shows as pictures."""
+    """A class of processors without its part for clips, which this family shows as images."""
 
     @classmethod
     def get_attributes(cls: Any) -> list[str]:

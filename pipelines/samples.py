@@ -1,4 +1,4 @@
-"""Generated texts and sounds as files for reports, with thumbnails, players and the annotations of rewards."""
+"""Generated texts and recordings as files for reports, with thumbnails, players and the annotations of rewards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
 
 SMALL = 64 * 1024
-"""Largest sound file in bytes that is copied; a larger one is encoded again."""
+"""Largest audio file in bytes that is copied; a larger one is encoded again."""
 
 
 def write_texts(stem: Path, shown: Shown) -> None:
@@ -39,7 +39,7 @@ def write_texts(stem: Path, shown: Shown) -> None:
 
 
 def write_speech(stem: Path, shown: Shown) -> None:
-    """``<stem>.jsonl``, and beside it the generated sounds, with their transcripts where a reward recognizes them."""
+    """``<stem>.jsonl``, and beside it the generated audio, with their transcripts where a reward recognizes them."""
     sounds = [small_sound(output) for output in shown.outputs if isinstance(output, Audio)]
     notes = shown.annotations
     write_sounds(
@@ -52,7 +52,8 @@ def write_speech(stem: Path, shown: Shown) -> None:
 
 
 def write_waves(folder: Path, shown: Shown) -> None:
-    """Every generated sound as a wav file of 16 bits at its own rate, ``<number>.wav`` in the order of the samples."""
+    """Every generated audio clip as a wav file of 16 bits at its own rate, ``<number>.wav`` in the order of the
+    samples."""
     require("speech", "soundfile")
     import soundfile
 
@@ -76,7 +77,7 @@ def write_completions_page(folder: Path, sets: Mapping[str, Shown], samples: int
 
 
 def displayed(media: Media | Audio) -> Pil.Image | Sound:
-    """A thumbnail of a picture, a strip of a few frames of a video, or a small file of a sound."""
+    """A thumbnail of an image, a strip of a few frames of a video, or a small file of a recording."""
     if isinstance(media, Audio):
         return small_sound(media)
     from PIL import Image as Pil
@@ -92,10 +93,10 @@ def displayed(media: Media | Audio) -> Pil.Image | Sound:
 
 
 def sound_of(media: Media) -> Sound:
-    """The file itself where it is small and browsers play it, otherwise a small encoding of the same sound."""
+    """The file itself where it is small and browsers play it, otherwise a small encoding of the same recording."""
     from pipelines.speech.audio import LONGEST, read_audio
 
-    audio = read_audio(media, max_seconds=LONGEST)  # in any case, so that nothing but a sound is copied
+    audio = read_audio(media, max_seconds=LONGEST)  # in any case, so that nothing but a recording is copied
     file = Path(media.source) if isinstance(media.source, str) and not is_inside(media.source) else Path()
     part = media.options.keys() & {"start", "end"}
     if not part and file.suffix.lower() in MIME and file.stat().st_size <= SMALL:

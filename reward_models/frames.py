@@ -1,6 +1,6 @@
-"""Rewards of pictures for clips: a clip is scored frame by frame.
+"""Rewards of images for clips: a clip is scored frame by frame.
 
-A reward of whole clips takes the ``Video`` as it is; one of pictures is lifted by ``frames(reward="...")``.
+A reward of whole clips takes the ``Video`` as it is; one of images is lifted by ``frames(reward="...")``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def frames(
     every: int = 1,
     device: str = "cpu",
 ) -> list[float]:
-    """The reward of pictures ``reward``, written as in a recipe, of frames 0, ``every``, 2 ``every``, ... as one.
+    """The reward of images ``reward``, written as in a recipe, of frames 0, ``every``, 2 ``every``, ... as one.
 
     ``reduce`` is one of ``REDUCTIONS``. A clip is NaN where one of these frames is. One clip is scored at a time.
     """

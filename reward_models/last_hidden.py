@@ -3,7 +3,7 @@
     mmgrpo train-reward --data vlrewardbench:... --features "reward_models.last_hidden:last_hidden(model='Qwen/Qwen2.5-VL-7B-Instruct')"
 
 This is BaseReward's backbone (arXiv:2509.16127): question and media are the user's turn, the answer the assistant's, and
-a generated picture is looked at with its prompt in the user's turn. It is frozen, or with --lora-rank trained with the
+a generated image is looked at with its prompt in the user's turn. It is frozen, or with --lora-rank trained with the
 head, by adapters (LoRA, arXiv:2106.09685) in all linear layers.
 """  # noqa: E501
 
@@ -38,7 +38,7 @@ SCALE = 2
 def last_hidden(
     prompts: Sequence[Prompt], outputs: Sequence[Output], model: str, adapters: str = "", device: str = "cpu"
 ) -> Float[Tensor, "N width"]:
-    """[N, width] of a language model, or of a vision-language model for prompts with pictures; rows one by one.
+    """[N, width] of a language model, or of a vision-language model for prompts with images; rows one by one.
 
     ``model`` is a folder or hub id of transformers, read from safetensors; ``adapters`` a file that train-reward wrote.
     """
@@ -64,7 +64,7 @@ def state(processor: Any, network: Any, prompt: Prompt, output: Output, device: 
 
 def _picture(kind: str, source: Any) -> Image:
     if kind != "image":
-        raise TypeError(f"last_hidden: got a prompt with {kind}, expected text and pictures only")
+        raise TypeError(f"last_hidden: got a prompt with {kind}, expected text and images only")
     return source if isinstance(source, Image) else read_picture(str(source))
 
 

@@ -17,7 +17,7 @@ from mmgrpo.config.extras import install
 from mmgrpo.types import Image, Output, Prompt
 
 SHORTEST_SIDE = 128
-"""Pictures with a shorter side are enlarged (nearest pixel) first, since the detector misses small letters."""
+"""Images with a shorter side are enlarged (nearest pixel) first, since the detector misses small letters."""
 
 
 def ocr(prompts: Sequence[Prompt], outputs: Sequence[Output], from_quotes: bool = False) -> list[float]:
@@ -63,7 +63,7 @@ def _similarity(text: str, output: Output) -> float:
 
 
 def read(image: Image) -> str:
-    """All text in a picture, in reading order."""
+    """All text in an image, in reading order."""
     pixels = (image.pixels.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
     factor = -(-SHORTEST_SIDE // min(pixels.shape[:2]))
     result = _engine()(pixels.repeat(factor, 0).repeat(factor, 1))

@@ -1,4 +1,4 @@
-"""How pictures become the input of published models, to the pixel: resized, cropped or padded, normalized.
+"""How images become the input of published models, to the pixel: resized, cropped or padded, normalized.
 
 torchvision is not needed: the resizing of its PIL path is Pillow's, that of its tensor path is torch's.
 """
@@ -21,7 +21,7 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 
 def pictures(outputs: Sequence[Output], reward: str) -> list[Image | None]:
-    """The outputs, which must be pictures; None for one with pixels that are not finite, whose value is NaN."""
+    """The outputs, which must be images; None for one with pixels that are not finite, whose value is NaN."""
     found: list[Image | None] = []
     for output in outputs:
         if not isinstance(output, Image):
@@ -34,7 +34,7 @@ def pictures(outputs: Sequence[Output], reward: str) -> list[Image | None]:
 
 
 def to_pil(image: Image) -> Pil.Image:
-    """The picture with 8 bits a channel."""
+    """The image with 8 bits a channel."""
     return Pil.fromarray((image.pixels.permute(1, 2, 0).clamp(0, 1).numpy() * 255).round().astype(np.uint8))
 
 
@@ -79,7 +79,7 @@ def stretched(
 def padded_longest(image: Image, size: int, antialias: bool) -> Float[Tensor, "3 size size"]:
     """The longest side resized to ``size`` (bicubic, on the tensor) and the rest filled with black: HPSv2.
 
-    As there, the picture has 8 bits a channel first, and values that bicubic interpolation takes out of [0, 1] are
+    As there, the image has 8 bits a channel first, and values that bicubic interpolation takes out of [0, 1] are
     kept.
     """
     given = from_pil(to_pil(image))

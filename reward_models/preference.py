@@ -1,8 +1,8 @@
-"""A reward that was trained on preferences: a head on the features of pictures or answers and their prompts.
+"""A reward that was trained on preferences: a head on the features of images or answers and their prompts.
 
 ``scripts/train_reward.py`` writes a folder with ``model.safetensors`` and ``preference.json``; the reward reads it.
 Features are those of the small tower for scenes, which is trained with the head, or of any frozen model by name: a
-function ``embed(prompts, outputs, ..., device)`` that returns [N, width], or a pair of pictures' and texts' embeddings,
+function ``embed(prompts, outputs, ..., device)`` that returns [N, width], or a pair of images' and texts' embeddings,
 both [N, width], which are joined with their product.
 
 The head is BaseReward's (arXiv:2509.16127, section 3): two linear layers with a SiLU between them, on the last hidden
@@ -114,7 +114,7 @@ def last_token(hidden: Float[Tensor, "N T width"], mask: Bool[Tensor, "N T"]) ->
 def preference(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str, device: str = "cpu") -> list[float]:
     """The score of a head trained with scripts/train_reward.py, in standard deviations of its training set.
 
-    ``weights`` is the folder that it wrote. NaN for a picture or clip with pixels that are not finite.
+    ``weights`` is the folder that it wrote. NaN for an image or clip with pixels that are not finite.
     """
     return scores_of(load(weights, device), prompts, outputs, device)
 

@@ -1,4 +1,4 @@
-"""A small network that looks at a picture of a scene with its sentence in mind, trained together with its head."""
+"""A small network that looks at an image of a scene with its sentence in mind, trained together with its head."""
 
 from __future__ import annotations
 

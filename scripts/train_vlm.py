@@ -1,4 +1,4 @@
-"""Group-relative RL for vision-language models of pictures and videos: VLM-R1, Video-R1 and relatives.
+"""Group-relative RL for vision-language models of images and videos: VLM-R1, Video-R1 and relatives.
 
     python scripts/train_vlm.py                                         # the embedded default, minutes on a laptop
     python scripts/train_vlm.py --recipe vlm/vlm_r1_rec

@@ -1,14 +1,14 @@
-"""Check a data set before training: rows, pictures, clips, sounds, tasks, answers, and their length in tokens.
+"""Check a data set before training: rows, images, clips, recordings, tasks, answers, and their length in tokens.
 
     mmgrpo check-data data.jsonl
     mmgrpo check-data data.jsonl --media-root /data/pictures --skipped bad.jsonl
     mmgrpo check-data data.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --max-pixels 401408
     mmgrpo check-data hf:hiyouga/geometry3k@train --limit 100
 
-Every row is read, every picture and sound is decoded, and of every clip the first and the last frame. Tokens are
+Every row is read, every image and audio is decoded, and of every clip the first and the last frame. Tokens are
 computed from sizes: exactly with a --model of Qwen-VL's kind or a language model, whose processor and tokenizer are
 read (but not its weights), not at all with another one; otherwise as for Qwen2.5-VL, with four characters of text per
-token and no tokens for sounds. Problems are listed with their place in the file. The exit status is 1 if there are
+token and no tokens for recordings. Problems are listed with their place in the file. The exit status is 1 if there are
 problems, and 2 if there is no data set.
 """
 
@@ -81,9 +81,9 @@ class Args:
     family: Annotated[str, one_of("qwen_vl")] = "qwen_vl"
     """Model family; only qwen_vl is supported, the only one whose tokens can be counted here."""
     min_pixels: Annotated[int, COUNT_OR_ZERO] = 0
-    """Smallest size of a picture in pixels, to which it is enlarged (model.min_pixels); 0: the model's."""
+    """Smallest size of an image in pixels, to which it is enlarged (model.min_pixels); 0: the model's."""
     max_pixels: Annotated[int, COUNT_OR_ZERO] = 0
-    """Largest size of a picture in pixels, to which it is scaled down (model.max_pixels); 0: the model's."""
+    """Largest size of an image in pixels, to which it is scaled down (model.max_pixels); 0: the model's."""
     frame_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest size of a frame of a clip in pixels; 0: the model's."""
     max_frames: Annotated[int, within("[0, 1e6]")] = 0
@@ -295,7 +295,7 @@ def blind_scores(path: str) -> dict[str, float]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"--blind {path}: got another content, expected values without media; write it with mmgrpo evaluate, of "
-            "prompts with pictures, clips or sounds"
+            "prompts with images, clips or audio"
         ) from error
     return {key: statistics.mean(scored) for key, scored in values.items() if scored}
 
@@ -506,7 +506,7 @@ def counts_text(counts: Counter[str]) -> str:
 
 
 def sizes_of(measures: Sequence[Measure]) -> str:
-    """The number of pictures or clips, and their sizes."""
+    """The number of images or clips, and their sizes."""
     if not measures:
         return ""
     sides = [side for one in measures for side in (one.height, one.width)]

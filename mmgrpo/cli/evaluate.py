@@ -13,7 +13,7 @@ Intervals are 95 % bootstrap intervals over prompts. "best of k" is the expected
 (k is at most that), for rewards in [0, 1].
 
 For completions there is also "majority@k", the reward of the most frequent answer of k samples, and for prompts with
-pictures or clips "blind", the rewards with blank media: without a difference, answers were guessed from the text.
+images or clips "blind", the rewards with blank media: without a difference, answers were guessed from the text.
 
 For transcripts and translations there are the corpus scores that papers report: word and character error rate, or BLEU
 and chrF, also per group (voice, noise, ...), counts of substitutions, deletions and insertions, and the worst clips.
@@ -71,7 +71,7 @@ class Evaluate(Source):
     success: Annotated[float, ANY_NUMBER] = 1.0
     """Smallest reward at which a sample counts as passed."""
     blind: bool = True
-    """Also evaluate with blank pictures and clips, if prompts have any."""
+    """Also evaluate with blank images and clips, if prompts have any."""
     groups: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Columns of the rows by whose values rewards and corpus scores are reported too, e.g. voice; by default those of
     eval.groups of the run, and for corpus scores columns with few values."""

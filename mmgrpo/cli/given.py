@@ -1,4 +1,4 @@
-"""Prompts of the command line: texts, and pictures, clips and sounds in files."""
+"""Prompts of the command line: texts, and images, clips and audio in files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Given:
     """Prompts in place of those of a file."""
 
     prompts: Annotated[list[str], LONG_TEXT] = field(default_factory=list)
-    """Prompts, or sound files for speech recognition; if empty, the prompts of --file are used."""
+    """Prompts, or audio files for speech recognition; if empty, the prompts of --file are used."""
     image: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """Pictures that every prompt shows, in this order; <image> in a prompt is the place of each."""
+    """Images that every prompt shows, in this order; <image> in a prompt is the place of each."""
     video: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Clips that every prompt shows."""
     audio: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """Sounds that every prompt plays; without --prompts each is a prompt of its own, for speech recognition."""
+    """Recordings that every prompt plays; without --prompts each is a prompt of its own, for speech recognition."""
     answers: Annotated[list[str], LONG_TEXT] = field(default_factory=list)
     """Reference answers, one for each prompt, for rewards that compare."""
     task: Annotated[str, ANY_TEXT] = ""
@@ -60,7 +60,7 @@ def given_prompts(args: Given, config: Config, model_family: Family) -> list[Pro
 
 
 def rows_of(texts: Sequence[str], media: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """Rows with each text beside all media, or with each sound by itself where there are no texts."""
+    """Rows with each text beside all media, or with each recording by itself where there are no texts."""
     if texts:
         return [{"text": text, **{f"{kind}s": files for kind, files in media.items()}} for text in texts]
     if media.keys() != {"audio"}:

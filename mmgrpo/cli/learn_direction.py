@@ -1,8 +1,8 @@
-"""Learn the direction by which ``d2_align`` corrects a reward, from pictures of the policy before it is trained:
+"""Learn the direction by which ``d2_align`` corrects a reward, from images of the policy before it is trained:
 
     mmgrpo learn-direction --pictures drawn.jsonl --reward hpsv2 --out direction.safetensors
 
-Each line of the file is {"text": a prompt, "image": a picture file beside it}: several pictures for each of many
+Each line of the file is {"text": a prompt, "image": an image file beside it}: several images for each of many
 prompts.
 """
 
@@ -58,7 +58,7 @@ def captioned(file: Path) -> tuple[list[str], list[Image]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read the pictures, learn, and write the direction."""
+    """Read the images, learn, and write the direction."""
     given = options().parse_args(arguments)
     from mmgrpo.types import Prompt
     from reward_models.clip import d2_align
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
     match = d2_align.matched(given.reward, given.device)
     direction = d2_align.learn_direction(match, prompts, images, omega, given.steps, given.rate)
     d2_align.save_direction(direction, given.out, given.reward)
-    print(f"{given.out}: a direction of length {direction.norm():.3f}, learned from {len(images)} pictures")
+    print(f"{given.out}: a direction of length {direction.norm():.3f}, learned from {len(images)} images")
 
 
 if __name__ == "__main__":

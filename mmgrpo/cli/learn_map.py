@@ -1,8 +1,8 @@
-"""Learn the map of texts to real pictures by which ``transported`` judges (PISCES), from any collection of pictures:
+"""Learn the map of texts to real images by which ``transported`` judges (PISCES), from any collection of images:
 
     mmgrpo learn-map --pictures real.jsonl --embed-text my_clip:texts --embed my_clip:pictures --out map.safetensors
 
-Each line of the file is {"text": a caption, "image": a picture file beside it}. The embeddings are the reward's own.
+Each line of the file is {"text": a caption, "image": an image file beside it}. The embeddings are the reward's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Embed the captions and the pictures, learn, and write the map."""
+    """Embed the captions and the images, learn, and write the map."""
     given = options().parse_args(arguments)
     from mmgrpo.config.plugins import load_object
     from mmgrpo.types import Prompt
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     texts = load_object(given.embed_text, "--embed-text")([Prompt(text) for text in captions]).detach().cpu().float()
     seen = embedded(pictures, given.embed, given.device, "transported").float()
     save_map(train_map(texts, seen, given.steps, given.hidden, given.rate), given.out)
-    print(f"{given.out}: a map learned from {len(captions)} captions and pictures")
+    print(f"{given.out}: a map learned from {len(captions)} captions and images")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Write questions about pictures and clips as files: JSONL rows, PNG pictures, lossless MP4 clips.
+"""Write questions about images and clips as files: JSONL rows, PNG images, lossless MP4 clips.
 
     mmgrpo questions                           # data/questions: train, tune, heldout in seconds
     mmgrpo questions --train 5000 --seed 1 --output /tmp/more
     mmgrpo questions --easy-vqa                # data/easy_vqa: the open questions of easy-VQA
 
-The pictures and clips are those of mmgrpo/toy/questions.py and clips.py, which need no files; this script writes them
+The images and clips are those of mmgrpo/toy/questions.py and clips.py, which need no files; this script writes them
 in the format of a data set on disk. A row:
 
     {"id": "...", "messages": [{"role": "user", "content": [
@@ -42,15 +42,15 @@ class Args:
     )
     """Output folder: train.jsonl, tune.jsonl, heldout.jsonl and media/."""
     train: int = 4000
-    """Training questions. Five of eight are about pictures, three about clips, all kinds equally often."""
+    """Training questions. Five of eight are about images, three about clips, all kinds equally often."""
     tune: int = 320
     """Questions for the choice of settings."""
     heldout: int = 640
-    """Questions for reports; no split shares a picture with another."""
+    """Questions for reports; no split shares an image with another."""
     seed: int = 0
-    """Seed of the pictures."""
+    """Seed of the images."""
     easy_vqa: bool = False
-    """Convert the open questions (colours and shapes) of the package easy-vqa instead; its test pictures become tune
+    """Convert the open questions (colours and shapes) of the package easy-vqa instead; its test images become tune
     and heldout."""
 
 
@@ -121,7 +121,7 @@ def mp4(clip: Video) -> bytes:
 def easy_vqa(counts: dict[str, int]) -> dict[str, list[Prompt]]:
     """The open questions of easy-VQA (github.com/vzhou842/easy-VQA, MIT): which colour, which shape.
 
-    Its yes/no questions are excluded, since most of them can be answered without the picture.
+    Its yes/no questions are excluded, since most of them can be answered without the image.
     """
     from pipelines import require
 
@@ -140,7 +140,7 @@ def easy_vqa(counts: dict[str, int]) -> dict[str, list[Prompt]]:
 def open_questions(
     split: str, texts: list[str], answers: list[str], pictures: list[int], paths: dict[int, str]
 ) -> list[Prompt]:
-    """Rows of easy-VQA in the order of their pictures, as prompts."""
+    """Rows of easy-VQA in the order of their images, as prompts."""
     import numpy as np
     import torch
     from PIL import Image as Picture

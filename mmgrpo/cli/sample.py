@@ -1,13 +1,13 @@
-"""Sample pictures, completions, transcripts or speech from a trained or an untrained model.
+"""Sample images, completions, transcripts or speech from a trained or an untrained model.
 
     mmgrpo sample --prompts "a red circle" "two blue squares"        # the embedded base model
     mmgrpo sample --run runs/demo --before                           # a run's held-out prompts, both models
     mmgrpo sample --run runs/demo --weights 50 --file prompts.txt --samples 4
     mmgrpo sample --run runs/vlm_demo --prompts "how many?" --image a.png   # also --video, --audio
-    mmgrpo sample --model.family whisper --prompts a.wav b.flac      # sound files, for a speech recognizer
+    mmgrpo sample --model.family whisper --prompts a.wav b.flac      # audio files, for a speech recognizer
     mmgrpo sample --run runs/demo_duration --prompts "Good morning!" # speech, with durations from the policy
 
-For image models the output folder contains grid.png (all pictures with their prompts), one PNG per picture, and
+For image models the output folder contains grid.png (all images with their prompts), one PNG per image, and
 samples.json with prompts, seeds of the noise and rewards. For language and speech models it contains completions.html
 with media, prompts and completions, and the same as JSONL. Noise is a function of the seed, the index of the prompt and
 the number of samples, so that one call draws the same noise with every model.

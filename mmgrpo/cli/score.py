@@ -1,4 +1,4 @@
-"""Score files with rewards: pictures, clips, sounds and texts.
+"""Score files with rewards: images, clips, recordings and texts.
 
     mmgrpo score --reward jpeg_compressibility picture.png other.png
     mmgrpo score --reward ocr --prompt "a sign that says exit" --answer exit *.png
@@ -38,7 +38,7 @@ class Args:
     """The files to score, and with what."""
 
     files: Annotated[tyro.conf.Positional[list[str]], ANY_TEXT]
-    """Pictures, clips, sounds or texts."""
+    """Images, clips, recordings or texts."""
     reward: Annotated[tyro.conf.UseAppendAction[list[str]], ANY_TEXT] = field(default_factory=list)
     """A reward, written name(parameter=value) as in a recipe; repeat the option for several."""
     prompt: Annotated[str, LONG_TEXT] = ""
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not args.reward:
         raise ValueError("got no reward, expected at least one, e.g. --reward ocr; 'mmgrpo rewards' lists them")
     if not args.files:
-        raise ValueError("got no files, expected at least one picture, clip, sound or text")
+        raise ValueError("got no files, expected at least one image, clip, sound or text")
     for file in args.files:
         kind_of(file)
     import torch

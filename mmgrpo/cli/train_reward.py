@@ -6,8 +6,8 @@
 
 The head (two linear layers and a SiLU, as BaseReward) is trained with the Bradley-Terry likelihood, with its variant
 that models ties (bradley_terry_ties, k = 5), or by regression to ratings. Its features are either those of a small
-tower for pictures of 32 pixels, which is trained with it (scenes), or those of any frozen model: module:function of
-prompts, outputs and device that returns [N, width], or embeddings of pictures and of texts, both [N, width].
+tower for images of 32 pixels, which is trained with it (scenes), or those of any frozen model: module:function of
+prompts, outputs and device that returns [N, width], or embeddings of images and of texts, both [N, width].
 
 With --lora-rank, the language model of reward_models.last_hidden:last_hidden(model='...') is trained too, by adapters
 (BaseReward). With --user-groups K, K heads are trained for K groups of users who prefer different things, found by

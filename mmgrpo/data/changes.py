@@ -30,7 +30,7 @@ Sizes: TypeAlias = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Mask:
-    """Patches of a picture that are filled with one level; in a clip the same ones in all frames, since its other
+    """Patches of an image that are filled with one level; in a clip the same ones in all frames, since its other
     frames would show what is hidden in one."""
 
     ratio: float
@@ -39,9 +39,9 @@ class Mask:
     """Level of hidden pixels in [0, 1]."""
     seed: int = 0
     patch: int = 14
-    """Side of a patch in pixels of the picture as the model sees it."""
+    """Side of a patch in pixels of the image as the model sees it."""
     seen: tuple[int, int] | None = None
-    """(height, width) at which the model sees the picture; None: as it is."""
+    """(height, width) at which the model sees the image; None: as it is."""
 
     def apply(self, pixels: Shaped[Tensor, "*frames 3 height width"]) -> Shaped[Tensor, "*frames 3 height width"]:
         """The pixels, in [0, 1] or as bytes, with ``round(ratio * patches)`` patches hidden."""
@@ -73,7 +73,7 @@ def mask_patches(
     ratio: Annotated[float, POSITIVE_FRACTION] = 0.6,
     patch: Annotated[int, COUNT] = 14,
 ) -> Prompt:
-    """Pictures and clips with a random ``ratio`` of their patches black, each of ``patch`` x ``patch`` pixels as the
+    """Images and clips with a random ``ratio`` of their patches black, each of ``patch`` x ``patch`` pixels as the
     model sees them. PAPO (arXiv:2507.06448), section 3.2, with its ratio and patch size; clips are ours."""
 
     def hide(media: Media, index: int) -> Media:
@@ -88,7 +88,7 @@ def mask_patches(
 
 @block(CHANGES)
 def blank(prompt: Prompt, seen: Sizes, seed: int) -> Prompt:
-    """Pictures and clips all grey, sounds silent: what is left is the text, in a prompt of the same form."""
+    """Images and clips all grey, recordings silent: what is left is the text, in a prompt of the same form."""
     return _with_media(prompt, lambda media, _: replace(media, options={**media.options, "mask": Mask(1.0, level=0.5)}))
 
 

@@ -29,7 +29,7 @@ ROLES = (TEXT_KEYS, ANSWER_KEYS, *((kind, kind + "s") for kind in IN_MEMORY))
 """Keys of which a row has one only."""
 
 SPAN_KEYS = ("start", "end", "offset", "duration")
-"""Keys of the part of a row's sound, in seconds."""
+"""Keys of the part of a row's recording, in seconds."""
 
 WRAPPED = re.compile(r"\s*(?:<think>.*?</think>)?\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
 
@@ -99,12 +99,13 @@ def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row with the names that other projects give to question, sound, transcript and answer replaced by ours.
 
     - folders of media with a file ``metadata``: the medium in ``file_name``, its kind by its suffix;
-    - NeMo: the sound in ``audio_filepath``, the transcript in ``text``;
-    - the part of a sound in ``start`` and ``end``, or as manifests have it in ``offset`` and ``duration``, in seconds
+    - NeMo: the recording in ``audio_filepath``, the transcript in ``text``;
+    - the part of a recording in ``start`` and ``end``, or as manifests have it in ``offset`` and ``duration``, in
+    seconds
       (``duration`` alone is a part in a manifest of NeMo only; elsewhere it tells how long the file is);
     - speech data sets: the transcript in ``normalized_text``, ``sentence``, ``transcription`` or ``transcript``, or in
-      ``text`` where the sound is in ``file_name``, or is an object of bytes or samples, as data sets of the hub store
-      it;
+      ``text`` where the recording is in ``file_name``, or is an object of bytes or samples, as data sets of the hub
+      store it;
     - verl: the answer in ``reward_model["ground_truth"]``;
     - the system prompt in ``system_prompt``;
     - ``question`` where no other key has the text.
@@ -145,7 +146,7 @@ def with_file_name(row: dict[str, Any]) -> bool:
 
 
 def with_span(row: dict[str, Any], manifest: bool) -> dict[str, Any]:
-    """The row with the part of its one sound that it names as options of the sound."""
+    """The row with the part of its one recording that it names as options of the recording."""
     sound = row.get("audio")
     if sound is None or isinstance(sound, list):
         return row
@@ -167,7 +168,7 @@ def with_span(row: dict[str, Any], manifest: bool) -> dict[str, Any]:
 
 
 def is_recording(value: Any) -> bool:
-    """Whether a sound has the form of ``datasets.Audio``, which has its bytes or its samples inside."""
+    """Whether a recording has the form of ``datasets.Audio``, which has its bytes or its samples inside."""
     return isinstance(value, Inside | Audio) or (isinstance(value, Mapping) and "bytes" in value)
 
 

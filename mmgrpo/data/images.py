@@ -1,4 +1,4 @@
-"""Pictures in the one form that models receive: RGB, upright, in [0, 1], whatever the file or the caller holds."""
+"""Images in the one form that models receive: RGB, upright, in [0, 1], whatever the file or the caller holds."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MIN_IS_WHITE = 0
 
 
 class PictureCache:
-    """Decoded pictures of files; beyond ``limit`` bytes the least recently used are dropped.
+    """Decoded images of files; beyond ``limit`` bytes the least recently used are dropped.
 
     The key of a file is its device, inode, modification time and size, so that a file that was rewritten is decoded
-    again. Eight-bit pictures are stored with one byte per value, a quarter of their ``Image``. Thread-safe.
+    again. Eight-bit images are stored with one byte per value, a quarter of their ``Image``. Thread-safe.
     """
 
     def __init__(self, limit: int = 1 << 30) -> None:
@@ -44,7 +44,7 @@ class PictureCache:
         self._lock = Lock()
 
     def read(self, file: str | Path) -> Image:
-        """The picture of a file, or of one inside of a data file, equal to that of ``read_picture``."""
+        """The image of a file, or of one inside of a data file, equal to that of ``read_picture``."""
         key: tuple[int | str, ...] = (str(file),)
         if not is_inside(file):
             status = regular_file(file, MAX_PICTURE_BYTES)
@@ -79,19 +79,19 @@ def read_picture(source: str | Path | bytes, name: str = "") -> Image:
 def _read(source: str | Path | bytes, name: str) -> Tensor:
     file = BytesIO(source) if isinstance(source, bytes) else opened(str(source), MAX_PICTURE_BYTES)
     try:
-        # Decode eagerly: a lazy picture keeps its file open, and a large set exhausts the file descriptors.
+        # Decode eagerly: a lazy image keeps its file open, and a large set exhausts the file descriptors.
         with open_picture(file) as picture:
             return _pixels(picture)
     except Unreadable as error:
         raise Unreadable(f"{name}: {error}") from error
     except Pil.UnidentifiedImageError as error:
-        raise Unreadable(f"{name}: cannot be read as a picture, expected {', '.join(PICTURE_FORMATS)}") from error
+        raise Unreadable(f"{name}: cannot be read as an image, expected {', '.join(PICTURE_FORMATS)}") from error
     except Exception as error:  # damaged data raises whatever the decoder uses (struct.error, SyntaxError, ...)
-        raise Unreadable(f"{name}: cannot be read as a picture ({type(error).__name__}: {error})") from error
+        raise Unreadable(f"{name}: cannot be read as an image ({type(error).__name__}: {error})") from error
 
 
 def from_pil(picture: Pil.Image) -> Image:
-    """A PIL picture rotated upright (EXIF), composited on white where it is transparent, as RGB in [0, 1].
+    """A PIL image rotated upright (EXIF), composited on white where it is transparent, as RGB in [0, 1].
 
     Sixteen-bit greyscale is divided by 65535. Float pixels have no known range and are ``Unreadable``.
     """
@@ -103,7 +103,7 @@ def _image(pixels: Tensor) -> Image:
 
 
 def _pixels(picture: Pil.Image) -> Tensor:
-    """[3, height, width]: uint8, or floats in [0, 1] where the picture has more than eight bits per value."""
+    """[3, height, width]: uint8, or floats in [0, 1] where the image has more than eight bits per value."""
     check_picture_size(picture.width, picture.height)
     # Pillow inverts TIFF files in which 0 is white with 8 bits, not those with 16.
     inverted = isinstance(picture, TiffImageFile) and picture.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE

@@ -17,14 +17,14 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 MAX_PIXELS = 1 << 26
-"""Pixels of a picture, 8192 x 8192. Reading one takes 15 bytes per pixel (RGB) to 22 (RGBA), 1.4 GiB at the limit;
+"""Pixels of an image, 8192 x 8192. Reading one takes 15 bytes per pixel (RGB) to 22 (RGBA), 1.4 GiB at the limit;
 cameras of 60 megapixels are within."""
 
 MAX_PICTURE_BYTES = 1 << 29
-"""Size of a picture file: ``MAX_PIXELS`` of four 16-bit values without compression. Some decoders read a file whole."""
+"""Size of an image file: ``MAX_PIXELS`` of four 16-bit values without compression. Some decoders read a file whole."""
 
 PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""Formats of pictures, by Pillow's names. Of the others EPS starts Ghostscript, and few have met hostile files."""
+"""Formats of images, by Pillow's names. Of the others EPS starts Ghostscript, and few have met hostile files."""
 
 MAX_SCANS = 100
 """Scans of a progressive JPEG. A scan of some bytes takes a pass over all pixels, 50 ms at the limit of pixels;
@@ -35,7 +35,7 @@ SHOWN_PATH = 200
 
 
 class Unreadable(ValueError):
-    """A picture, clip or sound that cannot be read; the message names it and states the reason."""
+    """An image, clip or audio that cannot be read; the message names it and states the reason."""
 
 
 def regular_file(path: str | Path, max_bytes: int = 1 << 62) -> os.stat_result:
@@ -66,7 +66,7 @@ def regular_file(path: str | Path, max_bytes: int = 1 << 62) -> os.stat_result:
 
 
 def check_picture_size(width: int, height: int) -> None:
-    """``Unreadable`` for a picture without pixels, or with more than ``MAX_PIXELS``."""
+    """``Unreadable`` for an image without pixels, or with more than ``MAX_PIXELS``."""
     if not 0 < width * height <= MAX_PIXELS:
         raise Unreadable(
             f"got {width:,} x {height:,} = {width * height:,} pixels, expected 1 to {MAX_PIXELS:,}"
@@ -75,7 +75,7 @@ def check_picture_size(width: int, height: int) -> None:
 
 
 def open_picture(source: str | Path | BytesIO, formats: Sequence[str] = PICTURE_FORMATS) -> Pil.Image:
-    """A picture of Pillow, not decoded yet, whose format and size are within the limits; ``Unreadable`` otherwise."""
+    """An image of Pillow, not decoded yet, whose format and size are within the limits; ``Unreadable`` otherwise."""
     try:
         picture = Pil.open(source, formats=list(formats))
     except Pil.DecompressionBombError as error:  # its own limit, which other libraries switch off
@@ -84,7 +84,7 @@ def open_picture(source: str | Path | BytesIO, formats: Sequence[str] = PICTURE_
         check_picture_size(picture.width, picture.height)
         if isinstance(picture, TiffImageFile):
             tile = picture.tag_v2.get(TILEWIDTH, 0) * picture.tag_v2.get(TILELENGTH, 0)
-            if tile > MAX_PIXELS:  # a decoder fills a tile even where the picture is smaller
+            if tile > MAX_PIXELS:  # a decoder fills a tile even where the image is smaller
                 raise Unreadable(f"got tiles of {tile:,} pixels, expected at most {MAX_PIXELS:,}; save it again")
         if isinstance(picture, JpegImageFile) and (scans := _scans(picture)) > MAX_SCANS:
             raise Unreadable(f"got a JPEG of {scans:,} scans, expected at most {MAX_SCANS}; save it again")

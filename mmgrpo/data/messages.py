@@ -1,4 +1,4 @@
-"""Rows of data sets as prompts: plain questions, conversations, and the pictures, clips and sounds in them.
+"""Rows of data sets as prompts: plain questions, conversations, and the images, clips and audio in them.
 
 A row has its text under one of
 

@@ -22,7 +22,7 @@ from mmgrpo.types import Prompt
 def as_prompts(rows: Any, name: str = "prompts", columns: Mapping[str, str] = NO_COLUMNS) -> list[Prompt]:
     """Prompts from strings, rows as in a JSONL file (or of a ``datasets.Dataset``), or ``Prompt``s.
 
-    ``columns`` are our names to those of the rows. Encoded pictures and sounds stay encoded until they are read.
+    ``columns`` are our names to those of the rows. Encoded images and audio stay encoded until they are read.
     ``name`` begins the errors, which are those of files: what a run cannot take, and ids that occur twice. A row
     without an ``id`` is called ``prompt-<number>``.
     """
@@ -57,7 +57,7 @@ def _prompt(row: Any, place: str, default_id: str, columns: Mapping[str, str]) -
 
 
 def undecoded(rows: Any) -> Any:
-    """A ``datasets.Dataset`` whose sounds stay encoded, which its own decoder needs a further library for."""
+    """A ``datasets.Dataset`` whose recordings stay encoded, which its own decoder needs a further library for."""
     datasets = sys.modules.get("datasets")
     if datasets is None or not isinstance(rows, datasets.Dataset | datasets.IterableDataset):
         return rows
@@ -68,7 +68,7 @@ def undecoded(rows: Any) -> Any:
 
 
 def in_memory(value: Any) -> Any:
-    """A value in which pictures of Pillow, as data sets hold them, are ``Image``s."""
+    """A value in which images of Pillow, as data sets hold them, are ``Image``s."""
     if isinstance(value, Pil.Image):
         return from_pil(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Prompts that stay in their files, for sets that do not fit in memory, and pictures that are decoded ahead of a round.
+"""Prompts that stay in their files, for sets that do not fit in memory, and images that are decoded ahead of a round.
 
 A run visits them in the same order as prompts in memory, and every row is checked when the run starts: only what is
 kept differs, 16 bytes of a prompt instead of the prompt. A prompt is read anew whenever a round draws it.
@@ -153,14 +153,14 @@ def in_blocks(prompts: Sequence[Prompt], choose: Choose) -> tuple[Sequence[Promp
 
 
 WORKERS = ThreadPoolExecutor(2, "pictures")
-"""Threads that decode pictures while a round is trained on."""
+"""Threads that decode images while a round is trained on."""
 
 
 def decode_ahead(prompts: Sequence[Prompt], indices: Sequence[int], processes: Any) -> None:
-    """Begin to decode the pictures of a round into the cache of this process, one of ``processes`` (an accelerator), of
+    """Begin to decode the images of a round into the cache of this process, one of ``processes`` (an accelerator), of
     which each has an equal share of the prompts, by rank.
 
-    A picture that cannot be read is left to the round that needs it, which raises its error.
+    An image that cannot be read is left to the round that needs it, which raises its error.
     """
     if PICTURES.limit:
         each = len(indices) // processes.num_processes

@@ -28,7 +28,7 @@ NUMBERED = re.compile(r"(?:(?:image|img|video|audio)?_?\d*\.)?(\w+)")
 """Endings of the media of a row: ``jpg``, and of several ``0.jpg``, ``1.jpg`` or ``image0.jpg``, ``image1.jpg``."""
 
 TEXTS = ("txt", "text", "caption")
-"""Endings of the text of a row, which of a sound is the transcript."""
+"""Endings of the text of a row, which of a recording is the transcript."""
 
 
 @dataclass(frozen=True)

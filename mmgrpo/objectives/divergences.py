@@ -12,7 +12,7 @@ With d = reference_log_probs - log_probs at decisions drawn from the policy:
 A coefficient has no meaning without its estimator, so that none has a default. For Gaussian decisions
 the divergence has a closed form; the three variants in use differ by orders of magnitude.
 
-Terms that compare a decision's log-prob with the one under a changed prompt, such as a masked picture.
+Terms that compare a decision's log-prob with the one under a changed prompt, such as a masked image.
 
 With d = log_probs - changed_log_probs, r = e^d, at decisions sampled under the prompt as it is:
 
@@ -24,7 +24,7 @@ Both are rewarded, so that their penalty is negative: a policy that does not loo
 without bound, ``perception`` exponentially in d; above ``limit`` a decision has no gradient, so that no single one
 dominates.
 
-The gradient goes through both log-probs, away from d = 0: a decision that is likelier with the picture becomes likelier
+The gradient goes through both log-probs, away from d = 0: a decision that is likelier with the image becomes likelier
 still with it and less likely without it. The samples are taken as given. ``both_sides=False`` stops the gradient under
 the changed prompt, as PAPO's code does, which scores it once per round.
 
@@ -255,7 +255,7 @@ def perception(
     """-gamma min(r - log r - 1, limit), r = pi(o|q, I) / pi(o|q, I_mask): the implicit perception loss.
 
     PAPO (2507.06448), section 3.2, gamma 0.01 to 0.02; 0.04 collapsed. The limit is that of its code: without it a
-    token that is a thousand times less likely under the masked picture weighs as much as a thousand others.
+    token that is a thousand times less likely under the masked image weighs as much as a thousand others.
     """
     return -gamma * _bounded(_gap(log_probs, changed_log_probs, both_sides), limit)
 
@@ -284,7 +284,7 @@ def double_entropy(
     eta2: float,
     change: str = MASKED,
 ) -> Float[Tensor, "*shape"]:
-    """-(eta1 log_probs + eta2 changed_log_probs): keeps the entropies with and without the picture low.
+    """-(eta1 log_probs + eta2 changed_log_probs): keeps the entropies with and without the image low.
 
     PAPO (2507.06448), section 3.3: minus the log-prob of the sampled tokens stands for the entropy. The gradient of the
     first part has mean zero on policy (as that of ``kl_k1``); the second one raises what was sampled under the changed

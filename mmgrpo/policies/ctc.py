@@ -1,6 +1,6 @@
 """A policy with one decision per sample: the transcript of a recognizer with a CTC head.
 
-The network labels every frame of a sound, and many label paths collapse to one transcript. Two likelihoods suit:
+The network labels every frame of a recording, and many label paths collapse to one transcript. Two likelihoods suit:
 
 - of the path, one decision per frame. Graves and Jaitly (ICML 2014, section 3) draw paths so, for the expected
   transcription loss, and Shannon (arXiv:1706.02776) draws paths of a lattice.
@@ -16,7 +16,7 @@ whole transcripts.
 Connectionist temporal classification (Graves et al. 2006): frame labels, and the transcripts that they collapse to.
 
 A path names one label per frame, the blank among them. Its transcript is the path without repetitions, then without
-blanks: with - as the blank, aa-ab and a-abb are both aab. Given the sound, the frames are independent, so that
+blanks: with - as the blank, aa-ab and a-abb are both aab. Given the recording, the frames are independent, so that
 
     log p(path) = sum_t frames[t, path[t]]        log p(transcript) = log sum_{paths of the transcript} p(path)
 """
@@ -123,7 +123,7 @@ class CtcModel(Protocol):
     """The label of no output."""
 
     def encode(self, prompt: Prompt) -> Any:
-        """A prompt's sound as the network reads it."""
+        """A prompt's recording as the network reads it."""
         ...
 
     def logits(self, network: nn.Module, clip: Any) -> Float[Tensor, "frames labels"]:
@@ -141,7 +141,7 @@ class CtcModel(Protocol):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Encoded sounds and the transcripts of a group each."""
+    """Encoded recordings and the transcripts of a group each."""
 
     clips: Sequence[Any]
     """One per group."""

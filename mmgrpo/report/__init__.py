@@ -1,1 +1,1 @@
-"""Reports of runs: HTML pages from templates, with tables, confidence intervals, figures, pictures and sounds."""
+"""Reports of runs: HTML pages from templates, with tables, confidence intervals, figures, images and audio."""

@@ -1,7 +1,7 @@
-"""Sounds and aligned transcripts as parts of a page.
+"""Recordings and aligned transcripts as parts of a page.
 
-Sounds are not decoded here: a player embeds the bytes of a file in a format that browsers play. An alignment is plain
-data as well: a list of (kind, reference, hypothesis), with the kinds ``equal``, ``replace``, ``delete`` (only
+Recordings are not decoded here: a player embeds the bytes of a file in a format that browsers play. An alignment is
+plain data as well: a list of (kind, reference, hypothesis), with the kinds ``equal``, ``replace``, ``delete`` (only
 in the reference) and ``insert`` (only in the hypothesis).
 """
 
@@ -29,7 +29,7 @@ MIME = {
     ".m4a": "audio/mp4",
     ".wav": "audio/wav",
 }
-"""Suffixes of sound files that browsers play, and their media types."""
+"""Suffixes of audio files that browsers play, and their media types."""
 
 MAX_BYTES = 512 * 1024
 """Largest sound that is embedded, so that a page with many of them still opens; a larger one is only named."""
@@ -44,7 +44,7 @@ KINDS = {
 
 
 class Sound(NamedTuple):
-    """The bytes of a sound file, and its suffix (a key of ``MIME``)."""
+    """The bytes of an audio file, and its suffix (a key of ``MIME``)."""
 
     content: bytes
     suffix: str
@@ -61,7 +61,7 @@ class Word(NamedTuple):
 
 
 def wav(audio: Audio) -> Sound:
-    """Encode a sound as 16-bit PCM, which needs no library and is about ten times the size of Opus.
+    """Encode a recording as 16-bit PCM, which needs no library and is about ten times the size of Opus.
 
     level = round(32767 clip(sample, -1, 1)), channels interleaved.
     """
@@ -81,7 +81,7 @@ def player(folder: Path, name: str, label: str) -> str:
 
 
 def sound(folder: MediaFolder, name: str, label: str) -> Medium:
-    """The sound ``<folder>/<name>``; a note if it lies outside the folder, is too large, or has another suffix."""
+    """The recording ``<folder>/<name>``; a note if it lies outside the folder, is too large, or has another suffix."""
     try:
         content = read_medium(folder, name, MIME, MAX_BYTES)
     except Unavailable as error:
@@ -90,7 +90,7 @@ def sound(folder: MediaFolder, name: str, label: str) -> Medium:
 
 
 def sound_uri(content: bytes, suffix: str) -> str:
-    """The bytes of a sound file as a data URI (RFC 2397)."""
+    """The bytes of an audio file as a data URI (RFC 2397)."""
     return f"data:{MIME[suffix]};base64,{b64encode(content).decode()}"
 
 

@@ -1,7 +1,8 @@
 """The completions that a page shows, read from samples/*.jsonl, which are untrusted input.
 
 Words of transcripts are shown aligned with those of the reference. A page begins with prompts whose results
-changed; of prompts with sounds it shows the largest changes, the lowest results and the first; the files contain all.
+changed; of prompts with recordings it shows the largest changes, the lowest results and the first; the files contain
+all.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder, Medium, cont
 from mmgrpo.report.untrusted import MAX_JSON, brief, parse_json, printable, read_text
 
 CARDS = 24
-"""Largest number of prompts with sounds on a page, per file."""
+"""Largest number of prompts with recordings on a page, per file."""
 SILENT_CARDS = 1000
-"""The same without sounds."""
+"""The same without recordings."""
 
 MARKS = re.compile(r"(\[(image|video|audio)\]\s*)*")
 """Matches a prompt that consists of media only."""
@@ -81,7 +82,7 @@ class Section:
     total: int
     aligned: bool
     box_colours: dict[str, str]
-    """Colours of reference and predicted boxes in pictures; empty without boxes."""
+    """Colours of reference and predicted boxes in images; empty without boxes."""
 
 
 def sections(folder: MediaFolder) -> list[Section]:
@@ -155,11 +156,11 @@ def section(folder: MediaFolder, name: str, moments: Mapping[str, Sequence[Row]]
 
 
 def selection(sides: Mapping[str, Sequence[tuple[str, Row]]]) -> dict[str, list[str]]:
-    """Ids of the prompts to show, by heading: at most ``CARDS`` if there are sounds, which make pages large,
+    """Ids of the prompts to show, by heading: at most ``CARDS`` if there are recordings, which make pages large,
     else the first ``SILENT_CARDS``, those with another result than before on top.
 
-    With sounds these are the largest improvements and regressions, the lowest results and the first prompts. The result
-    of a prompt is its number of word errors if words are aligned, else its first reward.
+    With recordings these are the largest improvements and regressions, the lowest results and the first prompts. The
+    result of a prompt is its number of word errors if words are aligned, else its first reward.
     """
     first = {id: _loss(pair[0][1]) for id, pair in sides.items()}
     last = {id: _loss(pair[-1][1]) for id, pair in sides.items()}
@@ -232,7 +233,7 @@ def _side(folder: MediaFolder, title: str, row: Row, boxed: bool) -> Side:
 
 
 def _media(folder: MediaFolder, row: Row) -> list[Medium]:
-    """The pictures of a row, the first with its boxes, and its sounds."""
+    """The images of a row, the first with its boxes, and its recordings."""
     return [
         sound(folder, name, row["id"])
         if Path(name).suffix.lower() in MIME

@@ -43,9 +43,9 @@ def write_completions(
     boxes: Sequence[Mapping[str, Sequence[Box]]] = (),
     aligned: Sequence[Aligned] = (),
 ) -> None:
-    """Write ``<stem>.jsonl``, and thumbnails and sounds into the folder ``<stem>``.
+    """Write ``<stem>.jsonl``, and thumbnails and recordings into the folder ``<stem>``.
 
-    Per prompt, ``media`` are thumbnails and small sound files of its media, ``boxes`` those of its answer (key
+    Per prompt, ``media`` are thumbnails and small audio files of its media, ``boxes`` those of its answer (key
     ``gold``) and of its completion (key ``said``), and ``aligned`` the words of the transcript aligned with the
     reference (mmgrpo/report/audio_player.py). A reward that could not be computed is null.
     """
@@ -85,7 +85,7 @@ def write_sounds(
     rows = []
     for i, (output, sound) in enumerate(zip(shown.outputs, sounds, strict=True)):
         if not isinstance(output, Audio):
-            raise TypeError(f"got {type(output).__name__}, expected sounds of Audio outputs")
+            raise TypeError(f"got {type(output).__name__}, expected recordings of Audio outputs")
         name = f"{stem.name}/{i:03d}-said{sound.suffix}"
         write_bytes(stem.parent / name, sound.content)
         row = _row(stem, shown, i, media[i] if media else (), aligned[i] if aligned else ())

@@ -45,7 +45,7 @@ ROW, COLUMN, WIDEST = 40.0, 96.0, 900.0
 """Pixels between samples, and between steps; fewer where there would be more than ``WIDEST`` in all."""
 LEFT, TOP, RIGHT = 16.0, 34.0, 132.0
 THUMBNAIL = 34
-"""Sides of the pictures of samples in pixels."""
+"""Sides of the images of samples in pixels."""
 THICKEST = 6.0
 """Width in pixels of the edge of the largest advantage."""
 
@@ -90,7 +90,7 @@ class Leaf:
     y: float
     idle: str
     uri: str
-    """A small picture; empty where the output is none."""
+    """A small image; empty where the output is none."""
     label: str
 
 
@@ -214,7 +214,7 @@ def _line(x0: float, y: float, x1: float) -> str:
 
 
 def _thumbnail(media: MediaFolder, member: Member) -> str:
-    """A small picture of the member's output, of a clip its first frame; empty where there is none."""
+    """A small image of the member's output, of a clip its first frame; empty where there is none."""
     name = member.output.get("file", "")
     try:
         with open_picture(
@@ -225,7 +225,7 @@ def _thumbnail(media: MediaFolder, member: Member) -> str:
             small = image.convert("RGB")
             small.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
             return picture_uri(jpeg(small), "image/jpeg")
-    except Exception:  # it is no picture of the folder; decoders raise whatever a damaged file leads them to
+    except Exception:  # it is no image of the folder; decoders raise whatever a damaged file leads them to
         return ""
 
 

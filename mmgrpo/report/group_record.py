@@ -9,7 +9,7 @@ A group is that of the first prompt of a round, sampled after as many optimizer 
 limited size: what does not fit is made smaller or left out, and ``left_out`` says so. The folder is written under
 another name and renamed, and contains neither times nor random names, so that a resumed run writes the same bytes.
 
-Pictures and clips as files of a limited size: exact where they fit, else smaller.
+Images and clips as files of a limited size: exact where they fit, else smaller.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ File: TypeAlias = tuple[bytes, str, str]
 
 def picture_within(picture: Pil.Image, limit: int) -> File:
     """A PNG if it has at most ``limit`` bytes, else a JPEG that does, as far as it may be made smaller."""
-    # Pictures of more than four bytes a pixel for each that may be kept are not worth the time of a PNG encoder.
+    # Images of more than four bytes a pixel for each that may be kept are not worth the time of a PNG encoder.
     if picture.width * picture.height * 3 <= 4 * limit:
         buffer = BytesIO()
         picture.save(buffer, format="PNG")
@@ -116,11 +116,11 @@ NAME = re.compile(r"step-(\d{6,})")
 FILE = re.compile(r"group\.json|(prompt|\d+)(-\d+)?\.\w+")
 
 Displayed: TypeAlias = Callable[[Media | Audio], "Pil.Image | Sound"]
-"""A medium of a prompt, or a generated sound, as a small file (``Family.displayed``)."""
+"""A medium of a prompt, or a generated audio clip, as a small file (``Family.displayed``)."""
 
 
 def displayed(medium: Media | Audio) -> Pil.Image | Sound:
-    """``Family.displayed`` where no family is known: media in memory only, and sounds as WAV."""
+    """``Family.displayed`` where no family is known: media in memory only, and recordings as WAV."""
     content = medium.source if isinstance(medium, Media) else medium
     if isinstance(content, Image):
         return thumbnail(to_pil(content))

@@ -314,7 +314,7 @@ def facts(run: RunFolder) -> dict[str, str]:
 
 
 def curves(run: RunFolder) -> list[Medium]:
-    """Curves of held-out error rates, rewards and a few other metrics, one picture each so that the page can wrap."""
+    """Curves of held-out error rates, rewards and a few other metrics, one image each so that the page can wrap."""
     names = run.metric_names()
     keys = [name for name in names if name.startswith("reward/") and name.endswith("/mean")]
     keys += [name for name in ALWAYS if name in names]

@@ -1,9 +1,9 @@
-"""Pictures and sounds of a run folder as parts of a self-contained page.
+"""Images and audio of a run folder as parts of a self-contained page.
 
 A run folder is untrusted input, and its files refer to other files. Such a file is read only if it lies in the folder
 after all links are resolved, and if its type and size are suitable for a page.
 
-Small pictures for pages with many of them: thumbnails, strips of frames, and drawn boxes.
+Small images for pages with many of them: thumbnails, strips of frames, and drawn boxes.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from mmgrpo.data.limits import Unreadable, open_picture
 from mmgrpo.report.figures import is_number
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
-"""Picture formats that all browsers show, and their media types."""
+"""Image formats that all browsers show, and their media types."""
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp")
 MAX_PICTURE_BYTES = 16 * 1024 * 1024
-"""Largest picture that is embedded; a larger one is only named."""
+"""Largest image that is embedded; a larger one is only named."""
 MAX_PIXELS, MAX_BOXED_PIXELS = 2**26, 2**22
-"""Largest picture that is embedded, and that is decoded to draw boxes into it; a run writes thumbnails."""
+"""Largest image that is embedded, and that is decoded to draw boxes into it; a run writes thumbnails."""
 MAX_PAGE_BYTES = 256 * 1024 * 1024
 """All media of a page together."""
 
 
 @dataclass(frozen=True)
 class Medium:
-    """A picture or sound, embedded in its ``uri``, or a note that states why there is none."""
+    """An image or audio, embedded in its ``uri``, or a note that states why there is none."""
 
     kind: Literal["picture", "sound", "note"]
     text: str
     """The alternative text for readers who cannot see or hear it; of a note, the note."""
     uri: str = ""
     width: int = 0
-    """Width in CSS pixels of a small picture that the page enlarges; 0 for natural size."""
+    """Width in CSS pixels of a small image that the page enlarges; 0 for natural size."""
 
 
 class Unavailable(ValueError):
@@ -98,7 +98,7 @@ def picture(
     description: str,
     boxes: Mapping[str, Sequence[Sequence[int | float]]] | None = None,
 ) -> Medium:
-    """The picture ``<folder>/<name>``, with ``boxes`` drawn into it; a note if it cannot be shown."""
+    """The image ``<folder>/<name>``, with ``boxes`` drawn into it; a note if it cannot be shown."""
     limit = MAX_BOXED_PIXELS if boxes else MAX_PIXELS
     try:
         content = read_medium(folder, name, PICTURE_SUFFIXES, MAX_PICTURE_BYTES)
@@ -106,11 +106,11 @@ def picture(
             if image.width * image.height > limit:
                 return Medium("note", f"{name} is too large for this page: {image.width} x {image.height} pixels")
             if not min(image.size):
-                raise ValueError("got a picture without pixels")
-            # PIL reports a JPEG that contains further pictures as MPO.
+                raise ValueError("got an image without pixels")
+            # PIL reports a JPEG that contains further images as MPO.
             media_type, width = FORMATS.get(str(image.format), FORMATS["JPEG"]), enlarged_width(image)
             if boxes:
-                # Enlarged before drawing: an outline of two pixels would hide much of a picture of 32.
+                # Enlarged before drawing: an outline of two pixels would hide much of an image of 32.
                 content, media_type = jpeg(boxed_picture(enlarge(image.convert("RGB")), boxes)), FORMATS["JPEG"]
                 width = 0
     except Unavailable as error:
@@ -123,7 +123,7 @@ def picture(
 
 
 def picture_uri(content: bytes, media_type: str = "image/png") -> str:
-    """The bytes of a picture as a data URI (RFC 2397)."""
+    """The bytes of an image as a data URI (RFC 2397)."""
     if media_type not in FORMATS.values():
         raise ValueError(f"got media type {media_type!r}, expected one of {', '.join(FORMATS.values())}")
     return f"data:{media_type};base64,{b64encode(content).decode()}"
@@ -132,22 +132,22 @@ def picture_uri(content: bytes, media_type: str = "image/png") -> str:
 SIDE = 160
 """Longer side of a thumbnail in pixels."""
 HEIGHT = 96
-"""Approximate height in CSS pixels to which a page enlarges a small picture."""
+"""Approximate height in CSS pixels to which a page enlarges a small image."""
 GAP = 2
 """Pixels between the frames of a strip."""
 FRAMES = 6
 """Largest number of frames in a strip."""
 BOXES = 1000
-"""Largest number of boxes of a kind that are drawn into a picture."""
+"""Largest number of boxes of a kind that are drawn into an image."""
 REFERENCE, PREDICTION = "#1d9a5c", "#d0492f"
 """Colours of reference boxes (key ``gold`` in samples/*.jsonl) and of predicted boxes (key ``said``)."""
 
 Box: TypeAlias = tuple[float, float, float, float]
-"""Left, top, right and bottom as fractions of the picture's width and height."""
+"""Left, top, right and bottom as fractions of the image's width and height."""
 
 
 def thumbnail(picture: Pil.Image) -> Pil.Image:
-    """The picture on white, scaled down to a longer side of at most ``SIDE`` pixels."""
+    """The image on white, scaled down to a longer side of at most ``SIDE`` pixels."""
     opaque = Pil.new("RGB", picture.size, "white")
     opaque.paste(picture, mask=picture.convert("RGBA").getchannel("A"))
     opaque.thumbnail((SIDE, SIDE))
@@ -174,16 +174,16 @@ def strip(frames: Sequence[Pil.Image]) -> Pil.Image:
 
 
 def jpeg(picture: Pil.Image) -> bytes:
-    """The picture as a JPEG of quality 80."""
+    """The image as a JPEG of quality 80."""
     buffer = BytesIO()
     picture.convert("RGB").save(buffer, format="JPEG", quality=80)
     return buffer.getvalue()
 
 
 def boxed_picture(picture: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int | float]]]) -> Pil.Image:
-    """A copy of the picture with reference and predicted boxes; corners may be in either order.
+    """A copy of the image with reference and predicted boxes; corners may be in either order.
 
-    A completion may contain any numbers: fractions are clipped to [-1, 2], since lines outside the picture are not
+    A completion may contain any numbers: fractions are clipped to [-1, 2], since lines outside the image are not
     visible, and boxes with a non-finite coordinate are left out.
     """
     copy = picture.convert("RGB")
@@ -200,7 +200,7 @@ def boxed_picture(picture: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int 
 
 
 def enlarged_width(picture: Pil.Image) -> int:
-    """Width in CSS pixels at which a small picture is about ``HEIGHT`` high; 0 if it is large enough.
+    """Width in CSS pixels at which a small image is about ``HEIGHT`` high; 0 if it is large enough.
 
     width round(HEIGHT / height): an integer factor, so that all pixels are equally large.
     """
@@ -209,6 +209,6 @@ def enlarged_width(picture: Pil.Image) -> int:
 
 
 def enlarge(picture: Pil.Image) -> Pil.Image:
-    """The picture with every pixel repeated by the largest integer factor that keeps both sides within ``SIDE``."""
+    """The image with every pixel repeated by the largest integer factor that keeps both sides within ``SIDE``."""
     factor = max(1, SIDE // max(picture.size))
     return picture.resize((picture.width * factor, picture.height * factor), Pil.Resampling.NEAREST)

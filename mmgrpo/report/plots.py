@@ -122,14 +122,14 @@ def figure_png(figure: Figure) -> bytes:
 def sample_grid(
     images: Sequence[Output | Pil.Image], captions: Sequence[str], columns: int = 4, tile: int = 192
 ) -> Pil.Image:
-    """A grid of pictures with captions below, on white.
+    """A grid of images with captions below, on white.
 
-    Every picture is scaled to a longer side of ``tile`` px; small ones are enlarged without smoothing, so that their
+    Every image is scaled to a longer side of ``tile`` px; small ones are enlarged without smoothing, so that their
     pixels remain visible. Captions are wrapped; text after the first line break (for example scores) is grey.
     """
     if len(images) != len(captions) or not images:
         raise ValueError(
-            f"got {len(images)} pictures and {len(captions)} captions, expected one caption per picture, at least one"
+            f"got {len(images)} images and {len(captions)} captions, expected one caption per image, at least one"
         )
     if columns < 1:
         raise ValueError(f"got {columns} columns, expected at least one")
@@ -171,7 +171,7 @@ def to_pil(image: Output | Pil.Image) -> Pil.Image:
 
 
 def fit(picture: Pil.Image, tile: int) -> Pil.Image:
-    """The picture scaled to a longer side of ``tile`` px."""
+    """The image scaled to a longer side of ``tile`` px."""
     scale = tile / max(picture.size)
     size = tuple(max(1, round(side * scale)) for side in picture.size)
     return picture.resize((size[0], size[1]), Pil.Resampling.NEAREST if scale > 1 else Pil.Resampling.LANCZOS)

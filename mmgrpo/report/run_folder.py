@@ -3,10 +3,10 @@
     config.yaml              the configuration
     metrics.jsonl            one line per optimizer step
     evaluations/<title>.json values per held-out prompt: before, after, step-000050, ...
-    samples/<title>.png      grids of samples, if they are pictures; of clips strips of frames, and beside them
+    samples/<title>.png      grids of samples, if they are images; of clips strips of frames, and beside them
     samples/<title>.webp     the same grid, which moves
     groups/step-000040/      a training group: group.json and its media (mmgrpo/report/groups.py)
-    samples/<title>.jsonl    completions, if they are texts or sounds (mmgrpo/report/completions.py)
+    samples/<title>.jsonl    completions, if they are texts or recordings (mmgrpo/report/completions.py)
     prompts.jsonl            the ledger: numbers per prompt (mmgrpo/report/ledger.py)
     alarms.json              what trains nothing, if anything (mmgrpo/report/idle.py)
     summary.json             written only at the end of a run
@@ -69,7 +69,7 @@ class RunFolder:
     metrics: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
     samples: Mapping[str, str]
-    """Grids of pictures or clips: title to file name in ``samples``; ``before`` is first for each file of prompts."""
+    """Grids of images or clips: title to file name in ``samples``; ``before`` is first for each file of prompts."""
     rates: Sequence[Mapping[str, Any]]
     """``step`` and the held-out error rates of every evaluation, ordered by step."""
     evaluation: Mapping[str, Any]

@@ -8,7 +8,7 @@ Of a prompt only ``text`` is required; ``prompt`` is its place in ``prompts``. A
 ["text", {"kind": "image", "source": {"image": MEDIUM}, "options": {}}]}``. An output is one of
 
     {"text": "...", "tokens": 3, "truncated": false, "seen": [[height, width]]}
-    {"image": MEDIUM}    {"video": MEDIUM or a list of pictures, "fps": 8}    {"audio": MEDIUM, "rate": 16000}
+    {"image": MEDIUM}    {"video": MEDIUM or a list of images, "fps": 8}    {"audio": MEDIUM, "rate": 16000}
 
 The bytes of a medium are a PNG file (RGB of 8 bits: levels / 255), a FLAC file, or a safetensors file with one float32
 tensor of any name: [3, height, width] or [frames, 3, height, width] in 0..1, [channels, samples] in -1..1.
@@ -62,7 +62,7 @@ class Limits:
     body: int = 1 << 30
     """Bytes of the body."""
     pixels: int = 1 << 24
-    """Pixels of a picture or frame."""
+    """Pixels of an image or frame."""
     decoded: int = 1 << 32
     """Bytes of all media once decoded."""
     outputs: int = 4096
@@ -408,7 +408,7 @@ class _Reader:
         return tensors[0]
 
     def pixels(self, medium: Any, where: str, dimensions: int) -> Tensor:
-        """A picture [3, height, width] or a film [frames, 3, height, width]."""
+        """An image [3, height, width] or a video [frames, 3, height, width]."""
         content = self.content(medium, where)
         pixels = self.png(content, where) if content[:8] == b"\x89PNG\r\n\x1a\n" else self.tensor(content, where)
         shape = list(pixels.shape)

@@ -1,7 +1,7 @@
 """A reward in a process of its own, which may exit, crash or hang without taking the run with it.
 
 The process (``worker``) is started once, when the reward is named, and kept: that takes 1.2 s and 0.2 GiB for
-Python and torch, and a batch of 64 pictures of 512 x 512 (200 MB) takes 0.3 s to send. When it ends, or does not
+Python and torch, and a batch of 64 images of 512 x 512 (200 MB) takes 0.3 s to send. When it ends, or does not
 answer in time, it is killed with its children, the batch is an error that says why, and the next batch starts a new
 one. It ends with the run, also when the run is killed.
 """

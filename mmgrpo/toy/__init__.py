@@ -1,1 +1,1 @@
-"""Synthetic tasks with exact answers: scenes to draw, and questions about pictures and clips."""
+"""Synthetic tasks with exact answers: scenes to draw, and questions about images and clips."""

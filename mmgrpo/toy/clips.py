@@ -123,7 +123,7 @@ def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
 
 
 def mixture(split: str, count: int, seed: int = 0) -> list[Prompt]:
-    """Questions about pictures and clips with the kinds in turn, so that every prefix is balanced."""
+    """Questions about images and clips with the kinds in turn, so that every prefix is balanced."""
     still, kinds = len(questions.KINDS), len(questions.KINDS) + len(KINDS)
     rounds, rest = divmod(count, kinds)
     pictures = iter(questions.prompts(split, rounds * still + min(rest, still), seed))

@@ -1,4 +1,4 @@
-"""Films of coloured shapes that move on white, and the sentences that describe them: text-to-video, exactly verified.
+"""Videos of coloured shapes that move on white, and the sentences that describe them: text-to-video, exactly verified.
 
 A ``Film`` is the content of a clip of four frames of 16 x 16 pixels, ``text`` its sentence, ``parse`` the inverse, and
 ``render`` draws one of the clips that match. What the sentence leaves open (where it begins, a speed that is not
@@ -106,7 +106,7 @@ def _phrase(actor: Actor) -> str:
 
 
 def text(film: Film) -> str:
-    """The sentence of a film, the inverse of ``parse``."""
+    """The sentence of a video, the inverse of ``parse``."""
     return (" then " if film.kind == "order" else " and ").join(map(_phrase, film.actors))
 
 
@@ -117,7 +117,7 @@ _ACTOR = re.compile(
 
 
 def parse(sentence: str) -> Film:
-    """The film of a sentence; a ValueError for any sentence that is none of ``films``."""
+    """The video of a sentence; a ValueError for any sentence that is none of ``films``."""
     parts = [_ACTOR.fullmatch(part) for part in re.split(" and | then ", sentence.strip().lower())]
     actors = [Actor(COUNTS.index(part[1]) + 1, *part.groups("")[1:]) for part in parts if part]
     film = Film(tuple(actors))
@@ -128,7 +128,7 @@ def parse(sentence: str) -> Film:
 
 @cache
 def films(kind: str) -> tuple[Film, ...]:
-    """All films of a kind, in a fixed order."""
+    """All videos of a kind, in a fixed order."""
     things = [Actor(1, colour, shape) for colour, shape in itertools.product(COLOURS, SHAPES)]
     pairs = [(a, b) for a, b in itertools.permutations(things, 2) if a.colour != b.colour]
     moves = [replace(thing, way=way) for thing, way in itertools.product(things, WAYS)]
@@ -142,7 +142,7 @@ def films(kind: str) -> tuple[Film, ...]:
         "order": [Film(pair) for pair in pairs],
     }
     if kind not in kinds:
-        raise ValueError(f"there is no kind of film '{kind}'; expected one of {', '.join(kinds)}")
+        raise ValueError(f"there is no kind of video '{kind}'; expected one of {', '.join(kinds)}")
     return tuple(kinds[kind])
 
 
@@ -152,7 +152,7 @@ def _axis(way: str) -> int:
 
 
 def cast(film: Film, draw: np.random.Generator) -> tuple[Mover, ...]:
-    """The objects of a film with their paths, in the order of ``film.objects``."""
+    """The objects of a video with their paths, in the order of ``film.objects``."""
     if film.kind == "order":
         change = int(draw.integers(1, 4))
         spans = ((0, change), (change, FRAMES))
@@ -177,7 +177,7 @@ def cast(film: Film, draw: np.random.Generator) -> tuple[Mover, ...]:
 
 
 def render(film: Film, seed: int) -> UInt8[np.ndarray, "4 16 16 3"]:
-    """Draw one of the clips of a film, without antialiasing; a function of film and seed."""
+    """Draw one of the clips of a video, without antialiasing; a function of video and seed."""
     frames = np.full((FRAMES, SIZE, SIZE, 3), BACKGROUND, np.uint8)
     for mover in cast(film, np.random.default_rng(seed)):
         for frame in range(mover.first, mover.end):
@@ -196,15 +196,15 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def prompt(film: Film) -> Prompt:
-    """The prompt of a film: its sentence, with the film as the reference answer."""
+    """The prompt of a video: its sentence, with the video as the reference answer."""
     sentence = text(film)
     return Prompt(sentence, id=sentence.replace(" ", "-"), answer=film.to_json(), task=film.kind)
 
 
 def splits() -> dict[str, list[Film]]:
-    """Disjoint lists of films by split; the hash of its sentence determines the split of a film.
+    """Disjoint lists of videos by split; the hash of its sentence determines the split of a video.
 
-    Another hash orders the films, so that every prefix of a split is a random sample of it.
+    Another hash orders the videos, so that every prefix of a split is a random sample of it.
     """
 
     def place(film: Film, salt: bytes = b"split") -> bytes:
@@ -215,7 +215,7 @@ def splits() -> dict[str, list[Film]]:
         remaining = iter(sorted(films(kind), key=place))
         for name, counts in SPLITS.items():
             parts[name] += itertools.islice(remaining, counts[kind])
-    # With one hash the films of the largest kind would be the first, of which a split takes the lowest hashes.
+    # With one hash the videos of the largest kind would be the first, of which a split takes the lowest hashes.
     return {name: sorted(part, key=lambda film: place(film, b"order")) for name, part in parts.items()}
 
 

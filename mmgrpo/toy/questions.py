@@ -1,6 +1,6 @@
-"""Questions about small pictures, each with exactly one correct answer.
+"""Questions about small images, each with exactly one correct answer.
 
-A picture has 64 x 64 pixels and shows one to six coloured shapes on graded paper; a question is one sentence:
+An image has 64 x 64 pixels and shows one to six coloured shapes on graded paper; a question is one sentence:
 
     count      "how many red shapes are there?"                    3
     colour     "what colour is the shape at the top left?"         red
@@ -8,8 +8,8 @@ A picture has 64 x 64 pixels and shows one to six coloured shapes on graded pape
     relation   "where is the red circle from the blue square?"     above
     box        "draw a box around the red circle"                  [6, 10, 34, 38]
 
-``mmgrpo.toy.clips`` has questions about moving shapes in the same form. There are practically unlimited pictures, but a
-fixed ``vocabulary``. A hash of the content of a picture determines its split, so that splits are disjoint.
+``mmgrpo.toy.clips`` has questions about moving shapes in the same form. There are practically unlimited images, but a
+fixed ``vocabulary``. A hash of the content of an image determines its split, so that splits are disjoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mmgrpo.toy.scenes import COLOURS, SHAPES, mask
 from mmgrpo.types import Image, Media, Output, Prompt, Turn
 
 SIZE = 64
-"""Width and height of a picture in pixels."""
+"""Width and height of an image in pixels."""
 
 KINDS = ("count", "colour", "position", "relation", "box")
 
@@ -53,10 +53,10 @@ META: dict[str, dict[str, Any]] = {
 """What verifiers need besides the answer: the coordinate system of boxes, the duration of clips in seconds."""
 
 SPLITS = {"train": 80, "tune": 10, "heldout": 10}
-"""Percentage of all pictures in each split: for training, for choosing settings, and for reported results."""
+"""Percentage of all images in each split: for training, for choosing settings, and for reported results."""
 
 MAX_THINGS = 6
-"""Largest number of things in a picture."""
+"""Largest number of things in an image."""
 
 PAPER = np.stack(np.broadcast_arrays(255 - np.arange(SIZE), 255 - np.arange(SIZE)[:, None], 255), -1).astype(np.uint8)
 """The background, with less red to the right and less green to the bottom: rotary positions are relative, and values
@@ -94,7 +94,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a picture or a clip, and its correct answer."""
+    """A question about an image or a clip, and its correct answer."""
 
     kind: str
     text: str
@@ -104,7 +104,7 @@ class Question:
 
 
 def picture(random: np.random.Generator) -> tuple[Thing, ...]:
-    """Sample the content of a picture: one thing per cell of a grid, so that several never touch."""
+    """Sample the content of an image: one thing per cell of a grid, so that several never touch."""
     count = int(random.integers(1, MAX_THINGS + 1))
     cells = math.isqrt(count - 1) + 1
     pitch = SIZE // cells
@@ -122,13 +122,13 @@ def picture(random: np.random.Generator) -> tuple[Thing, ...]:
 
 
 def paint(canvas: UInt8[np.ndarray, "height width 3"], thing: Thing) -> None:
-    """Draw one thing into a picture."""
+    """Draw one thing into an image."""
     left, top, right, bottom = thing.box
     canvas[top:bottom, left:right][mask(thing.shape, bottom - top, right - left)] = COLOURS[thing.colour]
 
 
 def render(things: Sequence[Thing], paper: UInt8[np.ndarray, "height width 3"] = PAPER) -> Image:
-    """Draw the picture, without antialiasing."""
+    """Draw the image, without antialiasing."""
     canvas = paper.copy()
     for thing in things:
         paint(canvas, thing)
@@ -142,8 +142,8 @@ def photograph(frames: Float[Tensor, "*frames 3 height width"], random: np.rando
 
 
 def split_of(things: Sequence[Any]) -> str:
-    """The split of a picture or clip, from a hash of its content."""
-    # The hash includes the names of the dataclass and its fields: renaming one would move pictures between splits.
+    """The split of an image or clip, from a hash of its content."""
+    # The hash includes the names of the dataclass and its fields: renaming one would move images between splits.
     description = repr(tuple(things)).encode()
     rest = int.from_bytes(hashlib.blake2b(description, digest_size=8).digest(), "big") % 100
     for name, percentage in SPLITS.items():
@@ -160,7 +160,7 @@ def alone(things: Sequence[Any]) -> list[Any]:
 
 
 def ask(things: Sequence[Thing], kind: str, random: np.random.Generator) -> Question | None:
-    """A question of a kind about a picture, or None if no such question has exactly one correct answer."""
+    """A question of a kind about an image, or None if no such question has exactly one correct answer."""
     parts = _ASK[kind](things, random)
     return Question(kind, *parts) if parts else None
 
@@ -169,7 +169,7 @@ def _count(things: Sequence[Thing], random: np.random.Generator) -> tuple[str, s
     if random.random() < 0.5:
         about, count = "shapes", len(things)
     else:
-        # Colours of the picture and all colours, so that the answer 0 occurs but is not frequent.
+        # Colours of the image and all colours, so that the answer 0 occurs but is not frequent.
         colours = [thing.colour for thing in things]
         colour = [*colours, *COLOURS][random.integers(len(colours) + len(COLOURS))]
         about, count = f"{colour} shapes", colours.count(colour)
@@ -186,7 +186,7 @@ def _colour(things: Sequence[Thing], random: np.random.Generator) -> tuple[str, 
 
 
 def place_of(thing: Thing) -> str:
-    """The third of the picture, per axis, with the centre of the thing; empty within a pixel of a border of thirds."""
+    """The third of the image, per axis, with the centre of the thing; empty within a pixel of a border of thirds."""
     thirds = [(int(3 * at // SIZE), min(abs(at - SIZE / 3), abs(at - 2 * SIZE / 3))) for at in thing.centre]
     (column, clear_x), (row, clear_y) = thirds
     return " ".join(filter(None, (_ROWS[row], _COLUMNS[column]))) or "centre" if min(clear_x, clear_y) >= 1 else ""
@@ -235,7 +235,7 @@ _ASK: dict[str, Callable[[Sequence[Thing], np.random.Generator], tuple[str, str,
 
 
 def to_prompt(question: Question, media: str, source: Output, id: str) -> Prompt:
-    """A question about a picture or clip in memory, as a prompt."""
+    """A question about an image or clip in memory, as a prompt."""
     meta = {"kind": question.kind, **META.get(question.kind, {})}
     turn = Turn("user", (Media(media, source), question.text))
     return Prompt(question.text, id, question.answer, TASKS[question.kind], meta, (turn,))
@@ -248,7 +248,7 @@ def question_stream(
     split: str,
     seed: int,
 ) -> Iterator[tuple[tuple[Any, ...], Question]]:
-    """Endless questions of a split, with the kinds in turn, each about a new picture."""
+    """Endless questions of a split, with the kinds in turn, each about a new image."""
     if split not in SPLITS:
         raise ValueError(f"there is no split '{split}'; expected one of {', '.join(SPLITS)}")
     random = np.random.default_rng([seed, *split.encode()])
@@ -263,7 +263,7 @@ def question_stream(
 
 
 def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
-    """``count`` questions about photographs of pictures of a split, with the kinds in turn."""
+    """``count`` questions about photographs of images of a split, with the kinds in turn."""
     light = np.random.default_rng([seed, *f"{split} light".encode()])
     stream = question_stream(picture, ask, KINDS, split, seed)
     return [
@@ -278,7 +278,7 @@ def words(sentence: str) -> list[str]:
 
 
 def vocabulary() -> tuple[str, ...]:
-    """All words of questions and answers, about pictures and clips, and of answers in sentences, sorted."""
+    """All words of questions and answers, about images and clips, and of answers in sentences, sorted."""
     text = f"""
         <think> </think> <answer> </answer> [ ] , . ? : yes no and or
         {" ".join(COLOURS)} {" ".join(SHAPES)} {" ".join(f"{shape}s" for shape in SHAPES)} shape shapes

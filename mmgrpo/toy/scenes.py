@@ -1,8 +1,8 @@
 """Scenes of coloured shapes on white, and the sentences that describe them: text-to-image with exact verification.
 
-A ``Scene`` is the content of a picture, ``text`` its sentence, ``parse`` the inverse, and ``render`` draws one of the
-pictures that match. What the sentence leaves open (the corners, a pixel of jitter) is random, so that a sentence has
-many correct pictures. The sentences are finite in number, and the data needs no licence.
+A ``Scene`` is the content of an image, ``text`` its sentence, ``parse`` the inverse, and ``render`` draws one of the
+images that match. What the sentence leaves open (the corners, a pixel of jitter) is random, so that a sentence has
+many correct images. The sentences are finite in number, and the data needs no licence.
 
     one       "a red circle on the left"
     many      "two red circles", "two red circles at the top"
@@ -30,7 +30,7 @@ from jaxtyping import Bool, UInt8
 from mmgrpo.types import Image, Prompt
 
 SIZE = 32
-"""Width and height of a picture in pixels."""
+"""Width and height of an image in pixels."""
 
 COLOURS: Mapping[str, tuple[int, int, int]] = {
     "red": (220, 35, 35),
@@ -81,7 +81,7 @@ WORDS = (
     "moon",
     "star",
 )
-"""Words that pictures can spell."""
+"""Words that images can spell."""
 
 KINDS = ("one", "many", "mixed", "relation", "word")
 
@@ -109,7 +109,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """The content of a picture. ``place`` is a key of ``PLACES`` (one thing) or ``RELATIONS`` (two), or empty."""
+    """The content of an image. ``place`` is a key of ``PLACES`` (one thing) or ``RELATIONS`` (two), or empty."""
 
     things: tuple[Thing, ...]
     place: str = ""
@@ -248,7 +248,7 @@ def _letters(word: str, height: int, width: int) -> Bool[np.ndarray, "height wid
 def layout(scene: Scene, draw: np.random.Generator) -> list[tuple[int, int, int, int]]:
     """Bounding boxes (left, top, width, height) of the objects, in the order of ``scene.objects``.
 
-    In pixels of a picture of ``SIZE``.
+    In pixels of an image of ``SIZE``.
     """
     n = len(scene.objects)
     height = width = _SIDES[n]
@@ -273,13 +273,13 @@ def layout(scene: Scene, draw: np.random.Generator) -> list[tuple[int, int, int,
 
 
 def render(scene: Scene, seed: int, size: int = SIZE) -> UInt8[np.ndarray, "size size 3"]:
-    """Draw one of the pictures of a scene, without antialiasing; a function of scene and seed, at any size.
+    """Draw one of the images of a scene, without antialiasing; a function of scene and seed, at any size.
 
     Raises ValueError for a ``size`` that is not a multiple of ``SIZE``.
     """
     scale = size // SIZE
     if scale < 1 or size % SIZE:
-        raise ValueError(f"size of a picture of a scene: got {size} pixels, expected a multiple of {SIZE}")
+        raise ValueError(f"size of an image of a scene: got {size} pixels, expected a multiple of {SIZE}")
     canvas = np.full((size, size, 3), BACKGROUND, np.uint8)
     boxes = scale * np.array(layout(scene, np.random.default_rng(seed)))
     for (colour, shape), (left, top, width, height) in zip(scene.objects, boxes.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Sounds of prompts, from disk or memory, as the input of a model: one channel, any rate, samples in [-1, 1].
+"""Recordings of prompts, from disk or memory, as the input of a model: one channel, any rate, samples in [-1, 1].
 
 Files are decoded by soundfile (wav, flac, mp3, ogg with Vorbis or Opus), other formats by av (m4a, webm, ...).
 """
@@ -53,13 +53,13 @@ class TooLong(Unreadable):
 
 Samples = Float[np.ndarray, "samples channels"]
 Span: TypeAlias = tuple[float, float | None]
-"""Start and end of a part in seconds; None is the end of the sound."""
+"""Start and end of a part in seconds; None is the end of the recording."""
 WHOLE: Span = (0.0, None)
 
 
 def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS, setting: str = "") -> Audio:
-    """The sound, or its part from ``start`` to ``end`` (options of the medium, in seconds), with its channels averaged
-    into one, at its own rate, in [-1, 1].
+    """The recording, or its part from ``start`` to ``end`` (options of the medium, in seconds), with its channels
+    averaged into one, at its own rate, in [-1, 1].
 
     A clip that is missing, damaged, truncated, empty, silent, longer than ``max_seconds``, or whose samples are NaN or
     on another scale is ``Unreadable``, with a message that names the file and the reason, and for one that is too long
@@ -68,7 +68,7 @@ def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS, setting: str =
     """
     source = media.source
     if not isinstance(source, str | Audio):
-        raise Unreadable(f"got a sound of kind {type(source).__name__}, expected one file or an Audio")
+        raise Unreadable(f"got a recording of kind {type(source).__name__}, expected one file or an Audio")
     file = opened(source) if isinstance(source, str) else ""
     try:
         span = (float(media.options.get("start", 0)), media.options.get("end"))
@@ -95,7 +95,7 @@ def setting_to_raise(seconds: float, *, most: float = MAX_SECONDS, windows: bool
 
 
 def resample(audio: Audio, rate: int) -> Audio:
-    """The same sound at another rate in Hz, band-limited (soxr, high quality); unchanged at its own rate."""
+    """The same recording at another rate in Hz, band-limited (soxr, high quality); unchanged at its own rate."""
     if audio.rate == rate:
         return audio
     require("speech", "soxr")
@@ -123,7 +123,7 @@ def clip_samples(
             f"{what_to_do(setting)}"
         )
     samples = clip.samples[0, : round(seconds * rate)].numpy()
-    return samples * ("mask" not in media.options)  # a change that hides a sound silences it
+    return samples * ("mask" not in media.options)  # a change that hides a recording silences it
 
 
 def duration_of(seconds: float, windows: int) -> float:
@@ -154,8 +154,8 @@ def precise(seconds: float, limit: float) -> str:
 
 
 def _part(span: Span, rate: int, frames: int) -> tuple[int, int]:
-    """First sample of a part and the one behind its last, of a sound of ``frames`` samples; ``Unreadable`` for a part
-    that begins or ends behind the sound's end."""
+    """First sample of a part and the one behind its last, of a recording of ``frames`` samples; ``Unreadable`` for a
+    part that begins or ends behind the sound's end."""
     start, end = span
     first, last = round(start * rate), frames if end is None else round(end * rate)
     if first >= max(1, frames) or last > frames + ROUNDING * rate:
@@ -165,7 +165,7 @@ def _part(span: Span, rate: int, frames: int) -> tuple[int, int]:
 
 
 def _validate(samples: Samples, rate: int, max_seconds: float) -> Audio:
-    """The mean of the channels; ``Unreadable`` for a sound that no model can use."""
+    """The mean of the channels; ``Unreadable`` for a recording that no model can use."""
     _check_header(rate, samples.shape[1], len(samples), max_seconds)
     if not samples.size:
         raise Unreadable("has no samples")
@@ -221,7 +221,7 @@ def _decode(file: str | BytesIO, max_seconds: float, span: Span = WHOLE) -> tupl
         raise
     except Exception as error:  # ffmpeg raises many kinds of errors on damaged data
         second = f"nor by av ({type(error).__name__}: {error})"
-    raise Unreadable(f"cannot be read as a sound by soundfile ({first}), {second}") from first
+    raise Unreadable(f"cannot be read as a recording by soundfile ({first}), {second}") from first
 
 
 def _missing_bytes(file: str | BytesIO) -> int:
@@ -242,7 +242,7 @@ def _decode_by_av(file: str | BytesIO, max_seconds: float, span: Span = WHOLE) -
 
     with open_container(file) as container:
         if not container.streams.audio:
-            raise Unreadable("has no sound")
+            raise Unreadable("has no recording")
         stream = container.streams.audio[0]
         rate, channels = stream.rate or 0, stream.codec_context.channels
         stated = (container.duration or 0) / av.time_base

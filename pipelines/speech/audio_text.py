@@ -1,9 +1,9 @@
 """Any language model of transformers that hears, through its own processor and its own forward pass.
 
 A family of its own is faster where there is one (``qwen_audio``): it encodes a frozen clip once per run and batches
-prompts. Here every prompt is read by the network alone, sounds included, and what the samples of its group share is
+prompts. Here every prompt is read by the network alone, recordings included, and what the samples of its group share is
 tried when the model is loaded (``pipelines.own_forward``). Two more trials refuse a model whose logits do not depend
-on the sound, and a duration beyond which its processor drops the end of a clip.
+on the recording, and a duration beyond which its processor drops the end of a clip.
 
     load(options)  an ordinary folder or hub id: mistralai/Voxtral-Mini-3B-2507, ibm-granite/granite-speech-3.3-2b,
                    Qwen/Qwen2.5-Omni-3B (its thinker, which hears and writes), zai-org/GLM-ASR-Nano-2512, ...
@@ -88,7 +88,7 @@ class AudioText(OwnForward):
             if medium.kind != "audio":
                 raise ValueError(f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected audio")
         if self.adapted and not prompt.media:
-            raise ValueError(f"prompt '{prompt.id}': got no sound, expected at least one for this model; remove it")
+            raise ValueError(f"prompt '{prompt.id}': got no recording, expected at least one for this model; remove it")
         sounds: Any = getattr(self.processor, "audio_processor", None) or self.processor.feature_extractor
         setting = setting_to_raise(self.seconds, most=LONGEST)
         clips = [clip_samples(prompt, medium, sounds.sampling_rate, self.seconds, setting) for medium in prompt.media]
@@ -126,7 +126,7 @@ def load(options: AudioTextOptions, training: Training = PLAIN) -> AudioText:
     if getattr(config, "is_encoder_decoder", False) or "audio" not in getattr(network_class, "input_modalities", ()):
         raise ValueError(
             f"'{source}': got a model of type '{kind}', expected a language model of transformers that hears; set "
-            "model.family to whisper for Whisper, image_text for a model of pictures, causal_lm for one of text"
+            "model.family to whisper for Whisper, image_text for a model of images, causal_lm for one of text"
         )
     processor = read_hearing_processor(source, config)
     read = read_granite if kind.startswith("granite_speech") else read_network
@@ -155,22 +155,25 @@ def tone(seconds: float, last: float = 0.5) -> Tensor:
 
 
 def example(samples: Tensor) -> Prompt:
-    """A question about a sound."""
+    """A question about a recording."""
     sound = Media("audio", Audio(samples[None], RATE))
     return Prompt("what is said?", "example", turns=(Turn("user", (sound, "what is said?")),))
 
 
 @torch.no_grad()
 def check_hearing(model: AudioText, name: str) -> None:
-    """ValueError where the end of the longest clip leaves the inputs as they are, or a sound the network's logits."""
+    """ValueError where the end of the longest clip leaves the inputs as they are, or a recording the network's
+    logits."""
     one, other = [model.encode([example(tone(model.seconds, last))]).media[0] for last in (0.5, 0.1)]
     if all(torch.equal(value, other[key]) for key, value in one.items()):
         raise ValueError(
-            f"{name}: its processor drops the end of a clip of model.seconds={model.seconds:g}, or every sound; lower "
+            f"{name}: its processor drops the end of a clip of model.seconds={model.seconds:g}, or every recording; lower "
             "model.seconds to what the model hears"
         )
     short = min(1.0, model.seconds)
     contexts = [model.encode([example(samples)]) for samples in (tone(short), tone(short).flip(0) / 3)]
     first, second = (model.own_logits(one.ids[0].to(model.device), one.media[0])[-1] for one in contexts)
     if torch.equal(first, second):
-        raise ValueError(f"{name}: its logits do not depend on the sound, so that it would be trained without hearing")
+        raise ValueError(
+            f"{name}: its logits do not depend on the recording, so that it would be trained without hearing"
+        )

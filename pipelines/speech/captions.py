@@ -1,11 +1,11 @@
-"""Captions of sounds as prompts: AudioCaps and MusicCaps as they are published, and the rows of every other family.
+"""Captions of recordings as prompts: AudioCaps and MusicCaps as they are published, and the rows of every other family.
 
     train.csv       a header with a column ``caption``; AudioCaps: audiocap_id,youtube_id,start_time,caption
     train.jsonl     objects with ``caption``, or with ``text`` as everywhere
     train.txt       a caption per line
     hf:folder@split as everywhere
 
-A column or key ``seconds`` is the duration that the sound is to have. Other columns go to ``meta``.
+A column or key ``seconds`` is the duration that the recording is to have. Other columns go to ``meta``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text to speech by a causal language model whose vocabulary contains the tokens of a speech codec.
 
 Llasa (arXiv:2502.04128) and the language model of CosyVoice 2 (arXiv:2412.10117) are of this kind: the prompt is the
-text, the completion consists of speech tokens <|s_0|>, <|s_1|>, ..., and a vocoder turns these into a sound. Only
+text, the completion consists of speech tokens <|s_0|>, <|s_1|>, ..., and a vocoder turns these into a recording. Only
 speech tokens and the end can be sampled, and never the end first: sampling and scoring have the same mask, so that
 log-probs are those of the sampled distribution.
 
@@ -73,7 +73,7 @@ class CodecSpeech(Decoder):
         network: Any = self.network
         vocabulary = network.get_output_embeddings().weight.shape[0]
         self.suppress_tokens = frozenset(range(vocabulary)) - self.codes.keys() - self.end_ids
-        self.begin_suppress_tokens = self.end_ids  # an utterance of no token has no sound
+        self.begin_suppress_tokens = self.end_ids  # an utterance of no token has no recording
         self.chat = chat_of(self.tokenizer)
         self.pad_id = self.tokenizer.pad_token_id
         if self.pad_id is None:
@@ -98,7 +98,7 @@ class CodecSpeech(Decoder):
         return "".join(self.speech_token.replace(NUMBER, str(self.codes[i])) for i in ids if i in self.codes)
 
     def render(self, prompt: Prompt, text: Text) -> Audio:
-        """The sound of a completion."""
+        """The recording of a completion."""
         codes = re.findall(pattern(self.speech_token), text.text)
         return self.voice.render(prompt, torch.tensor([int(code) for code in codes]))
 

@@ -42,7 +42,7 @@ LORA_TARGETS: Mapping[str, Sequence[str]] = {"wavlm": ("intermediate_dense", "ou
 projections past the modules, so that adapters there would have no effect."""
 
 FRONT_ENDS = ("feature_extractor", "subsampling")
-"""Names of the convolutions that read the sound."""
+"""Names of the convolutions that read the recording."""
 
 SHORTEST = 0.1
 """Seconds; the convolutions of these models need up to 80 ms for one frame."""
@@ -71,7 +71,7 @@ class Ctc:
         """The input of the network for a prompt, which has exactly one clip: samples, or a spectrogram."""
         if [medium.kind for medium in prompt.media] != ["audio"]:
             kinds = ", ".join(medium.kind for medium in prompt.media) or "nothing"
-            raise ValueError(f"prompt '{prompt.id}': got media of kind {kinds}, expected one sound (ctc)")
+            raise ValueError(f"prompt '{prompt.id}': got media of kind {kinds}, expected one recording (ctc)")
         if text := prompt.text.strip():
             raise ValueError(
                 f"prompt '{prompt.id}': got the text {text!r}, expected none, since a CTC recognizer takes no "

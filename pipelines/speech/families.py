@@ -141,7 +141,7 @@ def with_language(prompts: Sequence[Prompt], language: str) -> Sequence[Prompt]:
 
 
 def clips(files: Sequence[str]) -> list[Prompt]:
-    """Sound files as prompts, with the file's name as id."""
+    """Audio files as prompts, with the file's name as id."""
     from mmgrpo.types import Media, Prompt, Turn
 
     return [Prompt("", id=Path(file).name, turns=(Turn("user", (Media("audio", file),)),)) for file in files]

@@ -223,7 +223,7 @@ class FlowSpeech:
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "N mels frames"], conditioning: Utterances) -> list[Audio]:
-        """The sounds of the speech, without the reference, as loud as the reference was."""
+        """The recordings of the speech, without the reference, as loud as the reference was."""
         given, frames, gain = (part.tolist() for part in (conditioning.given, conditioning.frames, conditioning.gain))
         sounds = []
         for row, latent in enumerate(latents.float()):

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms of sounds, and vocoders, which turn them back into sounds.
+"""Log-mel spectrograms of recordings, and vocoders, which turn them back into recordings.
 
     mel = log(max(1e-5, bank |STFT|))     24 kHz, window 1024, hop 256, 100 bands (HTK scale), as F5-TTS and Vocos
 
@@ -25,7 +25,7 @@ FLOOR, CEILING = math.log(1e-5), 7.0
 
 @dataclass(frozen=True)
 class MelFormat:
-    """How sounds are shown to the network; the defaults are those of F5-TTS."""
+    """How recordings are shown to the network; the defaults are those of F5-TTS."""
 
     rate: int = 24_000
     window: int = 1024
@@ -33,9 +33,9 @@ class MelFormat:
     mels: int = 100
 
     def mel(self, samples: Float[Tensor, " samples"]) -> Float[Tensor, "mels frames"]:
-        """The log-mel spectrogram of a sound, 1 + samples / hop frames."""
+        """The log-mel spectrogram of a recording, 1 + samples / hop frames."""
         window = torch.hann_window(self.window)
-        # As a picture would be, a sound shorter than half a window is padded before it is reflected.
+        # As an image would be, a recording shorter than half a window is padded before it is reflected.
         samples = torch.nn.functional.pad(samples, (0, max(0, self.window - len(samples))))
         magnitude = torch.stft(samples, self.window, self.hop, window=window, return_complex=True).abs()
         return (bank(self) @ magnitude).clamp(min=math.exp(FLOOR)).log()
@@ -74,7 +74,7 @@ class Vocoder(Protocol):
 class GriffinLim:
     """Phases that fit the magnitudes (Griffin & Lim 1984, with the momentum of Perraudin et al. 2013).
 
-    They start at zero: the same spectrogram has the same sound.
+    They start at zero: the same spectrogram has the same recording.
     """
 
     form: MelFormat = MelFormat()

@@ -51,7 +51,7 @@ class CtcOptions(ModelOptions):
     seconds: Annotated[float, within("[0.1, 30]")] = 30.0
     """Maximum duration of a clip, at most 30."""
     freeze_front_end: bool = True
-    """Leave the convolutions that read the sound as they are."""
+    """Leave the convolutions that read the recording as they are."""
 
 
 @dataclass
@@ -188,11 +188,11 @@ class StableAudioOptions(ModelOptions):
     path: str = "stabilityai/stable-audio-open-1.0"
     """Folder or hub id."""
     seconds: Annotated[float, within("[0, 600]")] = 0.0
-    """Duration of sounds whose row has no seconds; 0 is the longest that the model makes (47.6 s)."""
+    """Duration of recordings whose row has no seconds; 0 is the longest that the model makes (47.6 s)."""
     guidance: Annotated[float, within("[1, 1000]")] = 7.0
     """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
     decode_batch_size: Annotated[int, COUNT] = 4
-    """Memory limit: sounds that are decoded at one time."""
+    """Memory limit: recordings that are decoded at one time."""
 
 
 @dataclass
@@ -201,13 +201,13 @@ class CaptionData(Data):
 
     train: str = "embedded:speech/sounds_train.txt"
     """Training captions: a .csv file with a column caption (AudioCaps), JSONL with caption or text, a caption per line,
-    or a data set hf:<folder or hub id>@<split>; seconds is the duration of a row's sound."""
+    or a data set hf:<folder or hub id>@<split>; seconds is the duration of a row's recording."""
     heldout: str = "embedded:speech/sounds_heldout.txt"
     """Evaluation captions; one of the training file among them is an error. Empty: no evaluation."""
     prompts_per_step: int = 4
     """Captions (groups) of one rollout, over all processes."""
     group_size: int = 8
-    """Sounds per caption."""
+    """Recordings per caption."""
     skip_limit: Annotated[float, FRACTION] = 0.05
     """The largest fraction of captions that may be skipped because the model does not read them whole or cannot make
     their duration; each is listed in skipped.jsonl."""
@@ -237,7 +237,7 @@ class CodecOptions(ModelOptions):
     """The token that ends speech; empty: <|SPEECH_GENERATION_END|> where the vocabulary has it (Llasa), else those that
     the checkpoint declares."""
     vocoder: Annotated[str, ANY_TEXT] = "codec"
-    """What makes the sound: codec (a codec of transformers with one codebook), tones (a stand-in for tests), or
+    """What makes the recording: codec (a codec of transformers with one codebook), tones (a stand-in for tests), or
     package.module:attribute, one of your own, e.g. around CosyVoice 2's flow and HiFT."""
     vocoder_path: Annotated[str, ANY_TEXT] = "HKUSTAudio/xcodec2-hf"
     """Folder or hub id of the codec."""

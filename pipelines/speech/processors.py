@@ -1,6 +1,6 @@
 """Processors of language models that hear, also where a package that transformers needs for them is not installed.
 
-torchvision       Qwen2.5-Omni without its parts for pictures and clips
+torchvision       Qwen2.5-Omni without its parts for images and clips
 torchaudio        Granite-Speech with the same spectrogram, computed here
 mistral-common    Voxtral with an ordinary tokenizer (tokenizer.json); its own (tekken.json) cannot do without
 """
@@ -61,7 +61,9 @@ def processed(processor: Any, messages: Sequence[Mapping[str, Any]], clips: Clip
 
     ValueError where its chat template has not one mark for each clip, which would then not be heard.
     """
-    if type(processor).__module__.endswith("processing_voxtral"):  # its tokenizer takes sounds, and no text with marks
+    if type(processor).__module__.endswith(
+        "processing_voxtral"
+    ):  # its tokenizer takes recordings, and no text with marks
         return processor.apply_chat_template(with_sounds(messages, clips, rate))
     chat: Any = chat_of_processor(processor)
     text = chat.text(messages)
@@ -80,7 +82,7 @@ def processed(processor: Any, messages: Sequence[Mapping[str, Any]], clips: Clip
 
 
 def chat_of_processor(processor: Any) -> ChatTemplate | None:
-    """The chat template of a processor, with its mark for a sound where the template reads texts only; None for
+    """The chat template of a processor, with its mark for a recording where the template reads texts only; None for
     Voxtral's own, which writes conversations without one."""
     if type(processor).__module__.endswith("processing_voxtral"):
         return None
@@ -88,7 +90,8 @@ def chat_of_processor(processor: Any) -> ChatTemplate | None:
 
 
 def with_sounds(messages: Sequence[Mapping[str, Any]], clips: Clips, rate: int) -> list[dict[str, Any]]:
-    """The messages with each sound inside, as the bytes of a wav file (32-bit floats, so that nothing is rounded)."""
+    """The messages with each recording inside, as the bytes of a wav file (32-bit floats, so that nothing is
+    rounded)."""
     require("speech", "soundfile")
     import soundfile
 
@@ -154,7 +157,7 @@ class VoxtralProcessor:
 
 
 def omni_processor() -> Any:
-    """The class of Qwen2.5-Omni's processor without its parts for pictures and clips."""
+    """The class of Qwen2.5-Omni's processor without its parts for images and clips."""
     from transformers import ProcessorMixin
     from transformers import Qwen2_5OmniProcessor as Whole
 

@@ -50,7 +50,7 @@ MARKS = (MARK, "<|audio_bos|>", "<|audio_eos|>")
 
 @dataclass(frozen=True)
 class Clip:
-    """A sound as the input of the audio tower."""
+    """A recording as the input of the audio tower."""
 
     mel: Float[Tensor, "mel 3000"]
     frames: int
@@ -80,7 +80,7 @@ class QwenAudio(Decoder):
     def __post_init__(self) -> None:
         network: Any = self.network
         self.tokenizer = self.processor.tokenizer
-        self.tokenizer.chat_template = self.processor.chat_template  # the tokenizer's own has no part for sounds
+        self.tokenizer.chat_template = self.processor.chat_template  # the tokenizer's own has no part for recordings
         self.extractor = self.processor.feature_extractor
         self.media_tokens = frozenset({int(network.config.audio_token_id)})
         self.set_up(NO_ARGUMENTS, MARKS)

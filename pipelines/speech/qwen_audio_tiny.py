@@ -26,8 +26,8 @@ def letter_tokenizer(special: Sequence[str]) -> Any:
 
 
 def amplify(network: nn.Module) -> None:
-    """Multiply the matrices: with the default initialization the output hardly depends on the sound, so that no test
-    could detect it."""
+    """Multiply the matrices: with the default initialization the output hardly depends on the recording, so that no
+    test could detect it."""
     for parameter in network.parameters():
         if parameter.dim() > 1:
             parameter.data *= 16 if parameter.dim() == 4 else 4  # two-dimensional convolutions have few inputs

@@ -1,9 +1,9 @@
-"""Synthesizers as black boxes: a text and a duration in seconds to a sound of exactly that duration.
+"""Synthesizers as black boxes: a text and a duration in seconds to a recording of exactly that duration.
 
 An engine takes a speed, not a duration. The speed is found in at most three syntheses: one at speed 1, which is cached,
 one at the ratio of the two durations, and a correction. The remaining difference, and any speed beyond the engine's
-range, is covered by stretching the sound in time at constant pitch (ffmpeg's ``atempo``). Silence before and after the
-speech is trimmed first, so that the duration is that of the speech. Rendering is deterministic.
+range, is covered by stretching the recording in time at constant pitch (ffmpeg's ``atempo``). Silence before and after
+the speech is trimmed first, so that the duration is that of the speech. Rendering is deterministic.
 
     hibari   hibari-tts (Apache-2.0, pip install 'mmgrpo[voice]'): a natural American voice, speeds 0.5 to 2
     espeak   espeak-ng (GPL-3.0, a separate program: apt install espeak-ng): a formant voice, 80 to 450 words per minute
@@ -36,7 +36,7 @@ TOLERANCE = 0.02
 """Relative error of the duration that is corrected by trimming or padding instead of another synthesis."""
 
 QUIET = 0.01
-"""Fraction of the peak below which samples at the ends of a sound are silence."""
+"""Fraction of the peak below which samples at the ends of a recording are silence."""
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class SpeedRenderer:
 
 
 def stretch(sound: Sound, rate: int, tempo: float) -> Sound:
-    """The sound ``tempo`` times as fast (slower below 1) at constant pitch."""
+    """The recording ``tempo`` times as fast (slower below 1) at constant pitch."""
     require("voice", "av")
     import av
     from av.filter import Graph

@@ -1,4 +1,4 @@
-"""What all families that speak or make sounds have in common: texts come in, and sounds are shown."""
+"""What all families that speak or make recordings have in common: texts come in, and recordings are shown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_voice(prompt: Prompt, voice: Prompt) -> Prompt:
 
 
 class Spoken:
-    """The part of a ``Family`` whose prompts are texts and whose outputs are sounds."""
+    """The part of a ``Family`` whose prompts are texts and whose outputs are recordings."""
 
     def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
         """Texts of a command line."""
@@ -52,13 +52,13 @@ class Spoken:
         return []
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Texts and their sounds, ``<stem>.jsonl`` and sounds beside it."""
+        """Texts and their recordings, ``<stem>.jsonl`` and recordings beside it."""
         from pipelines.samples import write_speech
 
         write_speech(stem, shown)
 
     def displayed(self, medium: Media | Audio) -> Picture | Sound:
-        """A thumbnail, a strip of frames, or a small sound file."""
+        """A thumbnail, a strip of frames, or a small audio file."""
         from pipelines.samples import displayed
 
         return displayed(medium)

@@ -10,9 +10,9 @@ process of the kernel ``ddim``, with nothing approximated (``variance_exploding_
 ``ddim(eta=1)`` is the first-order step of the checkpoint's scheduler, SDE-DPM-Solver++; with eta = 0, which evaluation
 takes, it is Euler's step of the ODE. Only the scheduler's numbers are read: its class needs the package torchsde.
 
-The latents always span the checkpoint's longest sound (47.6 s); a sound of fewer seconds is the beginning of it, as in
-the pipeline. The unconditional branch of guidance has zeros for words and duration in cross-attention, and knows the
-duration by the global state.
+The latents always span the checkpoint's longest recording (47.6 s); a recording of fewer seconds is the beginning of
+it, as in the pipeline. The unconditional branch of guidance has zeros for words and duration in cross-attention, and
+knows the duration by the global state.
 
     load(options)                           a folder or hub id of diffusers' StableAudioPipeline
     tiny(folder)                            a random checkpoint of the same classes
@@ -71,11 +71,11 @@ class StableAudio:
     training: Training
     reference: Reference
     seconds: float
-    """Duration of a sound whose prompt states none in ``meta.seconds``."""
+    """Duration of a recording whose prompt states none in ``meta.seconds``."""
     guidance: float
     """Scale of classifier-free guidance; 1 is none, with one network evaluation instead of two."""
     decode_batch_size: int
-    """Memory limit: sounds that are decoded at one time."""
+    """Memory limit: recordings that are decoded at one time."""
     encodings: Encodings = field(init=False)
     prediction: str = "v"
 
@@ -92,7 +92,7 @@ class StableAudio:
 
     @property
     def longest(self) -> float:
-        """Seconds of the sound that all latents decode to."""
+        """Seconds of the recording that all latents decode to."""
         vae = self.pipeline.vae
         return self.pipeline.transformer.config.sample_size * vae.hop_length / vae.sampling_rate
 
@@ -109,12 +109,12 @@ class StableAudio:
         self.seconds_of(prompt)
 
     def seconds_of(self, prompt: Prompt) -> float:
-        """The duration of a prompt's sound: its ``meta.seconds``, or the option's."""
+        """The duration of a prompt's recording: its ``meta.seconds``, or the option's."""
         seconds = prompt.meta.get("seconds", self.seconds)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= self.longest:
             raise ValueError(
                 f"prompt '{prompt.id}': seconds: got {seconds!r:.40}, expected a number above 0 of at most "
-                f"{self.longest:.4g}, the longest sound of the model; change the row's seconds or model.seconds"
+                f"{self.longest:.4g}, the longest recording of the model; change the row's seconds or model.seconds"
             )
         return float(seconds)
 
@@ -173,7 +173,7 @@ class StableAudio:
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "N channels frames"], conditioning: Conditioning) -> list[Audio]:
-        """The sounds, each of its own duration, ``decode_batch_size`` at a time."""
+        """The recordings, each of its own duration, ``decode_batch_size`` at a time."""
         vae = self.pipeline.vae
         waves = [vae.decode(batch.to(self.device)).sample for batch in latents.split(self.decode_batch_size)]
         ends = (conditioning.tensors[-1].double() * vae.sampling_rate).long().tolist()

@@ -30,8 +30,8 @@ SCHEDULER = {
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
-    """Write a complete ``StableAudioPipeline`` folder (by default a new temporary one) and return it: stereo sounds of
-    up to 0.512 s, two blocks of width 32, the scheduler of Stable Audio Open."""
+    """Write a complete ``StableAudioPipeline`` folder (by default a new temporary one) and return it: stereo recordings
+    of up to 0.512 s, two blocks of width 32, the scheduler of Stable Audio Open."""
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderOobleck, StableAudioDiTModel, StableAudioPipeline
     from diffusers.pipelines.stable_audio import StableAudioProjectionModel

@@ -1,4 +1,4 @@
-"""The family of models that make sounds and music of texts: what commands know of it."""
+"""The family of models that make recordings and music of texts: what commands know of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextToAudioFamily(Spoken):
-    """A family of denoising models of sounds; ``module`` has its ``load`` and ``tiny``."""
+    """A family of denoising models of recordings; ``module`` has its ``load`` and ``tiny``."""
 
     name: str
     about: str
@@ -120,7 +120,7 @@ class TextToAudioFamily(Spoken):
         return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """``completions.html`` with players, its content as JSON lines, and every sound as a 16-bit wav file."""
+        """``completions.html`` with players, its content as JSON lines, and every recording as a 16-bit wav file."""
         from pipelines.samples import write_waves
 
         for title, shown in sets.items():

@@ -1,4 +1,4 @@
-"""Vocoders: the tokens of a speech codec to a sound. No gradient passes through them, and they are deterministic.
+"""Vocoders: the tokens of a speech codec to a recording. No gradient passes through them, and they are deterministic.
 
 codec    a codec of transformers with one codebook: X-codec2 (Llasa), NeuCodec (NeuTTS), DAC of one codebook
 tones    a tone for every token, which can be read back exactly; for tests
@@ -25,15 +25,15 @@ from pipelines.training import Training
 
 @runtime_checkable
 class Vocoder(Protocol):
-    """The sound of speech tokens."""
+    """The recording of speech tokens."""
 
     def size(self) -> int:
         """The number of its tokens, which are 0, 1, ..., size - 1."""
         ...
 
     def render(self, prompt: Prompt, codes: Int[Tensor, " tokens"]) -> Audio:
-        """The sound of at least one token; ``prompt`` may hold the recording of a voice. Equal codes of one prompt have
-        equal sounds."""
+        """The recording of at least one token; ``prompt`` may hold the recording of a voice. Equal codes of one prompt
+        have equal recordings."""
         ...
 
 

@@ -157,7 +157,7 @@ class Whisper:
     def _spectrogram(self, prompt: Prompt) -> Float[Tensor, "mel frames"] | Float[Tensor, "windows mel frames"]:
         if [medium.kind for medium in prompt.media] != ["audio"]:
             kinds = ", ".join(medium.kind for medium in prompt.media) or "nothing"
-            raise ValueError(f"prompt '{prompt.id}': got media of kind {kinds}, expected one sound (Whisper)")
+            raise ValueError(f"prompt '{prompt.id}': got media of kind {kinds}, expected one recording (Whisper)")
         if text := prompt.text.strip():
             raise ValueError(
                 f"prompt '{prompt.id}': got the text {text!r}, expected none, since Whisper takes no instruction; "

@@ -84,7 +84,7 @@ def tiny(folder: str | Path, seed: int = 0, kind: str = "english") -> str:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = WhisperForConditionalGeneration(config)
-        # With the default initialization the output hardly depends on the sound, so that no test could detect it.
+        # With the default initialization the output hardly depends on the recording, so that no test could detect it.
         for parameter in network.model.parameters():
             if parameter.dim() > 1:
                 parameter.data *= 4

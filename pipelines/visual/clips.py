@@ -28,7 +28,7 @@ FRAMES = 24
 """Most frames of a grid that moves; of longer clips it shows as many, evenly spaced, at their own pace."""
 
 ROWS = 40
-"""Most rows of a grid that moves, since WebP has no pictures higher than 16,383 pixels."""
+"""Most rows of a grid that moves, since WebP has no images higher than 16,383 pixels."""
 
 STILL = 80
 """Height in pixels to which small frames are enlarged in strips, by a whole factor."""
@@ -38,7 +38,7 @@ WATCHABLE = 240
 
 
 def are_clips(sets: Iterable[Shown]) -> bool:
-    """Whether outputs are clips, rather than pictures."""
+    """Whether outputs are clips, rather than images."""
     return any(isinstance(output, Video) for shown in sets for output in shown.outputs)
 
 
@@ -73,7 +73,7 @@ def _write_grids(stem: Path, clips: Sequence[Output], texts: Sequence[str], colu
 
 
 def frames_of(clip: Output) -> list[Pil.Image]:
-    """Every frame as a picture."""
+    """Every frame as an image."""
     if not isinstance(clip, Video):
         raise TypeError(f"got {type(clip).__name__}, expected a Video among clips")
     return [to_pil(Image(frame)) for frame in clip.frames]
@@ -137,6 +137,6 @@ def mp4(clip: Output) -> bytes:
 
 
 def even(pixels: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "H W 3"]:
-    """The picture with its last row or column repeated where a side is odd."""
+    """The image with its last row or column repeated where a side is odd."""
     height, width, _ = pixels.shape
     return np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -1,7 +1,7 @@
-"""A decoder for small models: the latents are a small picture, and a convolutional network draws it larger.
+"""A decoder for small models: the latents are a small image, and a convolutional network draws it larger.
 
 It takes the place of the VAE of Stable Diffusion 3, as ``WordEncoder`` takes that of its text encoders: a transformer
-of few positions draws pictures of a size that a person can look at.
+of few positions draws images of a size that a person can look at.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipelines.training import freeze
 
 
 class Enlarger(nn.Module):
-    """Pictures in [-1, 1] to pictures ``scale`` times as wide and high.
+    """Images in [-1, 1] to images ``scale`` times as wide and high.
 
     y = repeat(x) + shuffle(convolutions(x))
 

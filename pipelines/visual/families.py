@@ -1,4 +1,4 @@
-"""The families of generators of pictures and clips."""
+"""The families of generators of images and clips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A family of generators of pictures or clips: what commands know of it."""
+"""A family of generators of images or clips: what commands know of it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class VisualFamily:
     guidance: str = "guidance"
     """The option that doubles the network evaluations where it is not 1."""
     pictures: str = ""
-    """The picture beside the words of a prompt: ``required``, ``optional``, or empty for a family that takes none."""
+    """The image beside the words of a prompt: ``required``, ``optional``, or empty for a family that takes none."""
     process: Process = "flow"
     modality: str = "visual"
     blocks: tuple[str, ...] = ("*TransformerBlock",)
@@ -210,7 +210,7 @@ class VisualFamily:
         refuse_other_architectures(self.name, self.architectures, path)
 
     def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
-        """The prompts of a file, and those whose picture cannot be read."""
+        """The prompts of a file, and those whose image cannot be read."""
         from mmgrpo.data.columns import columns_for
         from pipelines.hub import load_prompts
 
@@ -219,7 +219,7 @@ class VisualFamily:
         )
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
-        """The prompts whose picture can be read, and the others; ValueError for media that the family does not
+        """The prompts whose image can be read, and the others; ValueError for media that the family does not
         take."""
         from pipelines.conditions import refuse_media
         from pipelines.visual.given import check_pictures
@@ -258,19 +258,19 @@ class VisualFamily:
         return []
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
-        """A grid of pictures with prompts and rewards, ``<stem>.png``; of clips, also ``<stem>.webp``, which moves."""
+        """A grid of images with prompts and rewards, ``<stem>.png``; of clips, also ``<stem>.webp``, which moves."""
         from pipelines.visual import clips, pictures
 
         (clips if clips.are_clips([shown]) else pictures).write_grid(stem, shown)
 
     def displayed(self, medium: Media | Audio) -> Picture | Sound:
-        """A thumbnail, a strip of frames, or a small sound file."""
+        """A thumbnail, a strip of frames, or a small audio file."""
         from pipelines.samples import displayed
 
         return displayed(medium)
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """A PNG per picture (or an mp4 per clip) and a grid of all of them, the sets side by side; its path."""
+        """A PNG per image (or an mp4 per clip) and a grid of all of them, the sets side by side; its path."""
         from pipelines.visual import clips, pictures
 
         if clips.are_clips(sets.values()):

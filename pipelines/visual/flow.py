@@ -1,4 +1,4 @@
-"""What all generators of pictures and clips have in common; the file of a family adds what differs.
+"""What all generators of images and clips have in common; the file of a family adds what differs.
 
 Flow matching: x_sigma = (1 - sigma) x0 + sigma eps, the network predicts v = eps - x0. With classifier-free guidance g
 (Ho & Salimans 2022, arXiv:2207.12598, in diffusers' scaling)
@@ -46,7 +46,7 @@ class Architecture:
     pipeline: Any
     """The diffusers pipeline of the frozen parts; None for a model that has none."""
     takes_pictures: ClassVar[bool] = False
-    """Whether a prompt may have a picture beside its words."""
+    """Whether a prompt may have an image beside its words."""
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError for a prompt that is longer than the text encoder takes, which would be cut; encodes
@@ -139,11 +139,11 @@ class FlowModel:
     guidance: float = 1.0
     """Scale of classifier-free guidance; 1 is none, with one network evaluation instead of two."""
     fps: float = 0.0
-    """Frames per second of the clips; 0 for a model of pictures."""
+    """Frames per second of the clips; 0 for a model of images."""
     levels: str = CHECKPOINT
     """Noise levels: ``checkpoint``, or another grid by name (``mmgrpo.diffusion.schedules.GRIDS``)."""
     decode_batch_size: int = 8
-    """Memory limit: pictures that are decoded at one time."""
+    """Memory limit: images that are decoded at one time."""
     encodings: Encodings = field(init=False)
     negatives: Encodings = field(init=False)
     """Encodings of negative prompts."""
@@ -222,7 +222,7 @@ class FlowModel:
         """Apply the options that limit memory; ``identity`` tells the encodings of one model from those of others."""
         self.decode_batch_size = options.decode_batch_size
         if options.encodings_folder:
-            # Another checkpoint may lie under the same name. The VAE encodes the pictures of prompts.
+            # Another checkpoint may lie under the same name. The VAE encodes the images of prompts.
             weights = {name: of_network(part) for name, part in self.frozen_parts().items()}
             self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype} {options.vae_tiling} {weights}"
             self.negatives.identity = f"{self.encodings.identity} negative"
@@ -286,7 +286,7 @@ class FlowModel:
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "N *latent"], conditioning: Conditioning = NOTHING) -> list[Any]:
-        """Pictures or clips of denoised latents, ``decode_batch_size`` at a time, in the VAE's own precision.
+        """Images or clips of denoised latents, ``decode_batch_size`` at a time, in the VAE's own precision.
 
         ``conditioning`` is that of the rows; only models in which it states a part of the output need it.
         """

@@ -77,8 +77,8 @@ class Flux(Architecture):
     def predicted(
         self, network: Any, pictures: Sequence[Tensor], time: Tensor, hidden: Tensor, pooled: Tensor
     ) -> Tensor:
-        """The prediction for the first of several pictures, the others of which are given and follow in the
-        sequence; the number of a picture is its first position."""
+        """The prediction for the first of several images, the others of which are given and follow in the
+        sequence; the number of an image is its first position."""
         x, (height, width) = pictures[0], self.size
         guided = network.config.guidance_embeds
         (predicted,) = network(
@@ -123,7 +123,7 @@ def unpack(tokens: Float[Tensor, "N tokens values"], height: int, width: int) ->
 
 
 def places(height: int, width: int, picture: int = 0) -> Float[Tensor, "tokens 3"]:
-    """(picture, row, column) of every token: 0 for the picture that is made."""
+    """(image, row, column) of every token: 0 for the image that is made."""
     grid = torch.zeros(height, width, 3)
     grid[..., 0] = picture
     grid[..., 1] += torch.arange(height)[:, None]
@@ -174,7 +174,7 @@ def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, kind: type
     """Write a complete folder of the pipeline of ``kind`` (by default a new temporary one) and return it.
 
     The architecture of FLUX.1 dev (of schnell, unless ``guided``) with one block of each kind and width 32; latents of
-    4 channels at half the resolution of the pictures.
+    4 channels at half the resolution of the images.
     """
     require("visual", "diffusers", "transformers")
     import diffusers

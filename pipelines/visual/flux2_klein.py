@@ -1,11 +1,11 @@
-"""FLUX.2 klein (Black Forest Labs 2026), base and distilled: a Qwen 3 encoder; a picture can be given to edit.
+"""FLUX.2 klein (Black Forest Labs 2026), base and distilled: a Qwen 3 encoder; an image can be given to edit.
 
 Latents are those of the network: 2 x 2 neighbours of the VAE's latents as channels of one position, normalized by the
-statistics of the VAE's batch normalization. Positions have four axes (picture, row, column, word); those of a given
-picture are 10 on the first. The base checkpoints take classifier-free guidance, the distilled ones none. The words are
+statistics of the VAE's batch normalization. Positions have four axes (image, row, column, word); those of a given
+image are 10 on the first. The base checkpoints take classifier-free guidance, the distilled ones none. The words are
 encoded by three layers of Qwen 3, of which padding is a part, as in diffusers' pipeline.
 
-A given picture is resized to the size of the picture to be made (the pipeline keeps its own size), so that all prompts
+A given image is resized to the size of the image to be made (the pipeline keeps its own size), so that all prompts
 have sequences of the same length.
 """
 
@@ -67,7 +67,7 @@ class Klein(Architecture):
         refuse_cut(prompt, tokenizer, self.max_sequence_length, "Qwen 3 (chat template included)", text=said)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of Qwen 3, latents of the given picture (0 without one), and whether there is one."""
+        """Hidden states of Qwen 3, latents of the given image (0 without one), and whether there is one."""
         hidden, _ = self.pipeline.encode_prompt(
             prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
         )
@@ -85,7 +85,7 @@ class Klein(Architecture):
         return (pixel_unshuffle(self.pipeline.vae.encode(pixels).latent_dist.mode().float(), 2) - mean) / deviation
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        """The transformer's prediction; rows with a given picture read it after their own tokens."""
+        """The transformer's prediction; rows with a given image read it after their own tokens."""
         hidden, picture, given = conditioning
 
         def predict(rows: Tensor, shown: bool) -> Tensor:
@@ -130,7 +130,7 @@ class Klein(Architecture):
 
 
 def places(picture: int = 0, rows: int = 1, columns: int = 1, words: int = 1) -> Tensor:
-    """(picture, row, column, word) of every token."""
+    """(image, row, column, word) of every token."""
     return torch.cartesian_prod(torch.tensor([picture]), torch.arange(rows), torch.arange(columns), torch.arange(words))
 
 

@@ -1,9 +1,9 @@
-"""FLUX.1 Kontext (Black Forest Labs 2025, arXiv:2506.15742): FLUX.1 that edits a given picture, or draws without one.
+"""FLUX.1 Kontext (Black Forest Labs 2025, arXiv:2506.15742): FLUX.1 that edits a given image, or draws without one.
 
-The latents of the given picture follow those of the picture that is made, with 1 as their first position; they are
-never noised, and nothing is predicted for them. The picture is resized to the size of the picture to be made, where the
+The latents of the given image follow those of the image that is made, with 1 as their first position; they are
+never noised, and nothing is predicted for them. The image is resized to the size of the image to be made, where the
 pipeline takes the nearest of its preferred sizes, so that all prompts have sequences of the same length: choose
-``height`` and ``width`` in the ratio of the pictures. The model was trained on about a megapixel.
+``height`` and ``width`` in the ratio of the images. The model was trained on about a megapixel.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LORA_TARGETS = flux.LORA_TARGETS
 
 @dataclass(frozen=True)
 class Kontext(flux.Flux):
-    """FLUX.1 with a given picture."""
+    """FLUX.1 with a given image."""
 
     pipeline_name: ClassVar[str] = "FluxKontextPipeline"
     takes_pictures: ClassVar[bool] = True
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states, pooled vector, latents of the given picture, and whether there is one."""
+        """Hidden states, pooled vector, latents of the given image, and whether there is one."""
         height, width = (self.pipeline.vae_scale_factor * side for side in self.size)
         picture = optional_picture(prompt, "flux_kontext", self.pipeline, self.latents_of, height, width)
         return *self.words(prompt), *picture
@@ -44,7 +44,7 @@ class Kontext(flux.Flux):
         return (vae.encode(pixels).latent_dist.mode().float() - vae.config.shift_factor) * vae.config.scaling_factor
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        """The transformer's prediction; rows with a given picture read it after their own tokens."""
+        """The transformer's prediction; rows with a given image read it after their own tokens."""
         hidden, pooled, picture, given = conditioning
 
         def predict(rows: Tensor, shown: bool) -> Tensor:

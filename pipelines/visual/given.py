@@ -1,4 +1,4 @@
-"""Media of data sets: the picture beside the words of a prompt (to be edited, or a first frame), and given outputs."""
+"""Media of data sets: the image beside the words of a prompt (to be edited, or a first frame), and given outputs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def given_picture(prompt: Prompt, family: str) -> Pil.Image:
-    """The one picture of a prompt, as diffusers' pipelines take it; ValueError for none, several or other media."""
+    """The one image of a prompt, as diffusers' pipelines take it; ValueError for none, several or other media."""
     from PIL import Image as Pil
 
     if [medium.kind for medium in prompt.media] != ["image"]:
         got = ", ".join(medium.kind for medium in prompt.media) or "none"
         raise ValueError(
-            f"prompt '{prompt.text:.80}' (id '{prompt.id}'): got media {got}, expected one picture, which the family "
+            f"prompt '{prompt.text:.80}' (id '{prompt.id}'): got media {got}, expected one image, which the family "
             f"'{family}' starts from; give the row a column 'image'"
         )
     source = prompt.media[0].source
@@ -67,10 +67,10 @@ def _covering(pixels: Float[Tensor, "N 3 h w"], size: Sequence[int]) -> Float[Te
 def optional_picture(
     prompt: Prompt, family: str, pipeline: Any, latents_of: Callable[[Tensor], Tensor], height: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Latents of the picture that a prompt may give, resized to ``height`` x ``width`` pixels; whether it gives one.
+    """Latents of the image that a prompt may give, resized to ``height`` x ``width`` pixels; whether it gives one.
 
     Black takes its place in a prompt without, so that all encodings have the same shape; it is never read. The
-    pipeline prepares the picture; ``latents_of`` encodes its pixels in [-1, 1], with a batch axis.
+    pipeline prepares the image; ``latents_of`` encodes its pixels in [-1, 1], with a batch axis.
     """
     from PIL import Image as Pil
 
@@ -81,7 +81,7 @@ def optional_picture(
 
 
 def with_and_without(given: Bool[Tensor, "N"], predict: Callable[[Tensor, bool], Tensor]) -> Tensor:
-    """The rows with a given picture and those without, whose sequences differ in length, predicted one after the other
+    """The rows with a given image and those without, whose sequences differ in length, predicted one after the other
     by ``predict(rows, shown)``; in the order of the rows."""
     rows = [given.nonzero()[:, 0], (~given).nonzero()[:, 0]]
     parts = [predict(some, shown) for some, shown in zip(rows, (True, False), strict=True) if len(some)]
@@ -91,13 +91,13 @@ def with_and_without(given: Bool[Tensor, "N"], predict: Callable[[Tensor, bool],
 def check_pictures(
     prompts: Sequence[Prompt], family: str, required: bool, name: str, skip_limit: float
 ) -> tuple[Sequence[Prompt], list[Skipped]]:
-    """The prompts whose pictures can be read, and the skipped ones; ValueError for a prompt without a picture where
+    """The prompts whose images can be read, and the skipped ones; ValueError for a prompt without an image where
     one is ``required``, for other media, and where more than ``skip_limit`` of them are skipped."""
     for prompt in prompts:
         kinds = [medium.kind for medium in prompt.media]
         if kinds != ["image"] and (required or kinds):
             raise ValueError(
-                f"{name}: prompt '{prompt.id}': got media {', '.join(kinds) or 'none'}, expected one picture, which "
+                f"{name}: prompt '{prompt.id}': got media {', '.join(kinds) or 'none'}, expected one image, which "
                 f"the family '{family}' takes; give the row a column 'image'"
             )
     usable, skipped = filter_readable(prompts, _open)

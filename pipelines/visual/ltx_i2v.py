@@ -1,8 +1,8 @@
-"""LTX-Video (``pipelines.visual.ltx_video``) with a picture beside the words, the first frame of the clip.
+"""LTX-Video (``pipelines.visual.ltx_video``) with an image beside the words, the first frame of the clip.
 
-The picture is a condition: its latents are the first latent frame, at time 0, while the other frames are at the time of
+The image is a condition: its latents are the first latent frame, at time 0, while the other frames are at the time of
 the step. Samples are the other frames, so that no noise is added to the first one and no decision concerns it. The
-latents of a picture are the mean of the VAE's posterior, from which diffusers' pipeline draws them.
+latents of an image are the mean of the VAE's posterior, from which diffusers' pipeline draws them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LtxImage(Architecture):
         refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "T5")
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of T5, the mask of its tokens, and the latent frame of the picture, [channels, 1, h, w]."""
+        """Hidden states of T5, the mask of its tokens, and the latent frame of the image, [channels, 1, h, w]."""
         picture = given_picture(prompt, "ltx_i2v")
         words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
         vae, factor = self.pipeline.vae, self.pipeline.vae_spatial_compression_ratio
@@ -91,7 +91,7 @@ class LtxImage(Architecture):
 
 
 def load(options: LtxImageOptions, training: Training = PLAIN) -> FlowModel:
-    """Load an LTX-Video model for training on clips that begin with a picture; see ``pipelines.visual.ltx_video.load``.
+    """Load an LTX-Video model for training on clips that begin with an image; see ``pipelines.visual.ltx_video.load``.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """

@@ -26,9 +26,9 @@ class MemoryOptions(ModelOptions):
     vae_dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     """Precision of the VAE; an overflow in half precision is an error that names it."""
     vae_tiling: bool = False
-    """Decode in overlapping tiles: less memory for large pictures and clips, and seams that are blended."""
+    """Decode in overlapping tiles: less memory for large images and clips, and seams that are blended."""
     decode_batch_size: Annotated[int, COUNT] = 8
-    """Memory limit: pictures or clips that are decoded at one time."""
+    """Memory limit: images or clips that are decoded at one time."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class FlowOptions(MemoryOptions):
     path: str = "embedded:visual/scenes/base"
     """Folder or hub id, e.g. stabilityai/stable-diffusion-3.5-medium."""
     height: Annotated[int, within("[0, 16384]")] = 0
-    """Height of the pictures in pixels; 0 takes the checkpoint's own (1024 of Stable Diffusion 3.5)."""
+    """Height of the images in pixels; 0 takes the checkpoint's own (1024 of Stable Diffusion 3.5)."""
     width: Annotated[int, within("[0, 16384]")] = 0
-    """Width of the pictures in pixels; 0 takes the checkpoint's own."""
+    """Width of the images in pixels; 0 takes the checkpoint's own."""
     guidance: Annotated[float, within("[0, 1000]")] = 1.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: Annotated[int, within("[1, 65536]")] = 256
@@ -58,9 +58,9 @@ class FluxOptions(FlowOptions):
     path: str = "black-forest-labs/FLUX.1-dev"
     """Folder or hub id."""
     height: int = 512
-    """Height of the pictures in pixels."""
+    """Height of the images in pixels."""
     width: int = 512
-    """Width of the pictures in pixels."""
+    """Width of the images in pixels."""
     guidance: float = 3.5
     """Embedded guidance scale of FLUX dev, in one evaluation; schnell takes none."""
     true_cfg_scale: Annotated[float, within("[0, 1000]")] = 1.0
@@ -78,9 +78,9 @@ class StableDiffusionOptions(MemoryOptions):
     path: str = "CompVis/stable-diffusion-v1-4"
     """Folder or hub id."""
     height: Annotated[int, within("[0, 16384]")] = 0
-    """Height of the pictures in pixels; 0 takes the checkpoint's own (512 of Stable Diffusion 1.x)."""
+    """Height of the images in pixels; 0 takes the checkpoint's own (512 of Stable Diffusion 1.x)."""
     width: Annotated[int, within("[0, 16384]")] = 0
-    """Width of the pictures in pixels; 0 takes the checkpoint's own."""
+    """Width of the images in pixels; 0 takes the checkpoint's own."""
     guidance: Annotated[float, within("[0, 1000]")] = 5.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
 
@@ -113,9 +113,9 @@ class KleinOptions(FlowOptions):
     path: str = "black-forest-labs/FLUX.2-klein-base-4B"
     """Folder or hub id."""
     height: int = 512
-    """Height of the pictures in pixels."""
+    """Height of the images in pixels."""
     width: int = 512
-    """Width of the pictures in pixels."""
+    """Width of the images in pixels."""
     guidance: float = 4.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none, for distilled models."""
     max_sequence_length: int = 512
@@ -159,9 +159,9 @@ class QwenImageEditOptions(QwenImageOptions):
     path: str = "Qwen/Qwen-Image-Edit-2509"
     """Folder or hub id."""
     given_size: Annotated[int, within("[64, 4096]")] = 1024
-    """Side of the square with as many pixels as a given picture is scaled to, in its own proportions."""
+    """Side of the square with as many pixels as a given image is scaled to, in its own proportions."""
     max_sequence_length: Annotated[int, within("[1, 3584]")] = 2048
-    """Tokens of a prompt and its picture that Qwen2.5-VL reads."""
+    """Tokens of a prompt and its image that Qwen2.5-VL reads."""
 
 
 @dataclass
@@ -285,7 +285,7 @@ class WanOptions(VideoOptions):
     guidance_2: Annotated[float, within("0", "[1, 1000]")] = 0.0
     """The same of the second network of Wan 2.2 14B, which works at low noise; 0 takes guidance."""
     max_sequence_length: int = 512
-    """Tokens of a prompt that UMT5 reads; 512 for Wan 2.1 with a picture."""
+    """Tokens of a prompt that UMT5 reads; 512 for Wan 2.1 with an image."""
 
 
 @dataclass
@@ -334,9 +334,9 @@ class VisualData(Data):
     heldout: str = "embedded:visual/scenes/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
     media_root: Annotated[str, ANY_TEXT] = ""
-    """Root of relative paths of pictures beside prompts; empty: the folder of the prompt file."""
+    """Root of relative paths of images beside prompts; empty: the folder of the prompt file."""
     skip_limit: Annotated[float, FRACTION] = 0.05
-    """The largest fraction of prompts that may be skipped because their picture cannot be read; each is listed in
+    """The largest fraction of prompts that may be skipped because their image cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
 
 

@@ -1,4 +1,4 @@
-"""Generated pictures as files: grids for reports, and one file per picture."""
+"""Generated images as files: grids for reports, and one file per image."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def side_by_side(sets: Mapping[str, Shown], samples: int, columns: int) -> tuple
 
 
 def write_pictures(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-    """One PNG per picture, ``<prompt>-<sample>-<title>.png``, and ``grid.png`` with the sets side by side."""
+    """One PNG per image, ``<prompt>-<sample>-<title>.png``, and ``grid.png`` with the sets side by side."""
     tiles, columns = side_by_side(sets, samples, columns)
     for tile in tiles:
         write_bytes(folder / f"{tile.name}.png", png(to_pil(tile.output)))

@@ -99,7 +99,7 @@ def predicted(
     conditioning: tuple[Tensor, ...],
     shapes: list[tuple[int, int, int]],
 ) -> Float[Tensor, "N tokens values"]:
-    """The transformer's prediction; ``shapes`` are the frames, rows and columns of tokens of each picture."""
+    """The transformer's prediction; ``shapes`` are the frames, rows and columns of tokens of each image."""
     hidden, real = conditioning
     longest = int(real.sum(1).max())
     real = real[:, :longest]
@@ -167,7 +167,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     """Write a complete ``QwenImagePipeline`` folder (by default a new temporary one) and return it.
 
     The architecture of Qwen-Image with 2 blocks of width 32; latents of 4 channels at half the resolution of the
-    pictures.
+    images.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import QwenImagePipeline

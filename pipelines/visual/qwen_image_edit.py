@@ -1,7 +1,7 @@
-"""Qwen-Image-Edit and Qwen-Image-Edit-Plus (2509, 2511): Qwen-Image with a picture beside the words.
+"""Qwen-Image-Edit and Qwen-Image-Edit-Plus (2509, 2511): Qwen-Image with an image beside the words.
 
-The network sees the given picture twice: Qwen2.5-VL reads it with the words, and its clean latents follow those of the
-picture to be made in the sequence of tokens. It is never noised, and the unconditional branch of guidance keeps it.
+The network sees the given image twice: Qwen2.5-VL reads it with the words, and its clean latents follow those of the
+image to be made in the sequence of tokens. It is never noised, and the unconditional branch of guidance keeps it.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ PLUS_READS = 384
 """Side of the square with as many pixels as Plus shows to the text encoder."""
 
 UNIT = 32
-"""Sides of a given picture are multiples of so many pixels."""
+"""Sides of a given image are multiples of so many pixels."""
 
 LONGEST = 4
-"""Largest ratio of the sides of a given picture."""
+"""Largest ratio of the sides of a given image."""
 
 TEXT_TOKENS = 3584
-"""Tokens of a prompt and its picture at most, so that the network has positions for them."""
+"""Tokens of a prompt and its image at most, so that the network has positions for them."""
 
 
 @dataclass(frozen=True)
 class QwenImageEdit(QwenImage):
-    """Text encoder and VAE of a checkpoint, and the size of given pictures."""
+    """Text encoder and VAE of a checkpoint, and the size of given images."""
 
     given_size: int
-    """Side of the square with as many pixels as a given picture is scaled to."""
+    """Side of the square with as many pixels as a given image is scaled to."""
     read_size: int
     """The same for what the text encoder sees."""
 
     takes_pictures: ClassVar[bool] = True
 
     def check(self, prompt: Prompt) -> None:
-        """Nothing: the number of tokens depends on the picture, and ``encode`` refuses too many."""
+        """Nothing: the number of tokens depends on the image, and ``encode`` refuses too many."""
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of words and picture, padded; which of them are real; the picture's packed latents, padded;
+        """Hidden states of words and image, padded; which of them are real; the image's packed latents, padded;
         rows and columns of their tokens."""
         picture, pipeline = given_picture(prompt, "qwen_image_edit"), self.pipeline
         seen, shown = (scaled(picture.size, side) for side in (self.given_size, self.read_size))
@@ -69,7 +69,7 @@ class QwenImageEdit(QwenImage):
         )
         if (tokens := hidden.shape[1]) > self.max_sequence_length:
             raise ValueError(
-                f"prompt '{prompt.text:.80}': has {tokens} tokens with its picture, expected at most "
+                f"prompt '{prompt.text:.80}': has {tokens} tokens with its image, expected at most "
                 f"{self.max_sequence_length}; shorten it, raise model.max_sequence_length or lower model.given_size"
             )
         pixels = pipeline.image_processor.preprocess(picture, *seen)[:, :, None]
@@ -80,7 +80,7 @@ class QwenImageEdit(QwenImage):
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the largest given picture: each side is rounded by half a unit at most."""
+        """Tokens of the largest given image: each side is rounded by half a unit at most."""
         side, ratio = self.given_size / UNIT, math.sqrt(LONGEST)
         units = int((side * ratio + 0.5) * (side / ratio + 0.5))
         return units * (UNIT // (2 * self.pipeline.vae_scale_factor)) ** 2
@@ -93,7 +93,7 @@ class QwenImageEdit(QwenImage):
         return ((latents - mean) / std)[:, :, 0]
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        """The transformer's prediction for the unpacked latents alone, one pass per size of the given pictures, since
+        """The transformer's prediction for the unpacked latents alone, one pass per size of the given images, since
         the network has positions for one size at a time."""
         hidden, real, given, size = conditioning
         height, width = self.size
@@ -115,14 +115,14 @@ def scaled(size: tuple[int, int], side: int) -> tuple[int, int]:
     width, height = size
     if max(width, height) > LONGEST * min(width, height):
         raise ValueError(
-            f"a given picture has {width} x {height} pixels, expected sides of at most {LONGEST} : 1; crop it"
+            f"a given image has {width} x {height} pixels, expected sides of at most {LONGEST} : 1; crop it"
         )
     wide = math.sqrt(side**2 * (width / height))
     return round(wide / (width / height) / UNIT) * UNIT, round(wide / UNIT) * UNIT
 
 
 def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel:
-    """Load a Qwen-Image-Edit model (Plus or not, with one given picture) for training; only the transformer trains.
+    """Load a Qwen-Image-Edit model (Plus or not, with one given image) for training; only the transformer trains.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
@@ -175,7 +175,7 @@ def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel
 
 
 def picture_processor() -> Any:
-    """The class of Qwen2-VL's processor of words and pictures; transformers' own also needs torchvision, for clips."""
+    """The class of Qwen2-VL's processor of words and images; transformers' own also needs torchvision, for clips."""
     from transformers import Qwen2VLProcessor
 
     class PictureProcessor(Qwen2VLProcessor):

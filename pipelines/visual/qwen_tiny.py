@@ -35,7 +35,7 @@ def tokenizer(text: str = "") -> Any:
 
 
 def vision_language(words: Any) -> Any:
-    """A Qwen2.5-VL of width 32 over the vocabulary of a tokenizer; a picture has a token per 8 x 8 pixels."""
+    """A Qwen2.5-VL of width 32 over the vocabulary of a tokenizer; an image has a token per 8 x 8 pixels."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     shape = {"width": 32, "layers": 2, "heads": 2, "vision_width": 32, "vision_layers": 2, "patch": 4}
@@ -83,7 +83,7 @@ def vae(channels: int = 4) -> Any:
 
 def transformer(channels: int = 4, zero_cond_t: bool = False) -> Any:
     """Qwen-Image's transformer, 2 blocks of width 32, for latents of ``channels`` channels; with ``zero_cond_t`` (2511)
-    it is told that the given picture is clean."""
+    it is told that the given image is clean."""
     from diffusers import QwenImageTransformer2DModel
 
     return QwenImageTransformer2DModel(

@@ -173,7 +173,7 @@ def load(options: SanaOptions, training: Training = PLAIN) -> FlowModel:
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     """Write a complete ``SanaPipeline`` folder (by default a new temporary one) and return it.
 
-    The architecture of Sana 1.5 (normalized queries and keys) with 2 layers of width 32, pictures of 16 x 16 pixels by
+    The architecture of Sana 1.5 (normalized queries and keys) with 2 layers of width 32, images of 16 x 16 pixels by
     default, and latents of 4 channels at a quarter of the resolution.
     """
     require("visual", "diffusers", "transformers")

@@ -103,7 +103,7 @@ class Pretrained(Architecture):
 
 @dataclass(frozen=True)
 class Small(SmallModel):
-    """A model in pixel space with a word encoder, and with a decoder where its pictures are enlarged."""
+    """A model in pixel space with a word encoder, and with a decoder where its images are enlarged."""
 
     tokens: int
     """Image tokens of one latent."""

@@ -21,7 +21,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     """Write a complete ``StableDiffusion3Pipeline`` folder (by default a new temporary one) and return it.
 
     The architecture of SD 3.5 medium (normalized queries and keys, dual attention in the first layer) with 2 layers of
-    width 32; pictures of up to 64 x 64 pixels in steps of 4, latents of 16 channels at half the resolution.
+    width 32; images of up to 64 x 64 pixels in steps of 4, latents of 16 channels at half the resolution.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import StableDiffusion3Pipeline

@@ -52,7 +52,7 @@ class Sdxl(UnetArchitecture):
         return (hidden[0], pooled[0]) if prompt.text else (no_hidden[0], no_pooled[0])
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        """The UNet's prediction at integer timesteps, for uncropped pictures of their own size."""
+        """The UNet's prediction at integer timesteps, for uncropped images of their own size."""
         hidden, pooled = conditioning
         height, width = (side * self.pipeline.vae_scale_factor for side in self.size)
         sizes = torch.tensor([height, width, 0, 0, height, width], dtype=torch.float32, device=x.device)
@@ -93,7 +93,7 @@ def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") ->
     """Write a complete ``StableDiffusionXLPipeline`` folder (by default a new temporary one) and return it.
 
     The scheduler is that of SDXL base (Euler), with ``prediction`` epsilon or v_prediction; one block with and one
-    without attention, of widths 8 and 16; latents of 4 channels at half the resolution of the pictures.
+    without attention, of widths 8 and 16; latents of 4 channels at half the resolution of the images.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline

@@ -1,4 +1,4 @@
-"""Sizes of pictures and clips that a model can make, and the nearest ones to those that it cannot."""
+"""Sizes of images and clips that a model can make, and the nearest ones to those that it cannot."""
 
 from __future__ import annotations
 

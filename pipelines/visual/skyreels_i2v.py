@@ -1,9 +1,9 @@
 """SkyReels-V1 (Skywork AI 2025): HunyuanVideo (``pipelines.visual.hunyuan_video``) with the first frame of the clip.
 
-The picture is a condition: the network reads the VAE's latents of it in channels of their own, beside the noisy latents
+The image is a condition: the network reads the VAE's latents of it in channels of their own, beside the noisy latents
 of the first frame, and zeros beside those of the others. No noise is added to it, and no decision concerns it: all
 frames are sampled. Guidance is true classifier-free guidance (``true_cfg_scale``); its unconditional branch keeps the
-picture. The latents of a picture are the mean of the VAE's posterior, from which diffusers' pipeline draws them.
+image. The latents of an image are the mean of the VAE's posterior, from which diffusers' pipeline draws them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Skyreels(Architecture):
         check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """What HunyuanVideo reads of the words, and the VAE's latents of the picture, [channels, 1, h, w]."""
+        """What HunyuanVideo reads of the words, and the VAE's latents of the image, [channels, 1, h, w]."""
         picture = given_picture(prompt, "skyreels_i2v")
         words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
         vae, factor = self.pipeline.vae, self.pipeline.vae_scale_factor_spatial
@@ -72,7 +72,7 @@ class Skyreels(Architecture):
         return *words, posterior.mode()[0].float() * vae.config.scaling_factor
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        """The prediction for the noisy latents, with the picture's in channels of their own."""
+        """The prediction for the noisy latents, with the image's in channels of their own."""
         *words, picture = conditioning
         beside = torch.cat([picture, torch.zeros_like(x[:, :, 1:])], 2)
         return velocity(network, torch.cat([x, beside], 1), time, tuple(words), self.guidance)
@@ -85,12 +85,12 @@ class Skyreels(Architecture):
 
 
 def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
-    """Load a SkyReels model for training on clips that begin with a picture; text encoders and VAE are frozen.
+    """Load a SkyReels model for training on clips that begin with an image; text encoders and VAE are frozen.
 
     ``options.path`` is a HunyuanVideo, and ``options.transformer`` a network that is published by itself, or empty
     where the network is part of ``path``.
 
-    Raises FileNotFoundError for a folder that is no model, ValueError for a network that takes no picture, and for
+    Raises FileNotFoundError for a folder that is no model, ValueError for a network that takes no image, and for
     unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
@@ -107,7 +107,7 @@ def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
     if network.config.in_channels != 2 * channels:
         raise ValueError(
             f"'{options.transformer or source}': the network reads {network.config.in_channels} channels, expected "
-            f"{2 * channels}, half of them for the picture; set model.transformer={NETWORK}, or take "
+            f"{2 * channels}, half of them for the image; set model.transformer={NETWORK}, or take "
             "model.family=hunyuan_video for clips from words"
         )
 

@@ -82,7 +82,7 @@ def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") ->
     """Write a complete ``StableDiffusionPipeline`` folder (by default a new temporary one) and return it.
 
     The scheduler is that of SD 1.4 (PNDM), or of 2.1 (DDIM) for ``prediction`` v_prediction; one block with and one
-    without attention, of widths 8 and 16; latents of 4 channels at half the resolution of the pictures.
+    without attention, of widths 8 and 16; latents of 4 channels at half the resolution of the images.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import DDIMScheduler, PNDMScheduler, StableDiffusionPipeline

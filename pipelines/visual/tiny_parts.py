@@ -213,7 +213,7 @@ def stable_diffusion_levels(prediction: str) -> dict[str, Any]:
 
 
 def clip_vision(projection: bool = False) -> Any:
-    """A CLIP image encoder of width 16 for pictures of 16 x 16 pixels, with or without its projection."""
+    """A CLIP image encoder of width 16 for images of 16 x 16 pixels, with or without its projection."""
     from transformers import CLIPVisionConfig, CLIPVisionModel, CLIPVisionModelWithProjection
 
     config = CLIPVisionConfig(
@@ -228,7 +228,7 @@ def clip_vision(projection: bool = False) -> Any:
 
 
 def clip_processor() -> Any:
-    """What prepares pictures for ``clip_vision``."""
+    """What prepares images for ``clip_vision``."""
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     return CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})

@@ -2,7 +2,7 @@
 
 Four kinds of folder load: of diffusers' ``WanPipeline`` (folder or hub id) those with one network (Wan 2.1), with two,
 one above and one below a noise level (Wan 2.2 14B), and with a time per token (Wan 2.2 5B); and small ones
-(``pipelines.visual.wan_small``). Clips from words and a picture are the family ``wan_i2v``.
+(``pipelines.visual.wan_small``). Clips from words and an image are the family ``wan_i2v``.
 
 The noise levels are those of the checkpoint's scheduler, UniPC in published ones. Its multistep solver is not ours: a
 deterministic sample takes Euler steps on these levels, so that it equals the pipeline's own output where the pipeline
@@ -39,7 +39,7 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """Projections of self- and cross-attention."""
 
 IMAGE_TARGETS = ("add_k_proj", "add_v_proj")
-"""Those of the attention to the tokens of a picture, where a network has it."""
+"""Those of the attention to the tokens of an image, where a network has it."""
 
 EXAMPLE = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
 
@@ -72,7 +72,7 @@ class Wan(Architecture):
 
     def words(self, prompt: Prompt) -> Float[Tensor, "length width"]:
         """Hidden states of a prompt's words."""
-        # Not by the pipeline's own method, which with pictures calls ftfy even where it is missing.
+        # Not by the pipeline's own method, which with images calls ftfy even where it is missing.
         text, tokenizer, encoder = cleaned(prompt.text), self.pipeline.tokenizer, self.pipeline.text_encoder
         tokens = tokenizer(text, padding="max_length", max_length=self.max_sequence_length, return_tensors="pt")
         real = tokens.attention_mask.to(self.device)

@@ -1,10 +1,10 @@
-"""Wan 2.1 and 2.2 (``pipelines.visual.wan``) with a picture beside the words, the first frame of the clip.
+"""Wan 2.1 and 2.2 (``pipelines.visual.wan``) with an image beside the words, the first frame of the clip.
 
-The picture is a condition: no noise is added to it, and no decision concerns it. There are two kinds:
+The image is a condition: no noise is added to it, and no decision concerns it. There are two kinds:
 
-- Wan 2.1 and 2.2 14B read it in channels of their own, beside the noisy latents: the VAE's latents of the picture
+- Wan 2.1 and 2.2 14B read it in channels of their own, beside the noisy latents: the VAE's latents of the image
   followed by black frames, and a mask. 2.1 also reads tokens of a CLIP image encoder. All frames are sampled.
-- Wan 2.2 5B (a time per token) has the picture's latents as the first latent frame, at time 0. Samples are the other
+- Wan 2.2 5B (a time per token) has the image's latents as the first latent frame, at time 0. Samples are the other
   frames; the first one is put before them for the network, which predicts nothing for it, and for the VAE.
 """
 
@@ -42,7 +42,7 @@ class WanImage(Wan):
 
     @property
     def first_is_given(self) -> bool:
-        """True where the first latent frame is the picture's, as in Wan 2.2 5B."""
+        """True where the first latent frame is the image's, as in Wan 2.2 5B."""
         return self.pipeline.config.expand_timesteps
 
     def latent_shape(self) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class WanImage(Wan):
     takes_pictures: ClassVar[bool] = True
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of UMT5, the condition of the picture, and the image encoder's tokens where there is one."""
+        """Hidden states of UMT5, the condition of the image, and the image encoder's tokens where there is one."""
         picture = given_picture(prompt, "wan_i2v")
         words = self.words(prompt)
         if self.pipeline.image_encoder is None:
@@ -61,7 +61,7 @@ class WanImage(Wan):
         return words, self.condition(picture), self.pipeline.encode_image(picture, self.device)[0]
 
     def condition(self, picture: Any) -> Float[Tensor, "channels frames h w"]:
-        """A mask of 4 channels and the latents of the picture followed by black frames; or the latents of its one."""
+        """A mask of 4 channels and the latents of the image followed by black frames; or the latents of its one."""
         pipeline = self.pipeline
         frames, height, width = self.size
         factor = pipeline.vae_scale_factor_spatial
@@ -99,9 +99,9 @@ class WanImage(Wan):
 
 
 def load(options: WanImageOptions, training: Training = PLAIN) -> FlowModel:
-    """Load a Wan model for training on clips that begin with a picture; see ``pipelines.visual.wan.load``.
+    """Load a Wan model for training on clips that begin with an image; see ``pipelines.visual.wan.load``.
 
-    Raises FileNotFoundError for a folder that is no model, ValueError for one that takes words only or a last picture
+    Raises FileNotFoundError for a folder that is no model, ValueError for one that takes words only or a last image
     too, and for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
@@ -110,7 +110,7 @@ def load(options: WanImageOptions, training: Training = PLAIN) -> FlowModel:
     source = locate(options.path, EXAMPLE, "model_index.json")
     index = read_json(source, "model_index.json") or {}
     if not index.get("expand_timesteps") and index.get("_class_name") == "WanPipeline":
-        raise ValueError(f"'{source}' makes clips from words only, expected one that takes a picture; take family wan")
+        raise ValueError(f"'{source}' makes clips from words only, expected one that takes an image; take family wan")
     network = read_json(source, "transformer/config.json") or {}
     if network.get("pos_embed_seq_len") is not None:
         raise ValueError(

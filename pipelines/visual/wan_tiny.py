@@ -26,7 +26,7 @@ def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1", pictures:
     """Write a complete ``WanPipeline`` folder (by default a new temporary one) and return it.
 
     ``version`` is 2.1, 2.2-14B (two networks, the second below 0.875 of the noise, 0.9 with ``pictures``) or 2.2-5B (a
-    time per token); ``pictures`` writes a ``WanImageToVideoPipeline``, whose clips begin with a given picture. A latent
+    time per token); ``pictures`` writes a ``WanImageToVideoPipeline``, whose clips begin with a given image. A latent
     position is 8 x 8 pixels (5B: 16 x 16) of 1 frame at first and then of 4, and has 4 channels.
     """
     require("visual", "diffusers", "transformers")

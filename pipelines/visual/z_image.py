@@ -40,10 +40,10 @@ PATCH = 2
 """Latent positions per side of a token."""
 
 MULTIPLE = 32
-"""The network pads prompt and picture to multiples of so many tokens."""
+"""The network pads prompt and image to multiples of so many tokens."""
 
 PIXELS = 1024
-"""Height and width of the pipeline's pictures by default."""
+"""Height and width of the pipeline's images by default."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ZImage(Architecture):
         return padded(hidden, self.max_sequence_length)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        """The velocity of the network's prediction; it takes a list of pictures and one of prompts."""
+        """The velocity of the network's prediction; it takes a list of images and one of prompts."""
         hidden, real = conditioning
         prompts = [row[:length] for row, length in zip(hidden, real.sum(1).tolist(), strict=True)]
         # Bit for bit as in the pipeline, whose time is that of the scheduler, 1000 sigma.
@@ -85,7 +85,7 @@ class ZImage(Architecture):
         return -torch.stack(predicted)[:, :, 0]
 
     def guided(self, unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
-        """Classifier-free guidance; ``cfg_normalization`` limits the norm of each picture's prediction."""
+        """Classifier-free guidance; ``cfg_normalization`` limits the norm of each image's prediction."""
         guided = super().guided(unconditional, conditional, scale)
         if not self.cfg_normalization:
             return guided
@@ -122,7 +122,7 @@ def load(options: ZImageOptions, training: Training = PLAIN) -> FlowModel:
     pipeline = read_pipeline(ZImagePipeline, source, training, transformer=network)
     freeze((pipeline.vae, pipeline.text_encoder), device)
     factor, (text, *sides) = pipeline.vae_scale_factor, network.config.axes_lens
-    # The prompt has the positions from 1, padded, and the picture the one behind them.
+    # The prompt has the positions from 1, padded, and the image the one behind them.
     if options.max_sequence_length > (most := (text - 2) // MULTIPLE * MULTIPLE):
         raise ValueError(
             f"max_sequence_length: got {options.max_sequence_length}, expected at most {most}, for which the network "
@@ -151,7 +151,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     """Write a complete ``ZImagePipeline`` folder (by default a new temporary one) and return it.
 
     The architecture of Z-Image with one block of each kind and width 32; latents of 4 channels at half the resolution
-    of the pictures.
+    of the images.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel

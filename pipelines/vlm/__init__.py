@@ -1,4 +1,4 @@
-"""Vision-language models: pictures, video and text in, text out.
+"""Vision-language models: images, video and text in, text out.
 
 >>> from pipelines import vlm
 >>> policy = vlm.policy("embedded:vlm/questions/base", max_tokens=24)

@@ -1,6 +1,6 @@
 """Prompts with blank media: rewards that a model still obtains come from the text alone.
 
-Each picture or clip is replaced by a grey one of the same size and duration, so that the prompt keeps its form, its
+Each image or clip is replaced by a grey one of the same size and duration, so that the prompt keeps its form, its
 number of tokens and all positions. Prompts without any media would be out of distribution for the model.
 """
 
@@ -18,7 +18,7 @@ GREY = 0.5
 
 
 def with_blank_media(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts with their media replaced by blank ones; empty where no prompt has a picture or clip."""
+    """The prompts with their media replaced by blank ones; empty where no prompt has an image or clip."""
     if not any(medium.kind != "audio" for prompt in prompts for medium in prompt.media):
         return []
     return [
@@ -34,7 +34,7 @@ def with_blank_media(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def blank(media: Media) -> Media:
-    """A grey picture or clip with the same size, number of frames and duration."""
+    """A grey image or clip with the same size, number of frames and duration."""
     import torch
 
     from mmgrpo.types import Image, Video

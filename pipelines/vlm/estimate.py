@@ -1,4 +1,4 @@
-"""Number of tokens of media, computed from their sizes without resizing pictures or decoding clips."""
+"""Number of tokens of media, computed from their sizes without resizing images or decoding clips."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sizes:
 
 
 def tokens_of(media: Media, measure: Measure, sizes: Sizes) -> int:
-    """Tokens of a medium in the prompt: height * width / (patch * merge)^2, once for a picture and once per
+    """Tokens of a medium in the prompt: height * width / (patch * merge)^2, once for an image and once per
     ``temporal`` frames of a clip. Source: qwen-vl-utils (github.com/QwenLM/Qwen3-VL)."""
     factor = sizes.patch * sizes.merge
     low = media.options.get("min_pixels", sizes.min_pixels)

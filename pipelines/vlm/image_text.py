@@ -101,7 +101,7 @@ class ImageText(OwnForward):
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template."""
     clips: StampedClips | None = None
-    """How clips are read; None shows their frames as pictures."""
+    """How clips are read; None shows their frames as images."""
 
     def __post_init__(self) -> None:
         places = ("image_token", "video_token", "boi_token", "eoi_token", "start_image_token", "end_image_token")
@@ -133,7 +133,7 @@ class ImageText(OwnForward):
         return self._read(prompt)[0]["input_ids"].shape[1]
 
     def _read(self, prompt: Prompt) -> tuple[dict[str, Tensor], tuple[tuple[int, int], ...]]:
-        """A prompt as its processor's tensors, and the size of each of its pictures as the network sees it."""
+        """A prompt as its processor's tensors, and the size of each of its images as the network sees it."""
         if self.clips and any(medium.kind == "video" for medium in prompt.media):
             return self._read_stamped(prompt, self.clips)
         pictures = [self._pictures(medium, prompt) for medium in prompt.media]
@@ -170,7 +170,7 @@ class ImageText(OwnForward):
         for medium in prompt.media:
             if medium.kind != "video":
                 pictures += self._pictures(medium, prompt)
-                sizes.append((0, 0))  # known once the processor has read the pictures
+                sizes.append((0, 0))  # known once the processor has read the images
                 continue
             clip = read_video(medium, fps=self.limits.fps, max_frames=self.limits.max_frames)
             most = int(medium.options.get("max_pixels", self.limits.max_pixels))
@@ -213,7 +213,7 @@ class ImageText(OwnForward):
         return tensors, tuple(size if size[0] else next(found) for size in sizes)
 
     def _pictures(self, medium: Media, prompt: Prompt) -> list[Pil.Image]:
-        """A picture, or the frames of a clip as pictures, at most ``max_pixels`` large."""
+        """An image, or the frames of a clip as images, at most ``max_pixels`` large."""
         if medium.kind == "image":
             frames = read_image(medium).pixels[None]
         elif medium.kind == "video":
@@ -228,8 +228,8 @@ class ImageText(OwnForward):
 def load(options: SmolVlmOptions, training: Training = PLAIN) -> ImageText:
     """Load any image-text-to-text model for training.
 
-    ``freeze_vision`` freezes all but the language model where the network itself trains. Larger pictures are reduced
-    to ``max_pixels`` (0: as the processor does). A clip is shown as at most ``max_frames`` pictures (0: 16), ``fps`` a
+    ``freeze_vision`` freezes all but the language model where the network itself trains. Larger images are reduced
+    to ``max_pixels`` (0: as the processor does). A clip is shown as at most ``max_frames`` images (0: 16), ``fps`` a
     second (0: 1), by Qwen3-VL as pairs of frames with their times (0: 768 frames, 2 a second).
 
     Raises FileNotFoundError for a folder that is no model, ValueError for a model of another kind.
@@ -278,7 +278,7 @@ def stamped_clips(source: str, config: Any) -> StampedClips:
 
 
 def _within(picture: Pil.Image, most: int) -> Pil.Image:
-    """The picture reduced to at most ``most`` pixels, in proportion."""
+    """The image reduced to at most ``most`` pixels, in proportion."""
     scale = (most / (picture.width * picture.height)) ** 0.5
     if scale >= 1:
         return picture

@@ -93,7 +93,7 @@ def tiny(folder: str | Path, kind: str = "gemma3", published: bool = False) -> s
         torch.manual_seed(0)
         network: Any = AutoModelForImageTextToText.from_config(config_of(ids))
         for parameter in network.parameters():
-            if parameter.dim() > 1 and not parameter.any():  # Gemma's projection of pictures begins with zeros
+            if parameter.dim() > 1 and not parameter.any():  # Gemma's projection of images begins with zeros
                 torch.nn.init.normal_(parameter, std=0.2)
     network.generation_config.eos_token_id = [ids[end] for end in form.ends] or None
     network.generation_config.pad_token_id = ids[form.pad]
@@ -118,13 +118,13 @@ def text(kind: str, ids: Mapping[str, int], **more: Any) -> dict[str, Any]:
 
 
 def vision(kind: str, **more: Any) -> dict[str, Any]:
-    """A vision transformer of two blocks for pictures of 16 x 16 pixels."""
+    """A vision transformer of two blocks for images of 16 x 16 pixels."""
     sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
     return {"model_type": kind, **sizes, "image_size": SIDE, "patch_size": PATCH, **more}
 
 
 def gemma3(ids: Mapping[str, int]) -> Any:
-    """Gemma 3: a picture of 4 tokens, read in both directions; one layer attends to 8 tokens, the other to all."""
+    """Gemma 3: an image of 4 tokens, read in both directions; one layer attends to 8 tokens, the other to all."""
     from transformers import Gemma3Config
 
     layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
@@ -165,7 +165,7 @@ def llava(ids: Mapping[str, int]) -> Any:
 
 
 def llava_processor(tokenizer: Any) -> Any:
-    """LLaVA's processor: 16 tokens a picture."""
+    """LLaVA's processor: 16 tokens an image."""
     from transformers import LlavaProcessor
     from transformers.models.clip import image_processing_pil_clip as images
 
@@ -182,7 +182,7 @@ def llava_processor(tokenizer: Any) -> Any:
 
 
 def qwen2_vl(ids: Mapping[str, int]) -> Any:
-    """Qwen2-VL: positions of three axes, pictures of any size."""
+    """Qwen2-VL: positions of three axes, images of any size."""
     from transformers import Qwen2VLConfig
 
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
@@ -258,7 +258,7 @@ def internvl(ids: Mapping[str, int]) -> Any:
 
 
 def internvl_processor(tokenizer: Any) -> Any:
-    """InternVL's processor, which cuts a picture into tiles."""
+    """InternVL's processor, which cuts an image into tiles."""
     from transformers import InternVLProcessor
     from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as images
 
@@ -323,7 +323,7 @@ KINDS: Mapping[str, tuple[Sequence[str], str, Callable[[Mapping[str, int]], Any]
     "internvl": (("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>", internvl, internvl_processor),
     "llava_onevision": (("<image>", "<video>"), "<image>", llava_onevision, llava_onevision_processor),
 }
-"""Kind to its special tokens, the mark of a picture in its template, its configuration and its processor."""
+"""Kind to its special tokens, the mark of an image in its template, its configuration and its processor."""
 
 GEMMA_SPECIAL = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
 GEMMA_VALUES = {"do_sample": True, "top_k": 64, "top_p": 0.95}

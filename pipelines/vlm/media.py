@@ -1,6 +1,6 @@
-"""Pictures and clips of prompts, from disk or memory, as frames at the resolution of a model's input.
+"""Images and clips of prompts, from disk or memory, as frames at the resolution of a model's input.
 
-Pictures are decoded and resized by Pillow, clips decoded by av; torchvision is not needed.
+Images are decoded and resized by Pillow, clips decoded by av; torchvision is not needed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Clip:
     """Time of each position of ``frames``, relative to the beginning of the clip; ascending even where the frames are
     shuffled."""
     reader: str
-    """What decoded it (``frames.READERS``), ``files`` (one picture per frame) or ``memory``."""
+    """What decoded it (``frames.READERS``), ``files`` (one image per frame) or ``memory``."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Size and duration of a medium before resizing. A picture has one frame and 0 seconds."""
+    """Size and duration of a medium before resizing. An image has one frame and 0 seconds."""
 
     height: int
     width: int
@@ -61,11 +61,11 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
     With h, w the sides rounded to multiples: where h w > max, both are divided by b = sqrt(height width / max) and
     rounded down; where h w < min, multiplied by sqrt(min / (height width)) and rounded up. No side is below
-    ``factor``, so that a very elongated picture may exceed max. Aspect ratios above 200 are refused.
+    ``factor``, so that a very elongated image may exceed max. Aspect ratios above 200 are refused.
     Source: transformers, models/qwen2_vl/image_processing_qwen2_vl.py.
     """
     if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
-        raise Unreadable(f"got a picture of {height} x {width} pixels, expected an aspect ratio of at most 200 to 1")
+        raise Unreadable(f"got an image of {height} x {width} pixels, expected an aspect ratio of at most 200 to 1")
     if not 0 < min_pixels <= max_pixels:
         raise ValueError(
             f"got min_pixels={min_pixels} and max_pixels={max_pixels}, expected 0 < min_pixels <= max_pixels"
@@ -107,14 +107,14 @@ def eight_bits(pixels: Tensor) -> UInt8[Tensor, "..."]:
 
 
 def read_image(media: Media) -> Image:
-    """The picture, RGB in [0, 1], upright, on white where it is transparent; ``Unreadable`` where it cannot be read."""
+    """The image, RGB in [0, 1], upright, on white where it is transparent; ``Unreadable`` where it cannot be read."""
     if "mask" in media.options:
         options = {name: value for name, value in media.options.items() if name != "mask"}
         return Image(masked(media, read_image(replace(media, options=options)).pixels))
     if isinstance(media.source, Image):
         return media.source
     if not isinstance(media.source, str):
-        raise Unreadable(f"got a picture of kind {type(media.source).__name__}, expected one file or an Image")
+        raise Unreadable(f"got an image of kind {type(media.source).__name__}, expected one file or an Image")
     return PICTURES.read(media.source)
 
 
@@ -191,7 +191,7 @@ def measure(media: Media, max_seconds: float = math.inf) -> Measure:
     """Size and duration of a medium; ``Unreadable`` where it cannot be opened, and for a recording of more than
     ``max_seconds``.
 
-    Pictures and sounds are decoded completely, clips at the first and last frame of their range, which detects a
+    Images and audio are decoded completely, clips at the first and last frame of their range, which detects a
     truncated file.
     """
     if media.kind == "image":

@@ -28,7 +28,7 @@ class SmolVlmOptions(TextOptions):
     freeze_vision: bool = True
     """Train the language model only; features of media are then computed once per prompt."""
     max_pixels: Annotated[int, COUNT_OR_ZERO] = 0
-    """Larger pictures are reduced to this number of pixels; 0: the checkpoint's limit."""
+    """Larger images are reduced to this number of pixels; 0: the checkpoint's limit."""
     max_frames: Annotated[int, within("[0, 1e6]")] = 0
     """Maximum number of frames of a video; 0: the family's default."""
     fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
@@ -44,7 +44,7 @@ class QwenVlOptions(SmolVlmOptions):
     path: str = "embedded:vlm/questions/base"
     """Folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
     min_pixels: Annotated[int, COUNT_OR_ZERO] = 0
-    """Smaller pictures are enlarged to this number of pixels; 0: the checkpoint's limit."""
+    """Smaller images are enlarged to this number of pixels; 0: the checkpoint's limit."""
     frame_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Maximum number of pixels per frame of a video; 0: the family's default."""
 
@@ -76,7 +76,7 @@ class VlmData(Data):
     """The largest fraction of prompts that may be skipped because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
     image_cache: Annotated[int, within("[0, 1e8]")] = 1024
-    """Memory limit: MiB of decoded pictures that each process caches between rounds; 0 decodes a picture at each
+    """Memory limit: MiB of decoded images that each process caches between rounds; 0 decodes an image at each
     use."""
     video_reader: Annotated[str, one_of("av", "decord", "torchcodec")] = "av"
     """What decodes video files: av, or decord or torchcodec, which are extras of their own. All select the same
@@ -108,4 +108,4 @@ class VlmEval(Eval):
     """Evaluation on prompts that are never trained on."""
 
     blind: bool = True
-    """After training, also evaluate with blank pictures and clips; rewards that remain do not depend on the media."""
+    """After training, also evaluate with blank images and clips; rewards that remain do not depend on the media."""

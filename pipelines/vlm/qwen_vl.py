@@ -1,6 +1,6 @@
-"""Qwen2.5-VL (arXiv:2502.13923): text, pictures and video in one conversation, text out.
+"""Qwen2.5-VL (arXiv:2502.13923): text, images and video in one conversation, text out.
 
-Pictures keep their aspect ratio and become a grid of patches, 2 x 2 of which are merged into one token; a video has
+Images keep their aspect ratio and become a grid of patches, 2 x 2 of which are merged into one token; a video has
 such a grid for every two frames. Positions have three axes (time, height, width); along the time axis one grid is
 ``2 / fps`` seconds times the config's ``tokens_per_second`` after the one before. They are computed once, when the
 prompt is encoded, so that sampling and old, new and reference log-probabilities share them.
@@ -61,13 +61,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Patches:
-    """One picture or clip as the input of the vision tower."""
+    """One image or clip as the input of the vision tower."""
 
     patches: Float[Tensor, "n values"]
     grid: tuple[int, int, int]
     """Time, height and width in patches."""
     seconds: float
-    """Seconds per step of the time axis; 0 for a picture."""
+    """Seconds per step of the time axis; 0 for an image."""
     size: tuple[int, int]
     """Height and width in pixels."""
 
@@ -198,7 +198,7 @@ def grid_positions(
     the config's ``tokens_per_second`` in Qwen2.5-VL (arXiv:2502.13923, 2.1.3), and 1 in Qwen2-VL.
 
     The rule is that of the released models (transformers up to 5.2); later versions of the library count on by the
-    larger side of a grid only, so that text stands inside of a long clip's time, and some scale the time of pictures.
+    larger side of a grid only, so that text stands inside of a long clip's time, and some scale the time of images.
     """
     columns, position, place, media = [], 0, 0, iter(zip(grids, steps, strict=True))
     while place < len(ids):
@@ -220,7 +220,7 @@ def patchify(
     """Patches of ``temporal`` frames each, in an order in which the merge x merge patches of a token are adjacent, and
     their grid (time, height, width).
 
-    The last frame is repeated until their number is a multiple of ``temporal``; a picture is one frame.
+    The last frame is repeated until their number is a multiple of ``temporal``; an image is one frame.
     """
     missing = -len(frames) % temporal
     frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
@@ -234,8 +234,8 @@ def patchify(
 def load(options: QwenVlOptions, training: Training = PLAIN) -> QwenVl:
     """Load a Qwen2.5-VL model for training.
 
-    ``freeze_vision`` freezes the vision tower where the network itself trains. Sizes are in pixels of one picture or
-    frame; 0 selects the checkpoint's limits for pictures and those of qwen-vl-utils for clips (768 tokens per frame,
+    ``freeze_vision`` freezes the vision tower where the network itself trains. Sizes are in pixels of one image or
+    frame; 0 selects the checkpoint's limits for images and those of qwen-vl-utils for clips (768 tokens per frame,
     2 frames per second, at most 768 frames). Raises FileNotFoundError for a folder that is no model.
     """
     require("vlm", "transformers", "peft")

@@ -44,7 +44,7 @@ TEMPLATE = """\
 
 
 def tiny(folder: str | Path) -> str:
-    """Write a random model of about 60,000 parameters (a picture of 16 x 16 pixels has 4 tokens); return its folder."""
+    """Write a random model of about 60,000 parameters (an image of 16 x 16 pixels has 4 tokens); return its folder."""
     return write_model(
         folder, TINY_WORDS, width=32, layers=2, heads=2, vision_width=32, vision_layers=2, patch=4, min_pixels=64
     )
@@ -177,7 +177,7 @@ def word_tokenizer(
 
 
 def image_processor(patch: int, min_pixels: int, max_pixels: int) -> Any:
-    """Qwen's image processor for small pictures."""
+    """Qwen's image processor for small images."""
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as processing
 
     return processing.Qwen2VLImageProcessorPil(

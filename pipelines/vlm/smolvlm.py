@@ -1,7 +1,7 @@
-"""SmolVLM, SmolVLM2 (arXiv:2504.05299) and Idefics3 (arXiv:2408.12637): text, pictures and video in, text out.
+"""SmolVLM, SmolVLM2 (arXiv:2504.05299) and Idefics3 (arXiv:2408.12637): text, images and video in, text out.
 
-A picture is enlarged and split into square tiles, each a fixed number of tokens after a mark of its row and column,
-followed by the whole picture as one tile. A video is a sequence of frames, one tile each, after its time in words;
+An image is enlarged and split into square tiles, each a fixed number of tokens after a mark of its row and column,
+followed by the whole image as one tile. A video is a sequence of frames, one tile each, after its time in words;
 positions have one axis. Tiles and the text around them are those of the processors of transformers.
 
     load(options)  an ordinary folder or hub id: HuggingFaceTB/SmolVLM2-500M-Video-Instruct
@@ -62,7 +62,7 @@ class Limits:
     """Limits of the resolution of media."""
 
     edge: int
-    """Longer side of a picture in pixels before it is split into tiles."""
+    """Longer side of an image in pixels before it is split into tiles."""
     max_frames: int
     fps: float
     max_prompt_tokens: int
@@ -71,14 +71,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Tiles:
-    """One picture or clip as the input of the vision tower."""
+    """One image or clip as the input of the vision tower."""
 
     tiles: Float[Tensor, "tiles 3 side side"]
     rows: int
-    """Rows and columns of tiles; 0 where there is only the tile of the whole picture."""
+    """Rows and columns of tiles; 0 where there is only the tile of the whole image."""
     columns: int
     times: tuple[float, ...]
-    """Time in seconds of each frame of a clip; empty for a picture."""
+    """Time in seconds of each frame of a clip; empty for an image."""
     duration: float
     size: tuple[int, int]
     """Height and width in pixels."""
@@ -154,7 +154,7 @@ class SmolVlm(Decoder):
         (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
     def _ids(self, prompt: Prompt, media: Sequence[Tiles]) -> list[int]:
-        """Ids of the conversation, with each mark of a picture expanded as in transformers."""
+        """Ids of the conversation, with each mark of an image expanded as in transformers."""
         remaining = iter(media)
 
         def content(_: Media) -> list[dict[str, str]]:
@@ -165,22 +165,22 @@ class SmolVlm(Decoder):
         if ids.count(self.image_id) != len(pictures):
             raise ValueError(
                 f"prompt '{prompt.id}': got {ids.count(self.image_id)} placeholders from the model's chat template, "
-                f"expected {len(pictures)}, one per picture and frame; use the template of the checkpoint"
+                f"expected {len(pictures)}, one per image and frame; use the template of the checkpoint"
             )
         return [part for one in ids for part in (pictures.pop(0) if one == self.image_id else [one])]
 
     def _picture_ids(self, media: Tiles) -> list[list[int]]:
-        """The ids of a picture, or of each frame of a clip."""
+        """The ids of an image, or of each frame of a clip."""
         from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
         text = get_image_prompt_string(media.rows, media.columns, self.tile_tokens, FAKE, IMAGE, WHOLE)
         return [self.tokenizer(text, add_special_tokens=False)["input_ids"]] * max(1, len(media.times))
 
     def _read(self, medium: Media, prompt: Prompt) -> Tiles:
-        """Tiles of a picture at the resolution given by the limits and its own options, or the frames of a clip."""
+        """Tiles of an image at the resolution given by the limits and its own options, or the frames of a clip."""
         if "min_pixels" in medium.options:
             raise ValueError(
-                f"prompt '{prompt.id}': min_pixels has no effect in SmolVLM, which enlarges every picture and reads "
+                f"prompt '{prompt.id}': min_pixels has no effect in SmolVLM, which enlarges every image and reads "
                 "every frame as one tile; remove it"
             )
         high = int(medium.options.get("max_pixels", 0))
@@ -236,7 +236,7 @@ def load(options: SmolVlmOptions, training: Training = PLAIN) -> SmolVlm:
     """Load a SmolVLM, SmolVLM2 or Idefics3 model for training.
 
     ``freeze_vision`` freezes the vision tower and its connector where the network itself trains. ``max_pixels`` bounds
-    the square to which a picture is enlarged (at least one tile; a frame is always one tile). 0 selects the
+    the square to which an image is enlarged (at least one tile; a frame is always one tile). 0 selects the
     checkpoint's settings, or SmolVLM2's where it has none for clips (1 frame per second, at most 64). Raises
     FileNotFoundError for a folder that is no model.
     """

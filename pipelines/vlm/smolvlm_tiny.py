@@ -54,7 +54,7 @@ def write_model(
     kind: str = "smolvlm",
     seed: int = 0,
 ) -> str:
-    """Write a model with random weights as an ordinary folder; pictures are split into at most ``tiles`` x ``tiles``
+    """Write a model with random weights as an ordinary folder; images are split into at most ``tiles`` x ``tiles``
     tiles of ``side`` pixels."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 

@@ -1,4 +1,4 @@
-"""Rewards of pictures by two-tower models (CLIP, SigLIP), one a file.
+"""Rewards of images by two-tower models (CLIP, SigLIP), one a file.
 
 ``towers`` is such a model, ``load`` makes it of published files (``checkpoint``) or by the package open_clip
 (``packaged``); ``match`` is what the rewards by cosine share, ``head`` the file format of heads on image embeddings,

@@ -2,7 +2,7 @@
 
 Version 1 (LAION-AI/aesthetic-predictor, MIT) is one linear layer, version 2 (christophschuhmann/
 improved-aesthetic-predictor, Apache-2.0) five, without activations or with ReLU. Both read embeddings of length 1, of
-pictures preprocessed as by OpenAI. Version 2 is what DDPO, Flow-GRPO and most papers call the aesthetic score.
+images preprocessed as by OpenAI. Version 2 is what DDPO, Flow-GRPO and most papers call the aesthetic score.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def aesthetic(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> list[float]:
-    """The predicted rating, about 1 to 10; NaN for a picture that is not finite. The prompt is not read.
+    """The predicted rating, about 1 to 10; NaN for an image that is not finite. The prompt is not read.
 
     ``head`` is the published file (sa_0_4_vit_l_14_linear.pth, sac+logos+ava1-l14-linearMSE.pth, ...: pickles, which
     ``allow_pickle`` reads), the same converted to safetensors, or one that ``save_head`` wrote; ``weights`` is the CLIP

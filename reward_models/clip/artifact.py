@@ -1,11 +1,11 @@
-"""A picture without visible flaws (deformed hands, melted objects), by a head on CLIP's image embedding.
+"""An image without visible flaws (deformed hands, melted objects), by a head on CLIP's image embedding.
 
 "Understanding Reward Hacking in Text-to-Image RL" (arXiv:2601.03468) finds that rewards of taste and of prompts both
-drift to pictures with artifacts, and adds the probability that there are none as a regularizer,
+drift to images with artifacts, and adds the probability that there are none as a regularizer,
 
     reward = exp(z_no) / (exp(z_no) + exp(z_yes)) = sigmoid(z_no - z_yes)
 
-of a classifier of a few curated pictures. The paper's is a vision-language model that is asked for yes or no; here it
+of a classifier of a few curated images. The paper's is a vision-language model that is asked for yes or no; here it
 is a head trained on a frozen tower, which gives one logit z_yes - z_no for each kind of artifact. Beside other rewards
 it is a term of their weighted sum. The kinds of MagicMirror (arXiv:2509.10260) are outputs of one head, and its
 benchmark is the mean of labels: ``magic_bench``.
@@ -37,7 +37,7 @@ def artifact(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> list[float]:
-    """Probability in [0, 1] that the picture has no artifact; NaN for a picture that is not finite.
+    """Probability in [0, 1] that the image has no artifact; NaN for an image that is not finite.
 
     ``head`` is a file of ``save_head``, trained with the loss binary, and ``output`` the kind of artifact, its first by
     default. With a ``threshold`` the reward is 0 where the artifact's probability reaches it, and 1 elsewhere.
@@ -63,9 +63,9 @@ def artifact(
 
 def magic_bench(values: Sequence[float]) -> float:
     """MagicBench's score of a label, 100 (1 - N_label / N), of the values of ``artifact`` with a threshold; a NaN is a
-    picture that does not show its subject, and counts as one with an artifact."""
+    image that does not show its subject, and counts as one with an artifact."""
     if not values:
-        raise ValueError("magic_bench: got no values, expected one for each picture")
+        raise ValueError("magic_bench: got no values, expected one for each image")
     return 100 * (1 - sum(math.isnan(value) or value == 0 for value in values) / len(values))
 
 

@@ -1,6 +1,6 @@
-"""CLIP-IQA (arXiv:2207.12396): quality and look of a picture, by which of two opposite descriptions fits it better.
+"""CLIP-IQA (arXiv:2207.12396): quality and look of an image, by which of two opposite descriptions fits it better.
 
-For each pair, softmax(100 cos(picture, positive), 100 cos(picture, negative)), and the mean over the pairs. The paper's
+For each pair, softmax(100 cos(image, positive), 100 cos(image, negative)), and the mean over the pairs. The paper's
 own numbers are of a ResNet-50 without positions; with a vision transformer, as here, they are those of torchmetrics.
 """
 
@@ -45,7 +45,7 @@ def clip_iqa(
     device: str = "cpu",
 ) -> list[float]:
     """Probability in [0, 1] of the positive description, the mean over ``pairs``: names of ``PAIRS`` joined by "+", or
-    [positive, negative] of your own. The prompt is not read. NaN for a picture that is not finite."""
+    [positive, negative] of your own. The prompt is not read. NaN for an image that is not finite."""
     chosen = _pairs(pairs)
     towers = load_towers(
         weights,

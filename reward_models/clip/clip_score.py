@@ -1,4 +1,4 @@
-"""CLIPScore (arXiv:2104.08718, jmhessel/clipscore): how well a picture fits its prompt, by any CLIP or SigLIP."""
+"""CLIPScore (arXiv:2104.08718, jmhessel/clipscore): how well an image fits its prompt, by any CLIP or SigLIP."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clip_score(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> list[float]:
-    """The cosine of picture and prompt on one of ``SCALES``; NaN for a picture that is not finite.
+    """The cosine of image and prompt on one of ``SCALES``; NaN for an image that is not finite.
 
     ``weights`` is any CLIP or SigLIP of transformers or open_clip (``load_towers``). ``prefix`` is put before a prompt:
     by default ``PREFIX`` with the scale clipscore, and nothing with the others. ``quick_gelu`` is for a single file of
@@ -52,7 +52,7 @@ def match(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> Match:
-    """How ``clip_score`` with these parameters compares a picture with its prompt."""
+    """How ``clip_score`` with these parameters compares an image with its prompt."""
     if scale not in SCALES:
         raise ValueError(f"clip_score: scale: got {scale!r}, expected one of {', '.join(SCALES)}")
     towers = load_towers(

@@ -1,10 +1,10 @@
-"""D2-Align (arXiv:2512.24146): a reward of picture and prompt, corrected along a learned direction of its text space.
+"""D2-Align (arXiv:2512.24146): a reward of image and prompt, corrected along a learned direction of its text space.
 
-A reward by cosine prefers pictures of one look whatever the prompt says; a policy that maximizes it collapses to them.
+A reward by cosine prefers images of one look whatever the prompt says; a policy that maximizes it collapses to them.
 A direction b is learned first, with the policy frozen, and then corrects the text features e of every prompt:
 
-    e+ = normalize(e + b)    e- = normalize(e - b)    e~ = e- + omega (e+ - e-)    R = score(picture, e~)
-    b  = argmin -E[R]  over pictures of the frozen policy
+    e+ = normalize(e + b)    e- = normalize(e - b)    e~ = e- + omega (e+ - e-)    R = score(image, e~)
+    b  = argmin -E[R]  over images of the frozen policy
 
 with omega > 1, an extrapolation as in classifier-free guidance; the paper's best is 1.5. Without a direction R is the
 reward itself. As in the paper's formula e~ is not normalized again.
@@ -50,7 +50,7 @@ def d2_align(
 ) -> list[float]:
     """The ``reward`` (clip_score, hpsv2 or pickscore, with its parameters as in a recipe) with corrected text features.
 
-    ``direction`` is a file of ``save_direction``. NaN for a picture that is not finite.
+    ``direction`` is a file of ``save_direction``. NaN for an image that is not finite.
     """
     match = matched(reward, device)
     vector = _direction(direction)
@@ -95,13 +95,13 @@ def learn_direction(
     steps: int = 2000,
     rate: float = 1e-3,
 ) -> Float[Tensor, " width"]:
-    """The direction that maximizes the mean corrected reward of the pictures for their prompts, by Adam from zero.
+    """The direction that maximizes the mean corrected reward of the images for their prompts, by Adam from zero.
 
-    The pictures are a frozen policy's own: a few for each of many prompts, so that only what they share is learned.
+    The images are a frozen policy's own: a few for each of many prompts, so that only what they share is learned.
     """
     if not images or len(images) != len(prompts):
         raise ValueError(
-            f"d2_align: got {len(images)} pictures and {len(prompts)} prompts, expected at least one picture, and for "
+            f"d2_align: got {len(images)} images and {len(prompts)} prompts, expected at least one image, and for "
             "each its prompt"
         )
     seen, told = match.images(images), match.texts(prompts)

@@ -1,4 +1,4 @@
-"""Image embeddings by a CLIP or SigLIP, for rewards that compare pictures with each other or with a set."""
+"""Image embeddings by a CLIP or SigLIP, for rewards that compare images with each other or with a set."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def embed(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> Float[Tensor, "n width"]:
-    """The projected image embeddings of pictures, on the CPU and of length 1 where ``normalised``; the row of a picture
+    """The projected image embeddings of images, on the CPU and of length 1 where ``normalised``; the row of an image
     that is not finite is NaN. ``weights`` as for ``load_towers``."""
     towers = load_towers(weights, "embed", quick_gelu=quick_gelu, dtype=dtype, allow_pickle=allow_pickle, device=device)
     images = {row: image for row, image in enumerate(pictures(outputs, "embed")) if image is not None}
     if not images:
-        raise ValueError(f"embed: got {len(outputs)} pictures, none of which is finite, expected at least one")
+        raise ValueError(f"embed: got {len(outputs)} images, none of which is finite, expected at least one")
     found = towers.embeddings(list(images.values()))
     result = torch.full((len(outputs), found.shape[1]), float("nan"))
     result[list(images)] = functional.normalize(found) if normalised else found

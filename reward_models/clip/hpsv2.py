@@ -1,6 +1,6 @@
 """HPSv2 and HPSv2.1 (arXiv:2306.09341, tgxs002/HPSv2): human preference, by an open_clip ViT-H-14 trained on votes.
 
-The score is the plain cosine, typically 0.20 to 0.35 (tables show 100 times as much). The longest side of a picture is
+The score is the plain cosine, typically 0.20 to 0.35 (tables show 100 times as much). The longest side of an image is
 resized to 224 pixels and the rest is black. The published code resizes a tensor by torchvision, which smooths since its
 version 0.17 and did not before; ``antialias=False`` is the older behaviour.
 """
@@ -30,7 +30,7 @@ def hpsv2(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> list[float]:
-    """The cosine of picture and prompt; NaN for a picture that is not finite.
+    """The cosine of image and prompt; NaN for an image that is not finite.
 
     ``weights`` is a folder or hub id with the published file of the ``version`` (or the same converted to safetensors),
     or that file.
@@ -47,7 +47,7 @@ def match(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> Match:
-    """How ``hpsv2`` with these parameters compares a picture with its prompt."""
+    """How ``hpsv2`` with these parameters compares an image with its prompt."""
     if version not in FILES:
         raise ValueError(f"hpsv2: version: got {version!r}, expected one of {', '.join(map(repr, FILES))}")
     towers = load_towers(

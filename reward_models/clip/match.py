@@ -1,4 +1,4 @@
-"""Rewards that are a function of one cosine, of the picture's and the prompt's features; ``d2_align`` corrects it."""
+"""Rewards that are a function of one cosine, of the image's and the prompt's features; ``d2_align`` corrects it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from reward_models.clip.towers import Towers, Transform, score_pictures
 
 @dataclass(frozen=True)
 class Match:
-    """How a reward compares a picture with its prompt."""
+    """How a reward compares an image with its prompt."""
 
     name: str
     towers: Towers
     value: Callable[[Tensor], Tensor]
     """From cosines to the reward."""
     transform: Transform | None = None
-    """Of pictures, where it is not that of the checkpoint."""
+    """Of images, where it is not that of the checkpoint."""
     prefix: str = ""
     """Before every prompt."""
 
     def images(self, images: Sequence[Image]) -> Float[Tensor, "n width"]:
-        """The features of pictures."""
+        """The features of images."""
         return self.towers.images(images, self.transform)
 
     def texts(self, prompts: Sequence[Prompt]) -> Float[Tensor, "n width"]:
@@ -40,7 +40,7 @@ def score(
     outputs: Sequence[Output],
     correct: Callable[[Tensor], Tensor] = lambda texts: texts,
 ) -> list[float]:
-    """The reward of each picture for its prompt, whose features are ``correct``-ed first; NaN for a broken picture."""
+    """The reward of each image for its prompt, whose features are ``correct``-ed first; NaN for a broken image."""
 
     def values(rows: list[int], images: list[Image]) -> Tensor:
         texts = correct(match.texts([prompts[row] for row in rows]))

@@ -1,8 +1,8 @@
-"""MPS (arXiv:2405.14705, Kwai-Kolors/MPS): human preference, by a CLIP ViT-H/14 whose pictures attend to their prompt.
+"""MPS (arXiv:2405.14705, Kwai-Kolors/MPS): human preference, by a CLIP ViT-H/14 whose images attend to their prompt.
 
-The patches of the picture attend to those words of the prompt that a condition, a list of qualities, is about: a word's
+The patches of the image attend to those words of the prompt that a condition, a list of qualities, is about: a word's
 relevance is its largest inner product with a word of the condition, relative to the prompt's most relevant word. The
-score is exp(logit_scale) times the cosine of the prompt and the attended picture.
+score is exp(logit_scale) times the cosine of the prompt and the attended image.
 
 The published file is a pickled module that runs code of the repository as it is read. Load it once where that is
 harmless, and write ``model.state_dict()`` as safetensors: those names are expected here.
@@ -50,7 +50,7 @@ def mps(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> list[float]:
-    """exp(logit_scale) cos(prompt, attended picture); NaN for a picture that is not finite.
+    """exp(logit_scale) cos(prompt, attended image); NaN for an image that is not finite.
 
     ``weights`` is the converted checkpoint, or a folder or hub id with ``FILE``. A ``condition`` of a few words scores
     by these alone.

@@ -30,9 +30,9 @@ def pickscore(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> list[float]:
-    """exp(logit_scale) cos(picture, prompt), on one of ``SCALES``; NaN for a picture that is not finite.
+    """exp(logit_scale) cos(image, prompt), on one of ``SCALES``; NaN for an image that is not finite.
 
-    Softmax over the scores of several pictures of one prompt gives the probability that people prefer each.
+    Softmax over the scores of several images of one prompt gives the probability that people prefer each.
     """
     return score(match(weights, scale, tokenizer, dtype, allow_pickle, device), prompts, outputs)
 
@@ -45,7 +45,7 @@ def match(
     allow_pickle: bool = False,
     device: str = "cpu",
 ) -> Match:
-    """How ``pickscore`` with these parameters compares a picture with its prompt."""
+    """How ``pickscore`` with these parameters compares an image with its prompt."""
     if scale not in SCALES:
         raise ValueError(f"pickscore: scale: got {scale!r}, expected one of {', '.join(SCALES)}")
     towers = load_towers(

@@ -1,7 +1,7 @@
-"""Models with a tower for pictures and one for texts (CLIP, SigLIP), as the rewards of this room use them.
+"""Models with a tower for images and one for texts (CLIP, SigLIP), as the rewards of this room use them.
 
     towers = load_towers("openai/clip-vit-base-patch32", "clip_score")
-    cosines = towers.images(pictures) @ towers.texts(["a red cube"]).T
+    cosines = towers.images(images) @ towers.texts(["a red cube"]).T
 
 Features are normalized in 32 bits, whatever the precision of the towers is.
 """
@@ -22,12 +22,12 @@ from mmgrpo.types import Image, Output
 from reward_models.pixels import pictures
 
 BATCH = 32
-"""Pictures or texts that a tower reads at once."""
+"""Images or texts that a tower reads at once."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Transform = Callable[[Image], Float[Tensor, "3 height width"]]
-"""From a picture to the input of a vision tower."""
+"""From an image to the input of a vision tower."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Towers:
     tokenize: Callable[[list[str]], Tensor] | None = None
 
     def embeddings(self, images: Sequence[Image], transform: Transform | None = None) -> Float[Tensor, "n width"]:
-        """The projected embeddings of pictures, in 32 bits and not normalized."""
+        """The projected embeddings of images, in 32 bits and not normalized."""
         return _in_parts(
             list(images), lambda part: self.encode_images(torch.stack([(transform or self.transform)(i) for i in part]))
         )
 
     def images(self, images: Sequence[Image], transform: Transform | None = None) -> Float[Tensor, "n width"]:
-        """The features of pictures, of length 1."""
+        """The features of images, of length 1."""
         return functional.normalize(self.embeddings(images, transform))
 
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "n width"]:
@@ -71,7 +71,7 @@ def _in_parts(items: list[Any], encode: Callable[[list[Any]], Tensor]) -> Tensor
 def score_pictures(
     outputs: Sequence[Output], reward: str, values: Callable[[list[int], list[Image]], Float[Tensor, " n"]]
 ) -> list[float]:
-    """One number for each output: ``values`` of the rows and pictures that can be scored, NaN for the others."""
+    """One number for each output: ``values`` of the rows and images that can be scored, NaN for the others."""
     images = {row: image for row, image in enumerate(pictures(outputs, reward)) if image is not None}
     result = [math.nan] * len(outputs)
     if images:

@@ -1,4 +1,4 @@
-"""Changes that must not raise a score: damaged pictures, another prompt, padded answers, another reading order."""
+"""Changes that must not raise a score: damaged images, another prompt, padded answers, another reading order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Damage: TypeAlias = Callable[[Image, np.random.Generator, float], Image]
 
 
 def blur(image: Image, generator: np.random.Generator, strength: float) -> Image:
-    """Gaussian blur of ``strength`` pixels of a picture of 32, and proportionally more on larger ones."""
+    """Gaussian blur of ``strength`` pixels of an image of 32, and proportionally more on larger ones."""
     sigma = strength * max(image.pixels.shape[1:]) / 32
     reach = min(math.ceil(3 * sigma), min(image.pixels.shape[1:]) - 1)
     kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2)

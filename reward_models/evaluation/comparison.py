@@ -17,7 +17,7 @@ from mmgrpo.types import Image, Media, Output, Prompt, Text, Turn
 
 @dataclass(frozen=True)
 class Stored:
-    """A picture, clip or sound of a benchmark, decoded when it is scored."""
+    """An image, clip or audio of a benchmark, decoded when it is scored."""
 
     kind: str
     """``image``, ``video`` or ``audio``."""
@@ -59,7 +59,7 @@ class Comparison:
     ratings: tuple[float, ...] = ()
     """Absolute human scores of the outputs, higher is better, where people gave some."""
     about: tuple[Stored, ...] = ()
-    """The picture or clip that the prompt asks about."""
+    """The image or clip that the prompt asks about."""
     user: str = ""
     """Who ranked them, where the file says it."""
 

@@ -25,7 +25,7 @@ def robustness(scorer: Scorer, comparisons: Sequence[Comparison], seed: int = 0,
     """For each attack {share, equal, n}: the shares of the n scored cases in which the attacked output scores higher
     than before, and exactly as before.
 
-    The case of a comparison is its best output. Pictures and clips are damaged, texts say everything twice, and
+    The case of a comparison is its best output. Images and clips are damaged, texts say everything twice, and
     ``prompt_swap`` scores the output for the next comparison's prompt. ``reading_order`` is the share of comparisons
     in which a score's order changes when the outputs are read backwards, which only rewards that compare outputs can.
     """

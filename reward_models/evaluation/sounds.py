@@ -1,4 +1,4 @@
-"""Sounds of benchmarks: wav files, which need no library."""
+"""Recordings of benchmarks: wav files, which need no library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmgrpo.types import Audio
 
 
 def read_wav(source: Path | bytes) -> Audio:
-    """The sound of a wav file of 16 bits per sample, in [-1, 1]; OSError for another or a damaged one."""
+    """The recording of a wav file of 16 bits per sample, in [-1, 1]; OSError for another or a damaged one."""
     content = io.BytesIO(source if isinstance(source, bytes) else source.read_bytes())
     try:
         with wave.open(content) as file:

@@ -1,6 +1,6 @@
 """A judge behind an OpenAI-style chat API: vLLM, SGLang, llama.cpp, or a hosted one.
 
-Pictures are sent as PNG, since JPEG changes scores. Nothing beyond Python's standard library is needed.
+Images are sent as PNG, since JPEG changes scores. Nothing beyond Python's standard library is needed.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class ChatJudge:
 
 
 def messages(question: Question) -> list[dict[str, Any]]:
-    """A question in the form of the API; pictures are data URLs of PNG."""
+    """A question in the form of the API; images are data URLs of PNG."""
     content = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_png(part)}"}}
         if isinstance(part, Image)

@@ -129,7 +129,7 @@ def unusable(model: str, error: Exception) -> ValueError:
 
 
 def check_template(processor: Any, model: str) -> None:
-    """ValueError for a judge without a chat template, or whose template raises for a question with a picture or for one
+    """ValueError for a judge without a chat template, or whose template raises for a question with an image or for one
     without; before its weights are read."""
     if not getattr(processor, "chat_template", None):
         raise ValueError(f"judge: {model} has no chat template, expected a model that was trained on conversations")

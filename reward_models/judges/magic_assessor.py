@@ -2,7 +2,7 @@
 
     magic_assessor(judge="vlm(model='wj-inf/MagicAssessor-7B')")
 
-The assessor, a Qwen2.5-VL-7B, thinks and then labels a picture (``rules/artifact_labels.py``). The question is worded
+The assessor, a Qwen2.5-VL-7B, thinks and then labels an image (``rules/artifact_labels.py``). The question is worded
 here; the paper's own template, which the model was trained with, may be given as ``question``.
 """
 
@@ -47,10 +47,10 @@ def magic_assessor(
     tokens: int = 2048,
     device: str = "cpu",
 ) -> list[float]:
-    """1 for a picture that the assessor finds normal and 0 for one with artifacts; with ``label``, one of the second
+    """1 for an image that the assessor finds normal and 0 for one with artifacts; with ``label``, one of the second
     level (e.g. "Abnormal Human Anatomy"), 0 only for that one. ``magic_bench`` of the values is MagicBench's score.
 
-    NaN for an answer whose labels cannot be read, and for a picture that is not finite.
+    NaN for an answer whose labels cannot be read, and for an image that is not finite.
     """
     kind = label.removeprefix("L2: ")
     if label and kind not in KINDS:

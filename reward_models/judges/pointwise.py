@@ -108,7 +108,7 @@ def artifact_free(
     question: str = ARTIFACTS,
     device: str = "cpu",
 ) -> list[float]:
-    """1 - p(yes), p(yes) = 1 / (1 + exp(l_no - l_yes)), to whether a picture contains artifacts: a regularizer beside
+    """1 - p(yes), p(yes) = 1 / (1 + exp(l_no - l_yes)), to whether an image contains artifacts: a regularizer beside
     other rewards (Understanding reward hacking in T2I RL, arXiv:2601.03468). The prompt is not read."""
     asked = _of_pictures(outputs, [question] * len(outputs), "artifact_free")
     spellings = [("Yes", "yes", "YES"), ("No", "no", "NO")]
@@ -141,7 +141,7 @@ def _by_words(
 def _of_pictures(
     outputs: Sequence[Output], texts: Sequence[str], reward: str, start: str = ""
 ) -> list[Question | None]:
-    """One question for each picture, which is shown before the text."""
+    """One question for each image, which is shown before the text."""
     shown = [picture_parts(output, reward) for output in outputs]
     return [
         None if parts is None else Question((*parts[1:], text), start) for parts, text in zip(shown, texts, strict=True)
@@ -149,7 +149,7 @@ def _of_pictures(
 
 
 def picture_parts(output: Output, reward: str) -> tuple[str | Image, ...] | None:
-    """A title, which is empty, and the picture; None where its pixels are not finite."""
+    """A title, which is empty, and the image; None where its pixels are not finite."""
     if not isinstance(output, Image):
         raise TypeError(
             f"{reward}: got an output of kind {type(output).__name__}, expected an Image; for clips name "

@@ -19,7 +19,7 @@ FRAMES = 8
 
 @dataclass(frozen=True)
 class Question:
-    """One user turn of texts and pictures in their order."""
+    """One user turn of texts and images in their order."""
 
     parts: tuple[str | Image, ...]
     start: str = ""

@@ -54,7 +54,7 @@ def unified_reward(
     tokens: int = 512,
     device: str = "cpu",
 ) -> list[float]:
-    """The score of a picture in [0, 1], (x - 1) / 4 of a number from 1 to 5.
+    """The score of an image in [0, 1], (x - 1) / 4 of a number from 1 to 5.
 
     ``mode`` v2 gives three of them, of which ``axis`` (alignment, coherence, style) takes one or the mean of all; v1.5
     gives one, after "Final Score:". Flow-GRPO divides that one by 5 instead.

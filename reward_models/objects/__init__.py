@@ -1,4 +1,4 @@
-"""Rewards that compare what a picture shows with its prompt: a classifier with a sentence encoder, and detectors."""
+"""Rewards that compare what an image shows with its prompt: a classifier with a sentence encoder, and detectors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""ConSE (arXiv:1312.5650): does a picture show what its prompt names, judged by a classifier and a sentence encoder.
+"""ConSE (arXiv:1312.5650): does an image show what its prompt names, judged by a classifier and a sentence encoder.
 
-The picture is the mean of the vectors of the sentences "a photo of a <class>", weighted by the probabilities of its ten
+The image is the mean of the vectors of the sentences "a photo of a <class>", weighted by the probabilities of its ten
 likeliest classes of ImageNet; the reward is its cosine with the vector of the prompt. No model that was trained on
-pictures and texts together is needed, and only what is a class of ImageNet can be told apart.
+images and texts together is needed, and only what is a class of ImageNet can be told apart.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from reward_models.pixels import pictures
 from reward_models.wheels import CACHE, WHEELS
 
 TOP = 10
-"""Classes of which a picture is the mean."""
+"""Classes of which an image is the mean."""
 
 Score = Callable[[Float[Tensor, "pictures classes"], list[int]], Float[Tensor, " pictures"]]
-"""From the class probabilities of pictures and their rows to their values."""
+"""From the class probabilities of images and their rows to their values."""
 
 CLASSIFIER, ENCODER, NAMES = "pypi:efficientnet-lite0", "pypi:all-minilm-l6-v2", "pypi:imagenet-names"
 
@@ -44,10 +44,10 @@ def conse(
     names: str = NAMES,
     device: str = "cpu",
 ) -> list[float]:
-    """Cosine of picture and prompt, in [-1, 1]; it compares pictures of one prompt, since some prompts are near to
+    """Cosine of image and prompt, in [-1, 1]; it compares images of one prompt, since some prompts are near to
     everything.
 
-    A picture that is not finite is NaN. Where the package index cannot be reached, ``classifier``, ``encoder`` and
+    An image that is not finite is NaN. Where the package index cannot be reached, ``classifier``, ``encoder`` and
     ``names`` are the files of the wheels, or folders with what is read from them.
     """
     texts, images = _texts(prompts, encoder, device), pictures(outputs, "conse")
@@ -69,7 +69,7 @@ def conse_z(
     names: str = NAMES,
     device: str = "cpu",
 ) -> list[float]:
-    """The expected similarity of the picture's class and the prompt, in deviations of the prompt's similarity to all
+    """The expected similarity of the image's class and the prompt, in deviations of the prompt's similarity to all
     classes; comparable between prompts. Parameters are those of ``conse``."""
     texts, images = _texts(prompts, encoder, device), pictures(outputs, "conse_z")
     similarity = texts @ _labels(names, encoder, device).T
@@ -78,7 +78,7 @@ def conse_z(
 
 
 def _scored(images: Sequence[Image | None], score: Score, classifier: str, device: str) -> list[float]:
-    """``score`` of the pictures that can be scored, from their class probabilities and rows; NaN for the others."""
+    """``score`` of the images that can be scored, from their class probabilities and rows; NaN for the others."""
     rows = [row for row, image in enumerate(images) if image is not None]
     values = [math.nan] * len(images)
     if rows:
@@ -91,7 +91,7 @@ def _scored(images: Sequence[Image | None], score: Score, classifier: str, devic
 def _texts(prompts: Sequence[Prompt], encoder: str, device: str) -> Float[Tensor, "prompts 384"]:
     for prompt in prompts:
         if not prompt.text.strip():
-            raise ValueError(f"conse: prompt '{prompt.id}' has no text, with which its pictures are compared")
+            raise ValueError(f"conse: prompt '{prompt.id}' has no text, with which its images are compared")
     distinct = sorted({prompt.text for prompt in prompts})
     vectors = dict(zip(distinct, sentence_embeddings(distinct, device, encoder), strict=True))
     return torch.stack([vectors[prompt.text] for prompt in prompts])

@@ -110,7 +110,7 @@ def probabilities(
 
 
 def prepared(image: Image) -> Float[Tensor, "3 224 224"]:
-    """The centre of the picture as the network sees it."""
+    """The centre of the image as the network sees it."""
     picture = to_pil(image)
     side = min(picture.size) * CROP
     left, top = ((edge - side) / 2 for edge in picture.size)

@@ -1,4 +1,4 @@
-"""GenEval (arXiv:2310.11513): does a picture contain the objects of its prompt, so many, in these colours and places.
+"""GenEval (arXiv:2310.11513): does an image contain the objects of its prompt, so many, in these colours and places.
 
 These are its rules, apart from the detector: a function ``detector`` names what it sees, and the clauses of the prompt
 are compared with it. ``meta.include`` and ``meta.exclude`` are those of GenEval's metadata.jsonl, lists of clauses
@@ -56,13 +56,13 @@ def geneval(
     threshold: float = 0.3,
     counting_threshold: float = 0.9,
 ) -> list[float]:
-    """Whether the objects of the prompt are in the picture, seen by ``detector``, a function ``module:function`` from
-    pictures to lists of ``Detected``.
+    """Whether the objects of the prompt are in the image, seen by ``detector``, a function ``module:function`` from
+    images to lists of ``Detected``.
 
     ``mode``: official (0 or 1; more objects than requested are right), strict (0 or 1; the exact number), flow_grpo
     (graded, at most 1; see ``graded``). Only detections surer than ``threshold`` count, in prompts with ``meta.tag``
     "counting" than ``counting_threshold``; both are those of Mask2Former, and have to be chosen anew for another
-    detector. A picture that is not finite is NaN.
+    detector. An image that is not finite is NaN.
     """
     if mode not in MODES:
         raise ValueError(f"geneval: got mode {mode!r}, expected one of {', '.join(MODES)}")
@@ -166,7 +166,7 @@ def graded(include: Clauses, exclude: Clauses, found: Found) -> float:
 
     Of every clause 1 - |count - found| / count, which may be negative. If the number is wrong, a clause with a colour
     or a position adds 0. Otherwise a colour adds 1 - |count - of this colour| / count; a position adds 0 where the
-    other clause does not hold, 1 where all pairs are in relation, and 0 and 1 where one is not, so that such a picture
+    other clause does not hold, 1 where all pairs are in relation, and 0 and 1 where one is not, so that such an image
     gets half a point more than its authors may have meant. ``exclude`` does not count.
     """
     terms, groups = list[float](), list[Sequence[Detected] | None]()

@@ -11,7 +11,7 @@ from reward_models.rules.scenes import see
 
 
 def detect(images: Sequence[Image]) -> list[list[Detected]]:
-    """The objects of each picture, whose size must be a multiple of 32; each is found twice, as "circle" and as "red
+    """The objects of each image, whose size must be a multiple of 32; each is found twice, as "circle" and as "red
     circle". An object without a clear shape or colour is none."""
     return [_detect(image) for image in images]
 
@@ -21,8 +21,8 @@ def _detect(image: Image) -> list[Detected]:
     height, width = image.pixels.shape[1:]
     if height != width or height % SIZE:
         raise ValueError(
-            f"the detector of scenes: got a picture of {width} x {height} pixels, expected a square one whose side is "
-            f"a multiple of {SIZE}; for other pictures name another detector"
+            f"the detector of scenes: got an image of {width} x {height} pixels, expected a square one whose side is "
+            f"a multiple of {SIZE}; for other images name another detector"
         )
     for one in see(image.pixels.float().permute(1, 2, 0).numpy()):
         if one.shape and one.colour:

@@ -1,4 +1,4 @@
-"""Rewards that judge how a picture looks, whatever it shows: their weights come from the package index."""
+"""Rewards that judge how an image looks, whatever it shows: their weights come from the package index."""
 
 from __future__ import annotations
 

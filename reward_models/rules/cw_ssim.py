@@ -1,4 +1,4 @@
-"""Complex-wavelet structural similarity of two pictures (CW-SSIM, Sampat et al. 2009, doi 10.1109/TIP.2009.2025923).
+"""Complex-wavelet structural similarity of two images (CW-SSIM, Sampat et al. 2009, doi 10.1109/TIP.2009.2025923).
 
     S = (2 |sum c_x conj(c_y)| + K) / (sum |c_x|^2 + sum |c_y|^2 + K)
 
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Complex, Float
 
 MAX_PIXELS = 512
-"""Longest side at which pictures are compared; larger ones are scaled down."""
+"""Longest side at which images are compared; larger ones are scaled down."""
 
 SCALES, ORIENTATIONS, WINDOW, K = 3, 8, 7, 1e-3
 """Octaves of filters, from a wavelength of 4 pixels on; their directions; side of a window in wavelengths of the first
@@ -28,7 +28,7 @@ STEP = 16
 def fitted(
     picture: Float[np.ndarray, "h w"], reference: Float[np.ndarray, "H W"]
 ) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a b"]]:
-    """Both pictures at the size of the reference, or smaller where that is larger than ``MAX_PIXELS``."""
+    """Both images at the size of the reference, or smaller where that is larger than ``MAX_PIXELS``."""
     from PIL import Image
 
     factor = min(1.0, MAX_PIXELS / max(reference.shape))
@@ -44,9 +44,9 @@ def fitted(
 
 
 def cw_ssim(a: Float[np.ndarray, "h w"], b: Float[np.ndarray, "h w"]) -> float:
-    """Mean of S over windows, directions and octaves, in [0, 1]; 1 for equal pictures of values 0 to 1."""
+    """Mean of S over windows, directions and octaves, in [0, 1]; 1 for equal images of values 0 to 1."""
     if a.shape != b.shape:
-        raise ValueError(f"cw_ssim: got pictures of {a.shape} and {b.shape} pixels, expected equal sizes")
+        raise ValueError(f"cw_ssim: got images of {a.shape} and {b.shape} pixels, expected equal sizes")
     margins = [(WINDOW, WINDOW - (side + 2 * WINDOW) % -STEP) for side in a.shape]
     first, second = (np.fft.fft2(np.pad(picture, margins, mode="edge")) for picture in (a, b))
     inside, means = tuple(slice(WINDOW, WINDOW + side) for side in a.shape), []
@@ -61,7 +61,7 @@ def cw_ssim(a: Float[np.ndarray, "h w"], b: Float[np.ndarray, "h w"]) -> float:
 
 
 def _windows(values: Complex[np.ndarray, "h w"] | Float[np.ndarray, "h w"], side: int) -> Complex[np.ndarray, "i j"]:
-    """Sums over windows of ``side`` pixels, or of the whole side of a smaller picture."""
+    """Sums over windows of ``side`` pixels, or of the whole side of a smaller image."""
     sums = np.zeros((values.shape[0] + 1, values.shape[1] + 1), dtype=np.complex128)
     sums[1:, 1:] = values.cumsum(0).cumsum(1)
     height, width = (min(side, length) for length in values.shape)

@@ -1,6 +1,6 @@
 """Detection: lists of boxes with labels or confidences.
 
-Gold answers are lists of {"bbox_2d": [x1, y1, x2, y2], "label": "cat"}, in pixels of the original picture (boxes alone
+Gold answers are lists of {"bbox_2d": [x1, y1, x2, y2], "label": "cat"}, in pixels of the original image (boxes alone
 suffice where labels do not count). Predictions have the same form, in the coordinates that ``meta.coordinates`` names
 (see ``boxes``); "None" and [] predict that there is no object.
 """
@@ -59,7 +59,7 @@ def visual_rft(predictions: Sequence[Instance], gold: Sequence[Box]) -> tuple[fl
 
 
 def average_precision(predictions: Sequence[Instance], gold: Sequence[Instance], threshold: float = math.nan) -> float:
-    """COCO AP of one picture by pycocotools, mean over the labels of the gold answer; all scores are 1.
+    """COCO AP of one image by pycocotools, mean over the labels of the gold answer; all scores are 1.
 
     Mean over IoU thresholds 0.5, 0.55, ..., 0.95, or at one ``threshold``. Both empty is 1, one of them 0. As all
     scores are equal, predictions are ranked in the order of the answer. Labels that the gold answer lacks cost nothing.
@@ -157,7 +157,7 @@ def detection_weighted(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def read_objects(answer: str, prompt: Prompt, output: Text, box_key: str, value_key: str) -> list[Instance] | None:
-    """The objects of an answer in pixels of the original picture; None if any part of it cannot be read."""
+    """The objects of an answer in pixels of the original image; None if any part of it cannot be read."""
     if answer.strip().strip("`").strip().casefold() in ("none", "json\nnone"):
         return []
     values = literal(answer)

@@ -1,4 +1,4 @@
-"""Predicted and gold boxes, which reports draw into the picture."""
+"""Predicted and gold boxes, which reports draw into the image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from reward_models.rules.reading import literal
 from reward_models.rules.tags import answer_of
 
 TASKS = ("box_", "detection_")
-"""Prefixes of the tasks whose answers are boxes in the first picture."""
+"""Prefixes of the tasks whose answers are boxes in the first image."""
 
 
 def annotate(**others: Any) -> Callable[..., list[Mapping[str, Any]]]:
-    """``boxes``: the ``gold`` and the predicted ones (``said``), as fractions of the first picture's sides."""
+    """``boxes``: the ``gold`` and the predicted ones (``said``), as fractions of the first image's sides."""
 
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         return [boxes_of(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
@@ -58,6 +58,6 @@ def boxes_in(value: Any) -> Iterator[Box]:
 
 
 def size_of(media: Media) -> tuple[int, int]:
-    """Height and width of a picture in pixels."""
+    """Height and width of an image in pixels."""
     picture = media.source if isinstance(media.source, Image) else read_picture(str(media.source))
     return picture.pixels.shape[-2], picture.pixels.shape[-1]

@@ -1,6 +1,6 @@
 """Exact verifiers of clips of moving shapes: number, identity, direction, order and speed of objects.
 
-The objects of every frame are detected as in pictures of scenes, without the prompt, and then compared with the film in
+The objects of every frame are detected as in images of scenes, without the prompt, and then compared with the video in
 ``Prompt.answer``. One frame of a clip may be wrong (``RIGHT``). A path is the straight line with the least squared
 distance to the centres of an object over the frames; an object that leaves its path by more than ``STRAY`` pixels does
 not move along it. A clip takes about a millisecond, without weights or network access.
@@ -94,14 +94,14 @@ REWARDS: Mapping[str, Callable[[Sequence[Prompt], Sequence[Output]], list[float]
 
 def _clips(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Float[np.ndarray, "frames 16 16 3"]]:
     if len(prompts) != len(outputs):
-        raise ValueError(f"film rewards: got {len(prompts)} prompts and {len(outputs)} outputs, expected equally many")
+        raise ValueError(f"video rewards: got {len(prompts)} prompts and {len(outputs)} outputs, expected equally many")
     arrays = []
     for output in outputs:
         if not isinstance(output, Video):
-            raise TypeError(f"film rewards: got an output of kind {type(output).__name__}, expected a Video")
+            raise TypeError(f"video rewards: got an output of kind {type(output).__name__}, expected a Video")
         if output.frames.shape != (FRAMES, 3, SIZE, SIZE):
             raise ValueError(
-                f"film rewards: got a clip of shape {tuple(output.frames.shape)}, expected ({FRAMES}, 3, {SIZE}, "
+                f"video rewards: got a clip of shape {tuple(output.frames.shape)}, expected ({FRAMES}, 3, {SIZE}, "
                 f"{SIZE}): frames, colours, height and width"
             )
         arrays.append(output.frames.detach().cpu().float().permute(0, 2, 3, 1).numpy())
@@ -113,7 +113,7 @@ def _score(prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable
     for prompt, clip in zip(prompts, _clips(prompts, outputs), strict=True):
         if not isinstance(prompt.answer, list) or not prompt.answer:
             raise ValueError(
-                f"prompt '{prompt.text}' has no film as its answer; make such prompts with "
+                f"prompt '{prompt.text}' has no video as its answer; make such prompts with "
                 "mmgrpo.toy.films.prompt(mmgrpo.toy.films.parse(text)) or read assets/films/*.jsonl"
             )
         film = Film.from_json(prompt.answer)
@@ -130,7 +130,7 @@ def _watch(clip: Float[np.ndarray, "frames 16 16 3"]) -> Frames:
 def _watched(pixels: bytes) -> Frames:
     """The same of the pixels in fp32; clips are remembered, since a run has several of these rewards.
 
-    A white margin makes a frame as large as a picture of a scene.
+    A white margin makes a frame as large as an image of a scene.
     """
     frames = np.ones((FRAMES, PICTURE, PICTURE, 3), np.float32)
     frames[:, :SIZE, :SIZE] = np.frombuffer(pixels, np.float32).reshape(FRAMES, SIZE, SIZE, 3)

@@ -1,4 +1,4 @@
-"""Compressibility of pictures: two rewards of DDPO (arXiv:2305.13301, section 5.1)."""
+"""Compressibility of images: two rewards of DDPO (arXiv:2305.13301, section 5.1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmgrpo.types import Image, Output, Prompt
 
 
 def jpeg_incompressibility(prompts: Sequence[Prompt], outputs: Sequence[Output], quality: int = 95) -> list[float]:
-    """Size of the picture as JPEG in kilobytes (1000 bytes); NaN for pictures with non-finite pixels."""
+    """Size of the image as JPEG in kilobytes (1000 bytes); NaN for images with non-finite pixels."""
     return [_kilobytes(output, quality) for output in outputs]
 
 

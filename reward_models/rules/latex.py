@@ -1,4 +1,4 @@
-"""Tables in LaTeX, compared as trees and as pictures (Table2LaTeX-RL, arXiv:2509.17589).
+"""Tables in LaTeX, compared as trees and as images (Table2LaTeX-RL, arXiv:2509.17589).
 
 The paper's two rewards are [structural similarity > 0.9] and [CW-SSIM of the rendered tables > 0.6]. No TeX is run:
 what a model writes is parsed (``latex_tables``) and drawn by matplotlib (``latex_drawing``).
@@ -20,10 +20,10 @@ Spans: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
 """Rows and columns that each cell of each row spans."""
 
 STRUCTURE, PICTURE = 0.9, 0.6
-"""Similarities above which structure and picture are rewarded."""
+"""Similarities above which structure and image are rewarded."""
 
 UNLIKE = 0.3
-"""Structural similarity below which nothing is drawn: the picture is worth 0."""
+"""Structural similarity below which nothing is drawn: the image is worth 0."""
 
 
 def latex_structure(answer: str, prompt: Prompt, output: Text) -> float:

@@ -1,4 +1,4 @@
-"""Pictures of LaTeX tables, drawn by matplotlib: no TeX is needed, and nothing that a model writes is executed.
+"""Images of LaTeX tables, drawn by matplotlib: no TeX is needed, and nothing that a model writes is executed.
 
 Cells are set in DejaVu Sans, formulas between dollars by matplotlib's mathtext; a formula that it does not know is
 drawn as it is written. Drawn are the alignment of the columns, their vertical lines, horizontal lines across the table,
@@ -27,7 +27,7 @@ DPI, SIZE = 72, 10
 ROW, GAP, MARGIN = 16, 5, 4
 """Pixels: height of a row, space at each side of a cell, and around the table."""
 MAX_SIDE = 4000
-"""Largest picture, in pixels a side; a larger table is not drawn."""
+"""Largest image, in pixels a side; a larger table is not drawn."""
 MAX_TEXT, MAX_FORMULAS = 200, 4000
 """Characters of a cell that are drawn, and of formulas in a table that are set as such."""
 

@@ -157,7 +157,7 @@ def meta_choice(prompt: Prompt, key: str, choices: Sequence[str]) -> str:
 
 
 def meta_size(prompt: Prompt) -> tuple[float, float]:
-    """``meta.size``: (height, width) of the original picture in pixels."""
+    """``meta.size``: (height, width) of the original image in pixels."""
     size = numbers(prompt.meta.get("size"), 2)
     if size is None or min(size) <= 0:
         malformed(prompt, "[height, width] of the original picture in pixels", "meta.size")

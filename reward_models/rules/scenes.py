@@ -1,13 +1,13 @@
-"""Exact verifiers of pictures of scenes: number, colours, shapes and positions of objects.
+"""Exact verifiers of images of scenes: number, colours, shapes and positions of objects.
 
 Objects are detected without the prompt. Connected pixels that differ from the background form an object; its colour
 is that of its median pixel; its shape is the ideal template, stretched to its bounding box, with the largest
 intersection over union with its soft mask, if that is at least 0.75. Where an object matches no shape, all of them
-together are compared with the words. The detections are then compared with the scene in ``Prompt.answer``. A picture
-of 32 pixels takes less than a millisecond, without weights or network access. Pictures of 64, 96, ... pixels show the
+together are compared with the words. The detections are then compared with the scene in ``Prompt.answer``. An image
+of 32 pixels takes less than a millisecond, without weights or network access. Images of 64, 96, ... pixels show the
 same scenes in finer detail; tolerances grow with them.
 
-Every function is a reward: prompts and outputs to one value in [0, 1] each. NaN pixels give NaN. A picture that several
+Every function is a reward: prompts and outputs to one value in [0, 1] each. NaN pixels give NaN. An image that several
 rewards look at is read once. ``scene_clean`` monitors quality and should not be trained on.
 """
 
@@ -29,10 +29,10 @@ AGREEMENT = 0.75
 """Smallest intersection over union with an ideal template that names a shape."""
 
 SMALLEST = 8
-"""Smallest object, in pixels of a picture of 32; smaller specks are not counted, but lower ``scene_clean``."""
+"""Smallest object, in pixels of an image of 32; smaller specks are not counted, but lower ``scene_clean``."""
 
 NEAR = 4.0
-"""Tolerance, in pixels of a picture of 32, of the centre of the objects around the requested position."""
+"""Tolerance, in pixels of an image of 32, of the centre of the objects around the requested position."""
 
 _COLOURS = np.array([*COLOURS.values()], np.float32) / 255
 _FLAT = np.array([*COLOURS.values(), BACKGROUND], np.float32) / 255
@@ -47,17 +47,17 @@ class Detection:
     shape: str
     x: float
     y: float
-    """Centre (x, y) of the bounding box in pixels of a picture of 32."""
+    """Centre (x, y) of the bounding box in pixels of an image of 32."""
     agreement: float
     """Intersection over union with the best template, in [0, 1]."""
     agreements: Mapping[str, float]
     """The same with every template that fits the proportions of the box."""
     size: tuple[float, float]
-    """Width and height of the bounding box in pixels of a picture of 32."""
+    """Width and height of the bounding box in pixels of an image of 32."""
 
 
 def see(pixels: Float[np.ndarray, "size size 3"]) -> list[Detection]:
-    """Detect the objects of a picture (RGB in [0, 1], its size a multiple of 32), without the prompt."""
+    """Detect the objects of an image (RGB in [0, 1], its size a multiple of 32), without the prompt."""
     scale = len(pixels) / SIZE
     strength = ((1 - pixels.min(-1)) / _STRENGTH).clip(0, 1)
     labels, count = _components(strength > 0.5)
@@ -148,7 +148,7 @@ def _agreements(
 
 
 def scene_count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """1 if the picture has as many objects as the prompt requests, otherwise 0."""
+    """1 if the image has as many objects as the prompt requests, otherwise 0."""
     return _score(prompts, outputs, _count)
 
 
@@ -200,7 +200,7 @@ def scene_fit(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[floa
 
 
 def scene_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """Cleanness of the pixels: mean over pixels of max(0, 1 - distance / 0.25), 1 on pictures of the data set.
+    """Cleanness of the pixels: mean over pixels of max(0, 1 - distance / 0.25), 1 on images of the data set.
 
     The distance, in RGB from 0 to 1, is that to the nearest colour of the scenes or the background. It does not depend
     on the prompt and monitors runs that train on the other rewards.
@@ -241,7 +241,7 @@ def _images(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Float[
         channels, height, width = output.pixels.shape
         if channels != 3 or height != width or height % SIZE or not height:
             raise ValueError(
-                f"scene rewards: got a picture of shape {tuple(output.pixels.shape)}, expected (3, size, size) with a "
+                f"scene rewards: got an image of shape {tuple(output.pixels.shape)}, expected (3, size, size) with a "
                 f"multiple of {SIZE}"
             )
         arrays.append(output.pixels.detach().cpu().float().permute(1, 2, 0).numpy())
@@ -266,7 +266,7 @@ def _score(
 
 @lru_cache(maxsize=256)
 def _seen(pixels: bytes, size: int) -> Sequence[Detection]:
-    """``see`` of the bytes of a picture."""
+    """``see`` of the bytes of an image."""
     return tuple(see(np.frombuffer(pixels, np.float32).reshape(size, size, 3)))
 
 

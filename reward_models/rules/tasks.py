@@ -71,7 +71,7 @@ TASKS: Mapping[str, Task] = {
         programs.code_share,
         queries.sql,
         queries.sql_partial,
-        # places in a picture
+        # places in an image
         boxes.box_iou,
         boxes.box_giou,
         boxes.box_gui_g1,

@@ -1,6 +1,6 @@
 """Where a robot's hand shall go: a way of points, or a box to take hold of (VLA-R1, arXiv:2510.01623).
 
-Both sides are in fractions of the picture's width and height: a way is [[x, y], ...], a box its centre and size,
+Both sides are in fractions of the image's width and height: a way is [[x, y], ...], a box its centre and size,
 {"x": 0.5, "y": 0.5, "width": 0.2, "height": 0.1}.
 """
 
@@ -66,7 +66,7 @@ def trajectory_similarity(prediction: Float[np.ndarray, "m 2"], gold: Float[np.n
 
 
 def trajectory(answer: str, prompt: Prompt, output: Text) -> float:
-    """``trajectory_similarity`` of two ways [[x, y], ...] in fractions of the picture, cut to 0 to 1 (VLA-R1)."""
+    """``trajectory_similarity`` of two ways [[x, y], ...] in fractions of the image, cut to 0 to 1 (VLA-R1)."""
     gold = _way(literal(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer)
     if gold is None:
         malformed(prompt, f"[[x, y], ...], at most {MAX_POINTS} points in fractions of the picture")

@@ -3,7 +3,7 @@
     def embed(outputs, *, device="cpu"):
         return ...                          # [B, D]; a row of NaN for an output that has no embedding
 
-The default, ``layout``, needs no model: it tells colours and their places apart, and not what a picture shows.
+The default, ``layout``, needs no model: it tells colours and their places apart, and not what an image shows.
 """
 
 from __future__ import annotations

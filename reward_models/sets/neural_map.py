@@ -1,6 +1,6 @@
 """PISCES' quality reward (arXiv:2602.01624, section 3.1): is an output like real ones that its prompt asks for?
 
-Embeddings of texts and of pictures or clips are two clouds, also in one space. A map T carries the first, mu, to the
+Embeddings of texts and of images or clips are two clouds, also in one space. A map T carries the first, mu, to the
 second, nu, at the least cost (neural optimal transport, Korotin et al., arXiv:2201.12220; PISCES, equation 1):
 
     sup_f  inf_T   E_x~nu f(x) + E_y~mu [ |y - T(y)|^2 - f(T(y)) ]

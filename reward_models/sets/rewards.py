@@ -5,7 +5,7 @@
     r_i = 1 in D+, 0 in D-                          credit="contrast"
 
 F is larger where the set is better. S are the outputs of one prompt, or, with ``over="call"``, all that are scored at
-once; with ``over="output"`` the windows of one sound, and r_i = F(S). A shared value is the same for a whole group,
+once; with ``over="output"`` the windows of one recording, and r_i = F(S). A shared value is the same for a whole group,
 from which a comparison within the group learns nothing. As the value of a row depends on the others, no cache of scores
 may keep it. The first two are this package's reading; DRAGON contrasts two halves: ``contrast``.
 """
@@ -61,10 +61,10 @@ def frechet(
 ) -> list[float]:
     """Minus the Fréchet distance of a set of outputs to ``exemplars``, or what each adds to it.
 
-    ``exemplars`` is a folder of pictures or sounds, which are embedded as the outputs are, a .txt file of a text per
+    ``exemplars`` is a folder of images or audio, which are embedded as the outputs are, a .txt file of a text per
     line for an embedding that reads texts too (clap), or a .safetensors file with their ``embeddings`` [n, D]. With an
-    embedding of Inception this is FID, with one of sounds FAD. With ``over="output"`` (sounds only) it is the distance
-    of each sound by itself, cut into parts of ``window`` seconds: the per-song FAD of DRAGON.
+    embedding of Inception this is FID, with one of recordings FAD. With ``over="output"`` (recordings only) it is the
+    distance of each recording by itself, cut into parts of ``window`` seconds: the per-song FAD of DRAGON.
     """
     given = _exemplars(exemplars, embed, device)
 
@@ -214,7 +214,7 @@ def _exemplars(source: str, embed: str, device: str) -> Tensor:
         rows = embedded(some, embed, device, "frechet") if some else torch.empty(0)
     if len(rows) < 2 or not bool(rows.isfinite().all()):
         raise ValueError(
-            f"frechet: exemplars: {place}: got {len(rows)} rows, expected a folder of at least two pictures or sounds, "
+            f"frechet: exemplars: {place}: got {len(rows)} rows, expected a folder of at least two images or audio, "
             "a .txt file of texts, or a .safetensors file of finite embeddings"
         )
     return rows

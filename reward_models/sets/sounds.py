@@ -1,4 +1,4 @@
-"""Sounds of sets: read from files, cut into windows, and as vectors without a model."""
+"""Recordings of sets: read from files, cut into windows, and as vectors without a model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FLOOR = 1e-9
 
 
 def bands(outputs: Sequence[Output]) -> Float[Tensor, "n 32"]:
-    """How loud a sound is in each of 16 half octaves (the mean over frames of log10 of the power), and how much that
-    changes (the standard deviation); NaN for a sound that is empty or not finite.
+    """How loud a recording is in each of 16 half octaves (the mean over frames of log10 of the power), and how much
+    that changes (the standard deviation); NaN for a recording that is empty or not finite.
 
-    A factor of 10 in amplitude is 2. It tells timbre and level apart and needs no model; what a sound is of, it does
-    not know.
+    A factor of 10 in amplitude is 2. It tells timbre and level apart and needs no model; what a recording is of, it
+    does not know.
     """
     return torch.stack([_bands(audio_of(output, "bands")) for output in outputs])
 
@@ -59,17 +59,17 @@ def windows(sound: Audio, seconds: float) -> list[Audio]:
 
 
 def read_sound(file: Path, reward: str) -> Audio:
-    """The sound of a file, all of it."""
+    """The recording of a file, all of it."""
     soundfile = import_library("soundfile")
     try:
         samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
-        raise ValueError(f"{reward}: {file} cannot be read as a sound ({error}); remove or convert it") from error
+        raise ValueError(f"{reward}: {file} cannot be read as a recording ({error}); remove or convert it") from error
     return Audio(torch.from_numpy(samples.T.copy()), rate)
 
 
 def audio_of(output: Output, what: str) -> Audio:
-    """The output, which must be a sound."""
+    """The output, which must be a recording."""
     if not isinstance(output, Audio):
         raise TypeError(f"embed: got an output of kind {type(output).__name__}, expected an Audio for {what}")
     return output

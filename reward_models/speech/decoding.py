@@ -15,9 +15,9 @@ from reward_models.speech.rate import seconds
 
 
 def group_length(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """-|T_i - T| / T, T_i the duration of the sound and T the median of its group: 0 at the median, -.5 at half and at
-    one and a half of it (arXiv:2509.18569). Sounds of prompts with one id, or of one prompt, are a group. A sound
-    without samples is NaN and is not counted."""
+    """-|T_i - T| / T, T_i the duration of the recording and T the median of its group: 0 at the median, -.5 at half and
+    at one and a half of it (arXiv:2509.18569). Recordings of prompts with one id, or of one prompt, are a group. A
+    recording without samples is NaN and is not counted."""
     durations, groups = seconds(prompts, outputs), {}
     for row, prompt in enumerate(prompts):
         groups.setdefault(_key(prompt), []).append(row)

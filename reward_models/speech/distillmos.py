@@ -22,7 +22,7 @@ from reward_models.wheels import weights_folder
 
 RATE = 16_000
 WINDOW, HOP = 122_880, 16_000
-"""Samples of the network's input, 7.68 s, and the most between two of them; a shorter sound ends with silence."""
+"""Samples of the network's input, 7.68 s, and the most between two of them; a shorter recording ends with silence."""
 
 SPAN, STEP, FRAMES, WIDTH = 320, 160, 384, 200
 """Samples of a spectrum and between two; steps of the sequence; its width."""
@@ -32,7 +32,7 @@ CHANNELS = (64, 64, 128, 256, 256, 256)
 def distillmos(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = "pypi:distillmos") -> list[float]:
     """Predicted mean opinion score of listeners, 1 (bad) to 5 (excellent): the mean over windows of 7.68 s.
 
-    A sound that is empty, silent or NaN is NaN. ``weights`` is the wheel's file or a folder with distill_mos_v7.pt
+    A recording that is empty, silent or NaN is NaN. ``weights`` is the wheel's file or a folder with distill_mos_v7.pt
     where the package index cannot be reached.
     """
     network = _network(weights)  # here, since concurrent first calls from the threads below would each load it
@@ -45,7 +45,7 @@ def distillmos(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: st
 
 @torch.no_grad()
 def mean_opinion_score(network: DistillMos, samples: Float[np.ndarray, " samples"]) -> float:
-    """The score of a sound at 16 kHz."""
+    """The score of a recording at 16 kHz."""
     wave = functional.pad(torch.from_numpy(samples), (0, max(0, WINDOW - len(samples))))
     extra = len(wave) - WINDOW
     starts = [int(part * extra) for part in np.linspace(0, 1, -(-extra // HOP) + 1)]

@@ -1,4 +1,4 @@
-"""DNSMOS P.835 (arXiv:2110.01763): Microsoft's predictor of the mean opinion score that listeners give a sound.
+"""DNSMOS P.835 (arXiv:2110.01763): Microsoft's predictor of the mean opinion score that listeners give a recording.
 
 The network is part of the package speechmos (MIT), from which it is read directly: the package's own code needs librosa
 for another score. It was trained to assess noise suppression and measures noise and artefacts, not words.
@@ -19,7 +19,7 @@ from reward_models.speech.sounds import import_library, score_sounds
 
 RATE = 16_000
 WINDOW = 144_160
-"""Samples of the network's input, 9.01 s; a shorter sound is doubled until it fills it."""
+"""Samples of the network's input, 9.01 s; a shorter recording is doubled until it fills it."""
 
 POLYNOMIALS = {
     "sig": (-0.08397278, 1.22083953, 0.0052439),
@@ -35,7 +35,7 @@ def dnsmos(prompts: Sequence[Prompt], outputs: Sequence[Output], part: str = "ov
     (background).
 
     The mean over windows of 9.01 s that begin at whole seconds (``window_starts``), as in Microsoft's dnsmos_local.py.
-    A sound that is empty, silent or NaN is NaN.
+    A recording that is empty, silent or NaN is NaN.
     """
     if part not in POLYNOMIALS:
         raise ValueError(f"dnsmos: got part '{part}', expected one of {', '.join(POLYNOMIALS)}")
@@ -49,7 +49,7 @@ def dnsmos(prompts: Sequence[Prompt], outputs: Sequence[Output], part: str = "ov
 
 
 def mean_opinion_scores(samples: np.ndarray) -> dict[str, float]:
-    """All three scores of a sound at 16 kHz."""
+    """All three scores of a recording at 16 kHz."""
     while len(samples) < WINDOW:
         samples = np.append(samples, samples)
     session, starts = _session(), window_starts(len(samples))
@@ -62,8 +62,8 @@ def mean_opinion_scores(samples: np.ndarray) -> dict[str, float]:
 
 
 def window_starts(length: int) -> range:
-    """First samples of the windows of a sound of at least ``WINDOW`` samples: every second as long as the sound's whole
-    seconds have another 9.01 of them, and the beginning.
+    """First samples of the windows of a recording of at least ``WINDOW`` samples: every second as long as the sound's
+    whole seconds have another 9.01 of them, and the beginning.
 
     10.9 s have one window, 11 s two. (The published code loses the windows from the eighth second to the 24th, whose
     ends it rounds to one sample less than the network takes.)
@@ -82,6 +82,6 @@ def _session() -> Any:
             "install its wheel: pip install speechmos"
         )
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1  # several sounds are scored in parallel
+    options.intra_op_num_threads = 1  # several recordings are scored in parallel
     model = Path(spec.origin).parent / "dnsmos_models" / "sig_bak_ovr.onnx"
     return runtime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])

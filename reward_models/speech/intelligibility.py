@@ -1,13 +1,13 @@
 """Intelligibility of generated speech as rewards in [0, 1]: character errors and likelihood, and their harmonic mean.
 
 With CER the character error rate of Whisper's transcript and NLL the mean negative log-likelihood of a token of the
-text, given the sound:
+text, given the recording:
 
     R_CER = 1 - tanh(3 CER)      0.1: .709   1/3: .238   1: .005
     R_NLL = exp(-NLL / 3)        0: 1        1: .717     3: .368
     harmonic mean, weights .6 and .4:   1 / (.6 / R_CER + .4 / R_NLL)
 
-CER alone is 0 for all good sounds and saturates for bad ones, where NLL still tells them apart.
+CER alone is 0 for all good recordings and saturates for bad ones, where NLL still tells them apart.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def speaking_rate(
     """-max(0, log(low / rate), log(rate / high)): 0 within [low, high], -log 2 at half of low and at twice high.
 
     ``unit`` is words, or syllables (groups of vowels without a silent e), per second. Read English has 2 to 3.5 words
-    or 3.5 to 5.5 syllables per second. A sound that is empty, silent or NaN is NaN.
+    or 3.5 to 5.5 syllables per second. A recording that is empty, silent or NaN is NaN.
     """
     if not 0 < low <= high:
         raise ValueError(f"speaking_rate: got low={low} and high={high}, expected 0 < low <= high")
@@ -36,7 +36,7 @@ def words_a_second(prompts: Sequence[Prompt], outputs: Sequence[Output], unit: s
 
 
 def seconds(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """The duration of the sound, to be monitored with weight=0; NaN without samples."""
+    """The duration of the recording, to be monitored with weight=0; NaN without samples."""
     sounds = [sound_of(output, "seconds") for output in outputs]
     return [sound.samples.shape[-1] / sound.rate if sound.samples.numel() else math.nan for sound in sounds]
 

@@ -40,7 +40,7 @@ RATE = 16_000
 """Sampling rate in Hz of every Whisper."""
 
 LONGEST = 30.0
-"""Whisper's window in seconds; a longer sound cannot be scored."""
+"""Whisper's window in seconds; a longer recording cannot be scored."""
 
 
 def spoken_neg_wer(
@@ -48,7 +48,7 @@ def spoken_neg_wer(
 ) -> list[float]:
     """-min(cap, WER) of Whisper's transcript against the prompt's text, in [-cap, 0].
 
-    A sound that cannot be transcribed (silent, empty, NaN, over 30 s) is NaN.
+    A recording that cannot be transcribed (silent, empty, NaN, over 30 s) is NaN.
     """
     whisper = recognizer(path)
 
@@ -83,7 +83,7 @@ def spoken(prompt: Prompt) -> tuple[str, str]:
 
 
 def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[float]:
-    """Mean log-probability per token of the prompt's text, given the sound: in nats, at most 0.
+    """Mean log-probability per token of the prompt's text, given the recording: in nats, at most 0.
 
     It is continuous, so that sounds with equal transcripts still differ. It replaces log p(text | sound) of DMOSpeech 2
     (arXiv:2507.14988), whose CTC recognizer is not public.
@@ -98,7 +98,7 @@ def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: 
 
 
 def transcripts(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[str]:
-    """Whisper's transcript of each sound, cached; empty for a sound that cannot be transcribed."""
+    """Whisper's transcript of each recording, cached; empty for a recording that cannot be transcribed."""
     whisper, texts = recognizer(path), []
     for prompt, output in zip(prompts, outputs, strict=True):
         samples = waveform(sound_of(output, "the recognizer"), RATE)
@@ -128,7 +128,7 @@ def rates(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> list[Erro
 
 
 def annotate(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
-    """``heard``: the transcript of a sound, and ``aligned``: its words beside those of the text."""
+    """``heard``: the transcript of a recording, and ``aligned``: its words beside those of the text."""
 
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         texts = transcripts(prompts, outputs, path)
@@ -175,7 +175,7 @@ class Recognizer:
             )
         logits = self.network(encoder_outputs=self._encode(samples), decoder_input_ids=ids[:, :-1]).logits.float()
         log_probs = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[0, :, 0]
-        # The prefix (start, language, task) is forced and says nothing about the sound; logits are shifted by one.
+        # The prefix (start, language, task) is forced and says nothing about the recording; logits are shifted by one.
         return float(log_probs[len(tokenizer.prefix_tokens) - 1 :].mean())
 
     def _encode(self, samples: np.ndarray) -> Any:

@@ -1,7 +1,7 @@
-"""What rewards of sounds share: a waveform as a model reads it, and one evaluation per distinct sound.
+"""What rewards of recordings share: a waveform as a model reads it, and one evaluation per distinct sound.
 
-Such a reward is a pure function of the sound and of the text to be spoken. Policies with few choices produce the same
-sound many times, so scores are cached by the content of the sound.
+Such a reward is a pure function of the recording and of the text to be spoken. Policies with few choices produce the
+same sound many times, so scores are cached by the content of the recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmgrpo.config.extras import install
 from mmgrpo.types import Audio, Output, Prompt
 
 SILENCE = 1e-4
-"""Peak below which a sound is silent and cannot be scored."""
+"""Peak below which a recording is silent and cannot be scored."""
 
 CACHE_SIZE = 20_000
 """Scores that are cached; the oldest are dropped first."""
@@ -42,11 +42,11 @@ def score_sounds(
     prompt_key: Callable[[Prompt], Hashable],
     longest: float = math.inf,
 ) -> list[float]:
-    """``score`` of every output; NaN for a sound that is empty, silent, not finite, or above ``longest`` seconds.
+    """``score`` of every output; NaN for a recording that is empty, silent, not finite, or above ``longest`` seconds.
 
     ``reward`` names the reward with all its settings, and ``prompt_key`` returns what the score depends on in a prompt:
-    together with the sound they are the key of the cache. Sounds are scored in parallel, on as many processors as torch
-    leaves free.
+    together with the recording they are the key of the cache. Recordings are scored in parallel, on as many processors
+    as torch leaves free.
     """
     # Hashing is the costly part of a key, and the rows of a batch often share one object.
     fingerprints = {
@@ -76,26 +76,26 @@ def score_sounds(
 
 
 def sound_of(output: Output, reward: str) -> Audio:
-    """The output, which must be a sound with samples in [-1, 1]."""
+    """The output, which must be a recording with samples in [-1, 1]."""
     if not isinstance(output, Audio):
-        raise TypeError(f"'{reward}' scores sounds: got an output of kind {type(output).__name__}, expected Audio")
+        raise TypeError(f"'{reward}' scores recordings: got an output of kind {type(output).__name__}, expected Audio")
     finite = output.samples[output.samples.isfinite()]
     if finite.numel() and float(finite.abs().max()) > 1:
         raise ValueError(
-            f"{reward}: got a sound with samples up to {float(finite.abs().max()):.4g}, expected samples in [-1, 1]; "
+            f"{reward}: got a recording with samples up to {float(finite.abs().max()):.4g}, expected samples in [-1, 1]; "
             "rescale it"
         )
     return output
 
 
 def fingerprint(sound: Audio) -> str:
-    """A digest of rate, shape and samples; equal for equal sounds only."""
+    """A digest of rate, shape and samples; equal for equal recordings only."""
     digest = hashlib.blake2b(sound.samples.contiguous().numpy().tobytes(), digest_size=16)
     return f"{sound.rate}:{tuple(sound.samples.shape)}:{digest.hexdigest()}"
 
 
 def waveform(sound: Audio, rate: int) -> np.ndarray | None:
-    """The mean of the channels, resampled to ``rate``; None for a sound that is empty, silent or not finite."""
+    """The mean of the channels, resampled to ``rate``; None for a recording that is empty, silent or not finite."""
     samples = sound.samples.float().mean(0).numpy()
     if not samples.size or not np.isfinite(samples).all() or np.abs(samples).max() < SILENCE:
         return None
@@ -108,7 +108,7 @@ def waveform(sound: Audio, rate: int) -> np.ndarray | None:
 def spoken_text(prompt: Prompt) -> str:
     """The text to be spoken, which is that of the prompt."""
     if not prompt.text.strip():
-        raise ValueError(f"prompt '{prompt.id}' has no text; rewards of sounds compare with the text to be spoken")
+        raise ValueError(f"prompt '{prompt.id}' has no text; rewards of recordings compare with the text to be spoken")
     return prompt.text
 
 
@@ -118,5 +118,5 @@ def import_library(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"rewards of sounds need the package '{error.name}': {install('voice')}", name=error.name
+            f"rewards of recordings need the package '{error.name}': {install('voice')}", name=error.name
         ) from error

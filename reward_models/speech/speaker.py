@@ -1,8 +1,8 @@
-"""Speaker similarity: a speaker encoder (GE2E, arXiv:1710.10467) compares the sound with a reference recording.
+"""Speaker similarity: a speaker encoder (GE2E, arXiv:1710.10467) compares the recording with a reference recording.
 
 Its weights are Resemblyzer's (Apache-2.0, resemble-ai/Resemblyzer), read from its wheel rather than from an installed
 package, which requires a compiler (webrtcvad), librosa, and a module that scipy has removed. Pauses are therefore not
-removed by voice activity detection first; sounds that begin and end with speech have Resemblyzer's embeddings.
+removed by voice activity detection first; recordings that begin and end with speech have Resemblyzer's embeddings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FRAMES, STEP, MIN_COVERAGE = 160, 77, 0.75
 """Length of a part in frames (1.6 s), hop between parts (1.3 parts per second), and the smallest fraction of the last
 part that must be sound."""
 MIN_RMS = 10 ** (-30 / 20)
-"""Root mean square to which quieter sounds are amplified, -30 dB of full scale."""
+"""Root mean square to which quieter recordings are amplified, -30 dB of full scale."""
 
 
 def speaker_similarity(
@@ -52,13 +52,14 @@ def speaker_similarity(
     device: str = "cpu",
     allow_pickle: bool = False,
 ) -> list[float]:
-    """Cosine of the embeddings of the sound and of a reference recording; 1 for equal sounds.
+    """Cosine of the embeddings of the recording and of a reference recording; 1 for equal recordings.
 
-    The recording is the file ``reference``, or else the first sound of the prompt. The default encoder is GE2E: cosines
-    in [0, 1], about 0.8 and more for one voice; ``weights`` names its wheel's file where the package index cannot be
-    reached. ``encoder`` names a WavLM with an x-vector head instead (folder or hub id, on ``device``): cosines in
-    [-1, 1]; microsoft/wavlm-base-plus-sv suggests 0.86 as the threshold of one voice. ``allow_pickle`` reads one that
-    has no safetensors (``xvector_encoder``). A sound that is empty, silent, NaN, or too short for the encoder is NaN.
+    The recording is the file ``reference``, or else the first recording of the prompt. The default encoder is GE2E:
+    cosines in [0, 1], about 0.8 and more for one voice; ``weights`` names its wheel's file where the package index
+    cannot be reached. ``encoder`` names a WavLM with an x-vector head instead (folder or hub id, on ``device``):
+    cosines in [-1, 1]; microsoft/wavlm-base-plus-sv suggests 0.86 as the threshold of one voice. ``allow_pickle`` reads
+    one that has no safetensors (``xvector_encoder``). A recording that is empty, silent, NaN, or too short for the
+    encoder is NaN.
     """
     if encoder and weights:
         raise ValueError(
@@ -68,7 +69,7 @@ def speaker_similarity(
     model = encoder_of(encoder, weights, device, allow_pickle)
 
     def score(samples: np.ndarray, prompt: Prompt) -> float:
-        # A policy may produce any duration: a sound too short to be scored is no reason to stop a run.
+        # A policy may produce any duration: a recording too short to be scored is no reason to stop a run.
         if len(samples) < model.shortest:
             return math.nan
         file, span = reference_file(prompt, reference), reference_span(prompt, reference)
@@ -91,12 +92,12 @@ def encoder_of(encoder: str, weights: str, device: str, allow_pickle: bool = Fal
 
 
 def reference_file(prompt: Prompt, reference: str) -> str:
-    """The recording of the voice that the prompt's sound should have."""
+    """The recording of the voice that the prompt's recording should have."""
     sources = [reference] if reference else [media.source for media in prompt.media if media.kind == "audio"]
     if not sources or not isinstance(sources[0], str):
         raise ValueError(
             f"speaker_similarity: prompt '{prompt.id}' ({prompt.text!r}) has no recording of a voice, expected a file "
-            'as its first sound; name one for all prompts: speaker_similarity(reference="voice.flac")'
+            'as its first recording; name one for all prompts: speaker_similarity(reference="voice.flac")'
         )
     return locate(sources[0])
 
@@ -143,7 +144,7 @@ class SpeakerEncoder(nn.Module):
 
     rate = RATE
     shortest = 1
-    """A sound shorter than a part is padded with silence."""
+    """A recording shorter than a part is padded with silence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ class SpeakerEncoder(nn.Module):
 
     @torch.no_grad()
     def embed(self, samples: Float[np.ndarray, " samples"]) -> Float[np.ndarray, " width"]:
-        """Mean embedding of the parts of a sound, of unit norm."""
+        """Mean embedding of the parts of a recording, of unit norm."""
         wave = torch.from_numpy(samples)
         wave = wave * max(1.0, MIN_RMS / float(wave.square().mean().sqrt()))
         starts = part_starts(len(wave))
@@ -175,7 +176,7 @@ class SpeakerEncoder(nn.Module):
 
 
 def part_starts(samples: int) -> list[int]:
-    """First frame of each part of a sound; the last part is dropped where too little of it is sound."""
+    """First frame of each part of a recording; the last part is dropped where too little of it is sound."""
     frames = -(-(samples + 1) // HOP)
     starts = list(range(0, max(1, frames - FRAMES + STEP + 1), STEP))
     coverage = (samples - starts[-1] * HOP) / (FRAMES * HOP)

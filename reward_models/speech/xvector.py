@@ -54,16 +54,16 @@ class XVectorEncoder:
 
     @torch.no_grad()
     def embed(self, samples: Float[np.ndarray, " samples"]) -> Float[np.ndarray, " width"]:
-        """The x-vector of one sound, of unit norm.
+        """The x-vector of one recording, of unit norm.
 
-        Sounds are embedded one by one, because neither way of padding a batch leaves an embedding unchanged. With
+        Recordings are embedded one by one, because neither way of padding a batch leaves an embedding unchanged. With
         ``feat_extract_norm="group"`` (wavlm-base) the first layer normalizes over time, padding included. And for an
         attention mask transformers computes the lengths after the time delay network without its dilation, so that
-        the statistics of a padded sound include frames of its padding (6 with the usual dilations 1, 2, 3, 1, 1).
+        the statistics of a padded recording include frames of its padding (6 with the usual dilations 1, 2, 3, 1, 1).
         """
         if len(samples) < self.shortest:
             raise ValueError(
-                f"speaker_similarity: got a sound of {len(samples)} samples at {self.rate} Hz, expected at least "
+                f"speaker_similarity: got a recording of {len(samples)} samples at {self.rate} Hz, expected at least "
                 f"{self.shortest} ({self.shortest / self.rate:.3f} s), what the convolutions of the encoder cover"
             )
         inputs = self.extractor(samples, sampling_rate=self.rate, return_tensors="pt")

@@ -1,4 +1,4 @@
-"""Published reward models that read the prompt with the output: on vision-language models, and CLAP for sounds."""
+"""Published reward models that read the prompt with the output: on vision-language models, and CLAP for recordings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CLAP (arXiv:2211.06687): the cosine of a sound and its text, by ``ClapModel`` of transformers."""
+"""CLAP (arXiv:2211.06687): the cosine of a recording and its text, by ``ClapModel`` of transformers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Clap:
     @torch.no_grad()
     def of_sound(self, sound: Audio) -> Float[Tensor, " width"]:
         """The mean over parts of ten seconds of the projection of each, of length 1: no part is chosen at random, as
-        the extractor does for a longer sound."""
+        the extractor does for a longer recording."""
         longest = round(self.extractor.nb_max_samples)
         samples = self.mono(sound)
         parts = [samples[start : start + longest] for start in range(0, len(samples), longest)]
@@ -77,10 +77,11 @@ class Clap:
 def clap(
     prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = WEIGHTS, device: str = "cpu"
 ) -> list[float]:
-    """The cosine of each sound with the text of its prompt; NaN for a sound that is empty, silent or not finite.
+    """The cosine of each recording with the text of its prompt; NaN for a recording that is empty, silent or not
+    finite.
 
-    ``weights`` is a folder or hub id of ``transformers.ClapModel``. Channels are averaged, and sounds of more than ten
-    seconds are seen whole and in parts (the model's own "fusion").
+    ``weights`` is a folder or hub id of ``transformers.ClapModel``. Channels are averaged, and recordings of more than
+    ten seconds are seen whole and in parts (the model's own "fusion").
     """
     model = load(weights, device)
     values = []
@@ -92,7 +93,8 @@ def clap(
 
 
 def sounds(outputs: Sequence[Output], weights: str = WEIGHTS, device: str = "cpu") -> Float[Tensor, "n width"]:
-    """Embeddings of sounds for rewards of sets, of length 1; NaN for a sound that is empty, silent or not finite."""
+    """Embeddings of recordings for rewards of sets, of length 1; NaN for a recording that is empty, silent or not
+    finite."""
     model, rows = load(weights, device), []
     for output in outputs:
         if not isinstance(output, Audio):

@@ -19,7 +19,7 @@ WEIGHTS, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 BASE = "Qwen/Qwen2-VL-7B-Instruct"
 TOKEN = "<|Reward|>"
 PIXELS = 256 * 28 * 28
-"""Every picture is resized to about as many."""
+"""Every image is resized to about as many."""
 
 
 def hpsv3(
@@ -30,10 +30,10 @@ def hpsv3(
     instruction: str = "",
     device: str = "cpu",
 ) -> list[float]:
-    """HPSv3 of each picture for its prompt: mu, about -0.2 to 15 and without bounds; NaN for broken pixels.
+    """HPSv3 of each image for its prompt: mu, about -0.2 to 15 and without bounds; NaN for broken pixels.
 
     ``weights`` has ``HPSv3.safetensors``, which holds the whole model; of ``base`` only configuration and tokenizer are
-    read. The instruction is that of the package hpsv3, or of the file ``instruction``. Pictures above 15 are often a
+    read. The instruction is that of the package hpsv3, or of the file ``instruction``. Images above 15 are often a
     mess: log another reward beside it.
     """
     model, text = load(weights, base, device), _instruction(instruction)

@@ -1,9 +1,9 @@
-"""ImageReward v1.0 (arXiv:2304.05977): BLIP reads the prompt while it looks at the picture; a linear head rates it.
+"""ImageReward v1.0 (arXiv:2304.05977): BLIP reads the prompt while it looks at the image; a linear head rates it.
 
-    reward = (head(text encoder(prompt, picture) at [CLS]) - 0.16717362830052426) / 1.0333394966054072
+    reward = (head(text encoder(prompt, image) at [CLS]) - 0.16717362830052426) / 1.0333394966054072
 
 The published file ``ImageReward.pt`` is read into the BLIP of transformers, whose names differ. The text is padded to
-35 tokens and cut there; a picture is resized and cropped to 224 x 224 as for CLIP.
+35 tokens and cut there; an image is resized and cropped to 224 x 224 as for CLIP.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class ImageReward:
     tokenizer: Any
     device: torch.device
     side: int
-    """Pixels of the picture."""
+    """Pixels of the image."""
 
     @torch.no_grad()
     def score(self, prompts: Sequence[str], pixels: Tensor) -> list[float]:
-        """The rewards of normalized pictures [n, 3, side, side]."""
+        """The rewards of normalized images [n, 3, side, side]."""
         text = self.tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=TEXT_LENGTH, return_tensors="pt"
         ).to(self.device)
@@ -84,7 +84,7 @@ def image_reward(
     batch: int = 16,
     device: str = "cpu",
 ) -> list[float]:
-    """ImageReward of each picture for its prompt, about -2.3 to 2; NaN for pixels that are not finite.
+    """ImageReward of each image for its prompt, about -2.3 to 2; NaN for pixels that are not finite.
 
     ``weights`` is a folder or hub id with ``ImageReward.pt`` and ``med_config.json``; ``tokenizer`` that of BERT, which
     may lie in the same folder (``vocab.txt``).

@@ -1,8 +1,8 @@
-"""Qwen2-VL (arXiv:2409.12191) as a reward model: a picture or clip and a text in, numbers at special tokens out.
+"""Qwen2-VL (arXiv:2409.12191) as a reward model: an image or clip and a text in, numbers at special tokens out.
 
 What HPSv3 and VideoAlign share. Both are trained with a forward pass of their own, in which every token, those of the
-picture included, has the position of its place in the sequence; the positions in three axes that Qwen2-VL has in
-transformers give other scores. Pictures are prepared here, to the pixel as by Qwen's own processor, for which
+image included, has the position of its place in the sequence; the positions in three axes that Qwen2-VL has in
+transformers give other scores. Images are prepared here, to the pixel as by Qwen's own processor, for which
 torchvision is not needed.
 """
 
@@ -32,12 +32,12 @@ PICTURE, CLIP = "<|image_pad|>", "<|video_pad|>"
 def smart_resize(height: int, width: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """The sides in multiples of 28 whose product lies in [min_pixels, max_pixels], with about the same aspect ratio.
 
-    With min = max, larger pictures become at most and smaller ones at least as large, as in qwen-vl-utils. Aspect
+    With min = max, larger images become at most and smaller ones at least as large, as in qwen-vl-utils. Aspect
     ratios above 200 to 1 are refused.
     """
     factor = PATCH * MERGE
     if max(height, width) > 200 * min(height, width):
-        raise ValueError(f"got a picture of {height} x {width} pixels, expected an aspect ratio of at most 200 to 1")
+        raise ValueError(f"got an image of {height} x {width} pixels, expected an aspect ratio of at most 200 to 1")
     sides = [max(factor, round(side / factor) * factor) for side in (height, width)]
     if math.prod(sides) > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
@@ -49,7 +49,7 @@ def smart_resize(height: int, width: int, min_pixels: int, max_pixels: int) -> t
 
 
 def picture_pixels(image: Image, min_pixels: int, max_pixels: int) -> Float[Tensor, "1 3 height width"]:
-    """A picture resized by Pillow (bicubic), in [0, 1]."""
+    """An image resized by Pillow (bicubic), in [0, 1]."""
     picture = to_pil(image)
     height, width = smart_resize(picture.height, picture.width, min_pixels, max_pixels)
     return from_pil(picture.resize((width, height), Pil.Resampling.BICUBIC))[None]
@@ -68,7 +68,7 @@ def clip_pixels(
 def patches(pixels: Float[Tensor, "n 3 height width"]) -> tuple[Float[Tensor, "count values"], tuple[int, int, int]]:
     """Normalized patches, those of a token adjacent, and the grid (time, rows, columns) of patches.
 
-    An odd number of frames is completed by the last; a picture is two equal frames.
+    An odd number of frames is completed by the last; an image is two equal frames.
     """
     pixels = normalized(pixels)
     if len(pixels) % FRAMES:
@@ -93,7 +93,7 @@ class QwenReward(nn.Module):
         self, ids: Tensor, pixels: Tensor, grid: tuple[int, int, int], mark: int, read: Sequence[int]
     ) -> Tensor:
         """The outputs [k, out] of the head at the k tokens of ``ids`` [L] that are in ``read``, in their order; the
-        picture or clip takes the places of the tokens ``mark``."""
+        image or clip takes the places of the tokens ``mark``."""
         visual, language = self.model.visual, self.model.language_model
         grids = torch.tensor([grid], device=ids.device)
         seen = visual(pixels.to(ids.device, visual.dtype), grid_thw=grids).pooler_output
@@ -128,7 +128,7 @@ class QwenScorer:
 
     @torch.no_grad()
     def logits(self, text: str, pixels: Tensor, mark: str, reward: str) -> Tensor:
-        """The outputs [k, out] of the head for a picture or clip, which is shown before the ``text`` of the user."""
+        """The outputs [k, out] of the head for an image or clip, which is shown before the ``text`` of the user."""
         values, grid = patches(pixels)
         count = math.prod(grid) // MERGE**2
         names = self.tokenizer.convert_tokens_to_ids
@@ -145,7 +145,7 @@ class QwenScorer:
 
 
 def conversation(text: str, mark: str) -> str:
-    """The conversation of Qwen2-VL's chat template: one user turn with a picture or clip before the text."""
+    """The conversation of Qwen2-VL's chat template: one user turn with an image or clip before the text."""
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         f"<|im_start|>user\n<|vision_start|>{mark}<|vision_end|>{text}<|im_end|>\n<|im_start|>assistant\n"

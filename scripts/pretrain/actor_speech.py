@@ -7,7 +7,7 @@ a table: "QTBL", the version in six bytes, two bytes, the compression (1: MP3), 
 entries (two bytes) and, per entry, a name of twelve bytes, one byte, offset and size (four each). A dialogue X.DOG has
 a header of 52 bytes, a tree of 96 bytes per level, the hero's lines and those of character X. A line is two bytes, its
 number (two), its length (one) and its text, padded to an address divisible by four. ``*`` and a command of two letters
-end each part of a line, which has a sound of its own, <key of the dialogue><number><J or P><part>.SB. A row:
+end each part of a line, which has a recording of its own, <key of the dialogue><number><J or P><part>.SB. A row:
 
     {"id": "actors-730028J1", "text": "", "audio": "actors/730028J1.opus", "answer": "What sort of advice is that?",
      "task": "transcribe", "meta": {"voice": "joe", "source": "flight-of-the-amazon-queen/queen.1c/730028J1.SB"}}
@@ -58,7 +58,7 @@ class Args:
 
 @dataclass(frozen=True)
 class Line:
-    """A part of a line of dialogue and its sound."""
+    """A part of a line of dialogue and its recording."""
 
     voice: str
     text: str

@@ -1,4 +1,4 @@
-"""What the small flow models of the demos have in common: rectified flow from rendered pictures or clips.
+"""What the small flow models of the demos have in common: rectified flow from rendered images or clips.
 
 Rectified flow (Liu et al., arXiv:2209.03003): x_t = (1 - t) x_0 + t noise, and the network predicts noise - x_0. Times
 are logit-normal and shifted. The exponential moving average of the weights is saved, the transformer in half precision.

@@ -11,7 +11,8 @@ little-endian. ``sky.dnr`` is the table of ``sky.dsk``: a count (four bytes) and
   texts in a Huffman code. Sizes count pairs of bits.
 - 60400 + section: its scripts, words of two bytes. The call of one of four functions that speak is 2, the text (section
   * 4096 + its number), 2, the animation of the mouth, 11, 3, four times the number of the function.
-- 50000 + the first sound of the section + the number of the text: its sound, a header of 22 bytes and samples of eight
+- 50000 + the first recording of the section + the number of the text: its recording, a header of 22 bytes and samples
+of eight
   bits at 11,025 Hz, packed by Rob Northen's method 1.
 
 A row:
@@ -47,7 +48,7 @@ of two halves of the clips of one character 0.90 to 0.97. The game's credits do 
 SPEAKING = (35, 36, 37, 38)
 """Numbers of the functions that speak."""
 SOUNDS = (0, 600, 1100, 2430, 3380, 4530, 5080)
-"""The first sound of each section."""
+"""The first recording of each section."""
 NAMES = {"LINC", "LINCS", "ID", "VHS", "SANICOOL", "RADICHEM"}
 """Names that the script has in capitals only. Other words in capitals are emphasized."""
 CODE = (
@@ -156,7 +157,7 @@ def without_emphasis(text: str, names: set[str]) -> str:
 
 
 def decode(content: bytes) -> np.ndarray:
-    """The samples of a sound at 16 kHz."""
+    """The samples of a recording at 16 kHz."""
     import numpy as np
     import torch
 

@@ -94,7 +94,7 @@ class Args:
     natural: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: they are left as they are)")] = None
     """Folder of pocketsphinx's test data: also write natural.jsonl and natural/."""
     telephone: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: they are left as they are)")] = None
-    """Folder of Asterisk's sounds and documentation: also write telephone_train.jsonl, telephone.jsonl and their
+    """Folder of Asterisk's recordings and documentation: also write telephone_train.jsonl, telephone.jsonl and their
     clips."""
 
 

@@ -4,7 +4,7 @@
     python -m scripts.pretrain.video --start /tmp/half --shift 1.5 --steps 1800 --lr 1.5e-3 --seed 1
     python -m scripts.pretrain.video --measure
 
-Rectified flow (``scripts.pretrain.flow``) on rendered films with the transformer of Wan in pixel space, patches of
+Rectified flow (``scripts.pretrain.flow``) on rendered videos with the transformer of Wan in pixel space, patches of
 2 frames x 4 x 4 pixels, and learned word vectors. All clips are right. The second part has more small times, at which
 the edges of shapes are determined.
 

@@ -1,20 +1,20 @@
-"""Pretrain the small picture model of the demo and the tests.
+"""Pretrain the small image model of the demo and the tests.
 
     python -m scripts.pretrain.visual
     python -m scripts.pretrain.visual --measure
 
 What it is: rectified flow (Liu et al., arXiv:2209.03003; x_t = (1 - t) x_0 + t noise, with the prediction noise - x_0)
-on rendered scenes, with the Stable Diffusion 3 transformer on pictures of 32 pixels, learned word vectors, and an
+on rendered scenes, with the Stable Diffusion 3 transformer on images of 32 pixels, learned word vectors, and an
 enlarger that draws them with 64. Times are logit-normal and shifted by 3: the layout of large uniform objects is
 determined while t is above 0.8, where unshifted times would spend two steps of ten. The exponential moving average of
 the weights is saved, the transformer in half precision.
 
-What it is not: it is not trained to convergence, and its pictures are made in two steps of the ODE. Reinforcement
+What it is not: it is not trained to convergence, and its images are made in two steps of the ODE. Reinforcement
 learning amplifies what a model does sometimes, not what it never does, so the aim is a model that succeeds sometimes
-for most prompts, and fails as models do: hybrid shapes, an object too many, a colour of the other object. All pictures
-match their sentence. Pictures of words do not occur (--word 0). All sentences of the other kinds do: the held-out
+for most prompts, and fails as models do: hybrid shapes, an object too many, a colour of the other object. All images
+match their sentence. Images of words do not occur (--word 0). All sentences of the other kinds do: the held-out
 prompts of the embedded scenes are held out from reinforcement learning and from the choice of its settings, not from
-pretraining. A picture of a blue square, or of something left of something, is drawn more often than one of a red
+pretraining. An image of a blue square, or of something left of something, is drawn more often than one of a red
 square, or of something below it (``frequencies``), as on the web.
 
 The committed base was stopped at step 2,700 of 4,500, after 11.8 processor minutes on one core (2.92 M parameters,
@@ -24,10 +24,10 @@ The committed base was stopped at step 2,700 of 4,500, after 11.8 processor minu
 
 Other bases, some of them made by variants of this script that were not kept, one run each. Reinforcement learning
 raised shapes, numbers and colours, of the tuning prompts all correct: .29 to .40 in 150 rounds from step 1,500 for
-pictures of six steps, .49 to .62 from step 2,100 for four steps, .49 to .65 in 250 rounds from step 2,700 for two. From
+images of six steps, .49 to .62 from step 2,100 for four steps, .49 to .65 in 250 rounds from step 2,700 for two. From
 a base of all things equally often .46 became .67, but colours stayed (+.01, here +.09). It did not raise what a model
 had hardly learned. With positions of 0.02 beside words of 1, 4,500 steps leave relations at random (.41), and 60 rounds
-raised nothing. Of the samples that it trained on, .20 became .24 in 110 rounds where pictures of two things had been
+raised nothing. Of the samples that it trained on, .20 became .24 in 110 rounds where images of two things had been
 rare and relations and colours were half right, and .24 became .27 in 97 rounds where a good model (.78) was asked in
 other words, of which it had seen few.
 """
@@ -61,7 +61,7 @@ PROMPTS = Path(locate("embedded:visual/scenes"))
 USUAL = {"circle": ("red", "yellow"), "square": ("blue", "black"), "triangle": ("green", "purple")}
 """Colours that most objects of a shape have."""
 LIKELY = {"left of": 1.0, "right of": 0.5, "above": 0.25, "below": 0.125}
-"""How often the objects of a picture are so, relative to the first."""
+"""How often the objects of an image are so, relative to the first."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Args:
     stop: int = 2700
     """The step after which training stops, at the latest that at which the schedule ends."""
     batch: int = 32
-    """Pictures per step."""
+    """Images per step."""
     lr: float = 1.5e-3
     """Peak learning rate of AdamW: linear warm-up, then cosine decay to zero."""
     warmup: int = 200
@@ -85,7 +85,7 @@ class Args:
     ema: float = 0.998
     """Decay of the moving average of the weights, which is saved."""
     dropout: float = 0.1
-    """Fraction of pictures with the empty prompt, so that classifier-free guidance is possible."""
+    """Fraction of images with the empty prompt, so that classifier-free guidance is possible."""
     shift: float = 3.0
     """Time shift t = shift u / (1 + (shift - 1) u) of logit-normal u; also the scheduler's."""
     length: int = 10
@@ -97,19 +97,19 @@ class Args:
     heads: int = 4
     """Attention heads per block."""
     one: float = 0.2
-    """Fraction of pictures of one object at a place."""
+    """Fraction of images of one object at a place."""
     many: float = 0.25
-    """Fraction of pictures of two or three equal objects."""
+    """Fraction of images of two or three equal objects."""
     mixed: float = 0.3
-    """Fraction of pictures of two things side by side, two or three objects."""
+    """Fraction of images of two things side by side, two or three objects."""
     relation: float = 0.25
-    """Fraction of pictures of two objects in a relation."""
+    """Fraction of images of two objects in a relation."""
     word: float = 0.0
-    """Fraction of pictures of a word."""
+    """Fraction of images of a word."""
     start: str = ""
     """Folder of a model to continue from; empty: random weights."""
     enlarging: int = 1500
-    """Steps of the enlarger, which draws the pictures of the transformer at twice their size; 16 pictures per step."""
+    """Steps of the enlarger, which draws the images of the transformer at twice their size; 16 images per step."""
     every: int = 300
     """Steps between evaluations."""
     evaluation_steps: int = 2
@@ -119,7 +119,7 @@ class Args:
     threads: int = 1
     """CPU threads."""
     seed: int = 0
-    """Seed of the weights, the pictures and the noise."""
+    """Seed of the weights, the images and the noise."""
 
 
 def build(args: Args) -> tuple[nn.Module, nn.Module]:
@@ -162,7 +162,7 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
 
 @cache
 def frequencies(kind: str) -> Float[Tensor, " scenes"]:
-    """How often each scene of a kind is drawn beside the others: most pictures of the web show the same few things."""
+    """How often each scene of a kind is drawn beside the others: most images of the web show the same few things."""
     import torch
 
     from mmgrpo.toy import scenes
@@ -182,7 +182,7 @@ def draw(
     random: torch.Generator,
     sizes: Sequence[int] = (32,),
 ) -> tuple[list[str], list[Float[Tensor, "count 3 size size"]]]:
-    """Sentences, and a picture of each at every size, in [-1, 1]."""
+    """Sentences, and an image of each at every size, in [-1, 1]."""
     import numpy as np
     import torch
 
@@ -200,7 +200,7 @@ def draw(
 
 
 def train_enlarger(args: Args, shares: Float[Tensor, " kinds"]) -> Any:
-    """A decoder from pictures of 32 pixels, a little noisy as a model draws them, to the same ones of 64."""
+    """A decoder from images of 32 pixels, a little noisy as a model draws them, to the same ones of 64."""
     import torch
 
     from mmgrpo.randomness import derive, stream
@@ -363,7 +363,7 @@ def report(folder: Path, steps: int, samples: int = 16) -> None:
     bins, _ = np.histogram(success, np.linspace(0, 1, 11))
     print(f"prompts by success in tenths {bins.tolist()}")
     print(f"never {never}, always {always}, 20 to 80 % {middle:.2f} of {len(prompts)}")
-    print(f"{seconds:.2f} CPU seconds for 64 pictures of {steps} steps, verifiers included")
+    print(f"{seconds:.2f} CPU seconds for 64 images of {steps} steps, verifiers included")
 
 
 def main() -> None:

@@ -5,13 +5,13 @@
         --output pipelines/vlm/assets/questions/base
     python -m scripts.pretrain.vlm --output pipelines/vlm/assets/questions/base --measure
 
-What it is: supervised next-token training of the Qwen2.5-VL architecture on conversations about procedural pictures
+What it is: supervised next-token training of the Qwen2.5-VL architecture on conversations about procedural images
 and clips (mmgrpo/toy/questions.py, mmgrpo/toy/clips.py). A conversation has a few questions with their right answers
-and ends with a description of the whole picture or clip; the loss is that of the assistant's tokens only. At first the
+and ends with a description of the whole image or clip; the loss is that of the assistant's tokens only. At first the
 paper is white: what things look like is learned before where they are.
 
-The pictures are clean. The questions of the demo are about photographs of such pictures in dim, coloured light, which
-the model has never seen. No picture of the splits "tune" and "heldout" occurs in the data.
+The images are clean. The questions of the demo are about photographs of such images in dim, coloured light, which
+the model has never seen. No image of the splits "tune" and "heldout" occurs in the data.
 
 The committed base is the result of the two runs above, 22 and 26 CPU minutes on one core of a busy machine
 (1.2 M parameters, 2.3 MB).
@@ -33,7 +33,7 @@ import tyro
 from mmgrpo.cli.errors import enter
 
 PATCH = 8
-"""Side of a patch in pixels; four are a token, so that a picture has 16."""
+"""Side of a patch in pixels; four are a token, so that an image has 16."""
 
 THETA = 10.0
 """Base of the rotary positions. With the usual 10,000 the axis of the width of so small a head turns by less than 0.004
@@ -57,7 +57,7 @@ class Args:
     until: int = 0
     """Stop after this number of steps, with the learning rate schedule of ``steps``; 0 runs all of them."""
     pictures: int = 24
-    """Conversations about pictures per step."""
+    """Conversations about images per step."""
     clips: int = 8
     """Conversations about clips per step."""
     turns: int = 6
@@ -81,11 +81,11 @@ class Args:
     threads: int = 1
     """CPU threads."""
     seed: int = 0
-    """Seed of the weights, the pictures and their annotations."""
+    """Seed of the weights, the images and their annotations."""
 
 
 def conversation(content: Any, video: bool, turns: int, random: Any) -> list[tuple[str, str]]:
-    """(question, answer) pairs about a picture or clip: up to ``turns`` different ones, then a description."""
+    """(question, answer) pairs about an image or clip: up to ``turns`` different ones, then a description."""
     from mmgrpo.toy import clips, questions
 
     kinds, ask = (clips.KINDS, clips.ask) if video else (questions.KINDS, questions.ask)
@@ -120,7 +120,7 @@ class Batches:
         self.random = np.random.default_rng([args.seed, 7])
 
     def draw(self, turns: int) -> tuple[dict[str, Any], Any]:
-        """Conversations about new pictures and clips: see ``tensors``."""
+        """Conversations about new images and clips: see ``tensors``."""
         import numpy as np
 
         from mmgrpo.toy import clips, questions

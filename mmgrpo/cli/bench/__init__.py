@@ -2,7 +2,7 @@
 
     mmgrpo bench visual                   # cost of rounds and overhead (a minute or two)
     mmgrpo bench visual --learn           # also reward against time, 3 seeds per method
-    mmgrpo bench vlm                      # a training step on pictures, compared with TRL
+    mmgrpo bench vlm                      # a training step on images, compared with TRL
     mmgrpo bench speech                   # a training step on speech, with and without shared encodings
     mmgrpo bench rewards                  # rewards in process, in a process of their own, served; overlap with sampling
     mmgrpo bench algorithms               # 24 presets on equal budgets, three tasks, three seeds (hours)

@@ -2,8 +2,8 @@
 
     mmgrpo bench rewards                  # a vision transformer as large as CLIP's ViT-B/32, a few minutes
 
-Pictures are scored in batches of 16, by turns in the three ways, which must give the same values bit for bit. Then two
-runs train the embedded model of pictures with a reward in a process of its own that takes as long as sampling: one
+Images are scored in batches of 16, by turns in the three ways, which must give the same values bit for bit. Then two
+runs train the embedded model of images with a reward in a process of its own that takes as long as sampling: one
 scores each round after it is sampled, the other while the round's next prompts are sampled.
 """
 
@@ -43,9 +43,9 @@ class Args:
     layers: Annotated[int, within("[1, 100]")] = 12
     """Its blocks."""
     size: Annotated[int, within("[8, 4096]")] = 512
-    """Side of the pictures in pixels, which are sent as floats."""
+    """Side of the images in pixels, which are sent as floats."""
     batch: Annotated[int, COUNT] = 16
-    """Pictures per batch."""
+    """Images per batch."""
     batches: Annotated[int, COUNT] = 4
     """Batches per measurement; a client sends the next one while one is scored."""
     repeats: Annotated[int, COUNT] = 5
@@ -55,7 +55,7 @@ class Args:
     at_once: Annotated[int, COUNT] = 4
     """Of these, with overlap, as many are sampled at once: more parts hide more, and make sampling slower."""
     group: Annotated[int, within("[2, 4096]")] = 4
-    """Pictures per prompt."""
+    """Images per prompt."""
     rounds: Annotated[int, COUNT_OR_ZERO] = 5
     """Rounds to measure with and without overlap; 0 leaves them out."""
     device: Annotated[str, ANY_TEXT] = "cpu"
@@ -119,7 +119,7 @@ def ways(args: Args) -> Iterator[dict[str, Callable[..., list[float]]]]:
     try:
         assert server.stdout is not None
         client = Client([server.stdout.readline().split()[-1]], "vit", batch=args.batch)
-        client.facts()["alone"] = False  # it has no manifest, but it does not compare pictures
+        client.facts()["alone"] = False  # it has no manifest, but it does not compare images
         yield {HERE: scorer(f"{written}, process=False)").fn, PROCESS: own, SERVER: client}  # type: ignore[dict-item]
     finally:
         own.close()
@@ -128,7 +128,7 @@ def ways(args: Args) -> Iterator[dict[str, Callable[..., list[float]]]]:
 
 
 def pictures(count: int, size: int) -> list[Image]:
-    """Pictures of noise."""
+    """Images of noise."""
     import torch
 
     from mmgrpo.types import Image
@@ -186,7 +186,7 @@ def timed(function: Callable[..., Any], outputs: Sequence[Image]) -> float:
 
 
 def trainer_of(args: Args, folder: Path) -> Trainer:
-    """A run of the embedded model of pictures that learns next to nothing."""
+    """A run of the embedded model of images that learns next to nothing."""
     from mmgrpo.rewards import scorer
     from mmgrpo.types import Prompt
     from pipelines import visual

@@ -18,7 +18,7 @@ PATCH, SIDE = 32, 224
 
 
 class Vit(nn.Module):
-    """Pictures of 224 x 224 to one number: patches of 32, ``layers`` blocks of ``width`` channels."""
+    """Images of 224 x 224 to one number: patches of 32, ``layers`` blocks of ``width`` channels."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def vit(
     repeats: int = 1,
     device: str = "cpu",
 ) -> list[float]:
-    """One number per picture, from pictures scaled to 224 x 224, computed ``repeats`` times."""
+    """One number per image, from images scaled to 224 x 224, computed ``repeats`` times."""
     pixels = [output.pixels[None] for output in outputs if isinstance(output, Image)]
     values = torch.zeros(len(pixels))
     with torch.inference_mode():

@@ -1,9 +1,9 @@
-"""A training step on pictures: ours, ours without shared computation, and TRL's GRPOTrainer, on one model and data set.
+"""A training step on images: ours, ours without shared computation, and TRL's GRPOTrainer, on one model and data set.
 
     mmgrpo bench vlm                      # groups of 8, 16 and 32; every contestant in its own process
 
 All train the language model of one random Qwen2.5-VL (with a frozen vision tower) in fp32 with AdamW, the clipped loss,
-no KL, and completions of one length: our model gets no end token, TRL gets ``min_new_tokens``. Pictures are PNG files,
+no KL, and completions of one length: our model gets no end token, TRL gets ``min_new_tokens``. Images are PNG files,
 which both read and preprocess in every step.
 """
 
@@ -38,7 +38,7 @@ class Args:
     tokens: Annotated[int, within("[1, 1e6]")] = 16
     """Tokens per completion."""
     side: Annotated[int, within("[28, 16384]")] = 224
-    """Width and height of the pictures in pixels; a media token covers 28 x 28."""
+    """Width and height of the images in pixels; a media token covers 28 x 28."""
     vocabulary: Annotated[int, within("[1, 1e7]")] = 32_000
     """Size of the vocabulary."""
     width: Annotated[int, within("[1, 65536]")] = 256
@@ -74,7 +74,7 @@ def run(args: Args, machine: str, command: str) -> None:
 
 
 def prepare(args: Args, folder: Path) -> int:
-    """Write a random model and random smooth pictures; returns the number of parameters of the model."""
+    """Write a random model and random smooth images; returns the number of parameters of the model."""
     import numpy as np
     from PIL import Image
 
@@ -94,7 +94,7 @@ def prepare(args: Args, folder: Path) -> int:
         max_pixels=args.side**2,
     )
     random = np.random.default_rng(0)
-    for number in range(args.prompts * (args.steps + 1)):  # every picture is used once
+    for number in range(args.prompts * (args.steps + 1)):  # every image is used once
         colours = Image.fromarray(random.integers(0, 256, (12, 12, 3), dtype=np.uint8))
         colours.resize((args.side, args.side), Image.Resampling.BICUBIC).save(folder / f"{number:03d}.png")
     from safetensors import safe_open

@@ -36,14 +36,14 @@ class Contest:
     steps: int
     threads: int
     folder: str
-    """Folder of the model and the pictures."""
+    """Folder of the model and the images."""
 
     def pictures(self) -> list[Path]:
         return sorted(Path(self.folder).glob("*.png"))
 
 
 SENTENCE = "the user asks what is shown in this picture ; look at all of it , think , and then answer in one sentence ."
-"""The question about every picture."""
+"""The question about every image."""
 
 
 @dataclass

@@ -91,7 +91,7 @@ def launch(opened: Opened, args: Any, port: int, password: str = "") -> gr.Block
         server_port=port,
         share=args.share,
         auth=(USER, password) if password else None,
-        # Pictures and sounds are handed out as copies in Gradio's own cache, never as files of the disk.
+        # Images and audio are handed out as copies in Gradio's own cache, never as files of the disk.
         allowed_paths=[],
         max_file_size=args.max_mebibytes << 20,
         strict_cors=True,

@@ -18,7 +18,7 @@ from mmgrpo.report.plots import to_pil
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Video
 
 MAX_PIXELS = 1 << 24
-"""Pixels of an uploaded picture, 4096 x 4096: attacks keep several copies of it as floats."""
+"""Pixels of an uploaded image, 4096 x 4096: attacks keep several copies of it as floats."""
 MAX_CLIP_PIXELS = 64 * 1920 * 1088
 """Pixels of all frames of an uploaded clip that are read: 1.6 GB as floats."""
 FRAMES = 64
@@ -26,7 +26,7 @@ FRAMES = 64
 LETTERS = 20_000
 """Longest text."""
 SHOWN = 768
-"""Longer side in pixels at which a picture is sent to the page."""
+"""Longer side in pixels at which an image is sent to the page."""
 
 STYLE = """<style>
 .mm-sides { display: flex; flex-wrap: wrap; gap: 12px; }
@@ -112,7 +112,7 @@ def figure(output: Output, label: str, caption: str = "") -> str:
 
 
 def medium(output: Output, label: str) -> str:
-    """A picture, a clip that plays, a sound with its player, or a text, with nothing outside the mark-up itself."""
+    """An image, a clip that plays, a recording with its player, or a text, with nothing outside the mark-up itself."""
     name = html.escape(label, quote=True)
     if isinstance(output, Image):
         shown = to_pil(output)
@@ -136,7 +136,7 @@ def clip_player(clip: Video, name: str) -> str:
 
 
 def png(picture: Pil.Image) -> bytes:
-    """A picture as PNG, without loss."""
+    """An image as PNG, without loss."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return buffer.getvalue()

@@ -276,7 +276,7 @@ def _table(heads: Sequence[str], rows: str) -> str:
 
 
 def example(folder: Path) -> tuple[str, Prompt]:
-    """A picture of the embedded scenes, written into ``folder``, and its prompt."""
+    """An image of the embedded scenes, written into ``folder``, and its prompt."""
     from mmgrpo.files import write_bytes
     from mmgrpo.report.plots import to_pil
     from mmgrpo.toy import scenes

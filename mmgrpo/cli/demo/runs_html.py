@@ -13,7 +13,7 @@ from mmgrpo.report.media import MediaFolder, Medium, contained, picture
 from mmgrpo.report.render import render
 
 MEDIA = 32 * 1024 * 1024
-"""Bytes of pictures and sounds of a run that are shown at once."""
+"""Bytes of images and audio of a run that are shown at once."""
 PROMPTS = 6
 """Completions that are shown at once."""
 

@@ -42,7 +42,7 @@ EXAMPLES = 24
 MAX_TEXT = 4000
 """Characters of a text that a visitor writes."""
 SIDE = 320
-"""Longer side of a picture in CSS pixels; it fits a narrow screen."""
+"""Longer side of an image in CSS pixels; it fits a narrow screen."""
 PROGRESS: Any = gr.Progress()
 """A default argument of an event's function, by which Gradio hands it the progress bar."""
 OWN = ""
@@ -242,7 +242,7 @@ def shown_answer(answer: Any) -> str:
 
 
 def medium(media: Media) -> str:
-    """Mark-up of a picture, a strip of the frames of a clip, or a player.
+    """Mark-up of an image, a strip of the frames of a clip, or a player.
 
     A medium that cannot be read, or is beyond the limits of data, is ``Unreadable``.
     """
@@ -260,7 +260,7 @@ def medium(media: Media) -> str:
 
 
 def small(media: Media) -> Pil.Image:
-    """A picture of at most ``SIDE`` pixels, enlarged where it is tiny: lines of boxes would cover much of it."""
+    """An image of at most ``SIDE`` pixels, enlarged where it is tiny: lines of boxes would cover much of it."""
     from pipelines.vlm.media import read_image
 
     picture = to_pil(read_image(media))
@@ -269,13 +269,13 @@ def small(media: Media) -> Pil.Image:
 
 
 def boxed(picture: Pil.Image, boxes: Mapping[str, Any]) -> str:
-    """Mark-up of a picture with boxes."""
+    """Mark-up of an image with boxes."""
     alt = "the picture with boxes" if boxes else "the picture"
     return show(Medium("picture", alt, picture_uri(jpeg(boxed_picture(picture, boxes)), "image/jpeg")))
 
 
 def show(one: Medium) -> str:
-    """Mark-up of a picture or a player."""
+    """Mark-up of an image or a player."""
     return render("medium.html", {"medium": one})
 
 

@@ -1,4 +1,4 @@
-"""The tab Speech: transcripts of a sound, and a text spoken, by the models of a pair."""
+"""The tab Speech: transcripts of a recording, and a text spoken, by the models of a pair."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BARS = 120
 
 
 def hears(pair: Pair) -> bool:
-    """Whether a pair transcribes sounds; otherwise it speaks."""
+    """Whether a pair transcribes recordings; otherwise it speaks."""
     return isinstance(pair.family, LanguageFamily)
 
 
@@ -47,7 +47,8 @@ def transcribe(
 
 
 def sound_prompt(pair: Pair, example: Prompt | None, file: str | None, question: str, reference: str) -> Prompt:
-    """The example with the reference as the visitor left it, or a prompt of a sound; ``Unreadable`` beyond limits."""
+    """The example with the reference as the visitor left it, or a prompt of a recording; ``Unreadable`` beyond
+    limits."""
     question, reference = check_text(question, "question").strip(), check_text(reference, "reference").strip()
     if example:
         kept = reference == sampled.shown_answer(example.answer)
@@ -56,14 +57,14 @@ def sound_prompt(pair: Pair, example: Prompt | None, file: str | None, question:
             return example
         return replace(example, text=question, turns=(Turn("user", (*example.media, question)),))
     if not file:
-        raise ValueError("sound: got none, expected a sound; record or upload one, or choose an example")
+        raise ValueError("sound: got none, expected a recording; record or upload one, or choose an example")
     audio = read_upload(pair, file)
     parts = (Media("audio", audio), *([question] if question else []))
     return Prompt(question, Path(file).name, reference or None, "transcribe", {}, (Turn("user", parts),))
 
 
 def read_upload(pair: Pair, file: str) -> Audio:
-    """A sound within the limits of data and of the model; ``Unreadable`` otherwise."""
+    """A recording within the limits of data and of the model; ``Unreadable`` otherwise."""
     from pipelines.speech.audio import read_audio
     from pipelines.speech.families import longest
 
@@ -123,7 +124,7 @@ def changes(before: str, after: str, normal: str) -> str:
 
 
 def speak(opened: Opened, examples: Examples, name: str, key: str, text: str) -> Iterator[tuple[float, str, str]]:
-    """Yields the fraction that is done, what comes next, and mark-up of the sounds so far."""
+    """Yields the fraction that is done, what comes next, and mark-up of the recordings so far."""
     pair = sampled.look_up(opened, name)
     prompt = spoken_prompt(pair, examples.get(name, key), text)
     for done, doing, drawn in sampled.draw_sides(opened, name, prompt):
@@ -166,7 +167,7 @@ def sounds(prompt: Prompt, drawn: Mapping[str, Drawn]) -> dict[str, str]:
 
 
 def waveform(audio: Audio, share: float) -> str:
-    """The peaks of a sound as SVG; ``share`` of the width of the longest one, so that durations can be compared."""
+    """The peaks of a recording as SVG; ``share`` of the width of the longest one, so that durations can be compared."""
     count = max(2, round(BARS * share))
     peaks = [float(part.abs().max()) for part in audio.samples.mean(0).tensor_split(count) if part.numel()]
     heights = [max(1.0, 52 * peak / max([*peaks, 1e-6])) for peak in peaks]

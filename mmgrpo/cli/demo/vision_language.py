@@ -1,4 +1,4 @@
-"""The tab Vision-language: a question about a picture or a clip, answered by the models of a pair."""
+"""The tab Vision-language: a question about an image or a clip, answered by the models of a pair."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def ask(
 
 
 def in_memory(prompt: Prompt) -> Prompt:
-    """The prompt with its pictures decoded, once for all its answers."""
+    """The prompt with its images decoded, once for all its answers."""
     from pipelines.vlm.media import read_image
 
     media = [replace(one, source=read_image(one)) if one.kind == "image" else one for one in prompt.media]
@@ -111,14 +111,14 @@ def prompt_of(
 
 
 def read_upload(file: str) -> Media:
-    """A picture, decoded within the limits of data, or a clip of which the ends could be; ``Unreadable`` otherwise."""
+    """An image, decoded within the limits of data, or a clip of which the ends could be; ``Unreadable`` otherwise."""
     from pipelines.vlm.media import measure
 
     name = Path(file).name
     if (kind := kind_of(name)) == "image":
         return Media("image", read_picture(file, name))
     if kind != "video":
-        raise ValueError(f"{name}: got a file of kind {kind}, expected a picture or a clip; upload another")
+        raise ValueError(f"{name}: got a file of kind {kind}, expected an image or a clip; upload another")
     measure(clip := Media("video", file))
     return clip
 
@@ -147,7 +147,7 @@ def side_of(prompt: Prompt, drawn: Drawn, picture: Any) -> str:
 
 
 def article(prompt: Prompt, drawn: Drawn, i: int, picture: Any) -> str:
-    """Mark-up of one answer: text with dimmed tags, reasoning folded away, boxes in the picture, rewards."""
+    """Mark-up of one answer: text with dimmed tags, reasoning folded away, boxes in the image, rewards."""
     output = drawn.outputs[i]
     assert isinstance(output, Text)
     reasoning, rest = split(output.whole)

@@ -1,4 +1,4 @@
-"""The tab Visual: pictures and clips of a prompt, before and after training, from the same noise."""
+"""The tab Visual: images and clips of a prompt, before and after training, from the same noise."""
 
 from __future__ import annotations
 
@@ -146,14 +146,14 @@ def tab(opened: Opened) -> None:
 
 
 def start(opened: Opened, name: str) -> tuple[list[tuple[str, str]], str, bool]:
-    """Held-out prompts of a pair as choices, the first one, and whether its model takes a picture."""
+    """Held-out prompts of a pair as choices, the first one, and whether its model takes an image."""
     pair = opened.pairs[name]
     texts = list(dict.fromkeys(prompt.text for prompt in pair.examples(HELDOUT)))
     return [(text, text) for text in texts], texts[0] if texts else "", bool(picture_use(pair))
 
 
 def offer(opened: Opened, name: str) -> tuple[Any, ...]:
-    """Held-out prompts of a pair, the first one, and the upload where the model takes a picture."""
+    """Held-out prompts of a pair, the first one, and the upload where the model takes an image."""
     if name not in opened.pairs:
         raise refusal("these models are not open; choose others")
     choices, text, takes = start(opened, name)

@@ -17,7 +17,7 @@ from mmgrpo.cli.demo.visual_samples import Comparison, Sample, best
 SIDES = {BEFORE: "base", AFTER: "trained"}
 """What the page calls the models."""
 THUMBNAIL = 256
-"""Longer side of the picture of a card, in pixels."""
+"""Longer side of the image of a card, in pixels."""
 MAX_INLINE = 200_000
 """Bytes of a clip that plays in its card; of a longer one the card shows the first frame."""
 
@@ -81,7 +81,7 @@ def figure(value: float) -> str:
 
 
 def medium(sample: Sample, text: str) -> str:
-    """The picture of a card, or the clip, which plays."""
+    """The image of a card, or the clip, which plays."""
     if sample.clip and len(sample.clip) <= MAX_INLINE:
         source = f"data:video/mp4;base64,{b64encode(sample.clip).decode()}"
         return f'<video src="{source}" aria-label="{text}" muted loop autoplay playsinline></video>'

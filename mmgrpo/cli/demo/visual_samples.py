@@ -23,7 +23,7 @@ MOST = 16
 AT_ONCE = 4
 """Most samples that are drawn at a time, after which one can cancel."""
 LARGE = 448
-"""Height in pixels to which small pictures are enlarged, by a whole factor."""
+"""Height in pixels to which small images are enlarged, by a whole factor."""
 MAX_TEXT = 2_000
 """Characters of a prompt."""
 HELDOUT = 200
@@ -32,10 +32,10 @@ HELDOUT = 200
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture or a clip, as it is shown."""
+    """An image or a clip, as it is shown."""
 
     picture: Pil.Image
-    """The picture, or the first frame; small ones with every pixel repeated."""
+    """The image, or the first frame; small ones with every pixel repeated."""
     clip: bytes = b""
     """An mp4 file, where it is a clip."""
     values: Mapping[str, float] = field(default_factory=dict)
@@ -90,14 +90,14 @@ class Comparison:
 
 
 def picture_use(pair: Pair) -> str:
-    """The picture beside the words of a prompt: ``required``, ``optional``, or empty where the model takes none."""
+    """The image beside the words of a prompt: ``required``, ``optional``, or empty where the model takes none."""
     return getattr(pair.family, "pictures", "")
 
 
 def prompt_of(pair: Pair, text: str, picture: str = "") -> Prompt:
-    """The prompt of a text and, where the model takes one, of the file of a picture.
+    """The prompt of a text and, where the model takes one, of the file of an image.
 
-    A text of the held-out prompts is that prompt, with what rewards compare with and its picture.
+    A text of the held-out prompts is that prompt, with what rewards compare with and its image.
     """
     text, use = text.strip(), picture_use(pair)
     if not text:
@@ -107,21 +107,21 @@ def prompt_of(pair: Pair, text: str, picture: str = "") -> Prompt:
     known = [prompt for prompt in pair.examples(HELDOUT) if prompt.text == text]
     found = known[0] if known else embedded_prompt(pair, text)
     if picture and not use:
-        raise ValueError(f"the family '{pair.family.name}' draws from words alone; remove the picture")
+        raise ValueError(f"the family '{pair.family.name}' draws from words alone; remove the image")
     if picture:
         from mmgrpo.data.images import read_picture
 
         return replace(found, turns=(Turn("user", (Media("image", read_picture(picture)), text)),))
     if use == "required" and not found.media:
         raise ValueError(
-            f"the family '{pair.family.name}' starts from a picture: upload one, or choose a held-out prompt "
+            f"the family '{pair.family.name}' starts from an image: upload one, or choose a held-out prompt "
             "that has its own"
         )
     return found
 
 
 def embedded_prompt(pair: Pair, text: str) -> Prompt:
-    """The prompt of a text. Rewards of embedded scenes and films compare with what its words say."""
+    """The prompt of a text. Rewards of embedded scenes and videos compare with what its words say."""
     from mmgrpo.toy import films, scenes
 
     for reward in pair.config.rewards:
@@ -198,14 +198,14 @@ def score(
 
 
 def shown(output: Output) -> Sample:
-    """A picture or a clip as it is shown."""
+    """An image or a clip as it is shown."""
     from mmgrpo.report.plots import to_pil
     from pipelines.visual.clips import enlarged, mp4
 
     if isinstance(output, Video):
         return Sample(enlarged(to_pil(Image(output.frames[0])), LARGE), mp4(output))
     if not isinstance(output, Image):
-        raise TypeError(f"got {type(output).__name__}, expected a picture or a clip")
+        raise TypeError(f"got {type(output).__name__}, expected an image or a clip")
     return Sample(enlarged(to_pil(output), LARGE))
 
 

@@ -91,7 +91,7 @@ def whole_lines(stream: BinaryIO) -> int:
 def stored(output: Output, file: Path) -> Any:
     """An output as a value of a line: a text itself, else the name of a file relative to that of the votes.
 
-    Files are named by their content, so that one picture is stored once.
+    Files are named by their content, so that one image is stored once.
     """
     if isinstance(output, Text):
         return {"text": output.whole}
@@ -103,7 +103,7 @@ def stored(output: Output, file: Path) -> Any:
 
 
 def encoded(output: Output) -> tuple[bytes, str]:
-    """A picture, clip or sound without loss beyond 8 (of sounds 16) bits, and its suffix."""
+    """An image, clip or audio without loss beyond 8 (of recordings 16) bits, and its suffix."""
     if isinstance(output, Image):
         return png(to_pil(output)), ".png"
     if isinstance(output, Audio):

@@ -489,7 +489,7 @@ def swift_lr(draft: Draft) -> None:
 
 
 def swift_pixels(draft: Draft) -> None:
-    """The sizes of pictures, which stand in the environment or in the command."""
+    """The sizes of images, which stand in the environment or in the command."""
     most = [key for key in ("max_pixels", "MAX_PIXELS") if draft[key] is not None]
     if most:
         draft.set("model.max_pixels", draft.count(most[0]), *most)

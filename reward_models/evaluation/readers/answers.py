@@ -1,4 +1,4 @@
-"""Benchmarks of clips, and of answers to questions about pictures and clips."""
+"""Benchmarks of clips, and of answers to questions about images and clips."""
 
 from __future__ import annotations
 

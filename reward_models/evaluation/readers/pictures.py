@@ -1,4 +1,4 @@
-"""Benchmarks of generated pictures."""
+"""Benchmarks of generated images."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def genai(row: Row) -> Comparison:
 
 def mjbench(row: Row) -> Comparison:
     """MJ-Bench (arXiv:2407.04842), alignment, safety and quality: {caption, image0, image1, label}, the label is the
-    number of the better picture. Its category is the row's ``info``, where it has one."""
+    number of the better image. Its category is the row's ``info``, where it has one."""
     ranks = row.choice("label", {0: FIRST, 1: SECOND, "0": FIRST, "1": SECOND})
     category = str(row.given("info", str | int, ""))
     pictures = (row.picture("image0"), row.picture("image1"))
@@ -70,7 +70,7 @@ def votes(row: Row) -> Comparison:
     """Votes of the demo, JSONL: {prompt, left, right, vote_type} and optionally {answer, task, meta, about, category,
     user, id, seed, ...}.
 
-    ``left`` and ``right`` are files of pictures, clips or sounds (relative to the JSONL), or {"text": ...};
+    ``left`` and ``right`` are files of images, clips or audio (relative to the JSONL), or {"text": ...};
     ``vote_type`` is that of GenAI-Bench: leftvote, rightvote, tievote, bothbad_vote. ``answer``, ``task`` and ``meta``
     are what the prompt of the run had, for verifiers, ``about`` its media, and ``user`` who voted. Further keys (when,
     which runs) are ignored.

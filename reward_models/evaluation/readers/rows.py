@@ -90,7 +90,7 @@ class Row:
         return value
 
     def picture(self, key: str) -> Stored:
-        """A picture: a path, bytes, or the hub's ``{bytes, path}``."""
+        """An image: a path, bytes, or the hub's ``{bytes, path}``."""
         return self.stored("image", key, self._value(key))
 
     def clip(self, key: str) -> Stored:
@@ -108,7 +108,7 @@ class Row:
         return Stored(kind, self.root / given, place)
 
     def output(self, key: str, value: Any) -> Candidate:
-        """An output from a value of the row: {"text": ...}, or a picture, clip or sound (wav)."""
+        """An output from a value of the row: {"text": ...}, or an image, clip or audio (wav)."""
         if isinstance(value, Mapping) and isinstance(value.get("text"), str):
             return Text(value["text"])
         name = value.lower() if isinstance(value, str) else ""

@@ -1,15 +1,15 @@
-"""The preference set of the embedded scenes: pairs of pictures of which one is better by a stated rule, from seeds.
+"""The preference set of the embedded scenes: pairs of images of which one is better by a stated rule, from seeds.
 
-A row is {"prompt", "category", "left", "right", "label"}; a picture is {"scene": sentence, "seed": number} and
+A row is {"prompt", "category", "left", "right", "label"}; an image is {"scene": sentence, "seed": number} and
 optionally {"damage": [name, strength]}, and is drawn when it is read, so that the set is a few kilobytes of text.
 
-The rule: the picture that shows what the prompt says is better; of two that do, the undamaged one is better; two
-undamaged pictures that both do are tied.
+The rule: the image that shows what the prompt says is better; of two that do, the undamaged one is better; two
+undamaged images that both do are tied.
 
-    colour, count, shape, position   the right picture against one that is wrong in this
-    noise, texture, blur             the right picture, undamaged against damaged
+    colour, count, shape, position   the right image against one that is wrong in this
+    noise, texture, blur             the right image, undamaged against damaged
     content_over_quality             right but damaged against wrong but undamaged: content comes first
-    tie                              two right pictures of different seeds
+    tie                              two right images of different seeds
 
 Categories are given in equal numbers. No prompt is in both files.
 """
@@ -51,19 +51,19 @@ def rows(path: str) -> Iterator[Row]:
 
 
 def scene_pair(row: Row) -> Comparison:
-    """A pair of drawn pictures, with the scene as the prompt's answer, so that verifiers can score them too."""
+    """A pair of drawn images, with the scene as the prompt's answer, so that verifiers can score them too."""
     try:
         prompt = replace(scenes.prompt(scenes.parse(row.text("prompt"))), id=row.place)
         sides = tuple(draw(row.object(side).values) for side in ("left", "right"))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = f"without {error}" if isinstance(error, KeyError) else f"that cannot be drawn ({error})"
-        raise ValueError(f"{row.place}: got a picture {problem}, expected scene, seed and damage") from error
+        raise ValueError(f"{row.place}: got an image {problem}, expected scene, seed and damage") from error
     ranks = row.choice("label", {"left": FIRST, "right": SECOND, "tie": TIE})
     return Comparison(prompt, sides, ranks, row.place, row.text("category"))
 
 
 def draw(picture: Mapping[str, Any]) -> Image:
-    """The picture that a row describes."""
+    """The image that a row describes."""
     drawn = scenes.picture(scenes.parse(picture["scene"]), picture["seed"])
     if "damage" in picture:
         name, strength = picture["damage"]
