@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from mmgrpo.data.inside import content, is_inside
+from mmgrpo.data.embedded_media import content, is_inside
 from mmgrpo.files import write_bytes
 from mmgrpo.types import Image, Media, Prompt, Video
 

@@ -238,7 +238,7 @@ def read_whole(
 ) -> tuple[list[Prompt], list[Skipped]]:
     """The prompts that the model reads whole, and the skipped ones, of which ``check`` raises ValueError."""
     from mmgrpo.data.media import Skipped
-    from pipelines.reading import check_skip_limit
+    from pipelines.readable import check_skip_limit
 
     usable, skipped = [], []
     for prompt in prompts:

@@ -83,7 +83,7 @@ class LanguageFamily:
                 f"model.min_pixels: got {low}, expected at most model.max_pixels={high}; lower it or raise the other"
             )
         if contrast := getattr(sampling, "contrast", ""):
-            from mmgrpo.policies.changed import CONTRASTS
+            from mmgrpo.policies.perturbed_prompts import CONTRASTS
 
             bind(contrast, CONTRASTS, "sampling.contrast")
             if sampling.search == "beam":
@@ -92,7 +92,7 @@ class LanguageFamily:
                     "one of them"
                 )
         if variants := getattr(sampling, "variants", ""):
-            from mmgrpo.policies.changed import VARIANTS
+            from mmgrpo.policies.perturbed_prompts import VARIANTS
 
             bind(variants, VARIANTS, "sampling.variants")
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
@@ -219,7 +219,7 @@ class LanguageFamily:
         limit = getattr(config.model, "max_prompt_tokens", 0)
         if not limit or config.data.too_long != "filter":
             return list(prompts), []
-        from pipelines.reading import filter_by_length
+        from pipelines.readable import filter_by_length
 
         return filter_by_length(prompts, policy.model.prompt_length, limit)  # type: ignore[attr-defined]
 

@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmgrpo.data.inside import is_inside
+from mmgrpo.data.embedded_media import is_inside
 from mmgrpo.report.audio_player import MIME, Sound
 from mmgrpo.report.completions import FRAMES, completions_html, strip, thumbnail, write_completions, write_sounds
 from mmgrpo.report.html import page, write_page

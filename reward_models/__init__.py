@@ -128,7 +128,7 @@ REWARDS: dict[str, RewardEntry] = {
             *("scene_score", "scene_fit", "scene_clean"),
         )
     },
-    **{name: RewardEntry(f"reward_models.rules.films:{name}", manifest=FILM) for name in FILMS},
+    **{name: RewardEntry(f"reward_models.rules.toy_videos:{name}", manifest=FILM) for name in FILMS},
     "frames": RewardEntry(
         "reward_models.frames:frames",
         check="reward_models.frames:check",

@@ -387,7 +387,7 @@ def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Ski
     """
     from mmgrpo.data.media import Skipped
     from mmgrpo.rewards import scorer
-    from mmgrpo.scoring.call import in_words
+    from mmgrpo.scoring.isolation import in_words
     from mmgrpo.types import Text
     from reward_models.rules.tasks import MAXIMA, written_in_words
 

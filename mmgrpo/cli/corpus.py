@@ -129,7 +129,7 @@ def _scores(
     prompts: Sequence[Prompt], texts: Sequence[str], counts: Sequence[Counts], rewards: Sequence[str]
 ) -> dict[str, Any]:
     from mmgrpo.statistics import bootstrap_ratio
-    from reward_models.rules.reading import gold_texts
+    from reward_models.rules.parsing import gold_texts
     from reward_models.rules.translation import corpus_interval
 
     scores: dict[str, Any] = {"clips": len(prompts)}

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli import corpus
 from mmgrpo.cli.errors import enter
-from mmgrpo.cli.given import is_given
 from mmgrpo.cli.measures import Table, describe, difference, json_value, report
 from mmgrpo.cli.options import words
+from mmgrpo.cli.prompt_arguments import is_given
 from mmgrpo.cli.sample import refuse_copies
 from mmgrpo.cli.source import (
     UNTRAINED,

@@ -60,7 +60,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS
     from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching
-    from mmgrpo.policies.changed import CONTRASTS, VARIANTS
+    from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS
     from mmgrpo.prompts.hints import HINTS
     from mmgrpo.prompts.samplers import SAMPLERS
     from mmgrpo.prompts.trackers import TRACKERS

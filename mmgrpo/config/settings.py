@@ -5,7 +5,7 @@ those of the model, its data, its sampling and its evaluation depend on the mode
 ``model.family`` names. ``config_class`` combines them. No function below ``mmgrpo.api`` takes a configuration.
 
 Every field has a range (``ranges.py``), which a subclass that changes the default need not repeat. This module does not
-import torch, so that ``--help`` is fast. ``reading.py`` reads YAML and the command line.
+import torch, so that ``--help`` is fast. ``readable.py`` reads YAML and the command line.
 """
 
 from __future__ import annotations

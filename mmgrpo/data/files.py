@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from mmgrpo.data.inside import STORES, Unreadable, content_at, name_of, referred
+from mmgrpo.data.embedded_media import STORES, Unreadable, content_at, name_of, referred
 from mmgrpo.data.media import Inside
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.data.values import ROW_FORMAT, array_of, check_object, object_of, one_line, text_of

@@ -15,7 +15,7 @@ from PIL.ExifTags import Base
 from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 from torch import Tensor
 
-from mmgrpo.data.inside import is_inside, opened
+from mmgrpo.data.embedded_media import is_inside, opened
 from mmgrpo.data.limits import (
     MAX_PICTURE_BYTES,
     PICTURE_FORMATS,

@@ -10,9 +10,9 @@ from typing import Any
 
 from PIL import Image as Pil
 
+from mmgrpo.data.embedded_media import MEMORY, decoded, referred
 from mmgrpo.data.files import NO_COLUMNS
 from mmgrpo.data.images import from_pil
-from mmgrpo.data.inside import MEMORY, decoded, referred
 from mmgrpo.data.messages import identity_of, prompt_of
 from mmgrpo.data.prompts import distinct, whole
 from mmgrpo.data.values import MAX_DEPTH, check_values, one_line, shown

@@ -28,8 +28,8 @@ The gradient goes through both log-probs, away from d = 0: a decision that is li
 still with it and less likely without it. The samples are taken as given. ``both_sides=False`` stops the gradient under
 the changed prompt, as PAPO's code does, which scores it once per round.
 
-A change is text as in ``mmgrpo.data.changes.CHANGES``. Terms of one change share its forward pass. A prompt that shows
-nothing is unchanged: d is exactly 0 and so is its gradient.
+A change is text as in ``mmgrpo.data.perturbations.CHANGES``. Terms of one change share its forward pass. A prompt that
+shows nothing is unchanged: d is exactly 0 and so is its gradient.
 
 A term of rewards that are differentiable in the policy.
 """

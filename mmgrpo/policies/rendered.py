@@ -126,7 +126,7 @@ Render = Callable[[Prompt, Text], Output]
 
 
 class RenderedTokenPolicy:
-    """A token policy with ``render`` after it, and with ``reading`` the score of DiffRO (``reading.py``)."""
+    """A token policy with ``render`` after it, and with ``reading`` the score of DiffRO (``readable.py``)."""
 
     kind = "tokens"
 

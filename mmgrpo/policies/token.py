@@ -24,7 +24,6 @@ from torch.utils.checkpoint import checkpoint
 
 from mmgrpo.config.registry import bind
 from mmgrpo.files import share
-from mmgrpo.policies.changed import CONTRASTS, VARIANTS, ChangedPrompts
 from mmgrpo.policies.generation import (
     Completions,
     DecodingState,
@@ -35,6 +34,7 @@ from mmgrpo.policies.generation import (
     joined,
     pad_beams,
 )
+from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS, ChangedPrompts
 from mmgrpo.policies.records import answer_likelihood, gradient_features, visual_dependency
 from mmgrpo.policies.token_model import (
     AUTOCAST,

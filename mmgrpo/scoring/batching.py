@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.scoring.call import column, in_words
+from mmgrpo.scoring.isolation import column, in_words
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.process import Trace, Unsendable
 from mmgrpo.types import Output, Prompt

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.scoring.call import column
+from mmgrpo.scoring.isolation import column
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.wire import frames
 from mmgrpo.types import Output, Prompt

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from importlib.util import find_spec
 
 from mmgrpo.scoring import Scorer, trl
-from mmgrpo.scoring.call import in_words
+from mmgrpo.scoring.isolation import in_words
 from mmgrpo.scoring.manifest import Manifest, obstacle
 from mmgrpo.types import Prompt, Text
 

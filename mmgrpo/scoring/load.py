@@ -14,8 +14,8 @@ from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.scoring import trl
-from mmgrpo.scoring.call import in_words
 from mmgrpo.scoring.decisions import PARAMETER, records
+from mmgrpo.scoring.isolation import in_words
 
 COMMON_PARAMETERS = ("weight", "timeout", "process", "device", "cache", "log_as")
 """Parameters that every named reward has (``mmgrpo.rewards.scorer``)."""

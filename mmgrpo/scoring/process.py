@@ -25,8 +25,8 @@ from uuid import uuid4
 import torch
 from safetensors import SafetensorError
 
-from mmgrpo.scoring.call import RewardFailure, WrongValues, column
 from mmgrpo.scoring.decisions import plain
+from mmgrpo.scoring.isolation import RewardFailure, WrongValues, column
 from mmgrpo.scoring.progress import current
 from mmgrpo.scoring.wire import LENGTH, frames, read
 from mmgrpo.types import Decisions, Output, Prompt

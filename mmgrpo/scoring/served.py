@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 from mmgrpo.config.extras import install
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.call import RewardFailure
 from mmgrpo.scoring.envelope import FRAMES, VERSION, write
+from mmgrpo.scoring.isolation import RewardFailure
 from mmgrpo.types import Output, Prompt
 
 ANSWER = 1_000_000

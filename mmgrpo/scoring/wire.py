@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from mmgrpo.scoring.call import VALUES
+from mmgrpo.scoring.isolation import VALUES
 
 LENGTH = 8
 """Bytes of the length of a frame."""

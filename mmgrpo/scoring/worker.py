@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from mmgrpo.scoring.call import WrongValues, column, in_words
 from mmgrpo.scoring.decisions import PARAMETER, filled, reads_rollout, records
+from mmgrpo.scoring.isolation import WrongValues, column, in_words
 from mmgrpo.scoring.load import load_reward
 from mmgrpo.scoring.progress import report
 from mmgrpo.scoring.trl import inside, needed

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mmgrpo.data.inside import opened
+from mmgrpo.data.embedded_media import opened
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require

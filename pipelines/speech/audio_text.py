@@ -2,7 +2,7 @@
 
 A family of its own is faster where there is one (``qwen_audio``): it encodes a frozen clip once per run and batches
 prompts. Here every prompt is read by the network alone, recordings included, and what the samples of its group share is
-tried when the model is loaded (``pipelines.own_forward``). Two more trials refuse a model whose logits do not depend
+tried when the model is loaded (``pipelines.generic_lm``). Two more trials refuse a model whose logits do not depend
 on the recording, and a duration beyond which its processor drops the end of a clip.
 
     load(options)  an ordinary folder or hub id: mistralai/Voxtral-Mini-3B-2507, ibm-granite/granite-speech-3.3-2b,
@@ -25,7 +25,7 @@ from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Audio, Media, Prompt, Reference, Turn
 from pipelines import require
 from pipelines.conversation import conversation
-from pipelines.own_forward import OwnForward, Read, choose_way, train_decoder
+from pipelines.generic_lm import OwnForward, Read, choose_way, train_decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import LONGEST, clip_samples, setting_to_raise
 from pipelines.speech.audio_text_tiny import tiny
@@ -167,8 +167,8 @@ def check_hearing(model: AudioText, name: str) -> None:
     one, other = [model.encode([example(tone(model.seconds, last))]).media[0] for last in (0.5, 0.1)]
     if all(torch.equal(value, other[key]) for key, value in one.items()):
         raise ValueError(
-            f"{name}: its processor drops the end of a clip of model.seconds={model.seconds:g}, or every recording; lower "
-            "model.seconds to what the model hears"
+            f"{name}: its processor drops the end of a clip of model.seconds={model.seconds:g}, or every recording; "
+            "lower model.seconds to what the model hears"
         )
     short = min(1.0, model.seconds)
     contexts = [model.encode([example(samples)]) for samples in (tone(short), tone(short).flip(0) / 3)]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def check_sounds(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose clips can be read, and the skipped ones; an error if these are too many."""
-    from pipelines.reading import check_skip_limit, filter_readable
+    from pipelines.readable import check_skip_limit, filter_readable
     from pipelines.speech.audio import read_audio
 
     seconds, setting = longest(config.model)

@@ -119,7 +119,7 @@ class FlowSpeechFamily(Spoken):
 
     def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
         """The prompts whose clips can be read, and the others."""
-        from pipelines.reading import check_skip_limit, filter_readable
+        from pipelines.readable import check_skip_limit, filter_readable
         from pipelines.speech.audio import read_audio
 
         usable, skipped = filter_readable(

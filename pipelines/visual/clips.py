@@ -17,7 +17,7 @@ from mmgrpo.report.media import strip
 from mmgrpo.report.plots import sample_grid, to_pil
 from mmgrpo.types import Image, Output, Video
 from pipelines import require
-from pipelines.visual.pictures import captions, png, side_by_side
+from pipelines.visual.images import captions, png, side_by_side
 
 if TYPE_CHECKING:
     from PIL import Image as Pil

@@ -222,7 +222,7 @@ class VisualFamily:
         """The prompts whose image can be read, and the others; ValueError for media that the family does not
         take."""
         from pipelines.conditions import refuse_media
-        from pipelines.visual.given import check_pictures
+        from pipelines.visual.conditioning_image import check_pictures
 
         self.count_negative_prompts(config, prompts, name)
         if self.pictures:
@@ -259,9 +259,9 @@ class VisualFamily:
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
         """A grid of images with prompts and rewards, ``<stem>.png``; of clips, also ``<stem>.webp``, which moves."""
-        from pipelines.visual import clips, pictures
+        from pipelines.visual import clips
 
-        (clips if clips.are_clips([shown]) else pictures).write_grid(stem, shown)
+        (clips if clips.are_clips([shown]) else images).write_grid(stem, shown)
 
     def displayed(self, medium: Media | Audio) -> Picture | Sound:
         """A thumbnail, a strip of frames, or a small audio file."""
@@ -271,11 +271,11 @@ class VisualFamily:
 
     def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
         """A PNG per image (or an mp4 per clip) and a grid of all of them, the sets side by side; its path."""
-        from pipelines.visual import clips, pictures
+        from pipelines.visual import clips, images
 
         if clips.are_clips(sets.values()):
             return clips.write_clips(folder, sets, samples, columns)
-        return pictures.write_pictures(folder, sets, samples, columns)
+        return images.write_pictures(folder, sets, samples, columns)
 
     def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
         """Nothing more."""

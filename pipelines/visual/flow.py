@@ -29,7 +29,7 @@ from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of,
 from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
-from pipelines.visual.given import given_output
+from pipelines.visual.conditioning_image import given_output
 from pipelines.visual.options import MemoryOptions
 from pipelines.visual.sizes import at_least_one
 

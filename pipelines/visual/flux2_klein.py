@@ -28,8 +28,8 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
+from pipelines.visual.conditioning_image import optional_picture, with_and_without
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.given import optional_picture, with_and_without
 from pipelines.visual.options import KleinOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 

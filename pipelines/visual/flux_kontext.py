@@ -18,8 +18,8 @@ from torch import Tensor
 from mmgrpo.types import Prompt
 from pipelines.training import PLAIN, Training
 from pipelines.visual import flux
+from pipelines.visual.conditioning_image import optional_picture, with_and_without
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.given import optional_picture, with_and_without
 from pipelines.visual.options import KontextOptions
 
 LORA_TARGETS = flux.LORA_TARGETS

@@ -22,8 +22,8 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import ltx_tiny
+from pipelines.visual.conditioning_image import given_picture
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.given import given_picture
 from pipelines.visual.ltx_video import (
     FPS,
     LORA_TARGETS,

@@ -22,9 +22,9 @@ from pipelines.conditions import padded
 from pipelines.pretrained import architecture, locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny
+from pipelines.visual.conditioning_image import given_picture
 from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
-from pipelines.visual.given import given_picture
 from pipelines.visual.options import QwenImageEditOptions
 from pipelines.visual.qwen_image import NOTHING, QwenImage, check_text_tokens, latent_statistics, predicted
 from pipelines.visual.sizes import at_least_one, latent_size

@@ -21,8 +21,8 @@ from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import hunyuan_tiny
+from pipelines.visual.conditioning_image import given_picture
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.given import given_picture
 from pipelines.visual.hunyuan_video import (
     FPS,
     LORA_TARGETS,

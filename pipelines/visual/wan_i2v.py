@@ -23,8 +23,8 @@ from pipelines import require
 from pipelines.pretrained import locate, read_json
 from pipelines.training import PLAIN, Training
 from pipelines.visual import wan_tiny
+from pipelines.visual.conditioning_image import given_picture
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.given import given_picture
 from pipelines.visual.options import WanImageOptions
 from pipelines.visual.wan import Wan, pretrained
 

@@ -19,7 +19,7 @@ def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[S
     if not any(prompt.media for prompt in prompts):
         return prompts, []
     from mmgrpo.data.images import PICTURES
-    from pipelines.reading import check_skip_limit, filter_readable
+    from pipelines.readable import check_skip_limit, filter_readable
     from pipelines.vlm.frames import use_video_reader
     from pipelines.vlm.media import measure
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from mmgrpo.config.extras import install
 from mmgrpo.config.registry import nearest
 from mmgrpo.config.settings import Config
-from mmgrpo.data.inside import opened
+from mmgrpo.data.embedded_media import opened
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.values import reason_of
 from mmgrpo.randomness import stream

@@ -2,7 +2,7 @@
 
 A family of its own is faster where there is one (``qwen_vl``, ``smolvlm``): it encodes frozen media once per prompt and
 batches prompts. Here every prompt is read by the network alone, and what the samples of its group share is tried when
-the model is loaded (``pipelines.own_forward``).
+the model is loaded (``pipelines.generic_lm``).
 
     load(options)  an ordinary folder or hub id: Qwen/Qwen3-VL-4B-Instruct, google/gemma-3-4b-it, ...
     tiny(folder)   the real architecture with random weights and a small vocabulary (image_text_tiny.py)
@@ -27,7 +27,7 @@ from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
 from pipelines import require
 from pipelines.conversation import check_prompt_lengths, conversation_text, repeat_marks
-from pipelines.own_forward import OwnForward, choose_way, train_decoder
+from pipelines.generic_lm import OwnForward, choose_way, train_decoder
 from pipelines.pretrained import locate, read_json, read_network, read_part
 from pipelines.processors import read_processor
 from pipelines.training import PLAIN, Training

@@ -17,11 +17,11 @@ from jaxtyping import Float, UInt8
 from PIL import Image as Pil
 from torch import Tensor
 
-from mmgrpo.data.changes import masked
 from mmgrpo.data.images import PICTURES, read_picture
 from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.perturbations import masked
 from mmgrpo.types import Image, Media, Prompt, Video
-from pipelines.reading import open_each, same_medium
+from pipelines.readable import open_each, same_medium
 from pipelines.vlm.frames import Choose, FrameSet, check_selection, decode, frame_indices, frame_range, shuffle
 
 DEFAULT_FPS = 2.0

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.call import score_column
+from mmgrpo.scoring.isolation import score_column
 from mmgrpo.statistics import Interval
 from reward_models.evaluation.comparison import Comparison, Pairs, pairs
 from reward_models.evaluation.metrics import accuracy, calibration, correlation, selection, significance

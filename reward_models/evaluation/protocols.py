@@ -16,7 +16,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
 from reward_models.evaluation.comparison import Comparison
 from reward_models.evaluation.metrics.accuracy import TieRule
-from reward_models.evaluation.readers import answers, pictures, scenes
+from reward_models.evaluation.readers import answers, images, scenes
 from reward_models.evaluation.readers.rows import Row, read_rows
 
 
@@ -39,26 +39,26 @@ class Protocol:
 
 PROTOCOLS: Mapping[str, Protocol] = {
     "hpdv2": Protocol(
-        pictures.hpdv2, "half", "inversions", "prompts",
+        images.hpdv2, "half", "inversions", "prompts",
         note="1 - inversions / pairs per prompt (HPSv2, train code); a tie of the reward is half an inversion",
     ),
     "hpdv3": Protocol(
-        pictures.hpdv3, "half", note="preference accuracy over pairs (HPSv3, arXiv:2508.03789); a tie counts half",
+        images.hpdv3, "half", note="preference accuracy over pairs (HPSv3, arXiv:2508.03789); a tie counts half",
     ),
     "imagereward": Protocol(
-        pictures.imagereward, "half",
+        images.imagereward, "half",
         note="preference accuracy over the pairs that people did not tie (ImageReward, arXiv:2304.05977); a tie counts "
         "half, where its script (c1392c6d, test.py) counts it as wrong",
     ),
     "pickapic": Protocol(
-        pictures.pickapic, "half",
+        images.pickapic, "half",
         note="argmax, over pairs that people did not tie, a tie of the reward half; PickScore's own table is with ties",
     ),
     "genai": Protocol(
-        pictures.genai, headline="thresholded", note="tie and both bad are ties; threshold as acc_23, arXiv:2305.14324"
+        images.genai, headline="thresholded", note="tie and both bad are ties; threshold as acc_23, arXiv:2305.14324"
     ),
     "mjbench": Protocol(
-        pictures.mjbench,
+        images.mjbench,
         note="accuracy with ties (MJ-Bench, arXiv:2407.04842): a judge may answer that two images tie, which is wrong; "
         "scores tie within a threshold, here 0",
     ),
@@ -81,8 +81,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         answers.rewardbench2, headline="best", average="categories",
         note="a correct answer is best, equal ones share; the subset Ties has its own score (allenai/reward-bench)",
     ),
-    "votes": Protocol(pictures.votes, "half", note="a tie of the reward counts half, what a coin would earn"),
-    "ratings": Protocol(pictures.ratings, "half", note="a tie of the reward counts half, what a coin would earn"),
+    "votes": Protocol(images.votes, "half", note="a tie of the reward counts half, what a coin would earn"),
+    "ratings": Protocol(images.ratings, "half", note="a tie of the reward counts half, what a coin would earn"),
     "scenes": Protocol(
         scenes.scene_pair, "half", rows=scenes.rows, note="known truth; a tie of the reward counts half"
     ),

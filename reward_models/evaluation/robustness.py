@@ -12,7 +12,7 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.call import score_column
+from mmgrpo.scoring.isolation import score_column
 from mmgrpo.types import Output, Prompt
 from reward_models.evaluation.attacks import DAMAGES, damaged, padded
 from reward_models.evaluation.comparison import Comparison

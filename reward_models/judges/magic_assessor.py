@@ -14,8 +14,8 @@ from mmgrpo.types import Output, Prompt, Text
 from reward_models.judges.named import judge_named
 from reward_models.judges.pointwise import picture_parts
 from reward_models.judges.question import Question, ask
-from reward_models.judges.reading import number_after
 from reward_models.judges.unified import template
+from reward_models.judges.verdicts import number_after
 from reward_models.rules.artifact_labels import KINDS, answered
 
 LISTED = "\n".join(

@@ -19,7 +19,7 @@ from mmgrpo.scoring import Scorer, score_column
 from mmgrpo.types import Output, Prompt
 from reward_models.judges.named import judge_named
 from reward_models.judges.question import Question, ask, parts_of
-from reward_models.judges.reading import verdict
+from reward_models.judges.verdicts import verdict
 from reward_models.rules.groups import groups
 
 FORM = "End with one line: Verdict: 1, Verdict: 2 or Verdict: tie."

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.named import judge_named
 from reward_models.judges.question import Question, ask, parts_of
-from reward_models.judges.reading import number_after
+from reward_models.judges.verdicts import number_after
 
 QUALITY = ("excellent", "good", "fair", "poor", "bad")
 """Words of DeQA-Score and Q-Align for 5, 4, 3, 2, 1."""

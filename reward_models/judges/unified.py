@@ -17,7 +17,7 @@ from reward_models.judges.named import judge_named
 from reward_models.judges.pairwise import compare, win_rates
 from reward_models.judges.pointwise import picture_parts
 from reward_models.judges.question import Question, ask
-from reward_models.judges.reading import flex_verdict, number_after, verdict
+from reward_models.judges.verdicts import flex_verdict, number_after, verdict
 from reward_models.pixels import from_pil, to_pil
 
 AXES = ("Alignment", "Coherence", "Style")

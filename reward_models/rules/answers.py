@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.quantities import folded, without_end
-from reward_models.rules.reading import (
+from reward_models.rules.parsing import (
     gold_number,
     gold_text,
     gold_texts,
@@ -16,6 +15,7 @@ from reward_models.rules.reading import (
     unwrapped,
     words,
 )
+from reward_models.rules.quantities import folded, without_end
 
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?(?:[.:,;)\]]\s*(.*))?", re.DOTALL)
 _NAMED = re.compile(r"(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?\s*:?\s*", re.IGNORECASE)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.reading import literal
+from reward_models.rules.parsing import literal
 from reward_models.rules.tags import texts
 
 KINDS: Mapping[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.reading import (
+from reward_models.rules.parsing import (
     MAX_CHARACTERS,
     NUMBER,
     malformed,

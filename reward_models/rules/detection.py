@@ -17,7 +17,7 @@ import numpy as np
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import Box, area, as_box, iou, to_original
-from reward_models.rules.reading import complete, literal, malformed, numbers
+from reward_models.rules.parsing import complete, literal, malformed, numbers
 
 
 class Instance(NamedTuple):

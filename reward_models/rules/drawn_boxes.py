@@ -8,7 +8,7 @@ from typing import Any
 from mmgrpo.data.images import read_picture
 from mmgrpo.types import Image, Media, Output, Prompt, Text
 from reward_models.rules.boxes import Box, as_box, read_box, to_original
-from reward_models.rules.reading import literal
+from reward_models.rules.parsing import literal
 from reward_models.rules.tags import answer_of
 
 TASKS = ("box_", "detection_")

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import Box, as_box, inside, scale
-from reward_models.rules.reading import literal, malformed, numbers, words
+from reward_models.rules.parsing import literal, malformed, numbers, words
 
 NEAR = 140
 """Pixels within which GUI-R1 counts a click as one on the gold point."""

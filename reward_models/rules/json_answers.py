@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 from mmgrpo.types import Output, Prompt, Text
+from reward_models.rules.parsing import MAX_CHARACTERS, malformed
 from reward_models.rules.programs import program_in
-from reward_models.rules.reading import MAX_CHARACTERS, malformed
 from reward_models.rules.tags import answer_in, texts
 
 ABSENT = object()

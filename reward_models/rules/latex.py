@@ -13,7 +13,7 @@ from mmgrpo.types import Prompt, Text
 from reward_models.rules.cw_ssim import cw_ssim, fitted
 from reward_models.rules.latex_drawing import draw
 from reward_models.rules.latex_tables import MAX_NODES, LatexTable, read_latex_table
-from reward_models.rules.reading import gold_text, malformed
+from reward_models.rules.parsing import gold_text, malformed
 from reward_models.rules.tables import Node, table_similarity
 
 Spans: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from reward_models.rules.reading import MAX_CHARACTERS
+from reward_models.rules.parsing import MAX_CHARACTERS
 from reward_models.rules.tables import Node
 
 MAX_NODES, MAX_SPAN = 500, 100

@@ -16,8 +16,8 @@ from typing import Any
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.answers import choice, edit_ratio, numeric
+from reward_models.rules.parsing import gold_text, number, words
 from reward_models.rules.quantities import Quantity, boxed, folded, quantity, without_end
-from reward_models.rules.reading import gold_text, number, words
 
 MAX_CHARACTERS = 1000
 """Longest formula, in characters, that is read; a longer one is unreadable."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules.reading import MAX_CHARACTERS, malformed
+from reward_models.rules.parsing import MAX_CHARACTERS, malformed
 from reward_models.rules.tags import answer_in, texts
 
 _MOVE = re.compile(r"<\|(up|down|left|right)\|>")

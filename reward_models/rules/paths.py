@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import Box, as_box, iou, scale, to_original
-from reward_models.rules.reading import complete, literal, malformed, numbers
+from reward_models.rules.parsing import complete, literal, malformed, numbers
 from reward_models.rules.times import as_span, temporal_overlap
 
 Path: TypeAlias = Mapping[float, Box]

@@ -24,7 +24,7 @@ from typing import Any
 
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import sandbox
-from reward_models.rules.reading import malformed, meta_number
+from reward_models.rules.parsing import malformed, meta_number
 from reward_models.rules.tags import answer_in, texts
 
 LEVELS = {"syntax": -1.0, "error": -0.6, "limit": -0.6, "wrong": -0.3, "passed": 1.0}

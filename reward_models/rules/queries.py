@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import sandbox
+from reward_models.rules.parsing import gold_text, malformed, meta_number
 from reward_models.rules.programs import program_in
-from reward_models.rules.reading import gold_text, malformed, meta_number
 
 MOST = 100_000
 """Rows of a result; a query with more has failed."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.reading import malformed, words
+from reward_models.rules.parsing import malformed, words
 from reward_models.rules.tags import texts
 from reward_models.rules.tasks import task
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.reading import malformed, numbers, quantity
+from reward_models.rules.parsing import malformed, numbers, quantity
 from reward_models.rules.tags import answer_in, texts
 
 Rule = Mapping[str, Any]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.reading import malformed
+from reward_models.rules.parsing import malformed
 from reward_models.rules.tags import final_answer_of, texts
 
 PARTS = ("### Image Description:", "### Rationales:", "### Step 1:", "### The final answer is:")

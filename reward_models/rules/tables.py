@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.reading import gold_text, malformed, meta_choice
+from reward_models.rules.parsing import gold_text, malformed, meta_choice
 
 MAX_NODES = 1500
 """Largest table, in nodes, that is read; the time of a comparison grows at least with their square."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mmgrpo.config.names import nearest
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules.reading import literal, malformed, meta_number, numbers
+from reward_models.rules.parsing import literal, malformed, meta_number, numbers
 
 Check = Callable[[str, Prompt], bool]
 

@@ -33,7 +33,7 @@ from reward_models.rules import (
     times,
     trajectories,
 )
-from reward_models.rules.reading import malformed
+from reward_models.rules.parsing import malformed
 from reward_models.rules.tags import answer_in, texts
 
 Task = Callable[[str, Prompt, Text], float]

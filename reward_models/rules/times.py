@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import as_box, iou, to_original
+from reward_models.rules.parsing import MAX_CHARACTERS, complete, literal, malformed, meta_number, numbers, with_signs
 from reward_models.rules.quantities import folded, quantity
-from reward_models.rules.reading import MAX_CHARACTERS, complete, literal, malformed, meta_number, numbers, with_signs
 
 Span: TypeAlias = tuple[float, float]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmgrpo.config.extras import install
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import weight_file
-from reward_models.rules.reading import gold_text
+from reward_models.rules.parsing import gold_text
 from reward_models.rules.tags import answer_in, texts
 
 MAX_TOKENS = 2048

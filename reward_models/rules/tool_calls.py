@@ -18,7 +18,7 @@ from typing import Any
 
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.json_answers import same
-from reward_models.rules.reading import MAX_CHARACTERS, malformed
+from reward_models.rules.parsing import MAX_CHARACTERS, malformed
 from reward_models.rules.tags import texts
 
 Call = tuple[str, dict[str, Any]]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import Box, giou
-from reward_models.rules.reading import complete, literal, malformed, numbers
+from reward_models.rules.parsing import complete, literal, malformed, numbers
 
 MAX_POINTS = 256
 """Longest way, in points, that is read; the time of a comparison grows with the product of both lengths."""

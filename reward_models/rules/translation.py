@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mmgrpo.config.names import nearest
 from mmgrpo.statistics import Interval, draws
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.reading import gold_texts
+from reward_models.rules.parsing import gold_texts
 from reward_models.rules.tags import texts
 from reward_models.rules.transcripts import missing_package
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmgrpo.scoring.shared import once
 from mmgrpo.types import Decisions, Output, Prompt
 from reward_models.rules.groups import groups
-from reward_models.rules.reading import words
+from reward_models.rules.parsing import words
 from reward_models.rules.tags import answer_of, texts
 
 TIES = ("split", "exclude", "first")

@@ -27,7 +27,7 @@ LAYOUT = "reward_models.sets.embeddings:layout"
 
 NAMED = {
     "bag_of_words": "reward_models.sets.diversity:bag_of_words",
-    "bands": "reward_models.sets.sounds:bands",
+    "bands": "reward_models.sets.audio:bands",
     "clap": "reward_models.vlm.clap:sounds",
     "clip": "reward_models.clip.embeddings:embed",
 }

@@ -25,9 +25,9 @@ from mmgrpo.data.images import read_picture
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.rules.groups import groups
+from reward_models.sets.audio import SUFFIXES, audio_of, read_sound, windows
 from reward_models.sets.distances import frechet_distance, transport_plan, vendi_score
 from reward_models.sets.embeddings import LAYOUT, check_embed, embedded, embedded_texts
-from reward_models.sets.sounds import SUFFIXES, audio_of, read_sound, windows
 
 PICTURE_NAMES = (".png", ".jpg", ".jpeg", ".webp")
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly
-from reward_models.speech.sounds import score_sounds
+from reward_models.speech.audio import score_sounds
 from reward_models.wheels import weights_folder
 
 RATE = 16_000

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mmgrpo.types import Output, Prompt
-from reward_models.speech.sounds import import_library, score_sounds
+from reward_models.speech.audio import import_library, score_sounds
 
 RATE = 16_000
 WINDOW = 144_160

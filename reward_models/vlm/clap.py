@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.checkpoints import read_whole
-from reward_models.speech.sounds import import_library
+from reward_models.speech.audio import import_library
 
 WEIGHTS = "laion/larger_clap_general"
 

@@ -62,7 +62,7 @@ def build(args: Args) -> tuple[Any, Any]:
     from torch import nn
 
     from mmgrpo.randomness import derive
-    from mmgrpo.toy import films
+    from mmgrpo.toy import videos
     from pipelines.visual.words import WordEncoder
 
     if args.start:
@@ -82,7 +82,7 @@ def build(args: Args) -> tuple[Any, Any]:
     )
     nn.init.zeros_(transformer.proj_out.weight)
     nn.init.zeros_(transformer.proj_out.bias)
-    return transformer, WordEncoder(films.vocabulary(), args.length, args.width, 1)
+    return transformer, WordEncoder(videos.vocabulary(), args.length, args.width, 1)
 
 
 def read(folder: Path) -> tuple[Any, Any]:
@@ -100,14 +100,14 @@ def draw(count: int, random: torch.Generator) -> tuple[list[str], Float[Tensor, 
     import numpy as np
     import torch
 
-    from mmgrpo.toy import films
+    from mmgrpo.toy import videos
 
-    texts, pixels, shares = [], [], torch.tensor([SHARES[kind] for kind in films.KINDS])
+    texts, pixels, shares = [], [], torch.tensor([SHARES[kind] for kind in videos.KINDS])
     for kind in torch.multinomial(shares, count, replacement=True, generator=random).tolist():
-        among = films.films(films.KINDS[kind])
+        among = videos.films(videos.KINDS[kind])
         which, seed = torch.randint(2**40, (2,), generator=random).tolist()
-        texts.append(films.text(among[which % len(among)]))
-        pixels.append(films.render(among[which % len(among)], seed))
+        texts.append(videos.text(among[which % len(among)]))
+        pixels.append(videos.render(among[which % len(among)], seed))
     return texts, torch.from_numpy(np.stack(pixels)).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
 
 
@@ -124,9 +124,9 @@ def measure(transformer: Any, words: Any, prompts: Sequence[Prompt], samples: in
     """All verifiers on samples of the Euler ODE without guidance, from fixed noise."""
     import numpy as np
 
-    from mmgrpo.toy.films import FPS, FRAMES, SIZE
+    from mmgrpo.toy.videos import FPS, FRAMES, SIZE
     from mmgrpo.types import Video
-    from reward_models.rules.films import REWARDS
+    from reward_models.rules.toy_videos import REWARDS
 
     rows = [prompt for prompt in prompts for _ in range(samples)]
     clips = sample(velocity_of(transformer), words, [p.text for p in rows], (3, FRAMES, SIZE, SIZE))
@@ -136,7 +136,7 @@ def measure(transformer: Any, words: Any, prompts: Sequence[Prompt], samples: in
 
 def save_clips(folder: Path, transformer: Any, words: Any) -> None:
     """Write a model folder with the form of its clips."""
-    from mmgrpo.toy.films import FPS, FRAMES, SIZE
+    from mmgrpo.toy.videos import FPS, FRAMES, SIZE
     from pipelines.visual.wan_small import Clip
 
     save(folder, transformer, words)

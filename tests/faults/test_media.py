@@ -17,7 +17,7 @@ import torch
 from mmgrpo.data.images import read_picture
 from mmgrpo.data.limits import MAX_PIXELS, Unreadable
 from mmgrpo.types import Media, Prompt, Turn
-from pipelines.reading import filter_readable
+from pipelines.readable import filter_readable
 from pipelines.speech.audio import read_audio
 from pipelines.vlm.media import measure, read_image, read_video
 from tests import ROOT

@@ -22,7 +22,7 @@ from mmgrpo.data.rows import as_prompts
 from mmgrpo.data.splits import content
 from mmgrpo.data.values import CONTROL
 from mmgrpo.types import Prompt
-from pipelines.reading import same_medium
+from pipelines.readable import same_medium
 
 FULL = os.environ.get("MMGRPO_FAULTS") == "full"
 ROWS = 2_000 if FULL else 200

@@ -13,7 +13,7 @@ import gradio as gr
 
 from mmgrpo.cli.demo.gate import gate
 from mmgrpo.cli.demo.look import CSS, HEAD, theme
-from mmgrpo.cli.demo.opened import EMBEDDED, Opened, open_all
+from mmgrpo.cli.demo.models import EMBEDDED, Opened, open_all
 from mmgrpo.cli.serve_rewards import is_loopback
 
 TABS = {

@@ -9,7 +9,7 @@ import gradio as gr
 
 from mmgrpo.cli.demo.choice import at_choice
 from mmgrpo.cli.demo.group_tree import CHOOSE
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 from mmgrpo.report.group_page import group_page
 from mmgrpo.report.groups import group_steps, read_group
 

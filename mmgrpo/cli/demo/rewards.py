@@ -14,7 +14,7 @@ import gradio as gr
 
 from mmgrpo.cli.demo import rewards_scoring as scoring
 from mmgrpo.cli.demo.choice import at_cancel
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.rewards_media import STYLE, figure, one_line, read_upload
 from mmgrpo.cli.score import SUFFIXES
 from mmgrpo.types import Output, Prompt

@@ -178,7 +178,7 @@ def prompt_html(prompt: Prompt) -> str:
 
 def one_line(error: BaseException) -> str:
     """The message of an error in one line of at most 300 characters."""
-    from mmgrpo.scoring.call import in_words
+    from mmgrpo.scoring.isolation import in_words
 
     line = " ".join((str(error) or in_words(error)).split())
     return line if len(line) <= 300 else f"{line[:299]}…"

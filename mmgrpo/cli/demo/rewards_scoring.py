@@ -16,7 +16,7 @@ from mmgrpo.cli.lists import about
 from mmgrpo.cli.score import answer_of
 from mmgrpo.config.plugins import PYPI, load_object
 from mmgrpo.rewards import RewardEntry, entries, scorer
-from mmgrpo.scoring.call import score_column
+from mmgrpo.scoring.isolation import score_column
 from mmgrpo.scoring.manifest import Manifest, obstacle
 from mmgrpo.types import Image, Output, Prompt, Text, Video
 from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damaged, padded

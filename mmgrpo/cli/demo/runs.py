@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 from gradio.context import Context
 
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.runs_chart import COLOURS, chart_html
 from mmgrpo.cli.demo.runs_html import details_html, differences_html, samples_html, style
 from mmgrpo.cli.demo.runs_read import (

@@ -17,7 +17,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image as Pil
 
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.errors import is_user_error
 from mmgrpo.evaluation import annotate
 from mmgrpo.policies.token import TokenPolicy
@@ -28,7 +28,7 @@ from mmgrpo.report.plots import to_pil
 from mmgrpo.report.render import render
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.call import score_column
+from mmgrpo.scoring.isolation import score_column
 from mmgrpo.types import Media, Output, Policy, Prompt, Request
 
 TITLES = {BEFORE: "Base", AFTER: "Trained"}

@@ -12,7 +12,7 @@ import gradio as gr
 
 from mmgrpo.cli.demo import sampled
 from mmgrpo.cli.demo.choice import at_cancel, at_choice
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.sampled import OWN, TITLES, Drawn, Examples, check_text, one_line_errors
 from mmgrpo.report.audio_player import KINDS, Word, alignment, errors, sound_uri, wav
 from mmgrpo.report.media import Medium

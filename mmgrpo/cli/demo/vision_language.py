@@ -14,7 +14,7 @@ import gradio as gr
 
 from mmgrpo.cli.demo import sampled
 from mmgrpo.cli.demo.choice import at_cancel, at_choice
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples, check_text, one_line_errors
 from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
 from mmgrpo.data.images import read_picture

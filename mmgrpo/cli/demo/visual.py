@@ -11,7 +11,7 @@ from gradio.processing_utils import save_bytes_to_cache
 from gradio.utils import get_upload_folder
 
 from mmgrpo.cli.demo.choice import at_cancel, at_choice
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, in_a_line
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, in_a_line
 from mmgrpo.cli.demo.visual_cards import best_text, cards, curve, escaped, ordered, rewards_table, status
 from mmgrpo.cli.demo.visual_samples import (
     HELDOUT,

@@ -11,7 +11,7 @@ import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 
-from mmgrpo.cli.demo.opened import AFTER, BEFORE
+from mmgrpo.cli.demo.models import AFTER, BEFORE
 from mmgrpo.cli.demo.visual_samples import Comparison, Sample, best
 
 SIDES = {BEFORE: "base", AFTER: "trained"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mmgrpo.cli.demo.opened import Opened, Pair, in_a_line
+from mmgrpo.cli.demo.models import Opened, Pair, in_a_line
 from mmgrpo.types import Image, Media, Output, Prompt, Request, Turn, Video
 
 if TYPE_CHECKING:
@@ -122,14 +122,14 @@ def prompt_of(pair: Pair, text: str, picture: str = "") -> Prompt:
 
 def embedded_prompt(pair: Pair, text: str) -> Prompt:
     """The prompt of a text. Rewards of embedded scenes and videos compare with what its words say."""
-    from mmgrpo.toy import films, scenes
+    from mmgrpo.toy import scenes, videos
 
     for reward in pair.config.rewards:
         try:
             if reward.startswith("scene_"):
                 return scenes.prompt(scenes.parse(text))
             if reward.startswith("film_"):
-                return films.prompt(films.parse(text))
+                return videos.prompt(videos.parse(text))
         except ValueError:
             break  # another sentence: those rewards fail, and say so
     return Prompt(text, id="demo")
@@ -179,7 +179,7 @@ def score(
     scorers: Sequence[Scorer], prompt: Prompt, outputs: Sequence[Output]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """The values of all rewards for all outputs of a prompt, NaN where one failed, and the reasons of failures."""
-    from mmgrpo.scoring.call import score_column
+    from mmgrpo.scoring.isolation import score_column
 
     columns: dict[str, list[float]] = {}
     failures: dict[str, str] = {}

@@ -10,7 +10,7 @@ import gradio as gr
 
 from mmgrpo.cli.demo import vote_trials as trials
 from mmgrpo.cli.demo.choice import at_cancel
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.rewards import told
 from mmgrpo.cli.demo.rewards_media import STYLE, prompt_html
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, append_vote, tally

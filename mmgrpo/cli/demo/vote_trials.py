@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.rewards_media import checked_text, decoded, figure, one_line
 from mmgrpo.cli.demo.rewards_scoring import absent
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, Tally
@@ -24,7 +24,7 @@ from mmgrpo.report.cards import read_completions
 from mmgrpo.report.media import PICTURE_SUFFIXES, contained
 from mmgrpo.rewards import entries, scorer
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.call import score_column
+from mmgrpo.scoring.isolation import score_column
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Request, Text, Turn, Video
 
 SIDES = (BEFORE, AFTER)

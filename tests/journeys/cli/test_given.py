@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mmgrpo.cli.given import Given, given_prompts, is_given, rows_of
+from mmgrpo.cli.prompt_arguments import Given, given_prompts, is_given, rows_of
 from mmgrpo.cli.train import read
 from mmgrpo.family import family
 from tests.journeys.cli.running import call, read_lines

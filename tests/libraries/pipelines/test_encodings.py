@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mmgrpo.config.settings import config_class
-from mmgrpo.data.inside import MEMORY
+from mmgrpo.data.embedded_media import MEMORY
 from mmgrpo.family import family
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 from pipelines.conditions import SUFFIX, Conditioning, Encodings, key_of, padded

@@ -12,8 +12,8 @@ from torch import nn
 
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Prompt
-from pipelines import own_forward
-from pipelines.own_forward import OwnForward, Whole, choose_way, train_decoder
+from pipelines import generic_lm
+from pipelines.generic_lm import OwnForward, Whole, choose_way, train_decoder
 from pipelines.training import Training
 
 VOCABULARY = 250
@@ -147,7 +147,7 @@ def test_the_way_is_chosen_on_an_answer_and_the_same_backwards(capsys):
 @pytest.mark.parametrize(("most", "accepted"), [(0.5, True), (0.499, False)])
 def test_logits_may_differ_by_as_much_as_is_tolerated(most, accepted, monkeypatch):
     """They are half of those of the whole pass."""
-    monkeypatch.setattr(own_forward, "TOLERANCE", {torch.float32: most})
+    monkeypatch.setattr(generic_lm, "TOLERANCE", {torch.float32: most})
     model, own = Model(), Model.own_logits
     monkeypatch.setattr(Model, "own_logits", lambda self, ids, media: 2 * own(self, ids, media))
     if accepted:
@@ -201,7 +201,7 @@ class Parts(nn.Module):
 )
 def test_adapters_are_at_the_usual_layers_of_attention_or_at_all_linear_ones(names, targets, monkeypatch):
     asked: list[tuple] = []
-    monkeypatch.setattr(own_forward, "make_trainable", lambda *given: asked.append(given))
+    monkeypatch.setattr(generic_lm, "make_trainable", lambda *given: asked.append(given))
     network = Parts(**{name: nn.Linear(1, 1) for name in names})
     train_decoder(network, Training(), freeze_media=False)
     assert asked == [(network, Training(), targets, [])]
@@ -210,7 +210,7 @@ def test_adapters_are_at_the_usual_layers_of_attention_or_at_all_linear_ones(nam
 @pytest.mark.parametrize(("rank", "freeze", "frozen"), [(0, True, 1), (2, False, 1), (2, True, 1), (0, False, 0)])
 def test_what_is_beside_the_decoder_is_frozen_where_asked_or_adapters_train(rank, freeze, frozen, monkeypatch):
     asked: list[tuple] = []
-    monkeypatch.setattr(own_forward, "make_trainable", lambda *given: asked.append(given))
+    monkeypatch.setattr(generic_lm, "make_trainable", lambda *given: asked.append(given))
     network = Parts(q_proj=nn.Linear(1, 1))
     train_decoder(network, Training(lora_rank=rank), freeze)
     assert asked[0][3] == [network.base_model.tower] * frozen

@@ -10,8 +10,8 @@ from PIL import Image as Pil
 
 from mmgrpo.data.media import Skipped
 from mmgrpo.types import Image, Media, Prompt, Turn
-from pipelines import reading
-from pipelines.reading import check_skip_limit, filter_readable, same_medium
+from pipelines import readable
+from pipelines.readable import check_skip_limit, filter_readable, same_medium
 from pipelines.vlm.media import measure
 
 
@@ -78,9 +78,9 @@ def test_each_process_opens_its_share_and_all_know_every_reason(monkeypatch):
     """The second of two processes opens the second of three files."""
     files = [Media("image", name) for name in ("a.png", "b.png", "c.png")]
     state = SimpleNamespace(num_processes=2, process_index=1, is_main_process=False)
-    monkeypatch.setattr(reading, "is_initialized", lambda: True)
-    monkeypatch.setattr(reading, "PartialState", lambda: state)
+    monkeypatch.setattr(readable, "is_initialized", lambda: True)
+    monkeypatch.setattr(readable, "PartialState", lambda: state)
     shared = lambda local, state: ["first", "third", *local]  # noqa: E731
     monkeypatch.setattr("mmgrpo.runtime.distributed.gather_texts", shared)
-    found = reading._on_all_ranks(files, lambda medium: f"not {medium.source}", 1, "")
+    found = readable._on_all_ranks(files, lambda medium: f"not {medium.source}", 1, "")
     assert found == ["first", "not b.png", "third"]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from pipelines import kv, lora
-from pipelines.own_forward import _joined
+from pipelines.generic_lm import _joined
 from pipelines.speech import audio, duration, whisper
 from pipelines.training import Training, autocast, freeze, make_trainable, target_names
 from pipelines.visual import flow, sizes

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image as Pil
 
 from mmgrpo.types import Media, Prompt, Turn
-from pipelines.reading import filter_by_length
+from pipelines.readable import filter_by_length
 from pipelines.vlm.families import check_media
 
 

@@ -43,7 +43,7 @@ def test_opinion_scores_are_polynomials_of_the_networks_outputs_averaged_over_wi
 def test_the_network_of_opinions_is_loaded_before_sounds_are_scored_in_threads(monkeypatch):
     threads = []
     monkeypatch.setattr(dnsmos, "_session", lambda: threads.append(threading.current_thread()) or Listener())
-    monkeypatch.setattr("reward_models.speech.sounds._cache", {})
+    monkeypatch.setattr("reward_models.speech.audio._cache", {})
     dnsmos.dnsmos([Prompt("a", "a")], [tone(1.0)])
     assert threads[0] is threading.main_thread()
 
@@ -98,7 +98,7 @@ def test_a_sound_shorter_than_the_window_is_doubled(monkeypatch):
 
 def test_a_part_of_the_opinion_is_the_score(monkeypatch):
     monkeypatch.setattr(dnsmos, "_session", Listener)
-    monkeypatch.setattr("reward_models.speech.sounds._cache", {})
+    monkeypatch.setattr("reward_models.speech.audio._cache", {})
     sound = tone(1.0)
     scores = dnsmos.mean_opinion_scores(sound.samples[0].numpy())
     for part in ("sig", "bak", "ovrl"):

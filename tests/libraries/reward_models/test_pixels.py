@@ -87,7 +87,7 @@ def conversions() -> dict[str, Any]:
     """Every place where pixels become integers, as a function of a picture of one value."""
     from mmgrpo.report import plots
     from mmgrpo.types import Media, Prompt, Turn
-    from pipelines.visual.given import given_picture
+    from pipelines.visual.conditioning_image import given_picture
     from pipelines.vlm.media import eight_bits
 
     def given(image: Image) -> Any:

@@ -125,7 +125,7 @@ class Hears:
 def hears(monkeypatch, request) -> Hears:
     made = Hears("Red bark, loud!")
     monkeypatch.setattr(recognizer, "recognizer", lambda path: made)
-    monkeypatch.setattr("reward_models.speech.sounds._cache", {})
+    monkeypatch.setattr("reward_models.speech.audio._cache", {})
     return made
 
 
@@ -225,7 +225,7 @@ def test_a_voice_of_one_sample_is_padded_with_silence(monkeypatch):
     encoder = random_speaker()
     monkeypatch.setattr(speaker, "encoder_of", lambda *given: encoder)
     monkeypatch.setattr(speaker, "reference_embedding", lambda *given: encoder.embed(np.ones(1, np.float32)))
-    monkeypatch.setattr("reward_models.speech.sounds._cache", {})
+    monkeypatch.setattr("reward_models.speech.audio._cache", {})
     one = Audio(torch.full((1, 1), 0.5), RATE)
     assert speaker.speaker_similarity([Prompt("a", "a")], [one], reference="a.wav") == [pytest.approx(1.0)]
 
@@ -250,7 +250,7 @@ def test_a_voice_is_compared_by_the_cosine_of_embeddings(monkeypatch, tmp_path):
             return np.array([0.6, 0.8]) if samples.max() > 0.3 else np.array([1.0, 0.0])
 
     monkeypatch.setattr(speaker, "encoder_of", lambda *given: Louder())
-    monkeypatch.setattr("reward_models.speech.sounds._cache", {})
+    monkeypatch.setattr("reward_models.speech.audio._cache", {})
     speaker.reference_embedding.cache_clear()
     loud, quiet = tmp_path / "loud.wav", tmp_path / "quiet.wav"
     soundfile.write(loud, tone(0.1).samples[0].numpy(), RATE)

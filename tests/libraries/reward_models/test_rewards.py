@@ -15,7 +15,7 @@ from PIL import ImageDraw, ImageFont
 
 from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
-from mmgrpo.scoring.call import copied
+from mmgrpo.scoring.isolation import copied
 from mmgrpo.types import Audio, Image, Output, Prompt, Text, Video
 from reward_models import REWARDS, clip, judges, sets, vlm
 from tests.libraries.reward_models.rules.test_tasks import GOLD, ROW

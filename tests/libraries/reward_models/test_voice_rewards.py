@@ -15,7 +15,7 @@ from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from pipelines.speech import whisper
 from pipelines.speech.whisper_weights import CACHE
-from reward_models.speech import recognizer, sounds, speaker
+from reward_models.speech import audio, recognizer, speaker
 from reward_models.speech.dnsmos import dnsmos, mean_opinion_scores
 from reward_models.speech.rate import seconds, speaking_rate, syllables, words_a_second
 from reward_models.speech.speaker import speaker_similarity
@@ -113,7 +113,7 @@ def test_a_sound_is_scored_once_per_text_to_be_spoken():
         return float(len(samples))
 
     def score(prompts, outputs, longest=math.inf):
-        return sounds.score_sounds(
+        return audio.score_sounds(
             prompts,
             outputs,
             length,
@@ -133,14 +133,14 @@ def test_a_sound_is_scored_once_per_text_to_be_spoken():
 
 def test_channels_are_averaged_and_rates_changed():
     stereo = Audio(torch.cat([hum(1.0).samples, -hum(1.0).samples]), 8_000)
-    assert sounds.waveform(stereo, 8_000) is None  # the two cancel
-    resampled = sounds.waveform(hum(1.0), 16_000)
+    assert audio.waveform(stereo, 8_000) is None  # the two cancel
+    resampled = audio.waveform(hum(1.0), 16_000)
     assert resampled is not None and len(resampled) == 16_000 and resampled.dtype == np.float32
 
 
 def test_a_sound_of_the_wanted_rate_is_not_resampled(monkeypatch):
-    monkeypatch.setattr(sounds, "import_library", None)
-    assert sounds.waveform(hum(1.0), 8_000).tolist() == hum(1.0).samples[0].tolist()
+    monkeypatch.setattr(audio, "import_library", None)
+    assert audio.waveform(hum(1.0), 8_000).tolist() == hum(1.0).samples[0].tolist()
 
 
 def test_a_voice_in_memory_is_no_file_and_the_first_sound_of_a_prompt_is_its_voice():
@@ -158,7 +158,7 @@ def test_a_sound_is_silent_below_a_ten_thousandth_and_too_loud_above_1():
     def level(peak: float) -> Audio:
         return Audio(torch.full((1, 8), peak), 8_000)
 
-    heard = {peak: sounds.waveform(level(peak), 8_000) is not None for peak in (0.9e-4, 1e-4, 1.5e-4, 1.0)}
+    heard = {peak: audio.waveform(level(peak), 8_000) is not None for peak in (0.9e-4, 1e-4, 1.5e-4, 1.0)}
     assert heard == {0.9e-4: False, 1e-4: True, 1.5e-4: True, 1.0: True}
     assert seconds([PROMPT], [level(1.0)]) == [0.001]
     with pytest.raises(ValueError, match="1.001"):
@@ -169,17 +169,17 @@ def test_what_resampling_adds_to_full_scale_is_cut_off():
     square = Audio(torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0]).repeat(100)[None], 8_000)
     soxr = pytest.importorskip("soxr")
     assert np.abs(soxr.resample(square.samples[0].numpy(), 8_000, 16_000)).max() > 1.05
-    wave = sounds.waveform(square, 16_000)
+    wave = audio.waveform(square, 16_000)
     assert (wave.max(), wave.min()) == (1.0, -1.0)
 
 
 def test_the_oldest_scores_are_dropped_first(monkeypatch):
-    monkeypatch.setattr(sounds, "_cache", {})
-    monkeypatch.setattr(sounds, "CACHE_SIZE", 2)
+    monkeypatch.setattr(audio, "_cache", {})
+    monkeypatch.setattr(audio, "CACHE_SIZE", 2)
     given = [hum(0.1, loud=loud) for loud in (0.1, 0.2, 0.3)]
     score = {"rate": 8_000, "reward": "length", "prompt_key": lambda prompt: ""}
-    values = sounds.score_sounds([PROMPT] * 3, given, lambda samples, _: float(samples.max() > 0.15), **score)
-    assert values == [0.0, 1.0, 1.0] and list(sounds._cache.values()) == [1.0, 1.0]
+    values = audio.score_sounds([PROMPT] * 3, given, lambda samples, _: float(samples.max() > 0.15), **score)
+    assert values == [0.0, 1.0, 1.0] and list(audio._cache.values()) == [1.0, 1.0]
 
 
 def test_a_text_without_units_has_no_rate_and_bounds_are_above_0():

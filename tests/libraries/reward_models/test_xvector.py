@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Prompt
-from reward_models.speech import sounds
+from reward_models.speech import audio
 from reward_models.speech.speaker import reference_embedding, speaker_similarity
 from reward_models.speech.xvector import xvector_encoder
 
@@ -90,7 +90,7 @@ def test_a_similarity_does_not_depend_on_the_other_sounds_of_the_batch(checkpoin
     reference, short, long = saved(tmp_path / "a.wav", voice(0.5)), voice(0.3, seed=1), voice(1.0, seed=2)
 
     def score(*outputs: Audio) -> list[float]:
-        sounds._cache.clear()  # cached scores would be equal in any case
+        audio._cache.clear()  # cached scores would be equal in any case
         return speaker_similarity([PROMPT] * len(outputs), outputs, reference=reference, encoder=checkpoint)
 
     assert score(short, long) == [*score(short), *score(long)]

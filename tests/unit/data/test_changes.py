@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.config.registry import bind
-from mmgrpo.data.changes import CHANGES, Mask, check_changes, masked
+from mmgrpo.data.perturbations import CHANGES, Mask, check_changes, masked
 from mmgrpo.randomness import derive
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 

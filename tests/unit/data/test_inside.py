@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.data import inside
+from mmgrpo.data import embedded_media
 from mmgrpo.data.images import PICTURES, read_picture
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Inside
@@ -20,7 +20,7 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.runtime.fingerprint import _plain
 from mmgrpo.types import Audio
-from pipelines.reading import filter_readable
+from pipelines.readable import filter_readable
 from pipelines.speech.audio import read_audio
 from pipelines.vlm.media import measure
 from tests.unit.data.layouts import RATE, data_uri, lines, png, wav
@@ -58,9 +58,9 @@ def test_only_what_may_be_a_medium_is_taken_for_one(tmp_path):
 
 def test_what_follows_the_head_of_a_data_uri_is_base64_and_no_other_head():
     head = "data:image/png;base64,"
-    assert inside.decoded(f"{head}AAAA\nAAAA") == bytes(6)
+    assert embedded_media.decoded(f"{head}AAAA\nAAAA") == bytes(6)
     with pytest.raises(Unreadable, match="is no base64"):
-        inside.decoded(f"{head}{head}AAAA")
+        embedded_media.decoded(f"{head}{head}AAAA")
 
 
 def test_a_column_of_another_name_may_hold_a_picture_in_memory_too():
@@ -94,11 +94,15 @@ def test_a_data_file_is_not_inside_of_itself_and_a_medium_in_it_has_the_limit_of
     path = lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}])
     (prompt,) = load_prompts(path)
     source, size = prompt.media[0].source, len(png())
-    assert inside.is_inside(source) and not inside.is_inside(str(path)) and not inside.is_inside("a::b")
-    assert inside.container_of(source) == inside.container_of(str(path)) == str(path)
-    assert inside.opened(source, size).read() == inside.opened(source).read() == png()
+    assert (
+        embedded_media.is_inside(source)
+        and not embedded_media.is_inside(str(path))
+        and not embedded_media.is_inside("a::b")
+    )
+    assert embedded_media.container_of(source) == embedded_media.container_of(str(path)) == str(path)
+    assert embedded_media.opened(source, size).read() == embedded_media.opened(source).read() == png()
     with pytest.raises(Unreadable, match=f"{size} bytes.*1.*{size - 1}"):
-        inside.opened(source, size - 1)
+        embedded_media.opened(source, size - 1)
 
 
 def test_a_medium_inside_of_a_file_is_not_looked_for_in_the_root_of_media(tmp_path, monkeypatch):
@@ -121,8 +125,8 @@ def test_options_stay_beside_bytes(tmp_path):
 
 
 def test_a_key_with_a_slash_is_one_key():
-    name = inside.name_of(("a/b", "0"))
-    assert name == "a%2Fb/0" and inside.content_at({"a/b": [b"x"]}, name, 1) == b"x"
+    name = embedded_media.name_of(("a/b", "0"))
+    assert name == "a%2Fb/0" and embedded_media.content_at({"a/b": [b"x"]}, name, 1) == b"x"
 
 
 def test_bytes_are_a_medium_wherever_they_are():
@@ -137,7 +141,9 @@ def test_media_are_looked_for_as_deep_as_a_row_may_be(wrap):
         value, places = b"content", []
         for _ in range(levels):
             value = wrap(value)
-        inside.referred({"a": value}, lambda keys, content: places.append((len(keys), content)) or Inside("there"))
+        embedded_media.referred(
+            {"a": value}, lambda keys, content: places.append((len(keys), content)) or Inside("there")
+        )
         return places
 
     assert found(32) == [(33, b"content")] and found(33) == []
@@ -161,9 +167,9 @@ def test_a_damaged_one_is_left_out_with_file_row_and_key(tmp_path):
 def test_the_limits_are_those_of_files(tmp_path, monkeypatch):
     (prompt,) = load_prompts(lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}]))
     size = len(png())
-    assert len(inside.content(prompt.media[0].source, size)) == size
+    assert len(embedded_media.content(prompt.media[0].source, size)) == size
     with pytest.raises(Unreadable, match=f"{size} bytes.*1.*{size - 1}"):
-        inside.content(prompt.media[0].source, size - 1)
+        embedded_media.content(prompt.media[0].source, size - 1)
     monkeypatch.setattr("mmgrpo.data.limits.MAX_PIXELS", 23)
     with pytest.raises(Unreadable, match="data.jsonl::0:image.*6 x 4 = 24.*1.*23"):
         read_picture(prompt.media[0].source)

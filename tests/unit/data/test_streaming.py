@@ -17,7 +17,7 @@ from mmgrpo.data.splits import read_splits
 from mmgrpo.data.streaming import Joined, StoredPrompts, decode_ahead, in_blocks, joined
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.hub import load_stored
-from pipelines.reading import filter_readable
+from pipelines.readable import filter_readable
 from pipelines.vlm.media import read_image
 from tests.building import trainer
 from tests.toys import toy_policy, toy_prompts

@@ -9,9 +9,9 @@ import torch
 
 from mmgrpo.diffusion.kernels import kernel, level_table, noise_table
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.policies.changed import shuffled_frames
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.generation import draw_tokens
+from mmgrpo.policies.perturbed_prompts import shuffled_frames
 from mmgrpo.types import Media, Prompt, Request, Turn
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_token_policy import token_policy

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mmgrpo.data.changes import Mask
-from mmgrpo.policies.changed import ChangedPrompts
+from mmgrpo.data.perturbations import Mask
+from mmgrpo.policies.perturbed_prompts import ChangedPrompts
 from mmgrpo.policies.token_model import Context, Sequences, Tokens
 from mmgrpo.randomness import derive
 from mmgrpo.types import Media, Prompt, Rollout, Text, Turn

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.config.registry import bind
-from mmgrpo.policies.changed import CONTRASTS
+from mmgrpo.policies.perturbed_prompts import CONTRASTS
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.scoring import Scorer, score_outputs
 from mmgrpo.types import CONTRAST, OWN, Image, Media, Prompt, Request, Text, Turn

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.data.changes import masked
+from mmgrpo.data.perturbations import masked
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Output, Prompt, Request, Text, Turn

@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.config.registry import bind
-from mmgrpo.policies.changed import VARIANTS
+from mmgrpo.policies.perturbed_prompts import VARIANTS
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Prompt, Request, Text, Turn
 from pipelines.vlm.causal_lm import toy

@@ -25,7 +25,7 @@ from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Answer, Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
-from pipelines.reading import filter_readable
+from pipelines.readable import filter_readable
 from tests.building import algorithm_blocks, load, misses, module, near_one, recipe, trainer
 from tests.seeing import PICTURE, WORDS, write_model
 from tests.speaking import TableModel, near_answer, table_prompts

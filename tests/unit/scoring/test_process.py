@@ -15,7 +15,7 @@ import torch
 
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
-from mmgrpo.scoring.call import RewardFailure, WrongValues
+from mmgrpo.scoring.isolation import RewardFailure, WrongValues
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.types import Image, Prompt, Text
 from tests.journeys.cli.running import is_running

@@ -15,7 +15,7 @@ import torch
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid, score_outputs
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.call import RewardFailure, call_reward, column, column_or_nan, copied, in_words, score_column
+from mmgrpo.scoring.isolation import RewardFailure, call_reward, column, column_or_nan, copied, in_words, score_column
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 PROMPTS = [Prompt("one", "1"), Prompt("two", "2"), Prompt("three", "3")]

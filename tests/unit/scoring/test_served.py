@@ -14,8 +14,8 @@ import pytest
 
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
-from mmgrpo.scoring.call import RewardFailure
 from mmgrpo.scoring.envelope import Limits
+from mmgrpo.scoring.isolation import RewardFailure
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.served import Client, check, is_local
 from mmgrpo.types import Prompt, Text

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mmgrpo.scoring import served as module
-from mmgrpo.scoring.call import RewardFailure
+from mmgrpo.scoring.isolation import RewardFailure
 from mmgrpo.scoring.served import Client, check, served
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 from tests.unit.scoring.serving import clock_of_pauses

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from mmgrpo.scoring.batching import Joining
-from mmgrpo.scoring.call import RewardFailure
 from mmgrpo.scoring.envelope import FRAMES, JSON, Limits, TooLarge, write
+from mmgrpo.scoring.isolation import RewardFailure
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.process import Trace, Unsendable
 from mmgrpo.scoring.server import InFlight, Punctual, Refusal, limited

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmgrpo.scoring.call import VALUES, copied
+from mmgrpo.scoring.isolation import VALUES, copied
 from mmgrpo.scoring.wire import LENGTH, frames, read
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
 

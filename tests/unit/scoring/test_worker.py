@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from mmgrpo.scoring import process, worker
-from mmgrpo.scoring.call import RewardFailure, WrongValues
+from mmgrpo.scoring.isolation import RewardFailure, WrongValues
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.scoring.wire import frames, read
 from mmgrpo.types import Prompt, Text

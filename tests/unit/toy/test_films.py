@@ -14,21 +14,21 @@ import torch
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.randomness import stream
-from mmgrpo.toy import films
-from mmgrpo.toy.films import FRAMES, KINDS, SPLITS, Actor, Film, cast, clip, parse, prompt, render, text
+from mmgrpo.toy import videos
+from mmgrpo.toy.videos import FRAMES, KINDS, SPLITS, Actor, Film, cast, clip, parse, prompt, render, text
 from mmgrpo.types import Image, Prompt, Video
-from reward_models.rules.films import REWARDS, film_all, film_clean, film_score
+from reward_models.rules.toy_videos import REWARDS, film_all, film_clean, film_score
 from tests import ROOT
 
 ASSETS = ROOT / "pipelines" / "visual" / "assets" / "films"
-ALL = [film for kind in KINDS for film in films.films(kind)]
+ALL = [film for kind in KINDS for film in videos.films(kind)]
 
 
 @cache
 def shown() -> tuple[list[Film], list[Prompt], list[Video]]:
     """Films of all kinds equally often, their prompts and a clip of each."""
     random = np.random.default_rng(1)
-    pools = [films.films(KINDS[i % len(KINDS)]) for i in range(250)]
+    pools = [videos.films(KINDS[i % len(KINDS)]) for i in range(250)]
     mix = [pool[random.integers(len(pool))] for pool in pools]
     return mix, [prompt(film) for film in mix], [clip(film, i) for i, film in enumerate(mix)]
 
@@ -40,7 +40,7 @@ def judge(name: str, sentence: str, frames: Video | str, seed: int = 0) -> float
 
 def joined(*parts: tuple[str, int, int]) -> Video:
     """A clip with frames ``start`` to ``end`` of the clips of several sentences."""
-    return Video(torch.cat([clip(parse(s), 0).frames[start:end] for s, start, end in parts]), films.FPS)
+    return Video(torch.cat([clip(parse(s), 0).frames[start:end] for s, start, end in parts]), videos.FPS)
 
 
 def test_every_sentence_reads_back_and_is_said_once():
@@ -74,7 +74,7 @@ def test_a_sentence_of_another_world_is_refused_with_an_example(sentence):
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="'several'.*order"):
-        films.films("several")
+        videos.films("several")
 
 
 def test_a_clip_is_a_function_of_film_and_seed():
@@ -96,7 +96,7 @@ def test_objects_stay_inside_and_two_pixels_apart():
     for seed, film in enumerate(ALL[::11]):
         for frame in range(FRAMES):
             boxes = [m.at(frame).box for m in cast(film, np.random.default_rng(seed)) if m.first <= frame < m.end]
-            assert all(min(box) >= 0 and max(box) <= films.SIZE for box in boxes)
+            assert all(min(box) >= 0 and max(box) <= videos.SIZE for box in boxes)
             if len(boxes) == 2:
                 (a, b), axes = boxes, ((0, 2), (1, 3))
                 assert any(max(a[low], b[low]) - min(a[high], b[high]) >= 2 for low, high in axes)
@@ -179,7 +179,7 @@ def test_an_object_that_jumps_does_not_move():
     left = "a red circle moves left slowly"
     frames = clip(parse(left), 0).frames.clone()
     frames[2] = torch.roll(frames[2], 4, dims=1)
-    jumped = Video(frames, films.FPS)
+    jumped = Video(frames, videos.FPS)
     assert judge("film_direction", left, jumped) == 0 and judge("film_things", left, jumped) == 1
 
 
@@ -193,7 +193,7 @@ def test_the_graded_score_is_the_mean_of_its_four_parts():
 
 
 def test_a_blank_clip_earns_nothing_but_cleanness():
-    blank = Video(torch.ones(FRAMES, 3, 16, 16), films.FPS)
+    blank = Video(torch.ones(FRAMES, 3, 16, 16), videos.FPS)
     values = {name: judge(name, "two red circles move left", blank) for name in REWARDS}
     assert values == dict.fromkeys(REWARDS, 0.0) | {"film_clean": 1.0}
     assert judge("film_all", "a red circle then a green square", blank) == 0
@@ -213,7 +213,7 @@ def test_verifiers_survive_noise():
 def test_pixels_that_are_no_numbers_cannot_be_scored(name):
     broken = clip(parse("a red circle moves left"), 0).frames.clone()
     broken[3, 1, 3, 3] = math.nan
-    assert math.isnan(judge(name, "a red circle moves left", Video(broken, films.FPS)))
+    assert math.isnan(judge(name, "a red circle moves left", Video(broken, videos.FPS)))
 
 
 @pytest.mark.parametrize("name", REWARDS)
@@ -235,7 +235,7 @@ def test_a_prompt_without_a_film_is_refused(answer):
 
 
 def test_splits_are_disjoint_and_as_large_as_stated():
-    parts = films.splits()
+    parts = videos.splits()
     sentences = [text(film) for part in parts.values() for film in part]
     assert len(set(sentences)) == len(sentences)
     counts = {name: dict(Counter(film.kind for film in part)) for name, part in parts.items()}
@@ -244,7 +244,7 @@ def test_splits_are_disjoint_and_as_large_as_stated():
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_the_prompt_files_hold_the_splits(name, tmp_path):
-    films.write_prompts(tmp_path)
+    videos.write_prompts(tmp_path)
     assert (ASSETS / f"{name}.jsonl").read_text() == (tmp_path / f"{name}.jsonl").read_text()
     loaded = load_prompts(ASSETS / f"{name}.jsonl")
     assert [Film.from_json(p.answer) for p in loaded] == [parse(p.text) for p in loaded]
@@ -255,7 +255,7 @@ def test_the_base_model_knows_every_word_of_the_prompts():
 
     words = WordEncoder.load(ASSETS / "base" / "words")
     texts = [p.text for name in SPLITS for p in load_prompts(ASSETS / f"{name}.jsonl")]
-    assert words.vocabulary == films.vocabulary() and (words.tokenize(texts) != 0).any(1).all()
+    assert words.vocabulary == videos.vocabulary() and (words.tokenize(texts) != 0).any(1).all()
 
 
 def test_pretraining_is_a_function_of_its_seed():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.cli.demo import vote_trials as trials
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
 from mmgrpo.types import Audio, Image, Prompt, Text, Video

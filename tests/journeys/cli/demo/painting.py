@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.visual_samples import Comparison, draw_sides
 from mmgrpo.cli.train import read
 from mmgrpo.family import family

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from mmgrpo.cli.demo import Args, app
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 
 FILE = {"_type": "gradio.FileData"}
 BUILD = app.build

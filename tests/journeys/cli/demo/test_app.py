@@ -20,7 +20,7 @@ import pytest
 
 from mmgrpo.cli.demo import Args, app, gate, look, main
 from mmgrpo.cli.demo.app import TABS, build, free_port, header, launch, listen, read_password, serve
-from mmgrpo.cli.demo.opened import Opened, open_all
+from mmgrpo.cli.demo.models import Opened, open_all
 from tests import ROOT
 from tests.journeys.browser.answers import at_rest, press, watch
 from tests.journeys.browser.conftest import ANSWER, browsing, skip_without_browser
@@ -274,7 +274,7 @@ def heard(event, details):
 sys.addaudithook(heard)
 from mmgrpo.cli.demo import Args
 from mmgrpo.cli.demo.app import free_port, launch
-from mmgrpo.cli.demo.opened import open_all
+from mmgrpo.cli.demo.models import open_all
 page = launch(open_all(Args(), "cpu"), Args(), free_port("127.0.0.1", 0))
 import time; time.sleep(1)
 heavy = {"diffusers", "transformers", "peft", "torchvision", "datasets"} & set(sys.modules)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.cli.demo import visual, visual_samples
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.visual_cards import (
     best_text,
     change,

@@ -12,7 +12,7 @@ import pytest
 
 from mmgrpo.cli.demo import Args, app, gate, look
 from mmgrpo.cli.demo.gate import MAX_LEVELS, OWN, Gate, host_name, names_an_address
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 
 HOST = {"host": "localhost:7860"}
 

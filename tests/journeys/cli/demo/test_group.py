@@ -11,7 +11,7 @@ import pytest
 from mmgrpo.cli.demo import group
 from mmgrpo.cli.demo.group import show, steps_of, with_groups_first
 from mmgrpo.cli.demo.group_tree import CHOOSE
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 from tests.journeys.cli.demo.told import page as page_of
 from tests.unit.report.test_group_runs import BAD, fresh, strange
 

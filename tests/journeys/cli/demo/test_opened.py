@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from mmgrpo.cli.demo import Args
-from mmgrpo.cli.demo import opened as opening
-from mmgrpo.cli.demo.opened import (
+from mmgrpo.cli.demo import models as opening
+from mmgrpo.cli.demo.models import (
     AFTER,
     BEFORE,
     EMBEDDED,
@@ -148,7 +148,7 @@ def test_a_run_that_is_written_has_the_models_that_there_are(folder):
 def test_the_weights_of_a_checkpoint_are_those_of_its_step(folder, monkeypatch):
     (folder / "checkpoints" / "step-000012").mkdir(parents=True)
     asked = []
-    monkeypatch.setattr("mmgrpo.cli.demo.opened.load_weights", lambda source, *_: asked.append(source.weights))
+    monkeypatch.setattr("mmgrpo.cli.demo.models.load_weights", lambda source, *_: asked.append(source.weights))
     run(folder).load(AFTER, "cpu")
     run(folder).load(BEFORE, "cpu")
     assert asked == ["12", "untrained"]

@@ -11,7 +11,7 @@ import pytest
 from mmgrpo.cli import score as score_command
 from mmgrpo.cli.demo import rewards, rewards_media
 from mmgrpo.cli.demo import rewards_scoring as scoring
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 from mmgrpo.rewards import entries
 from mmgrpo.types import Prompt, Text
 from tests.journeys.cli.demo.uploads import HOSTILE, PICTURE

@@ -11,7 +11,7 @@ import pytest
 
 from mmgrpo.cli.demo import runs, runs_read
 from mmgrpo.cli.demo.app import build
-from mmgrpo.cli.demo.opened import Opened
+from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.runs_read import read_look
 from tests.journeys.cli.demo.told import page as page_of
 from tests.journeys.cli.demo.written import write_run

@@ -10,7 +10,7 @@ import gradio as gr
 import pytest
 
 from mmgrpo.cli.demo import sampled, vision_language
-from mmgrpo.cli.demo.opened import AFTER, BEFORE
+from mmgrpo.cli.demo.models import AFTER, BEFORE
 from mmgrpo.cli.demo.sampled import MAX_TEXT, Drawn, Examples
 from mmgrpo.cli.demo.vision_language import ask, split
 from mmgrpo.types import Prompt, Request, Text, Turn

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmgrpo.cli.demo import speech
-from mmgrpo.cli.demo.opened import BEFORE, Opened
+from mmgrpo.cli.demo.models import BEFORE, Opened
 from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples
 from mmgrpo.cli.demo.speech import hears, read_upload, speak, tab, transcribe, waveform
 from mmgrpo.data.limits import Unreadable

@@ -12,7 +12,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.cli.demo import sampled
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
 from mmgrpo.cli.demo.sampled import OWN, Examples
 from mmgrpo.cli.demo.vision_language import ask, boxes_of, prompt_of, read_upload, split, tab
 from mmgrpo.data.limits import Unreadable

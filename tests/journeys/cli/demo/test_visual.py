@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.visual_cards import status
 from mmgrpo.cli.demo.visual_samples import Sample, best, command, draw_sides, prompt_of, score, shown
 from mmgrpo.cli.train import read

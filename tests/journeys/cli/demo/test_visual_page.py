@@ -10,7 +10,7 @@ import gradio as gr
 import pytest
 
 from mmgrpo.cli.demo import visual
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
 from mmgrpo.cli.demo.visual_cards import best_text, cards, escaped, rewards_table, status
 from mmgrpo.cli.demo.visual_samples import Comparison
 from tests.journeys.cli.demo.painting import EVIL, drawn, painters

@@ -15,7 +15,7 @@ import torch
 from mmgrpo.cli import evaluate_rewards
 from mmgrpo.cli.demo import vote, vote_store
 from mmgrpo.cli.demo import vote_trials as trials
-from mmgrpo.cli.demo.opened import AFTER, BEFORE
+from mmgrpo.cli.demo.models import AFTER, BEFORE
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, tally, wilson
 from mmgrpo.runtime.folder import UNSUPPORTED
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn, Video

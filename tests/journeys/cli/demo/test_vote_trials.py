@@ -11,7 +11,7 @@ import pytest
 
 from mmgrpo.cli.demo import rewards_media, vote, vote_store
 from mmgrpo.cli.demo import vote_trials as trials
-from mmgrpo.cli.demo.opened import AFTER, BEFORE
+from mmgrpo.cli.demo.models import AFTER, BEFORE
 from mmgrpo.cli.demo.vote_store import LEFT, RIGHT, VOTES
 from mmgrpo.types import Media, Prompt, Text, Turn
 from tests.journeys.cli.demo.ballots import (

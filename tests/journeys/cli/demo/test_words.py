@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mmgrpo.cli.demo import vote_store, vote_trials
-from mmgrpo.cli.demo.opened import AFTER, BEFORE
+from mmgrpo.cli.demo.models import AFTER, BEFORE
 from mmgrpo.cli.demo.sampled import Drawn
 from mmgrpo.cli.demo.speech import against, changes, rule, sounds, waveform
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, read_votes, stored, tally

@@ -10,7 +10,7 @@ from typing import Any, cast
 import gradio as gr
 from torch import nn
 
-from mmgrpo.cli.demo.opened import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.train import read
 from mmgrpo.family import family
 from mmgrpo.policies.token import TokenPolicy

@@ -12,7 +12,7 @@ import torch
 from mmgrpo.data.chat import DATE
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Prompt, Turn
-from pipelines import own_forward, speech
+from pipelines import generic_lm, speech
 from pipelines.speech import audio_text, qwen_audio, whisper
 from pipelines.speech.audio_text_tiny import BEGINNINGS, BOS, KINDS
 from pipelines.training import Training
@@ -186,7 +186,7 @@ def test_of_qwen2_audio_it_computes_what_its_own_family_computes(models, folders
 
 
 def test_a_model_whose_keys_cannot_be_shared_is_replayed(folders, monkeypatch, capsys):
-    monkeypatch.setattr(own_forward, "spread_cache", lambda cache, rows: 1 / 0)
+    monkeypatch.setattr(generic_lm, "spread_cache", lambda cache, rows: 1 / 0)
     assert not load(audio_text, folders["granite_speech"]).shared
     assert "(granite_speech)" in capsys.readouterr().out
 

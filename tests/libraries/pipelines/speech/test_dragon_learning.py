@@ -18,8 +18,8 @@ from mmgrpo.family import family
 from mmgrpo.inputs import RunInputs
 from mmgrpo.types import Audio, Policy, Prompt, Request
 from pipelines.speech import stable_audio
+from reward_models.sets.audio import BANDS, bands
 from reward_models.sets.rewards import frechet
-from reward_models.sets.sounds import BANDS, bands
 
 PROMPTS = [Prompt("rain", "0"), Prompt("a bell", "1")]
 KTO = {"objective": "diffusion_kto(beta=300)", "baseline": "constant(value=0.5)", "scale": "none"}

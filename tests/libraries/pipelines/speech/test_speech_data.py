@@ -14,7 +14,7 @@ import torch
 from mmgrpo.config.plugins import locate
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.types import Audio
-from pipelines.reading import filter_readable
+from pipelines.readable import filter_readable
 from pipelines.speech.audio import read_audio
 from scripts.pretrain import actor_speech as actors
 from scripts.pretrain import sky_speech as sky

@@ -11,8 +11,8 @@ import torch
 
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.visual import wan, wan_i2v, wan_tiny
+from pipelines.visual.conditioning_image import given_picture
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.given import given_picture
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS
 

@@ -16,8 +16,8 @@ from mmgrpo.family import families
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn
 from pipelines.conditions import SUFFIX, Encodings, key_of, negative_of
 from pipelines.visual import sd3
+from pipelines.visual.conditioning_image import check_pictures, given_picture, with_and_without
 from pipelines.visual.flow import refuse_overflow
-from pipelines.visual.given import check_pictures, given_picture, with_and_without
 from pipelines.visual.options import FlowOptions
 from pipelines.visual.sizes import latent_frames, latent_size, nearest_multiple
 from tests.building import load

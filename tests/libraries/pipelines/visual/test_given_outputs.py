@@ -10,8 +10,8 @@ import torch
 
 from mmgrpo.types import Image, Media, Video
 from pipelines.visual import flux, qwen_image, sana, sd3, wan, z_image
+from pipelines.visual.conditioning_image import given_output
 from pipelines.visual.flow import Architecture, latents_of_pixels, pixels_of_latents
-from pipelines.visual.given import given_output
 from tests.building import load
 from tests.tiny import tiny_checkpoint
 

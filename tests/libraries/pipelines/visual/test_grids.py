@@ -12,7 +12,7 @@ from PIL import Image as Pil
 from mmgrpo.evaluation import Shown
 from mmgrpo.report.plots import sample_grid
 from mmgrpo.types import Image, Prompt
-from pipelines.visual import pictures
+from pipelines.visual import images
 from tests.building import load
 
 
@@ -28,7 +28,7 @@ def size(columns: int, count: int) -> tuple[int, int]:
 
 
 def test_the_grid_of_an_evaluation_has_four_columns(tmp_path):
-    pictures.write_grid(tmp_path / "after", shown(6))
+    images.write_grid(tmp_path / "after", shown(6))
     with Pil.open(tmp_path / "after.png") as grid:
         assert grid.size == size(4, 6) != size(5, 6)
 
@@ -41,10 +41,10 @@ def test_the_sets_stand_side_by_side_in_as_many_columns_as_fit(columns, sets, ex
         seen.update(shades=[float(one.pixels[0, 0, 0]) for one in outputs], captions=captions, columns=columns)
         return Pil.new("RGB", (1, 1))
 
-    monkeypatch.setattr(pictures, "sample_grid", grid)
+    monkeypatch.setattr(images, "sample_grid", grid)
     titles = ["before", ""][-sets:]
     made = {title: shown(4, 0.25 * (number + 1)) for number, title in enumerate(titles)}
-    path = pictures.write_pictures(tmp_path, made, 2, columns)
+    path = images.write_pictures(tmp_path, made, 2, columns)
     assert path == tmp_path / "grid.png" and seen["columns"] == expected
     assert seen["shades"] == [0.25 * (number + 1) for _ in range(4) for number in range(sets)]
     names = sorted(one.name for one in Path(tmp_path).glob("0*.png"))
@@ -57,7 +57,7 @@ def test_the_sets_stand_side_by_side_in_as_many_columns_as_fit(columns, sets, ex
 
 def test_a_reward_that_is_missing_is_a_dash():
     made = Shown([Prompt("a")], shown(1).outputs, [{"exact": math.nan, "ocr": 0.25}], [{}])
-    [tile], _ = pictures.side_by_side({"": made}, 1, 1)
+    [tile], _ = images.side_by_side({"": made}, 1, 1)
     assert tile.caption == "a\nexact –  ocr 0.25"
 
 

@@ -34,7 +34,7 @@ from pipelines.visual import (
     wan_i2v,
     z_image,
 )
-from reward_models.rules.films import film_score
+from reward_models.rules.toy_videos import film_score
 from tests.building import load
 from tests.tiny import tiny_checkpoint
 

@@ -14,9 +14,9 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.pretrained import architecture
 from pipelines.visual import flux, qwen_image_edit, qwen_tiny
+from pipelines.visual.conditioning_image import given_picture
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.given import given_picture
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
 from tests.tiny import tiny_checkpoint

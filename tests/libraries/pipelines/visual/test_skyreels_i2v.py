@@ -12,8 +12,8 @@ from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import hunyuan_video, skyreels_i2v
+from pipelines.visual.conditioning_image import given_picture
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.given import given_picture
 from pipelines.visual.options import MemoryOptions
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake

@@ -11,8 +11,8 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.config.settings import config_class
-from mmgrpo.data.changes import Mask
 from mmgrpo.data.images import PICTURES
+from mmgrpo.data.perturbations import Mask
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines import containers, vlm
 from pipelines.vlm import causal_lm, frames, qwen_vl, smolvlm

@@ -14,7 +14,7 @@ from PIL import Image as Pil
 from mmgrpo.data.media import medium_of
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn, Video
-from pipelines import own_forward, vlm
+from pipelines import generic_lm, vlm
 from pipelines.training import Training
 from pipelines.vlm import causal_lm, image_text, smolvlm
 from pipelines.vlm.image_text_tiny import KINDS
@@ -100,7 +100,7 @@ def test_pictures_matter_and_only_to_their_own_prompt(kind, folders):
 
 
 def test_a_model_whose_keys_cannot_be_shared_is_replayed(folders, monkeypatch, capsys):
-    monkeypatch.setattr(own_forward, "spread_cache", lambda cache, rows: 1 / 0)
+    monkeypatch.setattr(generic_lm, "spread_cache", lambda cache, rows: 1 / 0)
     model = load(image_text, folders["llava"])
     assert not model.shared
     assert "(ZeroDivisionError" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 
 from mmgrpo.types import Text
 from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Stored
-from reward_models.evaluation.readers import answers, pictures
+from reward_models.evaluation.readers import answers, images
 from reward_models.evaluation.readers.rows import Row, read_rows
 
 ROOT = Path("/data")
@@ -45,32 +45,32 @@ TWO = ["image a left_image", "image b right_image"]
 @pytest.mark.parametrize(
     ("reader", "values", "expected"),
     [
-        (pictures.hpdv2, {"prompt": "p", "image_path": ["a", "b"], "rank": [2, 1]},
+        (images.hpdv2, {"prompt": "p", "image_path": ["a", "b"], "rank": [2, 1]},
          (["image a image_path", "image b image_path"], (2, 1), "", [])),
-        (pictures.hpdv3, {"prompt": "p", "path1": "a", "path2": "b"},
+        (images.hpdv3, {"prompt": "p", "path1": "a", "path2": "b"},
          (["image a path1", "image b path2"], FIRST, "", [])),
-        (pictures.imagereward, {"prompt": "p", "generations": ["a", "b", "c"], "ranking": [2, 1, 2]},
+        (images.imagereward, {"prompt": "p", "generations": ["a", "b", "c"], "ranking": [2, 1, 2]},
          ([f"image {one} generations" for one in "abc"], (2, 1, 2), "", [])),
-        *[(pictures.pickapic, PICK | {"label_0": first, "label_1": 1 - first},
+        *[(images.pickapic, PICK | {"label_0": first, "label_1": 1 - first},
            (["image a jpg_0", "image b jpg_1"], (-first, first - 1), "", [])) for first in (0, 0.5, 1)],
-        *[(pictures.genai, IMAGES | {"vote_type": vote}, (TWO, ranks, "", []))
+        *[(images.genai, IMAGES | {"vote_type": vote}, (TWO, ranks, "", []))
           for vote, ranks in (("leftvote", FIRST), ("rightvote", SECOND), ("tievote", TIE), ("bothbad_vote", TIE))],
-        (pictures.genai, CLIPS | {"vote_type": "leftvote"},
+        (images.genai, CLIPS | {"vote_type": "leftvote"},
          (["video a left_video", "video b right_video"], FIRST, "", [])),
-        (pictures.genai, EDIT | {"vote_type": "rightvote"},
+        (images.genai, EDIT | {"vote_type": "rightvote"},
          (["image a left_output_image", "image b right_output_image"], SECOND, "", ["image s source_image"])),
-        *[(pictures.mjbench, {"caption": "p", "image0": "a", "image1": "b", "label": label, **info},
+        *[(images.mjbench, {"caption": "p", "image0": "a", "image1": "b", "label": label, **info},
            (["image a image0", "image b image1"], ranks, info.get("info") or "", []))
           for label, ranks in ((0, FIRST), (1, SECOND), ("0", FIRST), ("1", SECOND))
           for info in ({}, {"info": "toxic"}, {"info": None})],
-        (pictures.votes, {"prompt": "p", "left": {"text": "x"}, "right": "b.WAV", "vote_type": "leftvote"},
+        (images.votes, {"prompt": "p", "left": {"text": "x"}, "right": "b.WAV", "vote_type": "leftvote"},
          (["x", "audio b.WAV right"], FIRST, "", [])),
-        (pictures.votes, {"prompt": "p", "left": "a.mp4", "right": {"path": "b"}, "vote_type": "tievote",
+        (images.votes, {"prompt": "p", "left": "a.mp4", "right": {"path": "b"}, "vote_type": "tievote",
                           "category": "c", "about": ["i.png", {"text": "no medium"}, "v.webm"]},
          (["video a.mp4 left", "image b right"], TIE, "c", ["image i.png about", "video v.webm about"])),
-        (pictures.votes, {"prompt": "p", "left": "a", "right": "b", "vote_type": "tievote", "about": None},
+        (images.votes, {"prompt": "p", "left": "a", "right": "b", "vote_type": "tievote", "about": None},
          (["image a left", "image b right"], TIE, "", [])),
-        (pictures.ratings, {"prompt": "p", "outputs": ["a", {"text": "x"}], "ratings": [1, 3.5]},
+        (images.ratings, {"prompt": "p", "outputs": ["a", {"text": "x"}], "ratings": [1, 3.5]},
          (["image a outputs", "x"], (-1, -3.5), "", [])),
         (answers.videogen, VIDEOS, (["video a path_A", "video b path_B"], SECOND, "", [])),
         *[(answers.vlrewardbench, VL | {"id": name}, (["x", "y"], (0, 1), group, ["image i image"]))
@@ -109,12 +109,12 @@ def test_clips_are_compared_in_one_dimension(dimension, ranks):
 def test_votes_and_ratings_keep_what_verifiers_need():
     votes = {"prompt": "p", "left": "a", "right": "b", "vote_type": "leftvote"}
     plain, full = (
-        pictures.votes(row(**votes, **more))
+        images.votes(row(**votes, **more))
         for more in ({}, {"answer": [1], "task": "box_iou", "meta": {"size": 3}, "user": 7})
     )
     assert (plain.prompt.answer, plain.prompt.task, plain.prompt.meta, plain.user) == (None, "", {}, "")
     assert (full.prompt.answer, full.prompt.task, full.prompt.meta, full.user) == ([1], "box_iou", {"size": 3}, "7")
-    rated = pictures.ratings(row(prompt="p", outputs=["a", "b"], ratings=[1, 2]))
+    rated = images.ratings(row(prompt="p", outputs=["a", "b"], ratings=[1, 2]))
     assert rated.ratings == (1, 2) and plain.ratings == ()
     assert (
         answers.rewardbench2(row(id="tied:3", prompt="p", chosen=["x"], rejected=["y"], subset="Ties")).prompt.task
@@ -125,7 +125,7 @@ def test_votes_and_ratings_keep_what_verifiers_need():
 @pytest.mark.parametrize("labels", [(1, 1), (0, 0), (2, -1), (0.25, 0.75)])
 def test_labels_of_a_pair_are_one_in_all(labels):
     with pytest.raises(ValueError, match="label_0.*label_1"):
-        pictures.pickapic(row(**PICK, label_0=labels[0], label_1=labels[1]))
+        images.pickapic(row(**PICK, label_0=labels[0], label_1=labels[1]))
 
 
 @pytest.mark.parametrize(

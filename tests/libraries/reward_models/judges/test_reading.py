@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reward_models.judges.reading import conclusion, flex_verdict, json_object, number_after, verdict
+from reward_models.judges.verdicts import conclusion, flex_verdict, json_object, number_after, verdict
 
 READ = {
     "Score: 4": 4,

@@ -320,7 +320,7 @@ def test_times_keep_their_signs_and_units(answer, span):
 
 def test_boxes_and_lists_keep_their_signs():
     from reward_models.rules.boxes import read_box, read_point
-    from reward_models.rules.reading import literal
+    from reward_models.rules.parsing import literal
 
     assert read_box("[−5, 0, 10, 20]") == (-5, 0, 10, 20) and read_box("(- 5, 0), (10, 20)") == (-5, 0, 10, 20)
     assert read_point("(−5, 10)") == (-5, 10) and literal("[−5, - 2, 3]") == [-5, -2, 3]

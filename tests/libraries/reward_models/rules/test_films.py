@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmgrpo.toy.films import Actor, parse
-from reward_models.rules.films import _expected, _graded, _motion, _paths, _same, _watch
+from mmgrpo.toy.videos import Actor, parse
 from reward_models.rules.scenes import Detection
+from reward_models.rules.toy_videos import _expected, _graded, _motion, _paths, _same, _watch
 
 LEFT = parse("a red circle moves left")
 BOTH = parse("a red circle moves left and a blue square moves right")

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mmgrpo.types import Prompt
-from reward_models.rules.reading import (
+from reward_models.rules.parsing import (
     complete,
     gold_number,
     gold_text,

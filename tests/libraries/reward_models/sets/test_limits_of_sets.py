@@ -11,7 +11,7 @@ from PIL import Image as Pil
 from safetensors.torch import save_file
 
 from mmgrpo.types import Audio, Decisions, Image, Prompt, Text, Video
-from reward_models.sets import embeddings, motion, neural_map, rewards, rollout, sounds
+from reward_models.sets import audio, embeddings, motion, neural_map, rewards, rollout
 from reward_models.sets.distances import frechet_distance, transport_plan
 
 HERE = "tests.libraries.reward_models.sets.test_limits_of_sets"
@@ -105,7 +105,7 @@ def test_a_folder_of_exemplars_holds_other_files_too(tmp_path):
 def test_sounds_are_read_as_float32(tmp_path):
     soundfile = pytest.importorskip("soundfile")
     soundfile.write(tmp_path / "a.wav", [[0.5, -0.5], [0.25, 0.0]], 8_000, subtype="FLOAT")
-    sound = sounds.read_sound(tmp_path / "a.wav", "frechet")
+    sound = audio.read_sound(tmp_path / "a.wav", "frechet")
     assert sound.samples.dtype == torch.float32 and sound.samples.tolist() == [[0.5, 0.25], [-0.5, 0]]
 
 
@@ -284,7 +284,7 @@ def test_bands_are_half_octaves_of_the_power_of_frames(rate):
                 sums[band] += float(power[number])
         levels.append([math.log10(one) for one in sums])
     expected = torch.tensor(levels, dtype=torch.float64)
-    made = sounds.bands([Audio(samples, rate)])[0]
+    made = audio.bands([Audio(samples, rate)])[0]
     torch.testing.assert_close(made[:16], expected.mean(0))
     torch.testing.assert_close(made[16:], expected.std(0, correction=0))
 
@@ -292,18 +292,18 @@ def test_bands_are_half_octaves_of_the_power_of_frames(rate):
 def test_a_short_sound_is_a_frame_with_silence_behind():
     short = torch.ones(1, 100, dtype=torch.float64)
     padded = torch.cat([short, torch.zeros(1, 924)], 1)
-    assert torch.equal(sounds.bands([Audio(short, 8_000)]), sounds.bands([Audio(padded, 8_000)]))
+    assert torch.equal(audio.bands([Audio(short, 8_000)]), audio.bands([Audio(padded, 8_000)]))
 
 
 def test_what_fills_no_half_frame_behind_the_last_is_not_heard():
     sound = torch.randn(1, 1024 + 511, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert torch.equal(sounds.bands([Audio(sound, 8_000)]), sounds.bands([Audio(sound[:, :1024], 8_000)]))
+    assert torch.equal(audio.bands([Audio(sound, 8_000)]), audio.bands([Audio(sound[:, :1024], 8_000)]))
 
 
 def test_windows_are_at_least_one_sample():
-    parts = sounds.windows(Audio(torch.arange(3.0)[None], 10), 0.01)
+    parts = audio.windows(Audio(torch.arange(3.0)[None], 10), 0.01)
     assert [part.samples.tolist() for part in parts] == [[[0]], [[1]], [[2]]] and parts[0].rate == 10
-    (nothing,) = sounds.windows(Audio(torch.zeros(1, 0), 10), 1.0)
+    (nothing,) = audio.windows(Audio(torch.zeros(1, 0), 10), 1.0)
     assert nothing.samples.shape == (1, 0)
 
 

@@ -12,7 +12,7 @@ import torch
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Prompt, Text
 from reward_models.sets import rewards
-from reward_models.sets.sounds import BANDS, LOWEST, bands, windows
+from reward_models.sets.audio import BANDS, LOWEST, bands, windows
 
 RATE = 8_000
 

@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Float
 
 from mmgrpo.toy.clips import WAYS
-from mmgrpo.toy.films import FRAMES, SIZE, SPEEDS, Actor, Film
 from mmgrpo.toy.scenes import SIZE as PICTURE
+from mmgrpo.toy.videos import FRAMES, SIZE, SPEEDS, Actor, Film
 from mmgrpo.types import Output, Prompt, Video
 from reward_models.rules.scenes import Detection, cleanness, see
 
@@ -114,7 +114,7 @@ def _score(prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable
         if not isinstance(prompt.answer, list) or not prompt.answer:
             raise ValueError(
                 f"prompt '{prompt.text}' has no video as its answer; make such prompts with "
-                "mmgrpo.toy.films.prompt(mmgrpo.toy.films.parse(text)) or read assets/films/*.jsonl"
+                "mmgrpo.toy.videos.prompt(mmgrpo.toy.videos.parse(text)) or read assets/films/*.jsonl"
             )
         film = Film.from_json(prompt.answer)
         values.append(check(film, _watch(clip)) if np.isfinite(clip).all() else math.nan)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.types import Audio, Output
-from reward_models.speech.sounds import import_library
+from reward_models.speech.audio import import_library
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".opus")
 """Of the files that soundfile reads."""

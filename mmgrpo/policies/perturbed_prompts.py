@@ -1,4 +1,4 @@
-"""Decisions of a token policy scored again under a changed prompt (``mmgrpo.data.changes``).
+"""Decisions of a token policy scored again under a changed prompt (``mmgrpo.data.perturbations``).
 
 The change of a prompt is drawn once per round from the seed of the round and the slot of its group, so that all members
 of a group share it, all optimizer steps of the round see the same one, and neither ranks nor an interruption matter.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mmgrpo.config.ranges import POSITIVE_FRACTION
 from mmgrpo.config.registry import Block, bind, block
-from mmgrpo.data.changes import CHANGES, shuffle_frames
+from mmgrpo.data.perturbations import CHANGES, shuffle_frames
 from mmgrpo.policies.token_model import Context, Features, Sequences, Tokens
 from mmgrpo.randomness import derive
 from mmgrpo.types import Media, Prompt, Rollout
@@ -79,9 +79,9 @@ def view(
     change: str = "mask_patches(ratio=0.2, patch=14)",
     fraction: Annotated[float, POSITIVE_FRACTION] = 1.0,
 ) -> tuple[Prompt, int]:
-    """The prompt with its media changed (``mmgrpo.data.changes``), a second view of the same image, and the number of
-    its samples; 0 for a prompt that the change does not concern. With ``majority(by='contrast')`` the two views agree:
-    Co-Reward for images (ours)."""
+    """The prompt with its media changed (``mmgrpo.data.perturbations``), a second view of the same image, and the
+    number of its samples; 0 for a prompt that the change does not concern. With ``majority(by='contrast')`` the two
+    views agree: Co-Reward for images (ours)."""
     other = bind(change, CHANGES, "sampling.contrast: change")({"prompt": prompt, "seen": (), "seed": seed})
     if other is prompt:
         return prompt, 0

@@ -13,7 +13,7 @@ from mmgrpo.data.images import read_picture
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.types import Image, Media, Prompt, Video
-from pipelines.reading import check_skip_limit, filter_readable
+from pipelines.readable import check_skip_limit, filter_readable
 
 if TYPE_CHECKING:
     from PIL import Image as Pil

@@ -82,7 +82,7 @@ def sound_of(output: Output, reward: str) -> Audio:
     finite = output.samples[output.samples.isfinite()]
     if finite.numel() and float(finite.abs().max()) > 1:
         raise ValueError(
-            f"{reward}: got a recording with samples up to {float(finite.abs().max()):.4g}, expected samples in [-1, 1]; "
+            f"{reward}: got a recording with samples up to {float(finite.abs().max()):.4g}, expected [-1, 1]; "
             "rescale it"
         )
     return output
