@@ -259,7 +259,7 @@ class VisualFamily:
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
         """A grid of images with prompts and rewards, ``<stem>.png``; of clips, also ``<stem>.webp``, which moves."""
-        from pipelines.visual import clips
+        from pipelines.visual import clips, images
 
         (clips if clips.are_clips([shown]) else images).write_grid(stem, shown)
 
