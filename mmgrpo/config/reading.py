@@ -194,6 +194,8 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in section:
         if key not in names:
+            if f"{prefix}{key}" in RENAMED:  # of a call from Python, whose sections come one by one
+                raise ValueError(f"{where}: '{prefix}{key}' is called '{RENAMED[f'{prefix}{key}']}' now")
             if f"{prefix}{key}" in REPLACED:
                 raise ValueError(
                     f"{where}: '{prefix}{key}' became '{REPLACED[f'{prefix}{key}']}'; see docs/settings.md"

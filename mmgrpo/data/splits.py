@@ -64,7 +64,7 @@ def read_splits(
         refuse_overlap(loaded, origin, path)
         parts.append(without_answers(loaded, path) if unlabelled else loaded)
         origin |= dict.fromkeys(map(content_digest, loaded), path)
-    given = read(supervised) if supervised else []
+    given = read(supervised) if supervised else ()
     origin = {**dict.fromkeys(map(content_digest, given), supervised), **origin}
     evaluated = {}
     for name, path in {**({HELDOUT: heldout} if heldout else {}), **extra_files(extra)}.items():

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Turn, Video
 
-VALUES = (Prompt, Turn, Media, Text, Image, Video, Audio)
+VALUES = (Prompt, Answer, Turn, Media, Text, Image, Video, Audio)
 """Classes of prompts and outputs, and of what they contain."""
 
 

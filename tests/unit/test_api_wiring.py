@@ -298,7 +298,14 @@ def test_every_argument_of_a_call_has_its_place_in_the_configuration(monkeypatch
         seed=4,
         name="mine",
     )
-    assert made.data == Data("train.jsonl", ["more.jsonl"], "held out", "", 6, 5, 2)
+    assert made.data == Data(
+        train="train.jsonl",
+        extra_train=["more.jsonl"],
+        heldout="held out",
+        prompts_per_step=6,
+        group_size=5,
+        prompts_at_once=2,
+    )
     assert (made.algorithm.preset, made.algorithm.baseline) == ("rloo", "leave_one_out")
     assert made.algorithm.scale == "group_std(ddof=0, eps=1e-4)"
     assert (made.optim, made.eval) == (Optim(lr=0.5), Eval(every=7))

@@ -80,7 +80,7 @@ def test_a_family_reads_the_files_checks_the_rows_and_accepts_with_its_policy():
     texts = {name: [prompt.text for prompt in prompts] for name, prompts in splits.items()}
     assert texts == {"train": ["a"], "heldout": ["e"], "x": ["d"]}
     assert [(one.id, one.reason) for one in inputs.skipped] == [("2", "!"), ("prompt-1", "!"), ("prompt-2", "?")]
-    assert owner.heard == ["a file", "heldout", "a file", policy, policy, policy]
+    assert owner.heard == ["a file", "heldout", "a file", policy, policy, policy, policy]
 
 
 def test_columns_are_those_of_the_settings_and_evaluation_is_cut_to_its_number(tmp_path):

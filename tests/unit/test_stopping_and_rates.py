@@ -113,6 +113,7 @@ def test_every_option_of_a_model_reaches_its_training():
         "lora_seed": 7,
         "device": "cuda:1",
         "weights": "w",
+        "sharded": False,
     }
     assert not Training.of(options, seed=7, device="cpu", training=False).gradient_checkpointing
 

@@ -35,4 +35,4 @@ def test_the_result_says_what_was_measured_and_how(result, whisper_folder):
     said = [result[key] for key in ("run", "weights", "model", "file", "samples", "seed", "max_tokens")]
     assert said == ["", "base", whisper_folder, "embedded:speech/natural.jsonl", 1, 1234, 4]
     assert result["evaluation_temperature"] == 0 and "majority_at" in result
-    assert [row.keys() for row in result["values"]] == [{"id", "neg_wer", "one_minus_wer"}] * 2
+    assert [row.keys() for row in result["values"]] == [{"id", "key", "neg_wer", "one_minus_wer"}] * 2

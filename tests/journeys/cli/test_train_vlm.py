@@ -88,7 +88,6 @@ def test_a_model_of_words_trains_in_the_same_way(tmp_path):
 EARLY = {
     "too long": (["--data.too-long", "cut"], "--data.too-long.*'cut'.*refuse, filter"),
     "truncated": (["--sampling.truncated", "msk"], "--sampling.truncated.*'msk'.*train, mask"),
-    "groups of one": (["--data.group-size", 1], r"--data.group-size.*1.*\[2, 4096\]"),
     "updates": (["--optim.updates", 9], "8 groups.*optim.updates=9"),
     "preset": (["--algorithm.preset", "dap"], "'dap'.*'dapo'"),
 }

@@ -41,8 +41,10 @@ def near(rows, tolerance=1e-6):
 def test_credit_keeps_the_precision_of_the_advantages(name):
     made = decisions(TREE)
     of_tokens = torch.zeros(4, 2).double()
-    fields = dict.fromkeys(("entropy", "divergence", "step_rewards", "step_values"), of_tokens)
-    made = credit(name, [0.1, 0.2, 0.3, 0.4], made, **fields)
+    names = ("entropy", "divergence", "step_rewards", "step_values", "visual_dependency")
+    fields = dict.fromkeys(names, of_tokens)
+    text = "looking(threshold=0.1, gain=1.0)" if name == "looking" else name
+    made = credit(text, [0.1, 0.2, 0.3, 0.4], made, **fields)
     assert made.dtype == torch.float64
 
 

@@ -24,7 +24,8 @@ PARAMETERS = {
     "max_variance": "max_variance(count=2)",
     "balanced": "balanced(count=2)",
     "first": "first(count=2)",
-    **{name: f"{name}(by='b')" for name in ("scaled", "class_factor", "consistency", "diversity")},
+    "keep_groups": "keep_groups(count=1)",
+    **{name: f"{name}(by='b')" for name in ("scaled", "class_factor", "consistency", "dynamic_scaling", "diversity")},
     "uncertain_part": "uncertain_part(of='a', auxiliary=['b'])",
     "best_worst": "best_worst(best=1, worst=1)",
 }

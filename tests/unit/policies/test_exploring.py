@@ -24,8 +24,8 @@ def total(prompts, outputs):
 REQUEST = Request(toy_prompts(2), [0, 1], 8, 5, judge=lambda prompts, outputs: torch.tensor(total(prompts, outputs)))
 
 
-def policy(explore_steps: int = 0, keep: int = 4) -> FlowMatchingPolicy:
-    sizes = {"steps": 6, "draws": 2, "evaluation_steps": 6, "forward_batch_size": 1024}
+def policy(explore_steps: int = 0, keep: int = 4, steps: int = 6) -> FlowMatchingPolicy:
+    sizes = {"steps": steps, "draws": 2, "evaluation_steps": 6, "forward_batch_size": 1024}
     return FlowMatchingPolicy(
         ToyModel(), error="self_normalized", explore_steps=explore_steps, explore_keep=keep, **sizes
     )
@@ -57,8 +57,7 @@ def test_ranks_agree_within_groups():
 
 def test_what_is_drawn_again_is_what_a_rollout_without_exploring_draws():
     """By hand: 8 samples in 2 steps, their sums, the 2 largest and the 2 smallest of each prompt."""
-    whole, coarse = policy().rollout(REQUEST), policy()
-    coarse.grid = coarse.model.grid(2)
+    whole, coarse = policy().rollout(REQUEST), policy(steps=2)
     cheap = torch.tensor(total([], coarse.rollout(REQUEST).outputs)).view(2, 8)
     rows = [8 * group + place for group in range(2) for place in sorted(cheap[group].argsort()[[0, 1, 6, 7]].tolist())]
     exploring = policy(explore_steps=2)

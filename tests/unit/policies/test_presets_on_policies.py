@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,12 @@ def prompts_of(kind: str) -> list[Prompt]:
 def short_run(kind: str, preset: str, folder: Path) -> Trainer:
     """Two steps of a preset, put together as a training script does it."""
     policy = policy_of(kind, preset)
+    answered = [replace(prompt, answer="a b", meta={"steps": ["a", "b"]}) for prompt in prompts_of(kind)]
     refuse_preset(preset, policy.kind)
     return trainer(
         policy,
         folder,
-        prompts_of(kind),
+        answered if kind == "tokens" else prompts_of(kind),
         reward=never_flat if getattr(policy, "completion_steps", 0) else right_or_wrong,
         prompts_per_step=3,
         group_size=8,
@@ -86,6 +88,7 @@ def short_run(kind: str, preset: str, folder: Path) -> Trainer:
         lr=1e-3,
         **algorithm_blocks(preset),
         **({"heldout": prompts_of(kind), "every": 1} if preset == "prorl" else {}),  # its reset follows evaluations
+        **({"given": answered} if CATALOGUE[preset].blocks["supervised"].startswith("nll(") else {}),
     )
 
 

@@ -97,7 +97,11 @@ def prompt(draw: random.Random) -> Prompt:
         for _ in range(draw.randrange(3))
     )
     meta, columns = ({word(draw): json_value(draw) for _ in range(draw.randrange(4))} for _ in range(2))
-    return Prompt(word(draw), word(draw), json_value(draw), word(draw), meta, turns, columns)
+    answers = tuple(
+        Answer(word(draw), media(draw) if draw.random() < 0.5 else None, draw.random())
+        for _ in range(draw.randrange(3))
+    )
+    return Prompt(word(draw), word(draw), json_value(draw), word(draw), meta, turns, columns, answers)
 
 
 @pytest.mark.parametrize("seed", range(50))
