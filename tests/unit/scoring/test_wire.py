@@ -16,7 +16,7 @@ import torch
 
 from mmgrpo.scoring.isolation import VALUES, copied
 from mmgrpo.scoring.wire import LENGTH, frames, read
-from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
+from mmgrpo.types import Answer, Audio, Image, Media, Prompt, Text, Turn, Video
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 OTHERS = (torch.uint8, torch.int16, torch.int64, torch.bool, torch.complex64)
