@@ -18,7 +18,7 @@ COMMANDS = {
     "export": ("mmgrpo.cli.export", "write a trained model for diffusers, ComfyUI, peft, or merged"),
     "prompts": ("mmgrpo.cli.prompts", "list the prompts of a run by how hard they were, and write them as a data set"),
     "check-data": ("mmgrpo.cli.check_data", "check a data set before training"),
-    "score": ("mmgrpo.cli.score", "score pictures, clips, sounds or texts with rewards"),
+    "score": ("mmgrpo.cli.score", "score images, videos, audio or texts with rewards"),
     "serve-rewards": ("mmgrpo.cli.serve_rewards", "serve rewards over HTTP"),
     "evaluate-rewards": ("mmgrpo.cli.evaluate_rewards", "compare rewards with human preferences"),
     "train-reward": ("mmgrpo.cli.train_reward", "train a preference head as a reward"),

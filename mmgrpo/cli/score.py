@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not args.reward:
         raise ValueError("got no reward, expected at least one, e.g. --reward ocr; 'mmgrpo rewards' lists them")
     if not args.files:
-        raise ValueError("got no files, expected at least one image, clip, sound or text")
+        raise ValueError("got no files, expected at least one image, video, audio or text")
     for file in args.files:
         kind_of(file)
     import torch

@@ -19,7 +19,7 @@ from mmgrpo.cli.demo.rewards_media import STYLE, figure, one_line, read_upload
 from mmgrpo.cli.score import SUFFIXES
 from mmgrpo.types import Output, Prompt
 
-ABOUT = """Score any picture, clip, sound or text with any reward of the list, and attack it: a reward that rises when
+ABOUT = """Score any image, video, audio or text with any reward of the list, and attack it: a reward that rises when
 its picture is blurred, or its text says everything twice, is one that training will exploit."""
 NOTHING = "Upload a file or write a text first."
 PROGRESS = gr.Progress()
@@ -140,7 +140,7 @@ def tab(opened: Opened) -> None:
         with gr.Column(min_width=300):
             suffixes = [suffix for several in SUFFIXES.values() for suffix in several]
             file = gr.File(
-                label="Picture, clip, sound or .txt", file_types=suffixes, height=140, elem_id="rewards-file"
+                label="Image, video, audio or .txt", file_types=suffixes, height=140, elem_id="rewards-file"
             )
             text = gr.Textbox(label="or a text", lines=2, max_length=20_000, elem_id="rewards-text")
             asked = gr.Textbox(label="Prompt", lines=2, max_length=20_000, elem_id="rewards-prompt")

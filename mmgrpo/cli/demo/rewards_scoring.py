@@ -53,7 +53,7 @@ def missing(name: str) -> str:
     if "rollout" in reads or "rollout" in required:
         return "reads the decisions of a policy, which a file does not have"
     if "media" in reads:
-        return "reads a picture, clip or sound of the prompt, which this page does not ask for"
+        return "reads an image, video or recording of the prompt, which this page does not ask for"
     if manifest and manifest.group:
         return "compares the outputs of a prompt with each other, and here is one"
     if required or entry.elsewhere:

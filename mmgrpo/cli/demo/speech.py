@@ -20,7 +20,7 @@ from mmgrpo.report.render import render
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from pipelines.language import LanguageFamily
 
-HEAR = """Record or upload a sound, and read what the recognizer hears before and after training. Words that differ from
+HEAR = """Record or upload a recording, and read what the recognizer hears before and after training. Words that differ from
 the reference are marked; without one, those that differ between the two."""
 SPEAK = """Write a text, and hear it spoken before and after training. A voice without saved weights is pretrained when
 it is first needed, which takes a minute."""
@@ -200,14 +200,14 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
     with gr.Row():
         with gr.Column(min_width=300):
             pair = gr.Dropdown(list(names), label="Recognizer", elem_id="speech-recognizer")
-            example = gr.Dropdown([("my own sound", OWN)], label="Held-out example", elem_id="speech-example")
+            example = gr.Dropdown([("my own recording", OWN)], label="Held-out example", elem_id="speech-example")
             preview = gr.HTML(css_template=sampled.CSS, elem_id="speech-preview")
         with gr.Column(min_width=300):
             file = gr.Audio(
                 sources=["microphone", "upload"],
                 type="filepath",
                 buttons=[],
-                label="Or record or upload a sound",
+                label="Or record or upload a recording",
                 elem_id="speech-file",
             )
             reference = gr.Textbox(label="Reference transcript, if there is one", elem_id="speech-reference")
@@ -231,7 +231,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
             own = examples.of(name)
             takes_text = sampled.look_up(opened, name).family.name != "whisper"
         choices = [
-            ("my own sound", OWN),
+            ("my own recording", OWN),
             *((f"{i}. {one.id}", key) for i, (key, one) in enumerate(own.items(), start=1)),
         ]
         first = next(iter(own), OWN)
