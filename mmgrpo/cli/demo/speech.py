@@ -20,7 +20,7 @@ from mmgrpo.report.render import render
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from pipelines.language import LanguageFamily
 
-HEAR = """Record or upload a recording, and read what the recognizer hears before and after training. Words that differ from
+HEAR = """Record or upload speech, and read what the recognizer hears before and after training. Words that differ from
 the reference are marked; without one, those that differ between the two."""
 SPEAK = """Write a text, and hear it spoken before and after training. A voice without saved weights is pretrained when
 it is first needed, which takes a minute."""
