@@ -139,9 +139,7 @@ def tab(opened: Opened) -> None:
     with gr.Row():
         with gr.Column(min_width=300):
             suffixes = [suffix for several in SUFFIXES.values() for suffix in several]
-            file = gr.File(
-                label="Image, video, audio or .txt", file_types=suffixes, height=140, elem_id="rewards-file"
-            )
+            file = gr.File(label="Image, video, audio or .txt", file_types=suffixes, height=140, elem_id="rewards-file")
             text = gr.Textbox(label="or a text", lines=2, max_length=20_000, elem_id="rewards-text")
             asked = gr.Textbox(label="Prompt", lines=2, max_length=20_000, elem_id="rewards-prompt")
             with gr.Accordion("Reference answer and task", open=False):
