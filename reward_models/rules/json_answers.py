@@ -25,8 +25,8 @@ ABSENT = object()
 
 def json_schema(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer is JSON that fits the JSON Schema ``meta.schema`` (package jsonschema), otherwise 0."""
-    value = parsed(answer)
-    return float(value is not ABSENT and validator(prompt).is_valid(value))
+    schema, value = validator(prompt), parsed(answer)
+    return float(value is not ABSENT and schema.is_valid(value))
 
 
 def json_fields(answer: str, prompt: Prompt, output: Text) -> float:

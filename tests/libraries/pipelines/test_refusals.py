@@ -205,7 +205,7 @@ def test_a_video_without_sound_and_a_file_with_fewer_frames_than_it_says_are_ref
     from tests.journeys.cli.quick import write_video
 
     write_video(tmp_path / "still.mp4", 0)
-    with pytest.raises(audio.Unreadable, match="sound"):
+    with pytest.raises(audio.Unreadable, match="recording"):
         audio._decode(str(tmp_path / "still.mp4"), 9.0)
     soundfile.write(tmp_path / "a.wav", np.full(80, 0.5), 8_000)
     read = soundfile.SoundFile.read

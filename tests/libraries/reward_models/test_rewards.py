@@ -28,6 +28,9 @@ NEEDED = {
     "cosine_length": "(max_tokens=8)",
     "code_weighted": "(alpha=2, sigma=0.1, delta=0)",
     "json_struct": "(keys=1)",
+    "auxiliary": "(gap=0.1)",
+    "answer_is": "(value='3')",
+    "cluster_rarity": "(clusters=2, sigma=1.0)",
     "frames": "(reward='jpeg_compressibility')",
     "geneval": "(detector='reward_models.objects.scenes:detect')",
     "mps": "(weights='MPS.safetensors')",
@@ -47,7 +50,7 @@ NEEDED = {
     "by_task": "(tasks=['exact'], reward='repetition')",
 }
 NEED_MODELS = {"ocr", "speaker_similarity", "dnsmos", "served", "preference", "regularized_relevance", "bmas"}
-NEED_MODELS |= {"token_entropy"}
+NEED_MODELS |= {"token_entropy", "confident_majority", "certain", "answer_likelihood"}  # of what a policy records
 NEED_MODELS |= {name for name, entry in REWARDS.items() if entry.read_manifest().weights}
 NEED_MODELS |= {*clip.REWARDS, *judges.REWARDS, *sets.REWARDS, *vlm.REWARDS}
 """Rewards of models and of several outputs, whose own tests call them."""
@@ -256,7 +259,14 @@ def test_no_reward_of_the_package_changes_what_it_is_given(name):
     if name.startswith("json_s"):
         pytest.importorskip("jsonschema")
     gold, answer = GOLD.get(ALIKE.get(name, name), ("3", "3"))
-    meta = {**ROW, "keywords": ["a"], "key_steps": [["a"]], "options": ["3", "x"], "rules": [{"words": [1, 9]}]}
+    meta = {
+        **ROW,
+        "keywords": ["a"],
+        "key_steps": [["a"]],
+        "options": ["3", "x"],
+        "budget": 512,
+        "rules": [{"words": [1, 9]}],
+    }
     outputs: list[Output] = [Text(f"<think>a</think><answer>{answer}</answer>", 5), Text("a b c a b c", 7)]
     if name.startswith("tool_"):
         gold = [{"name": "zoom", "parameters": {"x": 1}}]

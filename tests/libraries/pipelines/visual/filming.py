@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.visual import wan, wan_i2v, wan_tiny
 from pipelines.visual.conditioning_image import given_picture
@@ -22,6 +23,9 @@ SIZE = {"height": 32, "width": 64}
 
 WORDS = ("a red circle", "a blue   square &amp; a circle.", "a red circle")
 
+
+UNJUDGED = [plan for plan in PLANS if plan != "expand_prune"]
+"""Plans that ask for no rewards while they draw."""
 
 FOUR = {
     "branch_tree": "branch_tree(splits=[0, 1])",

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import ltx_i2v, ltx_video
@@ -16,7 +15,7 @@ from pipelines.visual.conditioning_image import given_picture
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
-from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, WORDS, clips_of
+from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
 from tests.tiny import tiny_checkpoint
 
 TOKENS = 32
@@ -93,7 +92,7 @@ def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
     assert (theirs(folder, "latent")[:, :, 1:] - adapted).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", UNJUDGED)
 def test_no_noise_touches_the_first_frame_in_any_plan(folder, plan):
     model = ours(folder, guidance=2.0)
     assert model.latent_shape() == (8, 2, 4, 8)  # of 3 latent frames

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt, Request, Video
 from pipelines.visual import wan
 from tests.building import load
-from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, TEXTS, checkpoint, ours
+from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, TEXTS, UNJUDGED, checkpoint, ours
 from tests.tiny import tiny_checkpoint
 
 STEPS, ETA = 5, 0.3
@@ -37,7 +36,7 @@ def words_folder() -> Path:
     return tiny_checkpoint(wan.tiny_words)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", UNJUDGED)
 def test_every_plan_films_and_scores_what_it_sampled(words_folder, plan):
     model = load(wan, words_folder, frames=3, height=8, width=12, guidance=2.0)
     policy = policy_of(model, FOUR.get(plan, plan))

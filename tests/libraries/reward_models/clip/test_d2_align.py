@@ -175,7 +175,7 @@ def test_the_script_learns_from_pictures_on_disk(tmp_path, folder, capsys):
     (tmp_path / "drawn.jsonl").write_text("\n".join(rows) + "\n")
     reward, out = f'clip_score(weights="{folder}", scale="cosine")', tmp_path / "direction.safetensors"
     script.main(["--pictures", str(tmp_path / "drawn.jsonl"), "--reward", reward, "--out", str(out), "--steps", "20"])
-    assert "learned from 5 pictures" in capsys.readouterr().out
+    assert "learned from 5 images" in capsys.readouterr().out
     expected = learn_direction(matched(reward), PROMPTS, pictures(), steps=20)
     assert torch.allclose(load_file(out)["direction"], expected, atol=1e-6)
     plain = clip_score(PROMPTS, pictures(), folder, "cosine")

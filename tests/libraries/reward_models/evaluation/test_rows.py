@@ -77,7 +77,7 @@ def test_a_wrong_value_names_its_place(tmp_path, change, message):
         ("mjbench", {"caption": "a", "image0": "x", "image1": "y", "label": 0, "info": [3]}, "info"),
         ("scenes", {"prompt": 3, "left": {}, "right": {}, "label": "left", "category": "a"}, "prompt.*3"),
         *(
-            ("scenes", {"prompt": CIRCLE, "left": left, "right": {}, "label": "left", "category": "a"}, "got a picture")
+            ("scenes", {"prompt": CIRCLE, "left": left, "right": {}, "label": "left", "category": "a"}, "got an image")
             for left in (
                 {}, {"scene": 3, "seed": 1}, {"scene": CIRCLE, "seed": 3.5}, {"scene": CIRCLE, "seed": -1},
                 {"scene": CIRCLE, "seed": 1, "damage": ["noise", 0.1, 3]},
