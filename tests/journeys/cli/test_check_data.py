@@ -80,7 +80,7 @@ def test_every_kind_of_problem_is_listed_with_its_line(check, tmp_path):
     status, text, _ = check(write(tmp_path, rows), "--skipped", tmp_path / "bad.jsonl")
     assert status == 1 and "7 rows have problems" in text
     problems = [line for line in text.splitlines() if line.startswith(f"  {tmp_path}")]
-    lines = {4: "cannot be read as a picture", 6: "Did you mean 'numeric'", 8: "some", 10: "has no option 'nframes'"}
+    lines = {4: "cannot be read as an image", 6: "Did you mean 'numeric'", 8: "some", 10: "has no option 'nframes'"}
     lines |= {14: "not JSON", 16: "at most 200 to 1", 20: "the id 'clip' occurs at"}
     assert len(problems) == 7
     for (number, complaint), problem in zip(lines.items(), problems, strict=True):

@@ -159,7 +159,7 @@ def test_a_damaged_one_is_left_out_with_file_row_and_key(tmp_path):
     usable, skipped = filter_readable(load_prompts(lines(tmp_path, rows)), measure)
     assert [prompt.text for prompt in usable] == ["good"]
     reasons = [one.reason.removeprefix(f"{tmp_path}/") for one in skipped]
-    assert reasons[0].startswith("data.jsonl::1:image: cannot be read as a picture")
+    assert reasons[0].startswith("data.jsonl::1:image: cannot be read as an image")
     assert reasons[1].startswith("data.jsonl:3, 'image': is no base64 (")
     assert reasons[2] == "data.jsonl:4, 'image': got 0 bytes, expected 1 to 536,870,912; scale it down or compress it"
 

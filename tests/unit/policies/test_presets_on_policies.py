@@ -88,7 +88,7 @@ def short_run(kind: str, preset: str, folder: Path) -> Trainer:
         lr=1e-3,
         **algorithm_blocks(preset),
         **({"heldout": prompts_of(kind), "every": 1} if preset == "prorl" else {}),  # its reset follows evaluations
-        **({"given": answered} if CATALOGUE[preset].blocks["supervised"].startswith("nll(") else {}),
+        **({"given": answered} if preset.startswith("chord") else {}),
     )
 
 

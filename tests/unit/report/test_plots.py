@@ -105,9 +105,9 @@ def test_what_is_long_is_thinned_and_averaged_over_a_tenth():
 
 
 def test_a_grid_of_nothing_or_of_words_is_an_error():
-    with pytest.raises(ValueError, match="0 pictures.*0"):
+    with pytest.raises(ValueError, match="0 images.*0"):
         sample_grid([], [])
-    with pytest.raises(ValueError, match="1 pictures.*0"):
+    with pytest.raises(ValueError, match="1 images.*0"):
         sample_grid([Image(torch.zeros(3, 2, 2))], [])
     with pytest.raises(TypeError, match="got Text"):
         sample_grid([Text("a")], ["a"])

@@ -230,7 +230,7 @@ def test_what_is_not_such_a_clip_is_refused(name):
 @pytest.mark.parametrize("answer", [None, 3, []])
 def test_a_prompt_without_a_film_is_refused(answer):
     asked = replace(prompt(parse("a red circle moves left")), answer=answer)
-    with pytest.raises(ValueError, match="no film.*jsonl"):
+    with pytest.raises(ValueError, match="no video.*jsonl"):
         film_score([asked], [Video(torch.zeros(FRAMES, 3, 16, 16), 2.0)])
 
 

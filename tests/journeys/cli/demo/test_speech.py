@@ -128,7 +128,7 @@ def test_sounds_beyond_the_limits_are_refused_by_name_before_a_model_is_loaded(t
         heard(found, file=write(tmp_path / "long.wav", 31))
     with pytest.raises(gr.Error) as error, speech.one_line_errors(str(text)):
         read_upload(pair, str(text))
-    assert error.value.message.startswith("text.wav: cannot be read as a sound")
+    assert error.value.message.startswith("text.wav: cannot be read as a recording")
     assert str(tmp_path) not in error.value.message
 
 

@@ -226,7 +226,7 @@ def test_errors_of_users_are_one_escaped_line_without_the_folder(tmp_path, capsy
     file.write_text("no picture")
     with pytest.raises(gr.Error) as error, sampled.one_line_errors(str(file)):
         read_upload(str(file))
-    assert error.value.message.startswith("&lt;b&gt;a.png: cannot be read as a picture")
+    assert error.value.message.startswith("&lt;b&gt;a.png: cannot be read as an image")
     assert not capsys.readouterr().err
     with pytest.raises(gr.Error, match="ZeroDivisionError: division by zero"), sampled.one_line_errors():
         _ = 1 / 0
