@@ -155,7 +155,7 @@ class AdvantageRecipe:
     @property
     def records(self) -> frozenset[str]:
         """Names of the fields that a policy records on request only."""
-        return self.fields & RECORDS.keys()
+        return self.fields & frozenset(RECORDS)
 
     @property
     def named_rewards(self) -> frozenset[str]:

@@ -211,7 +211,7 @@ def risk(
     _, paper = torch.unique(names, return_inverse=True)
     size = int(paper.max()) + 1
 
-    def total(each: Values) -> Values:
+    def total(each: Values) -> Tensor:
         return values.new_zeros(size).index_add_(0, paper, torch.where(whole, each, 0.0))
 
     sums, count = total(values), total(torch.ones_like(values))

@@ -42,7 +42,7 @@ from mmgrpo.config.ranges import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-Level = Annotated[float, ANY_NUMBER]
+Level = Annotated[float | int, ANY_NUMBER]
 
 SCHEDULES: dict[str, Callable[..., float]] = {}
 """Functions of (step, steps of the run, parameters)."""
@@ -79,7 +79,12 @@ def cosine(step: int, total: int, start: Level, end: Level, steps: int = 0, warm
 
 @_in(SCHEDULES)
 def dip(
-    step: float, total: int, low: Level, high: Level, down: Annotated[float, within("(0, 1)")] = 0.3, steps: int = 0
+    step: float | int,
+    total: int,
+    low: Level,
+    high: Level,
+    down: Annotated[float, within("(0, 1)")] = 0.3,
+    steps: int = 0,
 ) -> float:
     """From (low + high) / 2 to low in the share ``down`` of the steps, then up to high, in straight lines: the KL
     weight of GRPO-D (OThink-MR1, arXiv:2503.16081)."""

@@ -100,7 +100,7 @@ Kernel: TypeAlias = Callable[[Tensor, Tensor, Tensor, Grid], Transition]
 
 @block(KERNELS)
 def flow_sde(
-    x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7, factors: Sequence[float] = ()
+    x: Latent, output: Latent, step: Step, grid: Grid, a: float = 0.7, factors: Sequence[float | int] = ()
 ) -> Transition:
     """Reverse SDE of a flow at noise level ``s_t = a sqrt(s / (1 - s~))``; a = 0 is Euler.
 

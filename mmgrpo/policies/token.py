@@ -345,7 +345,7 @@ class TokenPolicy:
         context, features = self._encode(distinct)
         width = max(len(record["ids"]) for record in records)
 
-        def rows(name: str, padding: float = 0) -> Tensor:
+        def rows(name: str, padding: float | int = 0) -> Tensor:
             several = [record[name] for record in records]
             if several[0].dim():
                 several = [nn.functional.pad(one, (0, width - len(one)), value=padding) for one in several]

@@ -267,7 +267,7 @@ class Networks:
             self.stalled[name] = 0 if better else self.stalled.get(name, 0) + 1
             self.best[name] = mean if better else self.best.get(name, float("-inf"))
 
-    def advance(self, step: int, kl: float = 0.0, rules: Sequence[Bound] = ()) -> bool:
+    def advance(self, step: int, kl: float | int = 0.0, rules: Sequence[Bound] = ()) -> bool:
         """Apply the rules at the end of a round, after optimizer step ``step``; whether the optimizer begins anew.
         ``rules`` are those with the numbers of their schedules."""
         self.step, self.round, anew = step, self.round + 1, False

@@ -83,6 +83,7 @@ class Leaf:
     fields = frozenset({"sampler_log_probs"})
     keys = frozenset({"prompt"})
     settings = None
+    networks = None
 
     def __init__(self, present: Sequence[Sequence[float]]) -> None:
         self.log_probs, self.network = nn.Parameter(torch.tensor(present)), nn.Identity()

@@ -51,7 +51,7 @@ def inputs(outside: bool) -> dict[str, torch.Tensor]:
         "tracker_value": torch.full((INSIDE,), 0.5, dtype=torch.float64),
         "quantile_low": torch.full((INSIDE,), 0.2, dtype=torch.float64),
         "quantile_high": torch.full((INSIDE,), 0.8, dtype=torch.float64),
-        "variant": torch.tensor([512, 512, 2560, 2560, 512, 512, 2560]),
+        "variant": torch.tensor([512.0, 512, 2560, 2560, 512, 512, 2560]),
         "entropy": torch.rand(INSIDE, 2, generator=generator, dtype=torch.float64),
         "decision_mask": torch.ones(INSIDE, 2, dtype=torch.bool),
         "log_probs": torch.zeros(INSIDE, 2, dtype=torch.float64),

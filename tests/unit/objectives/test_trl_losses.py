@@ -160,6 +160,7 @@ class Given:
     fields: frozenset[str] = frozenset()
     keys = frozenset({"prompt"})
     settings = None
+    networks = None
 
     def __init__(self, batch: Numbers) -> None:
         self.batch, self.leaf, self.network = batch, batch.now.clone().requires_grad_(), nn.Identity()
