@@ -176,7 +176,7 @@ def guidance(
 class Now:
     """The time at which schedules are read."""
 
-    step: int
+    step: float | int
     """Optimizer steps so far."""
     total: int
     """Optimizer steps of the run."""
