@@ -276,20 +276,9 @@ def make_trainer(
     offline = config.data.offline
     reward_scorers = scorers(rewards, str(accelerator.device)) if rewards or offline < 1 else []
     recipe = AdvantageRecipe.of(algorithm)
-    loss = LossRecipe.of(
-        algorithm.objective,
-        algorithm.aggregation,
-        algorithm.mismatch,
-        algorithm.terms,
-        algorithm.off_policy,
-        algorithm.networks,
-        algorithm.replay,
-        algorithm.supervised,
-        algorithm.hint,
-    )
-    sampling = Sampling.of(
-        algorithm.sampler, algorithm.trackers
-    )  # bound here, so that errors in any block precede the loading of a model
+    loss = LossRecipe.read(algorithm)
+    # Bound here, so that errors in any block precede the loading of a model.
+    sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
     bind(config.optim.step, STEPS, "optim.step")
     with checked_by(reward_scorers):
         inputs = start(accelerator)

@@ -61,8 +61,7 @@ from mmgrpo.update import Batch
 @dataclass(frozen=True)
 class RoundSettings:
     """The size of a round in prompts (groups) and samples per prompt, the number of prompts per rank that are sampled
-    at once (0: all), what draws the
-    prompts, and what the loss asks rollouts to record."""
+    at once (0: all), what draws the prompts, and what the loss asks rollouts to record."""
 
     prompts: int
     group_size: int

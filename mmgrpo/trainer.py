@@ -417,7 +417,8 @@ class Trainer:
             )
         if self.accelerator.is_main_process:
             stem = self.folder / "samples" / title
-            self.write_samples(stem, shown)
+            if shown.outputs:
+                self.write_samples(stem, shown)
             send_evaluation(self.accelerator, title, result, stem.with_name(f"{title}.png"), self.step)
             record = {"run": self.checkpoints.run, "step": self.step, "seconds": self.seconds}
             record |= {"prompts": [prompt.id for prompt in prompts], "trained": directions(self.scorers, self.recipe)}

@@ -95,6 +95,11 @@ class LossRecipe:
         check_changes(loss.scores)
         return loss
 
+    @staticmethod
+    def read(algorithm: Any) -> LossRecipe:
+        """``of`` the lines of an ``algorithm`` section."""
+        return LossRecipe.of(**{name: getattr(algorithm, name) for name in inspect.signature(LossRecipe.of).parameters})
+
     @property
     def scores(self) -> frozenset[str]:
         """Names of the scores that the policy must return under the present parameters."""

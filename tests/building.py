@@ -69,17 +69,7 @@ def algorithm_blocks(preset: str, **changes: Any) -> dict[str, Any]:
     algorithm = build(Algorithm, {"preset": preset, **changes}, "the test")
     return {
         "advantages": AdvantageRecipe.of(algorithm),
-        "loss": LossRecipe.of(
-            algorithm.objective,
-            algorithm.aggregation,
-            algorithm.mismatch,
-            algorithm.terms,
-            algorithm.off_policy,
-            algorithm.networks,
-            algorithm.replay,
-            algorithm.supervised,
-            algorithm.hint,
-        ),
+        "loss": LossRecipe.read(algorithm),
         "sampler": algorithm.sampler,
         "trackers": algorithm.trackers,
     }

@@ -374,17 +374,7 @@ def bind_blocks(config: Config) -> None:
             raise ValueError(
                 f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, KEYS[kind])}"
             )
-    loss = LossRecipe.of(
-        algorithm.objective,
-        algorithm.aggregation,
-        algorithm.mismatch,
-        algorithm.terms,
-        algorithm.off_policy,
-        algorithm.networks,
-        algorithm.replay,
-        algorithm.supervised,
-        algorithm.hint,
-    )
+    loss = LossRecipe.read(algorithm)
     if config.data.offline:
         refuse_algorithm(recipe, loss)
         if kind == "gaussian":

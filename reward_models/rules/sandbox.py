@@ -27,7 +27,7 @@ def outcomes(job: Mapping[str, Any], seconds: int = 2, memory: int = 256) -> lis
     """The outcomes of a job, {"status": "done", "error", "syntax" or "limit", ...} for each of its parts.
 
     ``seconds`` of CPU time and ``memory`` in MiB are those of each part. RuntimeError where the process could not be
-    confined, so that nothing was run.
+    confined, so that nothing was run, and where it ends without outcomes, which no program can make it do.
     """
     parts = len(job.get("tests", (0,)))
     process = subprocess.Popen(
@@ -40,18 +40,18 @@ def outcomes(job: Mapping[str, Any], seconds: int = 2, memory: int = 256) -> lis
         start_new_session=True,
     )
     text = json.dumps({**job, "seconds": seconds, "memory": memory * MEBIBYTE})
+    wait = 60 + parts * 2 * sandboxed.patience(seconds)
     try:
-        answer, _ = process.communicate(text.encode(), timeout=30 + parts * (5 * seconds + 6))
-    except subprocess.TimeoutExpired:
-        answer = b""
+        answer, _ = process.communicate(text.encode(), timeout=wait)
+        found = json.loads(answer)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"the sandbox: no outcome of {parts} parts in {wait} s") from error
+    except ValueError as error:
+        raise RuntimeError(f"the sandbox: it ended without outcomes (status {process.returncode})") from error
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    try:
-        found = json.loads(answer)
-    except ValueError:
-        return [{"status": "limit", "what": "time"}] * parts
     for one in found:
         if one["status"] == "unconfined":
             raise RuntimeError(f"the sandbox: {one['what']}; nothing was run")

@@ -169,6 +169,12 @@ def queried(job: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     return run
 
 
+def patience(seconds: int) -> int:
+    """Seconds on the clock for a part of so many CPU seconds: the limit of one that waits, with a margin of ten for a
+    machine that has other work."""
+    return 10 * seconds + 10
+
+
 def apart(
     prepare: Callable[[], Callable[[], dict[str, Any]]], job: dict[str, Any], more: tuple[int, ...] = ()
 ) -> dict[str, Any]:
@@ -198,7 +204,7 @@ def apart(
             content = content[os.write(theirs, content) :]
         os._exit(0)
     os.close(theirs)
-    content, until = b"", time.monotonic() + 5 * job["seconds"] + 5
+    content, until = b"", time.monotonic() + patience(job["seconds"])
     while len(content) <= LONGEST:
         ready, _, _ = select.select([ours], [], [], max(0.0, until - time.monotonic()))
         part = os.read(ours, 65536) if ready else b""

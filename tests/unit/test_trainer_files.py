@@ -6,6 +6,7 @@ import json
 import math
 import re
 import signal
+from dataclasses import replace
 
 import pytest
 from accelerate import Accelerator
@@ -256,3 +257,9 @@ def test_weights_that_diverged_are_not_saved_and_a_checkpoint_that_cannot_be_wri
     assert capsys.readouterr().out == ""
     made._rescue(RuntimeError("a reward"))
     assert capsys.readouterr().out == "no checkpoint could be written: no space\n"
+
+
+def test_a_run_that_shows_no_samples_writes_none(tmp_path):
+    made = trainer(toy_policy(steps=4), tmp_path, toy_prompts(2), heldout=toy_prompts(1), steps=1)
+    made.evaluation, made.write_samples = replace(made.evaluation, shown=0), None
+    assert made.fit()["eval"]["after"]["reward"]["n"] == 1
