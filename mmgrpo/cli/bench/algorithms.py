@@ -1,4 +1,4 @@
-"""The most used presets side by side: held-out reward before and after equal budgets, with paired intervals, and time.
+"""The most used presets side by side: held-out reward before and after equal budgets, with paired intervals.
 
     mmgrpo bench algorithms                     # 24 presets, three tasks, 3 seeds: about 6 to 7 hours of one core
     mmgrpo bench algorithms --tasks text --presets grpo dr_grpo --seeds 1
@@ -161,8 +161,8 @@ def asked(frame: str, word: str) -> dict[str, Any]:
 def trained(
     task: str, preset: str, seed: int, args: Args, data: Mapping[str, list[str]], folder: Path
 ) -> dict[str, Any]:
-    """Train once; the held-out rewards prompt by prompt before and after, and seconds. A preset that the policy
-    refuses, or that fails, is recorded with its message."""
+    """Train once; the held-out rewards prompt by prompt before and after, and processor seconds with both
+    evaluations. A preset that the policy refuses, or that fails, is recorded with its message."""
     from mmgrpo.api import run_config
     from mmgrpo.cli.train import read
 
@@ -170,7 +170,7 @@ def trained(
     words += ["--seed", str(seed), "--eval.prompts", str(args.eval_prompts), "--save-every", "1000000000"]
     words += ["--output-dir", str(folder), "--name", "run"]
     one: dict[str, Any] = {"task": task, "preset": preset, "seed": seed}
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             made = run_config(read(words, ""))
@@ -179,7 +179,7 @@ def trained(
     for when in ("before", "after"):
         path = made.folder / "evaluations" / f"{when}.json"
         one[when] = json.loads(path.read_text(encoding="utf-8"))["values"][TASKS[task].reward]
-    return {**one, "seconds": made.summary["seconds"], "whole": time.perf_counter() - start}
+    return {**one, "seconds": time.process_time() - start}
 
 
 def line(one: Mapping[str, Any]) -> str:
@@ -241,11 +241,11 @@ def write_results(result: Mapping[str, Any], out: Path) -> None:
 def report(result: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) -> str:
     """Markdown: what was run, and a table per task."""
     settings = result["settings"]
-    hours = sum(one.get("whole", 0.0) for one in result["runs"]) / 3600
+    hours = sum(one.get("seconds", 0.0) for one in result["runs"]) / 3600
     text = [
         "# Algorithms side by side",
         "",
-        f"`{result['command']}` on {result['machine']}: {len(result['runs'])} runs in {hours:.2f} hours.",
+        f"`{result['command']}` on {result['machine']}: {len(result['runs'])} runs in {hours:.2f} processor hours.",
         f"All presets of a task have its settings and budget; {settings['eval_prompts']} held-out prompts at most. "
         "*Gain* is the mean difference of a prompt after and before, *against* that from the baseline of the task "
         "after equal steps and with equal seeds; both are averaged over seeds, with 95 % bootstrap intervals over "
@@ -257,7 +257,7 @@ def report(result: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]
         steps = settings[f"{task}_steps"]
         text += ["", f"## {task}", "", f"Reward `{TASKS[task].reward}`, {steps} steps.", ""]
         text += [
-            f"| preset | before | after | range | gain | against {TASKS[task].baseline} | seconds |",
+            f"| preset | before | after | range | gain | against {TASKS[task].baseline} | processor s |",
             "| --- " * 7 + "|",
         ]
         text += [cells(row) for row in rows]
