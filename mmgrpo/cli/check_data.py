@@ -1,7 +1,7 @@
 """Check a data set before training: rows, images, clips, recordings, tasks, answers, and their length in tokens.
 
     mmgrpo check-data data.jsonl
-    mmgrpo check-data data.jsonl --media-root /data/pictures --skipped bad.jsonl
+    mmgrpo check-data data.jsonl --media-root /data/images --skipped bad.jsonl
     mmgrpo check-data data.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --max-pixels 401408
     mmgrpo check-data hf:hiyouga/geometry3k@train --limit 100
 
@@ -458,7 +458,10 @@ def counter(args: Args) -> tuple[Callable[[Prompt, Sequence[Measure]], int] | No
         visual = [(media, one) for media, one in zip(prompt.media, measures, strict=True) if media.kind != "audio"]
         return words(prompt) + sum(tokens_of(media, one, sizes) for media, one in visual)
 
-    return count, ""
+    return (
+        count,
+        "" if args.model else "estimated, a token for four letters and images as Qwen2.5-VL has them; --model counts",
+    )
 
 
 def statistics_of(
@@ -474,7 +477,7 @@ def statistics_of(
         for media, measure in zip(prompt.media, sizes, strict=True):
             if isinstance(measure, Measure):
                 by_kind[media.kind].append(measure)
-    pictures, clips, sounds = by_kind["image"], by_kind["video"], by_kind["audio"]
+    images, videos, audios = by_kind["image"], by_kind["video"], by_kind["audio"]
     replies = sum("reply" in prompt.meta for prompt in prompts)
     return [
         ("media", counts_text(kinds)),
@@ -482,11 +485,11 @@ def statistics_of(
         ("answers", f"{sum(prompt.answer is not None for prompt in prompts)} rows have one"),
         ("compared", compared_answers(prompts)),
         ("replies", f"{replies} rows end with an assistant turn, which is removed" if replies else ""),
-        ("pictures", sizes_of(pictures)),
-        ("clips", sizes_of(clips)),
-        ("", spread("seconds", [clip.seconds for clip in clips])),
-        ("", spread("frames per second", [clip.frames / clip.seconds for clip in clips])),
-        ("sounds", spread(f"{len(sounds)}, seconds", [sound.seconds for sound in sounds])),
+        ("images", sizes_of(images)),
+        ("videos", sizes_of(videos)),
+        ("", spread("seconds", [video.seconds for video in videos])),
+        ("", spread("frames per second", [video.frames / video.seconds for video in videos])),
+        ("audio", spread(f"{len(audios)}, seconds", [audio.seconds for audio in audios])),
         ("tokens", spread("per prompt", tokens)),
     ]
 
@@ -506,7 +509,7 @@ def counts_text(counts: Counter[str]) -> str:
 
 
 def sizes_of(measures: Sequence[Measure]) -> str:
-    """The number of images or clips, and their sizes."""
+    """The number of images or videos, and their sizes."""
     if not measures:
         return ""
     sides = [side for one in measures for side in (one.height, one.width)]

@@ -163,9 +163,12 @@ def scored(tasks: Sequence[Task], prompts: Sequence[Prompt], outputs: Sequence[T
         return list(pool.map(lambda row: row[0](*row[1:]), rows))
 
 
+UNNAMED = "names no task: write it into the column 'task', or name one in place of the reward 'task'"
+
+
 def task_of(prompt: Prompt) -> Task:
     """The task that a prompt names; an unknown one is an error that lists all of them."""
     if prompt.task not in TASKS:
-        problem = f"there is no task '{prompt.task}'" if prompt.task else "names no task"
+        problem = f"there is no task '{prompt.task}'" if prompt.task else UNNAMED
         raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): {problem}.{nearest(prompt.task, TASKS)}")
     return TASKS[prompt.task]

@@ -157,7 +157,7 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
         "rewards": "no reward is named; 'mmgrpo rewards' lists them",
     }
     for key, why in needed.items():
-        if key not in draft.settings and key not in draft.asked:
+        if key not in draft.asked and (key not in draft.settings or draft.settings[key].value in ("", [])):
             draft.ask(key, why)
 
 

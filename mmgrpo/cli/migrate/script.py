@@ -30,6 +30,9 @@ MAX_LINES = 500
 WORDS = r"[\s'\"`\\;&|#]"
 """What ends a word, or quotes."""
 
+COMMENT = re.compile(r"""((?<![^\s;&|(])#[^\n]*)|'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|('"\\]+|.""", re.DOTALL)
+"""A comment, as its group; or what is none: a quoted text, an escaped character, letters of a word, another one."""
+
 PARENTHESES = {1: "(", 2: ")"}
 """Stand-ins of parentheses that are part of a word."""
 
@@ -257,9 +260,15 @@ def one_word(command: str) -> str:
 
 
 def words_of(command: str) -> list[str] | None:
-    """The words of a command; None where a quote is open at its end."""
-    lexer = shlex.shlex(one_word(command), posix=True, punctuation_chars=";&|")
+    """The words of a command; None where a quote is open at its end.
+
+    As in a shell a comment begins where a word would: the mark in ``NuminaMath-TIR#1000`` is part of the word, while
+    ``shlex`` would drop it and all that follows.
+    """
+    text = COMMENT.sub(lambda match: "" if match[1] else match[0], one_word(command))
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
+    lexer.commenters = ""
     try:
         return [word.translate(PARENTHESES) for word in lexer]
     except ValueError:

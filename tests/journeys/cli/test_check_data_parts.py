@@ -176,7 +176,8 @@ def test_a_prompt_is_too_long_beyond_the_limit():
     ],
 )
 def test_tokens_are_those_of_pictures_and_a_quarter_of_the_letters(options: dict[str, Any], tokens: int):
-    count, _ = counter(Args("a.jsonl", **options))
+    count, note = counter(Args("a.jsonl", **options))
+    assert "--model" in note
     assert count is not None
     assert count(asked(SOUND, PICTURE), [Measure(0, 0), Measure(480, 640)]) == tokens + 1
     for letters, words in ((3, 1), (4, 2), (11, 3)):
@@ -233,11 +234,11 @@ def test_statistics_are_of_what_could_be_read():
         ("answers", "2 rows have one"),
         ("compared", ""),
         ("replies", "1 rows end with an assistant turn, which is removed"),
-        ("pictures", "2, sides from 10 to 40 pixels, median area 0.0007 megapixels"),
-        ("clips", "1, sides from 50 to 60 pixels, median area 0.003 megapixels"),
+        ("images", "2, sides from 10 to 40 pixels, median area 0.0007 megapixels"),
+        ("videos", "1, sides from 50 to 60 pixels, median area 0.003 megapixels"),
         ("", "seconds: minimum 4, median 4, 95th percentile 4, maximum 4"),
         ("", "frames per second: minimum 5, median 5, 95th percentile 5, maximum 5"),
-        ("sounds", "1, seconds: minimum 2.5, median 2.5, 95th percentile 2.5, maximum 2.5"),
+        ("audio", "1, seconds: minimum 2.5, median 2.5, 95th percentile 2.5, maximum 2.5"),
         ("tokens", "per prompt: minimum 7, median 8, 95th percentile 9, maximum 9"),
     ]
     given = (Answer("x", None, 1.0), Answer("y", None, 0.0))
@@ -246,7 +247,7 @@ def test_statistics_are_of_what_could_be_read():
     assert compared == "2 rows with answers to compare (text 4), 1 of them ties"
     assert equal_answers(rows[0]) is None and equal_answers(rows[1]) is not None
     nothing = dict(statistics_of([Prompt("a")], [[]], []))
-    assert nothing["replies"] == nothing["tokens"] == nothing[""] == nothing["sounds"] == nothing["tasks"] == ""
+    assert nothing["replies"] == nothing["tokens"] == nothing[""] == nothing["audio"] == nothing["tasks"] == ""
 
 
 def test_the_spread_of_numbers_and_sizes():

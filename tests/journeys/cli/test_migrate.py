@@ -284,6 +284,12 @@ def test_settings_of_easyr1_become_blocks(flags: list[str], line: str, text: Any
     assert made(tmp_path, "easyr1", *flags)[0]["algorithm"][line] == text
 
 
+def test_a_name_that_is_empty_is_asked_for(tmp_path: Path):
+    """Their scripts leave ``MODEL_PATH=""`` and ``TRAIN_DATA=""`` to be filled in."""
+    recipe, _, _ = made(tmp_path, "verl", "actor_rollout_ref.model.path=''", "data.train_files=''")
+    assert recipe["model"]["path"].startswith("???") and recipe["data"]["train"].startswith("???")
+
+
 def test_a_value_network_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"config\.yaml.*algorithm\.adv_estimator.*'gae'"):
         made(tmp_path, "easyr1", "algorithm.adv_estimator=gae")

@@ -41,6 +41,10 @@ def settings(script: str) -> dict[str, Any]:
         ("python a.py --x 'a\nb'", {"x": "a\nb"}),
         ("echo a; python a.py --x 1 && echo b || echo c & python -V", {"x": 1}),
         ("python a.py \\\n  --x 1 \\\n  # --y 2", {"x": 1}),
+        (
+            "python a.py --d me/set#1000 \\\n  --x 1 --y 'a # b' # it's --z 3",
+            {"d": "me/set#1000", "x": 1, "y": "a # b"},
+        ),
     ],
 )
 def test_the_command_of_a_script(script: str, values: dict[str, Any]):
