@@ -50,6 +50,11 @@ def after_thought_of(completion: str) -> str:
     return completion.rpartition("</think>")[2].strip() if "</think>" in completion else ""
 
 
+def answer_or_whole(completion: str) -> str:
+    """The content of ``<answer>`` as ``answer_of`` finds it, and the whole completion where there is none (ms-swift)."""
+    return answer_of(completion) or completion.strip()
+
+
 def tagged(tag: str) -> Callable[[str], str]:
     """A function to the content of the last ``<tag>...</tag>`` after the thought; "" where there is none."""
     pair = re.compile(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
@@ -64,6 +69,7 @@ def tagged(tag: str) -> Callable[[str], str]:
 PLACES: Mapping[str, Callable[[str], str]] = {
     "final_answer": final_answer_of,  # R1-VL
     "after_thought": after_thought_of,  # AlphaMaze
+    "answer_or_whole": answer_or_whole,  # ms-swift
     "class": tagged("class"),  # TimeMaster
     "action": tagged("action"),  # TON
     "output": tagged("output"),  # VLA-R1

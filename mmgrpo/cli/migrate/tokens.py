@@ -267,12 +267,7 @@ def rewards(draft: Draft) -> None:
             )
     of = ("reward_funcs", "reward_weights")
     if found:
-        draft.set(
-            "rewards",
-            found,
-            *of,
-            note="the reward 'task' needs a column task" if any("task" in f for f in found) else "",
-        )
+        draft.set("rewards", found, *of)
         return
     if "rewards" not in draft.asked:
         draft.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours")
@@ -280,8 +275,8 @@ def rewards(draft: Draft) -> None:
 
 
 TRL_REWARDS = {
-    "accuracy_reward": "task",
-    "reasoning_accuracy_reward": "task",
+    "accuracy_reward": "math(tags=False)",
+    "reasoning_accuracy_reward": "math(tags='after_thought')",
     "think_format_reward": "format(style='think')",
     "get_soft_overlong_punishment": "soft_overlong(max_tokens=1280, buffer=256)",
 }
@@ -308,7 +303,7 @@ def swift_rewards(draft: Draft) -> dict[str, str]:
     ]
     words = "cosine_length(max_tokens={}, right_short={}, right_long={}, wrong_short={}, wrong_long={})"
     table = {
-        "accuracy": "task",
+        "accuracy": "math(tags='answer_or_whole')",
         "format": "format(style='think_answer_end')",
         "cosine": words.format(draft["cosine_max_len"] or longest, *ends),
         "repetition": f"repetition(n={draft.count('repetition_n_grams')})",

@@ -326,8 +326,8 @@ def rewards(draft: Draft) -> None:
     if easy and str(function).endswith("math.py:compute_score"):
         kwargs = draft["worker.reward.reward_function_kwargs"]
         share = kwargs.get("format_weight", 0.1) if isinstance(kwargs, dict) else 0.1
-        text = [f"task(weight={1 - share:g}, tags=False)", f"format(weight={share:g}, style='boxed')"]
-        draft.set("rewards", text, key, note="rows need a column task: math")
+        text = [f"math(weight={1 - share:g}, tags=False)", f"format(weight={share:g}, style='boxed')"]
+        draft.set("rewards", text, key)
         return
     draft.ask(
         "rewards",

@@ -59,7 +59,7 @@ EXPECTED = {
         "model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct", "freeze_vision": True},
         "optim": {"updates": 2, "weight_decay": 0.01},
         "algorithm": {"terms": ["kl_k3(coef=0.01)"]},
-        "rewards": ["task(weight=0.9, tags=False)", "format(weight=0.1, style='boxed')"],
+        "rewards": ["math(weight=0.9, tags=False)", "format(weight=0.1, style='boxed')"],
         "steps": 120,
     },
     "verl": {

@@ -8,6 +8,8 @@ import pytest
 
 from mmgrpo.cli.migrate.tokens import FILES, weighted, where
 from mmgrpo.data.prompts import READERS
+from mmgrpo.rewards import scorer
+from mmgrpo.types import Prompt, Text
 from tests.journeys.cli.migrating import convert, same, values, warned
 
 # ---- data
@@ -178,7 +180,6 @@ def test_trackers_are_those_that_are_installed(given: Any, ours: list[str], word
 # ---- rewards
 
 NAMED = "rewards: no reward is named"
-TASK = "the reward 'task' needs a column task"
 
 
 @pytest.mark.parametrize(
@@ -188,13 +189,13 @@ TASK = "the reward 'task' needs a column task"
         ({"reward_funcs": "think_format_reward"}, {"rewards": ["format(style='think')"]}, [], []),
         (
             {"reward_funcs": ["think_format_reward", "accuracy_reward"], "reward_weights": [2, 0.5]},
-            {"rewards": (["format(weight=2, style='think')", "task(weight=0.5)"], TASK)},
+            {"rewards": ["format(weight=2, style='think')", "math(weight=0.5, tags=False)"]},
             [],
             [],
         ),
         (
             {"reward_funcs": ["accuracy_reward", "think_format_reward"], "reward_weights": 0.5},
-            {"rewards": (["task(weight=0.5)", "format(style='think')"], TASK)},
+            {"rewards": ["math(weight=0.5, tags=False)", "format(style='think')"]},
             [],
             [],
         ),
@@ -212,7 +213,7 @@ TASK = "the reward 'task' needs a column task"
         ),
         (
             {"reward_funcs": ["accuracy_reward"], "reward_model_name_or_path": "a/judge"},
-            {"rewards": (["task"], TASK)},
+            {"rewards": ["math(tags=False)"]},
             ["reward_model_name_or_path a/judge: name its counterpart"],
             ["reward_model_name_or_path"],
         ),
@@ -242,7 +243,7 @@ COSINE = "cosine_length(max_tokens={}, right_short={}, right_long={}, wrong_shor
 @pytest.mark.parametrize(
     ("name", "settings", "reward"),
     [
-        ("accuracy", {}, "task"),
+        ("accuracy", {}, "math(tags='answer_or_whole')"),
         ("format", {}, "format(style='think_answer_end')"),
         ("cosine", {}, COSINE.format(512, 1.0, 0.5, -0.5, 0.0)),
         (
@@ -262,6 +263,22 @@ COSINE = "cosine_length(max_tokens={}, right_short={}, right_long={}, wrong_shor
 def test_rewards_of_ms_swift(name: str, settings: dict[str, Any], reward: str):
     draft = convert("ms_swift", "rewards", {"reward_funcs": [name], "reward_model": ""} | settings)
     assert "rewards" not in draft.settings if not reward else draft.settings["rewards"].value == [reward]
+
+
+@pytest.mark.parametrize(
+    ("project", "name", "right", "wrong"),
+    [
+        ("trl", "accuracy_reward", ["so \\boxed{4}", "it is $4$", "<answer>$4$</answer>"], ["\\boxed{5}", "no idea"]),
+        ("trl", "reasoning_accuracy_reward", ["<think>$5$</think> $4$"], ["$4$", "<think>$4$</think> $5$"]),
+        ("ms_swift", "accuracy", ["so \\boxed{4}", "<think>$5$</think><answer>4</answer>"], ["<answer>5</answer> $4$"]),
+    ],
+)
+def test_a_row_needs_no_column_to_be_judged_as_there(project: str, name: str, right: list[str], wrong: list[str]):
+    """Values of their code for the gold answer $4$: TRL's ``accuracy_rewards.py``, ms-swift's ``MathAccuracy``."""
+    (reward,) = convert(project, "rewards", {"reward_funcs": [name]}).settings["rewards"].value
+    outputs = [Text(text) for text in (*right, *wrong)]
+    prompts = [Prompt("2 + 2", answer="$4$")] * len(outputs)
+    assert list(scorer(reward).fn(prompts, outputs)) == [1.0] * len(right) + [0.0] * len(wrong)
 
 
 def test_the_reward_model_of_ms_swift_is_named_by_its_own_setting():

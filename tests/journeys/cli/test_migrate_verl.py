@@ -249,8 +249,8 @@ FUNCTION = "worker.reward.reward_function"
 )
 def test_the_reward_of_easyr1_for_mathematics(kwargs: Any, shares: tuple[float, float]):
     draft = convert("easyr1", "rewards", {FUNCTION: MATH, f"{FUNCTION}_kwargs": kwargs})
-    rewards = [f"task(weight={shares[0]}, tags=False)", f"format(weight={shares[1]}, style='boxed')"]
-    assert values(draft) == {"rewards": (rewards, "rows need a column task: math")} and warned(draft)
+    rewards = [f"math(weight={shares[0]}, tags=False)", f"format(weight={shares[1]}, style='boxed')"]
+    assert values(draft) == {"rewards": rewards} and warned(draft)
 
 
 @pytest.mark.parametrize(

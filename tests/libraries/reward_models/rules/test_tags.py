@@ -247,6 +247,8 @@ def test_the_answer_is_the_last_one_after_the_thought(text, answer):
         ("final_answer", "4", ""),
         ("after_thought", "<think>a</think>b</think> c ", "c"),
         ("after_thought", "c", ""),
+        ("answer_or_whole", "<think>a</think> <answer> c </answer>", "c"),
+        ("answer_or_whole", " so \\boxed{4} ", "so \\boxed{4}"),
         ("class", "<think><class>a</class></think><class>b</class>\n<CLASS>\nc\n</CLASS>", "c"),
         ("class", "<think>a</think> b", ""),
         ("action", "<action>a<action>b</action>", "b"),
