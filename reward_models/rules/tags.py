@@ -51,7 +51,7 @@ def after_thought_of(completion: str) -> str:
 
 
 def answer_or_whole(completion: str) -> str:
-    """The content of ``<answer>`` as ``answer_of`` finds it, and the whole completion where there is none (ms-swift)."""
+    """The content of ``<answer>`` as ``answer_of`` finds it; where there is none the whole completion (ms-swift)."""
     return answer_of(completion) or completion.strip()
 
 
