@@ -26,7 +26,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-duration demo-video test test-libraries test-slow test-nightly test-shapes test-roundings faults mutants check resolve lock lowest docs format bench clean
+.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-nightly test-shapes test-roundings faults mutants check resolve lock lowest docs format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -37,6 +37,9 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch $@
+
+engine: $(STAMP)  ## make an environment with vLLM for CPUs in build/engine (3 GB), for the tests of rollout engines
+	$(BIN)/python -m tests.libraries.engines.environment build/engine
 
 demo: $(STAMP)  ## train an image, a vision-language and a speech model with GRPO, and write reports
 	$(BIN)/mmgrpo train --recipe visual/demo --overwrite

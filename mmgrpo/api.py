@@ -30,7 +30,7 @@ from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Distributed, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.evaluation import EvalSettings
-from mmgrpo.family import Blocks, Family, Settings, family, refuse_unshardable
+from mmgrpo.family import Blocks, Drawable, Family, Settings, family, refuse_engine, refuse_unshardable
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
 from mmgrpo.prompts.ledger import by_number, measured_before
@@ -256,6 +256,8 @@ def run(
         summary["alarms"] = [alarm.as_dict() for alarm in raised]
         write_text(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False))
         write_report(folder)
+    if isinstance(owner, Drawable):
+        owner.end_engine(trainer.policy)
     accelerator.end_training()
     return Result(folder, summary, trainer.policy)
 
@@ -271,6 +273,7 @@ def make_trainer(
     """The trainer of a run, ready to fit, in its folder."""
     algorithm = config.algorithm
     refuse_unshardable(config, owner)
+    refuse_engine(config, owner)
     if owner is not None:
         refuse_preset(algorithm.preset, owner.decisions(config))
     offline = config.data.offline
@@ -292,6 +295,9 @@ def make_trainer(
     origin = of_inputs(splits, inputs.policy.network)  # of the whole network, however many processes divide it
     if config.distributed.shard == "full":
         shard_networks(config, owner, inputs.policy, accelerator)
+    if config.rollout.engine != "policy" and isinstance(owner, Drawable):
+        place = accelerator.num_processes, accelerator.process_index
+        owner.draw_with_engine(config, inputs.policy, str(accelerator.device), *place)
     small = owner.displayed if owner else displayed
     ledger = sampling.ledger(splits.train, splits.files)
     if config.data.ledger:

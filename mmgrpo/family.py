@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
     from mmgrpo.data.media import Skipped
+    from mmgrpo.engines.engine import Engine
     from mmgrpo.evaluation import Shown
     from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
@@ -160,6 +161,28 @@ class Blocks(Protocol):
         ...
 
 
+@runtime_checkable
+class Drawable(Protocol):
+    """A family whose completions an engine may draw."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The values of ``rollout.engine`` that it takes."""
+        ...
+
+    def make_engine(self, config: Config, device: str) -> Engine:
+        """The engine ``config.rollout.engine`` with the model of the configuration, in this process."""
+        ...
+
+    def draw_with_engine(self, config: Config, policy: Policy, device: str, processes: int, process: int) -> None:
+        """Let the engine of ``config.rollout`` draw the completions of this process's rollouts."""
+        ...
+
+    def end_engine(self, policy: Policy) -> None:
+        """End the engine with the run; nothing where there is none."""
+        ...
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """The cost of one rollout, which a run prints before it starts."""
@@ -209,6 +232,16 @@ def refuse_unshardable(config: Config, owner: Family | None) -> None:
                 f"distributed.shard: got full with {setting}={value}, whose tensors cannot be divided, expected "
                 f"{setting}={expected}; change either"
             )
+
+
+def refuse_engine(config: Config, owner: Family | None) -> None:
+    """ValueError, before a model is loaded, for a ``rollout.engine`` that the family does not take."""
+    asked, known = config.rollout.engine, owner.engines if isinstance(owner, Drawable) else ()
+    if asked != "policy" and asked not in known:
+        raise ValueError(
+            f"rollout.engine: got {asked}, expected {' or '.join(['policy', *known])}, since family "
+            f"'{config.model.family}' draws {'no tokens' if not known else 'in no other way'}; leave it out"
+        )
 
 
 def family(name: str) -> Family:

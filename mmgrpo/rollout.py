@@ -33,7 +33,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate, estimate
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.other_rows import Collected, OtherRows
-from mmgrpo.policies.exploring import explored_metrics
+from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.prompts.ledger import Ledger, Rows
 from mmgrpo.prompts.samplers import Drawing, Sampling
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
@@ -188,7 +188,7 @@ def sample_round(
         "time/rollout": seconds["rollout"],
         "time/reward": seconds["reward"],
         **reward_metrics(names, recipe.trained(names, weights.tolist()), scores, decisions, number),
-        **explored_metrics(decisions, result.rewards),
+        **sampling_metrics(decisions, result.rewards),
         **drawing.metrics,
         **ledger.metrics(),
         **(others.metrics if others else {}),

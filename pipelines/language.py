@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
     from mmgrpo.data.media import Skipped
+    from mmgrpo.engines.engine import Engine
     from mmgrpo.evaluation import Shown
     from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
@@ -58,6 +59,31 @@ class LanguageFamily:
     """Class names of the parts of its networks that are sharded."""
     in_step: bool = False
     """What is called depends on the rows: lengths, media, shared prefixes."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """All of them, but vLLM not for recordings, and none where decisions are no tokens."""
+        if self.own_policy:
+            return ()
+        return ("sampler", "served", *(("vllm",) if self.modality == "vlm" else ()))
+
+    def make_engine(self, config: Config, device: str) -> Engine:
+        """Our own sampler, or vLLM."""
+        from pipelines.engines import make_engine
+
+        return make_engine(self, config, device)
+
+    def draw_with_engine(self, config: Config, policy: Policy, device: str, processes: int, process: int) -> None:
+        """Let the engine of ``config.rollout`` draw the completions of rollouts."""
+        from pipelines.engines import draw_with_engine
+
+        draw_with_engine(self, config, policy, device, processes, process)
+
+    def end_engine(self, policy: Policy) -> None:
+        """End the engine, where there is one."""
+        own: Any = policy
+        if not self.own_policy and own.engine is not None:
+            own.engine.close()
 
     @property
     def elsewhere(self) -> Elsewhere:

@@ -20,6 +20,7 @@ COMMANDS = {
     "check-data": ("mmgrpo.cli.check_data", "check a data set before training"),
     "score": ("mmgrpo.cli.score", "score images, videos, audio or texts with rewards"),
     "serve-rewards": ("mmgrpo.cli.serve_rewards", "serve rewards over HTTP"),
+    "serve-engine": ("mmgrpo.cli.serve_engine", "draw the completions of a run in another process, e.g. with vLLM"),
     "evaluate-rewards": ("mmgrpo.cli.evaluate_rewards", "compare rewards with human preferences"),
     "train-reward": ("mmgrpo.cli.train_reward", "train a preference head as a reward"),
     "verify-reward": ("mmgrpo.cli.verify_reward", "compare a reward with its published score"),

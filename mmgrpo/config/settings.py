@@ -230,6 +230,45 @@ class Distributed:
     one copy per machine. 1 divides it among all processes."""
 
 
+ENGINES = ("policy", "sampler", "served", "vllm")
+"""What may draw the completions of rollouts."""
+
+
+@dataclass
+class Engine:
+    """What draws the completions of token policies in rollouts (docs/scaling.md)."""
+
+    engine: Annotated[str, one_of(*ENGINES)] = "policy"
+    """policy: the trained network itself; vllm: vLLM in this process; served: an engine that 'mmgrpo serve-engine' runs
+    in another process or on another machine; sampler: our own sampler on a second copy of the network. Weights are sent
+    before every round and proven by name, and the run stops where an engine's log-probs leave the trainer's."""
+    url: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    """Servers of rollout.engine served, e.g. http://127.0.0.1:8800; of several, processes take them in turn."""
+    token_file: Annotated[str, ANY_TEXT] = ""
+    """File with the servers' token; empty: none."""
+    timeout: Annotated[float, within("(0, 1e6]")] = 1800.0
+    """Seconds for one answer of a server, of all completions of a round or a part of it."""
+    patience: Annotated[float, within("[0, 1e6]")] = 600.0
+    """Seconds for which a run waits for a server that does not answer, before it stops with a checkpoint."""
+    max_gap: Annotated[float, within("[0, 1000]")] = 0.0
+    """Largest mean difference between log-probs of engine and trainer, in nats per token; 0: 0.001 where model.dtype is
+    float32, and 0.05 else."""
+    memory: Annotated[float, POSITIVE_FRACTION] = 0.4
+    """vllm: share of the device's memory for its weights and cache."""
+    sleep: bool = True
+    """vllm: free its weights and cache while the trainer computes, on a GPU."""
+    eager: bool = False
+    """vllm: no CUDA graphs and no compilation: a faster start, slower sampling."""
+
+    def check(self) -> None:
+        """ValueError for settings that have no effect together."""
+        if bool(self.url) != (self.engine == "served"):
+            raise ValueError(
+                f"rollout.url: got {self.url or 'none'} with rollout.engine={self.engine}, expected one or several "
+                "with rollout.engine=served, and none without"
+            )
+
+
 @dataclass
 class Run:
     """The settings of a run itself, common to all models."""
@@ -293,6 +332,7 @@ class Config(Run):
     your own is written package.module:function; a recipe that contains one is code."""
     optim: Optim = field(default_factory=Optim)
     distributed: Distributed = field(default_factory=Distributed)
+    rollout: Engine = field(default_factory=Engine)
     eval: Any = field(default_factory=Eval)
 
     def check(self) -> None:
@@ -300,6 +340,7 @@ class Config(Run):
         accelerate would leave out."""
         check_ranges(self)
         self.optim.check()
+        self.rollout.check()
         of_settings(self)
         if self.distributed.replicate > 1 and self.distributed.shard == "none":
             raise ValueError(

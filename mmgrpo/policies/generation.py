@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.policies.token_model import TokenModel
+from mmgrpo.policies.token_model import Context, Features, Query, TokenModel
 from mmgrpo.runtime.finite import refuse_nan
 
 CLAMP = 11.0
@@ -93,6 +93,37 @@ class Completions:
     divergence: Float[Tensor, "B T"]
     certainty: Float[Tensor, "B T"] | None = None
     """``certainty_of`` at each token, where it is measured."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How completions are drawn."""
+
+    seed: int
+    temperature: float
+    """0 is greedy."""
+    max_tokens: int
+    top_p: float = 1.0
+    round: int = 0
+    """The number of the round, which is that of its weights."""
+
+
+@runtime_checkable
+class Drawer(Protocol):
+    """What draws the completions of rollouts in the place of the policy's own network, with the same weights."""
+
+    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
+        """The completions of all queries, whose prompts ``context`` has, with the features of their media; entropy and
+        divergence are 0."""
+        ...
+
+    def compare(self, drawn: Float[Tensor, "B T"], scored: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
+        """Raise where the log-probs of what was drawn last are not those that the policy's network gives."""
+        ...
+
+    def close(self) -> None:
+        """End it with the run."""
+        ...
 
 
 def draw(

@@ -27,6 +27,8 @@ from mmgrpo.files import share
 from mmgrpo.policies.generation import (
     Completions,
     DecodingState,
+    Drawer,
+    Drawing,
     beam_search,
     certainty_of,
     draw,
@@ -170,6 +172,23 @@ class TokenPolicy:
         self.ends = torch.tensor(sorted(model.end_ids), dtype=torch.long, device=self.device)
         recorded = {"sampler_log_probs": bool(sampling_dtype), "divergence": divergence, "variant": bool(variants)}
         self.fields = frozenset({"truncated", "entropy"} | {name for name, on in recorded.items() if on})
+        self.engine: Drawer | None = None
+
+    def draw_with(self, engine: Drawer) -> None:
+        """Let an engine draw the completions of rollouts; evaluations stay the network's own. Old log-probs are those
+        of the network, and the engine's are the field ``sampler_log_probs``."""
+        for setting, value in (
+            ("sampling.search", self.search if self.search != "sample" else ""),
+            ("sampling.dtype", self.sampling_dtype),
+            ("sampling.draw_batch_size", self.draw_batch_size),
+            ("algorithm.credit", "divergence" if "divergence" in self.fields else ""),
+        ):
+            if value:
+                raise ValueError(
+                    f"{setting}: got {value} with a rollout.engine, which draws by itself; leave out one of them"
+                )
+        self.engine = engine
+        self.fields |= {"sampler_log_probs"}
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
@@ -195,19 +214,23 @@ class TokenPolicy:
         certain = "certainty" in request.records
         temperature = request.sampling.get("temperature", self.temperature)
         most = round(request.sampling.get("max_tokens", self.max_tokens))
-        sequences, completions = self._generate(queries, request.seed, temperature, self.search, most, certain)
+        drawing = Drawing(request.seed, temperature, most, self.top_p, request.round)
+        sequences, completions = self.generate(queries, drawing, self.search, certain, self.engine)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
         if "divergence" in self.fields:
             numbers["divergence"] = completions.divergence
         if self.variants:
             forms = [query.variant or 0.0 for query in queries]
             numbers["variant"] = torch.tensor(forms, device=self.device)[sequences.prompt]
-        if certain:
+        if certain and self.engine is None:
             if completions.certainty is None:
                 raise ValueError("sampling.search: got beam with a reward of the certainty of samples, expected sample")
             numbers["certainty"] = completions.certainty
-        if self.sampling_dtype:
-            numbers |= {"sampler_log_probs": completions.log_probs, "log_probs": self._training_log_probs(sequences)}
+        if self.sampling_dtype or self.engine:
+            names = ["entropy", *(["certainty"] if certain else [])] if self.engine else []
+            numbers |= {"sampler_log_probs": completions.log_probs, **self._trained(sequences, names)}
+        if self.engine:
+            self.engine.compare(completions.log_probs, numbers["log_probs"], sequences.real)
         origin = torch.tensor([query.origin for query in queries], device=self.device)[sequences.prompt]
         if self.reference_in_group:
             answers = [self.model.spell(answer_of(prompt))[:most] for prompt in request.prompts]
@@ -269,7 +292,7 @@ class TokenPolicy:
         mask = real & self._has_probability(ids)
         truncated = [len(all_) > len(kept) for all_, kept in zip(whole, spelled, strict=True)]
         decisions = Decisions(
-            log_probs=self._training_log_probs(sequences).masked_fill(~mask, 0.0),
+            log_probs=self._trained(sequences)["log_probs"].masked_fill(~mask, 0.0),
             loss_mask=mask,
             decision_mask=mask,
             node=torch.arange(mask.numel(), device=self.device).view(mask.shape),
@@ -299,7 +322,8 @@ class TokenPolicy:
     def sample(self, request: Request) -> list[Output]:
         """Sample at the evaluation temperature (0 is greedy)."""
         queries = [Query(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
-        sequences, _ = self._generate(queries, request.seed, self.evaluation_temperature, "sample", self.max_tokens)
+        drawing = Drawing(request.seed, self.evaluation_temperature, self.max_tokens, self.top_p, request.round)
+        sequences, _ = self.generate(queries, drawing)
         return self._decode(sequences)
 
     def keep_reference(self) -> None:
@@ -427,16 +451,17 @@ class TokenPolicy:
                 queries.append(Query(changed, slot, count, CONTRAST))
         return queries
 
-    def _generate(
+    def generate(
         self,
         queries: Sequence[Query],
-        seed: int,
-        temperature: float,
-        search: str,
-        max_tokens: int,
+        drawing: Drawing,
+        search: str = "sample",
         certain: bool = False,
+        engine: Drawer | None = None,
     ) -> tuple[Sequences, Completions]:
-        """Generate completions; with a shared prefix each prompt enters the cache once."""
+        """Generate completions; with a shared prefix each prompt enters the cache once. An ``engine`` draws them in the
+        place of the network, which encodes frozen media all the same."""
+        seed, temperature, max_tokens = drawing.seed, drawing.temperature, drawing.max_tokens
         context = self.model.encode([query.prompt for query in queries]).to(self.device)
         context = context.continued([query.forced for query in queries])
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
@@ -452,6 +477,11 @@ class TokenPolicy:
             each = torch.arange(len(queries), device=self.device)
             prompt = each.repeat_interleave(counts)
             rows = each if self.share_prefix or search == "beam" else prompt
+            scale = temperature or self.temperature
+            if engine is not None:
+                reusable = features if self.model.frozen_media else None
+                drawn = engine.draw(context, features, queries, drawing)
+                return Sequences(context, reusable, prompt, drawn.ids, drawn.real, seed, scale), drawn
             hidden, cache = self.model.hidden(
                 self.network,
                 context.ids[rows],
@@ -475,7 +505,7 @@ class TokenPolicy:
                         self.ends,
                         max_tokens=max_tokens,
                         greedy=temperature == 0,
-                        top_p=self.top_p,
+                        top_p=drawing.top_p,
                         diverge="divergence" in self.fields,
                         certain=certain,
                         chosen=some,
@@ -484,7 +514,6 @@ class TokenPolicy:
                 ]
                 completions = joined(parts, self.model.pad_id)
         reusable = features if self.model.frozen_media and not dtype else None
-        scale = temperature or self.temperature
         return Sequences(context, reusable, prompt, completions.ids, completions.real, seed, scale), completions
 
     def _has_probability(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
@@ -492,12 +521,17 @@ class TokenPolicy:
         first = torch.arange(ids.shape[1], device=ids.device) == 0
         return ~(torch.isin(ids, self.suppressed) | (first & torch.isin(ids, self.begin_suppressed)))
 
-    def _training_log_probs(self, sequences: Sequences, eval_batch_size: int = 16) -> Float[Tensor, "B T"]:
-        """Log-probs as training computes them: without autocast, in one forward pass over whole completions."""
-        log_probs = torch.zeros(sequences.real.shape, device=self.device)
+    def _trained(
+        self, sequences: Sequences, measures: Sequence[str] = (), eval_batch_size: int = 16
+    ) -> dict[str, Float[Tensor, "B T"]]:
+        """``log_probs`` as training computes them, and ``MEASURES``: without autocast, in one forward pass over whole
+        completions."""
+        tables = {name: torch.zeros(sequences.real.shape, device=self.device) for name in ("log_probs", *measures)}
         for part in sequences.split(sequences.real, eval_batch_size):
-            log_probs[part.rows, part.positions] = self._score(self.network, sequences, part)[0]
-        return log_probs
+            scores = self._score(self.network, sequences, part, measures)
+            for table, values in zip(tables.values(), scores, strict=True):
+                table[part.rows, part.positions] = values
+        return tables
 
     def _score(
         self, network: nn.Module, sequences: Sequences, part: Tokens, measures: Sequence[str] = ()

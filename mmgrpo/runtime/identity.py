@@ -34,6 +34,8 @@ FREE_ON_RESUME = frozenset(
         *("optim.micro_batch_size", "sampling.forward_batch_size", "sampling.logits_chunk_size"),
         "model.gradient_checkpointing",
         *("distributed.shard", "distributed.replicate"),
+        *("rollout.engine", "rollout.url", "rollout.token_file", "rollout.timeout", "rollout.patience"),
+        *("rollout.max_gap", "rollout.memory", "rollout.sleep", "rollout.eager"),
     }
 )
 """Settings that may change when a run is resumed: its length, what it stores and shows, how it uses the machine, and

@@ -133,6 +133,23 @@ class QwenVl(Decoder):
             merged = network.model.visual(pixels.to(network.model.visual.dtype), grid_thw=grids).pooler_output
         return list(merged.split([sum(self._token_count(one) for one in media) for media in context.media]))
 
+    def engine_media(self, context: Context, features: Features, row: int) -> dict[str, Any]:
+        """vLLM's form of a prompt's features: images and videos apart, with their grids."""
+        network: Any = self.network
+        ids, inputs = context.ids[row][context.real[row]].tolist(), context.media[row]
+        parts = features[row].detach().split([self._token_count(one) for one in inputs])
+        marks = {network.config.image_token_id: "image", network.config.video_token_id: "video"}
+        kinds = [marks[token] for place, token in enumerate(ids) if token in marks and ids[place - 1] != token]
+        found: dict[str, Any] = {}
+        for kind in sorted(set(kinds)):
+            chosen = [place for place, one in enumerate(kinds) if one == kind]
+            grids = torch.tensor([inputs[place].grid for place in chosen])
+            found[kind] = {f"{kind}_embeds": torch.cat([parts[place] for place in chosen]), f"{kind}_grid_thw": grids}
+            if kind == "video":
+                seconds = torch.tensor([inputs[place].seconds for place in chosen])
+                found[kind] |= {"second_per_grid_ts": seconds, "timestamps": []}
+        return found
+
     def body(self, network: Any) -> Any:
         """The language model."""
         return network.model.language_model

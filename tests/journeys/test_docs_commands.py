@@ -13,7 +13,7 @@ import tyro
 import yaml
 
 from docs.site.recipes import table
-from mmgrpo.cli import launch, train
+from mmgrpo.cli import launch, serve_engine, train
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.main import COMMANDS
 from mmgrpo.cli.sample import Sample
@@ -62,8 +62,9 @@ def read(command: str, arguments: Sequence[str]) -> None:
     """Read a command line as the command does, without running it; SystemExit or ValueError for one that it refuses."""
     if command == "train":
         train.arithmetic(train.read(arguments, ""))
-    elif command == "launch":
-        train.arithmetic(train.read(launch.read(arguments)[1], ""))
+    elif command in ("launch", "serve-engine"):
+        split = launch.read if command == "launch" else serve_engine.split
+        train.arithmetic(train.read(split(arguments)[1], ""))
     elif command in ("sample", "evaluate"):
         read_source({"sample": Sample, "evaluate": Evaluate}[command], arguments, "")
     elif command == "bench":

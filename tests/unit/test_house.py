@@ -26,9 +26,10 @@ SERVING = {
     "mmgrpo/scoring/server.py": {"fastapi", "starlette", "uvicorn"},
     "mmgrpo/scoring/served.py": {"httpx", "tenacity"},
     "mmgrpo/scoring/envelope.py": {"soundfile"},
+    "mmgrpo/engines/served.py": {"fastapi", "starlette", "httpx"},
     "mmgrpo/runtime/optimizers.py": {"bitsandbytes"},
 }
-"""What only a server of rewards, its clients and optimizers in 8 bits need: imported there alone, and when used."""
+"""What only servers, their clients and optimizers in 8 bits need: imported there alone, and when used."""
 
 MAY_NOT_IMPORT = {
     "mmgrpo": {"pipelines", "reward_models", "scripts"},

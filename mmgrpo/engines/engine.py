@@ -1,0 +1,284 @@
+"""The interface of a rollout engine, and what keeps it from drifting away from the trainer.
+
+    Engine         holds weights by name and draws completions: our own sampler, a server, vLLM
+    Synchronized   an engine as the policy uses it: weights are pushed and proven before every round, and what was drawn
+                   is compared with what the trainer computes of it, before anything is trained
+
+A sync sends what differs: the trainer's tensors and the engine's have a fingerprint each, by name. Afterwards the
+engine states those of all that it holds, and one that is missing, unknown, of another shape or of another value is an
+error. So a tensor that was forgotten, swapped or left as it was cannot draw a sample. What fingerprints cannot see
+(another kernel, another image processor, a mask that only one of both applies, a fused copy that was not rewritten)
+shows in the log-probs: every token drawn is scored again by the trainer, as its old log-prob, and the run stops where
+both part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmgrpo.policies.generation import Completions, Drawing
+from mmgrpo.policies.token_model import Context, Features, Query, TokenModel
+
+Named: TypeAlias = Iterable[tuple[str, Tensor]]
+"""Tensors by name."""
+
+CHUNK = 1 << 20
+"""Numbers of a tensor that enter its fingerprint at a time."""
+
+PRIME, BASE = 0x9E3779B97F4A7C15 - (1 << 64), 1_000_003
+"""An odd factor of places and one of chunks, both modulo 2^64."""
+
+
+class EngineFailure(RuntimeError):
+    """An engine that cannot be used, or whose samples cannot be trained on."""
+
+
+class Drift(EngineFailure):
+    """An engine that does not compute what the trainer computes."""
+
+
+class Forgotten(Exception):
+    """An engine has been started again and no longer holds the weights of a version."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query as an engine reads it."""
+
+    query: Query
+    ids: Sequence[int]
+    """The prompt as the trainer reads it: placeholders of media, and the given beginning of completions, included."""
+    media: Mapping[str, Any] = field(default_factory=dict)
+    """What an engine of another library is given of the prompt's media (``Synchronized.media``)."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which tokens end a completion, and which are never drawn, anywhere or as the first: those of the trainer."""
+
+    end: frozenset[int]
+    suppressed: frozenset[int]
+    begin_suppressed: frozenset[int]
+    media: frozenset[int]
+    """Placeholders of media, of which an engine may want one for each run."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A completion: its tokens, its end included, the log-prob of each as it was drawn, and the weights' version."""
+
+    ids: Sequence[int]
+    log_probs: Sequence[float]
+    version: int
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What draws completions with weights of its own."""
+
+    name: str
+    """How errors call it."""
+    whole: bool
+    """Whether a load must bring all tensors; else those that have changed."""
+    merged: bool
+    """Whether its network has no adapters, so that theirs are merged into the weights."""
+
+    def held(self) -> Mapping[str, str]:
+        """The fingerprint of each tensor that it holds, by the trainer's names; empty where it cannot say, before the
+        first load."""
+        ...
+
+    def load(self, tensors: Named, version: int) -> None:
+        """Take over tensors; EngineFailure for a name that it does not have, a shape that is not its own, and, where it
+        takes ``whole`` loads, one of its weights that was not given."""
+        ...
+
+    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+        """Completions of each query; ``Forgotten`` where it lost its weights since the last load."""
+        ...
+
+    def rest(self) -> None:
+        """Free what memory it can until the next load: the trainer computes now."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class Synchronized:
+    """An engine with the trainer's weights, as a policy draws with it (``mmgrpo.policies.generation.Drawer``)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        weights: Callable[[], Named],
+        model: TokenModel,
+        *,
+        max_gap: float,
+        top_p: float = 1.0,
+        media: Callable[[Context, Features, Sequence[Query]], Sequence[Mapping[str, Any]]] | None = None,
+    ) -> None:
+        """``weights``: the trained network's tensors at present, by the engine's names. ``max_gap``: the largest mean
+        difference of log-probs per token, in nats, between engine and trainer. ``media``: ``Asked.media`` of each
+        prompt; None for an engine that reads prompts as the trainer does."""
+        self.engine, self.weights, self.model, self.media = engine, weights, model, media
+        self.rules = Rules(model.end_ids, model.suppress_tokens, model.begin_suppress_tokens, model.media_tokens)
+        self.max_gap, self.top_p = max_gap, top_p
+        self.version = -1
+        """The version that was pushed last: the number of the round."""
+
+    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
+        """The completions of all queries, drawn with the present weights; EngineFailure for what cannot be trained."""
+        rows = [row[real].tolist() for row, real in zip(context.ids.cpu(), context.real.cpu(), strict=True)]
+        media = self.media(context, features, queries) if self.media else [{}] * len(rows)
+        asked = [Asked(*several) for several in zip(queries, rows, media, strict=True)]
+        if drawing.round != self.version:
+            self.sync(drawing.round)
+        try:
+            drawn = self.engine.generate(asked, self.rules, drawing)
+        except Forgotten:
+            self.sync(drawing.round)
+            drawn = self.engine.generate(asked, self.rules, drawing)
+        return self._checked(drawn, queries, drawing, context.ids.device)
+
+    def sync(self, version: int) -> None:
+        """Push the present weights; EngineFailure unless the engine then holds exactly these."""
+        engine = self.engine
+        sent = {name: fingerprint(tensor) for name, tensor in self.weights()}
+        held = engine.held()
+        if held:
+            refuse_names(engine.name, sent, held)
+        changed = {name for name, value in sent.items() if held.get(name) != value}
+        if engine.whole and changed:
+            changed = set(sent)
+        engine.load(((name, tensor) for name, tensor in self.weights() if name in changed), version)
+        held = engine.held()
+        refuse_names(engine.name, sent, held)
+        if wrong := sorted(name for name, value in sent.items() if held[name] != value):
+            raise Drift(
+                f"rollout.engine: after the weights of round {version} were sent, {engine.name} holds other values in "
+                f"{len(wrong)} of {len(sent)} tensors, e.g. '{wrong[0]}': nothing was trained on its samples; start it "
+                "again, then go on with the run"
+            )
+        self.version = version
+
+    def compare(self, drawn: Float[Tensor, "B T"], scored: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
+        """Drift where the log-probs of drawn tokens differ from the trainer's by more than ``max_gap`` on average.
+
+        With top_p an engine's are those of the truncated distribution, at most -log(top_p) larger.
+        """
+        self.engine.rest()
+        excess = gap_of(drawn, scored, self.top_p)[real]
+        mean = float(excess.double().mean()) if len(excess) else 0.0
+        if mean <= self.max_gap:
+            return
+        raise Drift(
+            f"rollout.engine: {self.engine.name} and the trainer differ by {mean:.2g} nats per token over "
+            f"{len(excess)} tokens of the round (most {float(excess.max()):.2g}), expected at most "
+            f"rollout.max_gap={self.max_gap:g}: nothing was trained on them. Its weights, precision, masks or "
+            "image sizes are not the trainer's"
+        )
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+
+    def _checked(
+        self, drawn: Sequence[Sequence[Drawn]], queries: Sequence[Query], drawing: Drawing, device: torch.device
+    ) -> Completions:
+        """The completions as tensors; EngineFailure for what no sampler of this model can have drawn."""
+        name = self.engine.name
+        counts = [len(several) for several in drawn]
+        if counts != (asked := [query.count for query in queries]):
+            raise EngineFailure(
+                f"rollout.engine: {name}: got {counts} completions of {len(asked)} prompts, asked {asked}"
+            )
+        rows = [one for several in drawn for one in several]
+        prompts = [query.prompt.id for query in queries for _ in range(query.count)]
+        for one, prompt in zip(rows, prompts, strict=True):
+            if one.version != self.version:
+                raise Drift(
+                    f"rollout.engine: {name}: prompt '{prompt}': got a completion of the weights of round "
+                    f"{one.version}, expected those of round {self.version}"
+                )
+            if reason := wrong(one, self.rules, drawing):
+                raise EngineFailure(f"rollout.engine: {name}: prompt '{prompt}': {reason}; nothing was trained on it")
+        width = max(len(one.ids) for one in rows)
+        ids = torch.full((len(rows), width), self.model.pad_id)
+        log_probs, real = torch.zeros(len(rows), width), torch.zeros(len(rows), width, dtype=torch.bool)
+        for place, one in enumerate(rows):
+            length = len(one.ids)
+            ids[place, :length], real[place, :length] = torch.tensor(list(one.ids)), True
+            log_probs[place, :length] = torch.tensor(list(one.log_probs))
+        zeros = torch.zeros_like(log_probs, device=device)
+        return Completions(ids.to(device), real.to(device), log_probs.to(device), zeros, zeros)
+
+
+def wrong(one: Drawn, rules: Rules, drawing: Drawing) -> str:
+    """Why a completion cannot have been drawn as it was asked for; empty where it can."""
+    if not one.ids or len(one.ids) != len(one.log_probs) or len(one.ids) > drawing.max_tokens:
+        return (
+            f"got {len(one.ids)} tokens and {len(one.log_probs)} log-probs, expected 1 to {drawing.max_tokens} of both"
+        )
+    if not all(math.isfinite(value) for value in one.log_probs):
+        return "got a log-prob that is not finite"
+    if forbidden := sorted({*one.ids} & rules.suppressed | {one.ids[0]} & rules.begin_suppressed):
+        return f"got token {forbidden[0]}, which is never sampled"
+    if any(token in rules.end for token in one.ids[:-1]):
+        return "got tokens after the end"
+    if one.ids[-1] not in rules.end and len(one.ids) < drawing.max_tokens:
+        return f"got {len(one.ids)} tokens without an end, expected {drawing.max_tokens}"
+    return ""
+
+
+def gap_of(drawn: Tensor, scored: Tensor, top_p: float = 1.0) -> Tensor:
+    """By how much the log-probs of drawn tokens leave what the trainer's allow: |drawn - scored|, and where the sampler
+    keeps the nucleus of ``top_p`` alone, what exceeds [scored, scored - log(top_p)]."""
+    difference = drawn - scored
+    return torch.where(difference > 0, (difference + math.log(top_p)).clamp(min=0), -difference)
+
+
+def refuse_names(engine: str, sent: Mapping[str, str], held: Mapping[str, str]) -> None:
+    """EngineFailure unless the engine has exactly the trainer's tensors."""
+    missing, unknown = sorted(sent.keys() - held.keys()), sorted(held.keys() - sent.keys())
+    if missing or unknown:
+        parts = [f"lacks {len(missing)} of the trainer's tensors, e.g. '{missing[0]}'"] if missing else []
+        parts += [f"has {len(unknown)} that the trainer does not, e.g. '{unknown[0]}'"] if unknown else []
+        raise EngineFailure(
+            f"rollout.engine: {engine} {' and '.join(parts)}: it is another model, or one tensor was forgotten; start "
+            "it with the model of the run"
+        )
+
+
+@torch.no_grad()
+def fingerprint(tensor: Tensor) -> str:
+    """64 bits of the shape, the precision and every byte of a tensor, with its place; computed where the tensor is.
+
+    A sum modulo 2^64, so that it does not depend on the order in which a device adds.
+    """
+    flat = tensor.detach().contiguous().reshape(-1)
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    places = torch.arange(1, min(CHUNK, len(flat)) + 1, device=flat.device) * PRIME | 1
+    for chunk in flat.view(kind).split(CHUNK):
+        total = total * BASE + (chunk.long() * places[: len(chunk)]).sum()
+    return (
+        f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape))} {int(total) % (1 << 64):016x}"
+    )
+
+
+def parameters(network: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and stored buffers of a network, tied ones once."""
+    yield from network.named_parameters()
+    for prefix, module in network.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer

@@ -1,0 +1,63 @@
+"""Our own sampler as an engine: a token policy with a network of its own.
+
+It draws what the trained policy itself would draw, bit for bit, so that it proves the interface, and serves where
+sampling is to happen in another process or on another device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from mmgrpo.engines.engine import Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint, parameters
+from mmgrpo.policies.generation import Drawing
+from mmgrpo.policies.token import TokenPolicy
+
+
+class OwnSampler:
+    """``policy`` draws and never trains; its network is no part of the trained one."""
+
+    whole, merged = False, False
+
+    def __init__(self, policy: TokenPolicy, name: str = "the sampler") -> None:
+        self.policy, self.name = policy, name
+        self.version: int | None = None
+
+    def held(self) -> Mapping[str, str]:
+        """The fingerprints of all parameters and buffers as they are."""
+        return {name: fingerprint(value) for name, value in parameters(self.policy.network)}
+
+    @torch.no_grad()
+    def load(self, tensors: Named, version: int) -> None:
+        """Copy tensors into those of the same name."""
+        own = dict(parameters(self.policy.network))
+        for name, tensor in tensors:
+            if name not in own or own[name].shape != tensor.shape:
+                shape = list(own[name].shape) if name in own else "none of this name"
+                raise EngineFailure(
+                    f"rollout.engine: {self.name}: got the tensor '{name}' of shape {list(tensor.shape)}, "
+                    f"expected {shape}: it is another model"
+                )
+            own[name].copy_(tensor)
+        self.policy.feature_cache.entries.clear()
+        self.version = version
+
+    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+        """Completions as the policy draws them, each group from its own random stream."""
+        if self.version is None:
+            raise Forgotten
+        queries = [one.query for one in asked]
+        with torch.no_grad():
+            sequences, completions = self.policy.generate(queries, drawing)
+        rows = zip(sequences.prompt.tolist(), completions.ids, completions.log_probs, completions.real, strict=True)
+        drawn: list[list[Drawn]] = [[] for _ in queries]
+        for place, row, log_probs, real in rows:
+            drawn[place].append(Drawn(row[real].tolist(), log_probs[real].tolist(), self.version))
+        return drawn
+
+    def rest(self) -> None:
+        """Nothing can be freed."""
+
+    def close(self) -> None:
+        """Nothing is left."""

@@ -1,0 +1,244 @@
+"""An engine behind HTTP: ``mmgrpo serve-engine``. Messages are those of ``mmgrpo.scoring.wire``; nothing is unpickled.
+
+    GET  /state      its name, form, version of weights, and the fingerprint of every tensor
+    POST /weights    {"version", "tensors", "last"}: tensors by name, in parts; they are taken over with the last one
+    POST /generate   queries, rules and how to draw; the completions with the version of the weights that drew them
+    POST /rest       free memory until the next weights
+
+All need the header ``Authorization: Bearer TOKEN`` where the server has a token. A request that cannot be answered is
+422 with the reason, one for weights that the server does not hold (any more) 409; whatever else fails may be over soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from torch import Tensor
+
+from mmgrpo.config.extras import install
+from mmgrpo.engines.engine import Asked, Drawn, Engine, EngineFailure, Forgotten, Named, Rules
+from mmgrpo.policies.generation import Drawing
+from mmgrpo.policies.token_model import Query
+from mmgrpo.scoring.wire import LENGTH, frames, read
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+
+PART = 1 << 29
+"""Bytes of tensors in one request, at most one tensor more."""
+
+MOST = 1 << 36
+"""Bytes of the longest message."""
+
+CONNECT = 5.0
+"""Seconds for a connection."""
+
+
+def message(value: Any) -> bytes:
+    """A value as the body of a request or an answer."""
+    return b"".join(frames(value))
+
+
+def value_of(body: bytes) -> Any:
+    """The value of a body; ValueError where it is none."""
+    place = 0
+
+    def frame() -> bytes:
+        nonlocal place
+        length = int.from_bytes(body[place : place + LENGTH], "big")
+        content = body[place + LENGTH : place + LENGTH + length]
+        if len(content) != length:
+            raise ValueError("got a message that ends early")
+        place += LENGTH + length
+        return content
+
+    return read(frame)
+
+
+class Client:
+    """The engine of a server, as one of this process."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        timeout: float = 1800.0,
+        patience: float = 600.0,
+        pause: float = 1.0,
+        transport: Any = None,
+    ) -> None:
+        """``timeout``: seconds for an answer; ``patience``: seconds for which a server that fails is waited for;
+        ``transport``: how requests are sent (for tests)."""
+        try:
+            import httpx
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"rollout.engine served needs the package httpx: {install('serve')}", name="httpx"
+            ) from error
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            raise ValueError(f"rollout.url: got '{url}', expected http://HOST:PORT")
+        self.name, self.patience, self.pause, self.timeout = f"the engine at {url}", patience, pause, timeout
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        limits = httpx.Timeout(timeout, connect=CONNECT)
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=limits, transport=transport, trust_env=False)
+        state = self._state()
+        self.whole, self.merged = bool(state["whole"]), bool(state["merged"])
+
+    def held(self) -> Mapping[str, str]:
+        """The fingerprints that the server states."""
+        return self._state()["held"]
+
+    def load(self, tensors: Named, version: int) -> None:
+        """Send tensors in parts."""
+        part: dict[str, Tensor] = {}
+        first, size = True, 0
+        for name, tensor in tensors:
+            if size > PART:
+                self._send("POST", "/weights", {"version": version, "tensors": part, "first": first, "last": False})
+                part, size, first = {}, 0, False
+            part[name] = tensor.detach().cpu()
+            size += tensor.nbytes
+        self._send("POST", "/weights", {"version": version, "tensors": part, "first": first, "last": True})
+
+    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+        """The completions that the server draws."""
+        given = {name: sorted(value) for name, value in asdict(rules).items()}
+        rows = [{**fields_of(one.query), "ids": list(one.ids), "media": dict(one.media)} for one in asked]
+        answer = self._send("POST", "/generate", {"asked": rows, "rules": given, "drawing": asdict(drawing)})
+        return [[Drawn(**one) for one in several] for several in answer["drawn"]]
+
+    def rest(self) -> None:
+        """Tell the server."""
+        self._send("POST", "/rest", {})
+
+    def close(self) -> None:
+        """End the connection; the server goes on."""
+        self._http.close()
+
+    def _state(self) -> dict[str, Any]:
+        return self._send("GET", "/state")
+
+    def _send(self, method: str, path: str, value: Any = None) -> Any:
+        """The value of an answer. What may be over soon is tried again until the patience is over."""
+        import httpx
+
+        body, until, told = (message(value) if value is not None else None), time.monotonic() + self.patience, False
+        while True:
+            try:
+                answer = self._http.request(method, path, content=body)
+                if answer.status_code == 200:
+                    return value_of(answer.content)
+                reason = str(json.loads(answer.content).get("error", ""))[:2000] if answer.content else ""
+                failure = f"{self.name} answers {answer.status_code}: {reason}"
+                if answer.status_code == 409:
+                    raise Forgotten(failure)
+                if answer.status_code in (400, 401, 404, 413, 422):
+                    raise EngineFailure(f"rollout.engine: {failure}")
+            except httpx.TransportError as error:
+                slow = isinstance(error, httpx.ReadTimeout)
+                wait = f"within {self.timeout:g} s (rollout.timeout)" if slow else f"({error or type(error).__name__})"
+                failure = f"{self.name} does not answer {wait}"
+            except ValueError as error:
+                raise EngineFailure(
+                    f"rollout.engine: {self.name}: got an answer that cannot be read ({error})"
+                ) from error
+            if time.monotonic() + self.pause > until:
+                raise EngineFailure(
+                    f"rollout.engine: {failure}, for {self.patience:g} s (rollout.patience); start it again (mmgrpo "
+                    "serve-engine), then go on with the run"
+                )
+            if not told:
+                told = True
+                print(f"{failure}; the run waits for it, {self.patience:g} s at most", file=sys.stderr, flush=True)
+            time.sleep(self.pause)
+
+
+def fields_of(query: Query) -> dict[str, Any]:
+    """A query as what a message can hold."""
+    names = ("prompt", "slot", "count", "origin", "forced", "variant")
+    return {name: getattr(query, name) for name in names}
+
+
+def application(engine: Engine, token: str = "") -> FastAPI:
+    """The application of a server, which answers one request at a time."""
+    from fastapi import FastAPI
+    from starlette.responses import JSONResponse, Response
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    turn = asyncio.Lock()
+    waiting: dict[str, Tensor] = {}
+    version: int | None = None
+
+    def state(_: Any) -> Any:
+        form = {"name": engine.name, "whole": engine.whole, "merged": engine.merged}
+        return {**form, "version": version, "held": dict(engine.held())}
+
+    def weights(value: Any) -> Any:
+        nonlocal version
+        if value["first"]:
+            waiting.clear()
+        waiting.update(value["tensors"])
+        if value["last"]:
+            version = None  # of no round, until all of them are taken over
+            engine.load(list(waiting.items()), int(value["version"]))
+            waiting.clear()
+            version = int(value["version"])
+        return {}
+
+    def generate(value: Any) -> Any:
+        drawing = Drawing(**value["drawing"])
+        if version != drawing.round:
+            raise Forgotten(f"got weights of {version}, asked for those of round {drawing.round}")
+        rules = Rules(**{name: frozenset(ids) for name, ids in value["rules"].items()})
+        asked = [Asked(Query(**some_of(one, "ids", "media")), one["ids"], one["media"]) for one in value["asked"]]
+        drawn = engine.generate(asked, rules, drawing)
+        return {"drawn": [[{**asdict(one), "ids": list(one.ids)} for one in several] for several in drawn]}
+
+    def rest(_: Any) -> Any:
+        engine.rest()
+        return {}
+
+    def answered(act: Callable[[Any], Any]) -> Any:
+        async def answer(request: Request) -> Response:
+            given = request.headers.get("authorization", "").encode("latin-1")
+            if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+                return JSONResponse({"error": "got a wrong token or none"}, 401)
+            body = b""
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST:
+                    return JSONResponse({"error": f"got a body of more than {MOST} bytes"}, 413)
+            try:
+                async with turn:
+                    value = await asyncio.to_thread(lambda: act(value_of(body) if body else None))
+                return Response(message(value))
+            except Forgotten as error:
+                return JSONResponse({"error": str(error)}, 409)
+            except (EngineFailure, ValueError, KeyError, TypeError) as error:
+                text = str(error).removeprefix("rollout.engine: ")
+                return JSONResponse({"error": text or type(error).__name__}, 422)
+
+        return answer
+
+    for path, method, act in (
+        ("/state", "GET", state),
+        ("/weights", "POST", weights),
+        ("/generate", "POST", generate),
+        ("/rest", "POST", rest),
+    ):
+        app.add_route(path, answered(act), methods=[method])
+    return app
+
+
+def some_of(row: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """A row without some of its keys."""
+    return {name: value for name, value in row.items() if name not in without}

@@ -1,0 +1,216 @@
+"""vLLM as the engine of rollouts, in this process or in that of ``mmgrpo serve-engine``.
+
+Its log-probs are those of the distribution that it draws from (``processed_logprobs``). What the trainer never samples
+has a bias of -100 here, the tokens that end a completion are the trainer's, and images, videos and their encoders are
+not used: the trainer sends the features that it has computed, so that both read the same numbers (with images in their
+place the gap of a tiny Qwen2.5-VL is 5e-4, since they are rounded to 8 bits; with features 5e-7).
+
+Weights are reloaded whole: a partial reload is accepted by vLLM with a line in its log. Which of its own tensors a
+reload wrote is asked of the model itself, inside the worker (``Accounted``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from mmgrpo.config.settings import Config
+from mmgrpo.engines.engine import Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint
+from mmgrpo.policies.generation import Drawing
+from mmgrpo.policies.token_model import Context, Features, Query
+from mmgrpo.randomness import derive
+
+TESTED = ("0.32",)
+"""Versions whose calls are known here; another one is named when it starts."""
+
+FORBIDDEN = -100.0
+"""The lowest bias that vLLM takes."""
+
+
+@runtime_checkable
+class ForEngines(Protocol):
+    """A model whose media an engine of another library can be given."""
+
+    def engine_media(self, context: Context, features: Features, row: int) -> Mapping[str, Any]:
+        """vLLM's ``multi_modal_data`` of a prompt: tensors, by kind and name."""
+        ...
+
+
+def media_of(model: Any, context: Context, features: Features, queries: Sequence[Query]) -> list[Mapping[str, Any]]:
+    """What vLLM is given of each prompt's media; ValueError for a family that does not say."""
+    found: list[Mapping[str, Any]] = []
+    for row, query in enumerate(queries):
+        if not query.prompt.media:
+            found.append({})
+        elif isinstance(model, ForEngines):
+            found.append(model.engine_media(context, features, row))
+        else:
+            raise ValueError(
+                f"prompt '{query.prompt.id}': got media with rollout.engine vllm, which {type(model).__name__} cannot "
+                "send to it; set rollout.engine=sampler, or leave it out"
+            )
+    return found
+
+
+class Accounted:
+    """What vLLM's worker is given in addition (``worker_extension_cls``)."""
+
+    def load_accounted(self, pairs: Sequence[tuple[str, Tensor]]) -> list[str]:
+        """Reload the weights; the names of those of the engine's own tensors that were not written."""
+        worker: Any = self
+        model = worker.model_runner.get_model()
+        load, written = model.load_weights, []
+
+        def recorded(weights: Iterator[tuple[str, Tensor]]) -> Any:
+            names = load(weights)
+            written.extend(names or ())
+            return names
+
+        names = {name for name, _ in model.named_parameters()}
+        model.load_weights = recorded
+        try:
+            worker.reload_weights(weights_iterator=iter(pairs))
+        finally:
+            del model.load_weights
+        return sorted(names - set(written))
+
+
+class VllmEngine:
+    """``llm`` is a ``vllm.LLM`` whose worker has ``Accounted``, ``parameters`` its class ``SamplingParams``."""
+
+    whole, merged = True, True
+
+    def __init__(self, llm: Any, parameters: Any, sleeps: bool = False, name: str = "vLLM") -> None:
+        self.llm, self.parameters, self.sleeps, self.name = llm, parameters, sleeps, name
+        self.version: int | None = None
+        self.sent: dict[str, str] = {}
+        self.asleep = False
+
+    @staticmethod
+    def of(config: Config, device: str) -> VllmEngine:
+        """Start vLLM on the model of a configuration; ModuleNotFoundError where it is not installed."""
+        if importlib.util.find_spec("vllm") is None:
+            raise ModuleNotFoundError(
+                "rollout.engine: vllm needs vLLM, which is not installed: pip install 'vllm==0.32.*' in an environment "
+                "of its own (it pins transformers), or set rollout.engine=served and run 'mmgrpo serve-engine' there",
+                name="vllm",
+            )
+        # In one process with its scheduler: seeded, and tensors are handed over as they are.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        on_gpu = device.startswith("cuda")
+        if not on_gpu:
+            os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        import vllm
+
+        if not vllm.__version__.startswith(TESTED):
+            print(f"rollout.engine: vLLM {vllm.__version__} was not tested, only {', '.join(TESTED)}", flush=True)
+        options, rollout = config.model, config.rollout
+        longest = getattr(options, "max_prompt_tokens", 0)
+        llm = vllm.LLM(
+            model=options.path,
+            dtype=options.dtype,
+            seed=config.seed,
+            trust_remote_code=False,
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls="pipelines.vllm_engine.Accounted",
+            max_model_len=longest + config.sampling.max_tokens if longest else None,
+            gpu_memory_utilization=rollout.memory,
+            enforce_eager=rollout.eager,
+            enable_sleep_mode=rollout.sleep and on_gpu,
+            enable_mm_embeds=True,
+        )
+        return VllmEngine(llm, vllm.SamplingParams, rollout.sleep and on_gpu)
+
+    def held(self) -> Mapping[str, str]:
+        """The fingerprints of the tensors that were loaded last, by the names under which they were sent."""
+        return dict(self.sent)
+
+    def load(self, tensors: Named, version: int) -> None:
+        """Reload all weights; EngineFailure for what the model has no place for, and for places left."""
+        pairs = list(tensors)
+        if self.asleep:
+            self.llm.wake_up(tags=["weights"])
+        if pairs:
+            self.version, self.sent = None, {}
+            try:
+                left = self.llm.collective_rpc("load_accounted", args=(pairs,))[0]
+            except (ValueError, KeyError, AttributeError, AssertionError, RuntimeError) as error:
+                raise EngineFailure(
+                    f"rollout.engine: {self.name} cannot load the trainer's weights ({str(error)[:300]}): it is "
+                    "another model"
+                ) from error
+            if left:
+                raise EngineFailure(
+                    f"rollout.engine: {self.name}: {len(left)} of its tensors were not among those that were sent, "
+                    f"e.g. '{left[0]}': it is another model, or one tensor was forgotten"
+                )
+            self.sent = {name: fingerprint(tensor) for name, tensor in pairs}
+        self.llm.reset_prefix_cache()
+        if pairs:
+            # A reload empties the worker's cache of features, of which the scheduler would go on to think.
+            self.llm.llm_engine.reset_encoder_cache()
+        if self.asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self.asleep = False
+        self.version = version
+
+    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+        """Completions of each query; every sample has a seed of its own, of the query's stream."""
+        if self.version is None:
+            raise Forgotten("no weights were loaded")
+        version = self.version
+        if rules.begin_suppressed - rules.suppressed:
+            raise EngineFailure(
+                f"rollout.engine: {self.name} cannot forbid tokens at the beginning alone, which this model needs; set "
+                "rollout.engine=sampler"
+            )
+        requests, parameters = [], []
+        for one in asked:
+            prompt = collapsed(one.ids, rules.media) if one.media else list(one.ids)
+            for sample in range(one.query.count):
+                requests.append({"prompt_token_ids": prompt, **({"multi_modal_data": one.media} if one.media else {})})
+                parameters.append(
+                    self.parameters(
+                        n=1,
+                        temperature=drawing.temperature,
+                        top_p=drawing.top_p,
+                        max_tokens=drawing.max_tokens,
+                        seed=derive(drawing.seed, *one.query.stream, sample) % (1 << 31),
+                        stop_token_ids=sorted(rules.end),
+                        ignore_eos=True,  # of its generation config; the trainer's ends are those above
+                        logit_bias=dict.fromkeys(sorted(rules.suppressed), FORBIDDEN) or None,
+                        logprobs=0,
+                        detokenize=False,
+                    )
+                )
+        results = iter(self.llm.generate(requests, parameters, use_tqdm=False))
+        return [[drawn_of(next(results), version) for _ in range(one.query.count)] for one in asked]
+
+    def rest(self) -> None:
+        """Free weights and cache on a GPU: the next round brings the weights."""
+        if self.sleeps and not self.asleep:
+            self.llm.sleep(level=2)
+            self.asleep, self.sent = True, {}
+
+    def close(self) -> None:
+        """End its processes and process groups, before those of the run."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def collapsed(ids: Sequence[int], marks: frozenset[int]) -> list[int]:
+    """The tokens with one placeholder for each run of equal ones, which vLLM repeats itself."""
+    return [token for place, token in enumerate(ids) if not (place and token in marks and ids[place - 1] == token)]
+
+
+def drawn_of(result: Any, version: int) -> Drawn:
+    """The one completion of a request."""
+    output = result.outputs[0]
+    ids = list(output.token_ids)
+    log_probs = [float(table[token].logprob) for table, token in zip(output.logprobs or (), ids, strict=True)]
+    return Drawn(ids, log_probs, version)

@@ -1,0 +1,460 @@
+"""An engine draws with the trainer's weights, or nothing that it draws is trained."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.config.settings import Engine as Settings
+from mmgrpo.engines.engine import (
+    Drawn,
+    Drift,
+    EngineFailure,
+    Forgotten,
+    Rules,
+    Synchronized,
+    fingerprint,
+    gap_of,
+    parameters,
+    wrong,
+)
+from mmgrpo.engines.sampler import OwnSampler
+from mmgrpo.policies.exploring import sampling_metrics
+from mmgrpo.policies.generation import Drawing
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.vlm.causal_lm import toy
+
+pytest.importorskip("transformers")
+
+WORDS = ["say", "a", "b", "c", "d"]
+PROMPTS = [Prompt("say a", "0"), Prompt("say b c d a", "1"), Prompt("d", "2")]
+
+
+def policy(seed: int = 0, layers: int = 2, **settings: Any) -> TokenPolicy:
+    model: Any = toy(WORDS)
+    if layers == 1:
+        model.network.model.layers = model.network.model.layers[:1]
+    shift(model.network, seed)
+    return TokenPolicy(model, max_tokens=6, **settings)
+
+
+@torch.no_grad()
+def shift(network: Any, seed: int) -> None:
+    """What an update does: every weight moves, norms apart from each other."""
+    for number, parameter in enumerate(network.parameters()):
+        parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + number))
+
+
+def drawing_with(trained: TokenPolicy, engine: Any, max_gap: float = 1e-4) -> TokenPolicy:
+    """``trained``, whose rollouts the engine draws."""
+    trained.draw_with(Synchronized(engine, lambda: parameters(trained.network), trained.model, max_gap=max_gap))
+    return trained
+
+
+def rolled(one: TokenPolicy, number: int = 0) -> Any:
+    return one.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=3 + number, round=number))
+
+
+@dataclass
+class Faulty:
+    """An engine that loads as ``change`` says, or answers so."""
+
+    inner: OwnSampler
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict
+    answer: Callable[[Drawn], Drawn] = lambda one: one
+    lies: bool = False
+    """States the fingerprints that it was sent, whatever it holds, as an engine of another layout does."""
+    name: str = "the engine"
+    whole: bool = False
+    merged: bool = False
+    sent: Mapping[str, str] | None = None
+
+    def held(self) -> Mapping[str, str]:
+        return self.sent if self.lies and self.sent else self.inner.held()
+
+    def load(self, tensors: Any, version: int) -> None:
+        given = dict(tensors)
+        self.sent = {**(self.sent or self.inner.held()), **{name: fingerprint(one) for name, one in given.items()}}
+        self.inner.load(self.change(given).items(), version)
+
+    def generate(self, asked: Any, rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+        return [[self.answer(one) for one in row] for row in self.inner.generate(asked, rules, drawing)]
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_our_sampler_as_an_engine_draws_what_the_policy_itself_draws():
+    alone, served = policy(), policy()
+    drawing_with(served, OwnSampler(policy(seed=9)))
+    for number in range(2):
+        one, other = rolled(alone, number), rolled(served, number)
+        assert torch.equal(one.steps.ids, other.steps.ids)
+        assert torch.equal(one.decisions.log_probs, other.decisions.fields["sampler_log_probs"])
+        torch.testing.assert_close(one.decisions.log_probs, other.decisions.log_probs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            one.decisions.fields["entropy"], other.decisions.fields["entropy"], rtol=0, atol=1e-5
+        )
+        assert 0 <= sampling_metrics(other.decisions, torch.zeros(12))["rollout/sampler_gap"] < 1e-5
+        for one in (alone, served):
+            shift(one.network, 50)
+
+
+def one_forgotten(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one for name, one in given.items() if "layers.1.self_attn.o_proj" not in name}
+
+
+def two_swapped(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    first, second = (f"model.layers.{number}.input_layernorm.weight" for number in (0, 1))
+    return {**given, **({first: given[second], second: given[first]} if first in given else {})}
+
+
+def one_stale(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    name = "model.layers.0.mlp.down_proj.weight"
+    return {**given, **({name: given[name] - 1e-3} if name in given else {})}
+
+
+def one_not_finite(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one * float("nan") if name.endswith("norm.weight") else one for name, one in given.items()}
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["fingerprints", "log-probs"])
+@pytest.mark.parametrize("change", [one_forgotten, two_swapped, one_stale, one_not_finite])
+def test_a_sync_that_leaves_one_tensor_wrong_is_caught_before_anything_is_trained(change, lies):
+    """By fingerprints; and by the log-probs of what was drawn, where an engine cannot say what it holds."""
+    engine = Faulty(OwnSampler(policy()), lies=lies)
+    trained = drawing_with(policy(), engine)
+    rolled(trained)  # the same weights: nothing differs
+    shift(trained.network, 70)
+    engine.change = change
+    with pytest.raises((Drift, EngineFailure, RuntimeError), match="nothing was trained|not finite"):
+        rolled(trained, 1)
+    engine.change = dict  # what failed is sent again
+    shift(trained.network, 71)
+    assert rolled(trained, 2).decisions.rows == 12
+
+
+def test_a_tensor_that_no_sync_ever_brought_is_caught():
+    """One that the engine names and the trainer does not, or the other way round: another model."""
+    for own, other in ((2, 1), (1, 2)):
+        trained = drawing_with(policy(layers=own), OwnSampler(policy(layers=other)))
+        with pytest.raises(EngineFailure, match="layers.1"):
+            rolled(trained)
+
+
+def test_a_tensor_of_another_shape_is_named():
+    with pytest.raises(EngineFailure, match=r"lm.*\[2\].*none of this name"):
+        OwnSampler(policy()).load([("lm", torch.zeros(2))], 0)
+    with pytest.raises(EngineFailure, match=r"norm.weight.*\[2\].*\[32\]"):
+        OwnSampler(policy()).load([("model.norm.weight", torch.zeros(2))], 0)
+
+
+def test_only_what_has_changed_is_sent():
+    engine = Faulty(OwnSampler(policy()))
+    trained, sizes = drawing_with(policy(), engine), []
+    engine.change = lambda given: sizes.append(len(given)) or given
+    rolled(trained)
+    with torch.no_grad():
+        trained.network.get_parameter("model.norm.weight").add_(1)
+    rolled(trained, 1)
+    assert sizes == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda one: replace(one, log_probs=[float("nan")] * len(one.ids)),
+        lambda one: replace(one, log_probs=one.log_probs[:-1]),
+        lambda one: replace(one, version=7),
+        lambda one: replace(one, log_probs=[value - 0.1 for value in one.log_probs]),
+    ],
+    ids=["nan", "short", "version", "gap"],
+)
+def test_an_answer_that_cannot_be_trained_on_is_one_line(answer):
+    trained = drawing_with(policy(), Faulty(OwnSampler(policy()), answer=answer))
+    with pytest.raises(EngineFailure, match=r"rollout.engine: .*the engine") as caught:
+        rolled(trained)
+    assert "\n" not in str(caught.value)
+
+
+RULES = Rules(frozenset({9}), frozenset({5}), frozenset({6}), frozenset({5}))
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ([1, 9], ""),
+        ([1, 2, 3], ""),
+        ([], "0 tokens"),
+        ([1, 2, 3, 4], "4 tokens"),
+        ([1, 5, 9], "token 5"),
+        ([6, 9], "token 6"),
+        ([1, 6, 9], ""),
+        ([9, 1, 2], "after the end"),
+        ([1, 2], "without an end"),
+    ],
+)
+def test_what_no_sampler_of_the_model_can_draw(ids, reason):
+    found = wrong(Drawn(ids, [-1.0] * len(ids), 0), RULES, Drawing(0, 1.0, 3))
+    assert (reason in found) if reason else not found
+
+
+def test_a_nucleus_may_raise_log_probs_by_its_mass_and_no_more():
+    """log 2 = 0.69 for top_p 0.5."""
+    drawn, scored = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-1.0, -1.6, -2.0, -0.9])
+    gap = gap_of(drawn, scored, 0.5)
+    torch.testing.assert_close(gap, torch.tensor([0.0, 0.0, 1 - 0.6931472, 0.1]))
+    assert gap_of(drawn, scored).tolist() == pytest.approx([0, 0.6, 1, 0.1])
+
+
+def test_a_fingerprint_sees_every_bit_its_place_its_shape_and_its_precision():
+    one = torch.randn(70, 30, generator=torch.Generator().manual_seed(0))
+    swapped, moved = one.clone(), one.clone()
+    swapped[0], swapped[1] = one[1], one[0]
+    moved[69, 29] = torch.nextafter(moved[69, 29], torch.tensor(9.0))
+    others = [swapped, moved, one.T, one.half(), one.view(30, 70), torch.cat([one, one[:0]]).roll(1)]
+    assert len({fingerprint(value) for value in [one, *others]}) == 7
+    assert fingerprint(one.T.contiguous().T) == fingerprint(one)  # whatever its strides
+    long = torch.zeros(2_500_000)
+    ends = [long.clone(), long.clone()]
+    ends[0][0], ends[1][-1] = 1, 1
+    assert len({fingerprint(value) for value in [long, *ends]}) == 3
+
+
+@pytest.mark.parametrize(
+    "settings", [{"search": "beam"}, {"sampling_dtype": "bfloat16"}, {"divergence": True}, {"draw_batch_size": 2}]
+)
+def test_what_an_engine_cannot_draw_is_refused(settings):
+    with pytest.raises(ValueError, match="rollout.engine"):
+        drawing_with(policy(**settings), OwnSampler(policy()))
+
+
+@pytest.mark.parametrize(("engine", "url"), [("served", []), ("vllm", ["http://a:1"])])
+def test_a_url_belongs_to_a_served_engine(engine, url):
+    with pytest.raises(ValueError, match="rollout.url"):
+        Settings(engine=engine, url=url).check()
+
+
+# -- behind HTTP ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """The url of a server of an engine, in a thread."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("httpx")
+    from mmgrpo.engines.served import application
+    from mmgrpo.scoring.server import Running
+
+    running: list[Any] = []
+
+    def start(engine: Any, token: str = "", port: int = 0) -> str:
+        server = Running(application(engine, token), "127.0.0.1", port, 1.0)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        return f"http://127.0.0.1:{server.port}"
+
+    def stop() -> None:
+        server, thread = running.pop()
+        server.stop()
+        thread.join()
+
+    start.stop = stop  # type: ignore[attr-defined]
+    yield start
+    while running:
+        stop()
+
+
+def client(url: str, **settings: Any) -> Any:
+    from mmgrpo.engines.served import Client
+
+    return Client(url, **{"patience": 0.3, "pause": 0.1, **settings})
+
+
+def test_a_served_engine_draws_what_the_policy_itself_draws(serve, monkeypatch):
+    monkeypatch.setattr("mmgrpo.engines.served.PART", 3000)  # weights come in several parts
+    alone, trained = policy(), policy()
+    drawing_with(trained, client(serve(OwnSampler(policy(seed=9)))))
+    for number in range(2):
+        assert torch.equal(rolled(alone, number).steps.ids, rolled(trained, number).steps.ids)
+        for one in (alone, trained):
+            shift(one.network, 50)
+
+
+def test_a_server_that_was_started_again_is_sent_the_weights_again(serve):
+    alone, trained = policy(), policy()
+    url = serve(OwnSampler(policy(seed=9)))
+    drawing_with(trained, client(url, patience=20.0))
+    rolled(trained)
+    serve.stop()
+    threading.Timer(0.5, lambda: serve(OwnSampler(policy(seed=8)), port=int(url.rpartition(":")[2]))).start()
+    assert torch.equal(rolled(alone).steps.ids, rolled(trained).steps.ids)  # the run waits for it
+
+
+def test_two_processes_of_a_run_share_a_server(serve):
+    alone, url = policy(), serve(OwnSampler(policy(seed=9)))
+    for trained in (policy(), policy()):
+        drawing_with(trained, client(url))
+        assert torch.equal(rolled(alone).steps.ids, rolled(trained).steps.ids)
+
+
+def test_a_server_that_dies_is_slow_refuses_or_is_another_model_is_one_clear_line(serve):
+    trained = drawing_with(policy(), client(serve(OwnSampler(policy()))))
+    serve.stop()
+    with pytest.raises(EngineFailure, match="rollout.patience"):
+        rolled(trained)
+
+    def late(one: Drawn) -> Drawn:
+        threading.Event().wait(0.1)
+        return one
+
+    slow = drawing_with(policy(), client(serve(Faulty(OwnSampler(policy()), answer=late)), timeout=0.5))
+    with pytest.raises(EngineFailure, match=r"rollout.timeout.*rollout.patience"):
+        rolled(slow)
+    with pytest.raises(EngineFailure, match="token"):
+        client(serve(OwnSampler(policy()), token="a" * 20))
+    other = drawing_with(policy(), client(serve(OwnSampler(policy(layers=1)))))
+    with pytest.raises(EngineFailure, match="layers.1"):
+        rolled(other)
+    with pytest.raises(ValueError, match="rollout.url"):
+        client("127.0.0.1:8800")
+
+
+def test_a_message_that_is_none_is_refused(serve):
+    import httpx
+
+    url = serve(OwnSampler(policy()))
+    for body in (b"x", b"\0" * 8, b"\0" * 7 + b"\2{}"):
+        assert httpx.post(f"{url}/generate", content=body).status_code == 422
+
+
+def test_an_engine_without_weights_says_so():
+    engine = OwnSampler(policy())
+    with pytest.raises(Forgotten):
+        engine.generate([], RULES, Drawing(0, 1.0, 3))
+
+
+# -- vLLM, as far as its calls go (tests/libraries/engines has the real one) -------------------------------------------
+
+
+class StandIn:
+    """``vllm.LLM`` as version 0.32 answers: fused tensors of its own names, reloads that may be partial."""
+
+    def __init__(self, inner: OwnSampler, forgets: str = "") -> None:
+        self.inner, self.forgets, self.calls = inner, forgets, []
+        self.params: list[Any] = []
+
+    def collective_rpc(self, method: str, timeout: Any = None, args: Any = (), kwargs: Any = None) -> list[Any]:
+        from pipelines.vllm_engine import Accounted
+
+        assert method == "load_accounted"
+        worker: Any = SimpleNamespace(model_runner=self, reload_weights=self.reload)
+        return [Accounted.load_accounted(worker, *args)]
+
+    def get_model(self) -> Any:
+        return self
+
+    def named_parameters(self) -> Any:
+        return dict(parameters(self.inner.policy.network)).items()
+
+    def load_weights(self, weights: Any) -> set[str]:
+        given = {name: one for name, one in weights if not self.forgets or self.forgets not in name}
+        try:
+            self.inner.load(given.items(), 0)
+        except EngineFailure as failure:
+            raise ValueError(str(failure)) from failure
+        return set(given)
+
+    def reload(self, weights_iterator: Any) -> None:
+        self.load_weights(weights_iterator)
+
+    @property
+    def llm_engine(self) -> Any:
+        return SimpleNamespace(reset_encoder_cache=lambda: None)
+
+    def reset_prefix_cache(self) -> None:
+        self.calls.append("reset_prefix_cache")
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, tags: Sequence[str]) -> None:
+        self.calls.append(f"wake_up {tags[0]}")
+
+    def generate(self, requests: Sequence[Any], params: Sequence[Any], use_tqdm: bool) -> list[Any]:
+        self.params, results = list(params), []
+        for request, one in zip(requests, params, strict=True):
+            ids, table = request["prompt_token_ids"], {}
+            tokens: list[int] = []
+            rows: list[Any] = []
+            generator = torch.Generator().manual_seed(one.seed)
+            while len(tokens) < one.max_tokens and not (tokens and tokens[-1] in one.stop_token_ids):
+                with torch.no_grad():
+                    logits = self.inner.policy.network(torch.tensor([ids + tokens])).logits[0, -1]
+                for token, bias in (one.logit_bias or {}).items():
+                    logits[token] += bias
+                table = torch.log_softmax(logits / one.temperature, -1)
+                token = int(torch.multinomial(table.exp(), 1, generator=generator))
+                tokens.append(token)
+                rows.append({token: SimpleNamespace(logprob=float(table[token]))})
+            results.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=rows)]))
+        return results
+
+
+def vllm_like(forgets: str = "", sleeps: bool = False) -> Any:
+    from pipelines.vllm_engine import VllmEngine
+
+    return VllmEngine(StandIn(OwnSampler(policy(seed=9)), forgets), SimpleNamespace, sleeps)
+
+
+def test_vllm_draws_with_the_trainers_weights_ends_and_masks():
+    trained, engine = policy(temperature=0.7), vllm_like(sleeps=True)
+    drawing_with(trained, engine)
+    for number in range(2):
+        made = rolled(trained, number)
+        gap = (made.decisions.fields["sampler_log_probs"] - made.decisions.log_probs).abs()
+        assert float(gap.max()) < 1e-5
+        shift(trained.network, 50)
+    assert engine.llm.calls == [
+        *("reset_prefix_cache", "sleep 2"),
+        *("wake_up weights", "reset_prefix_cache", "wake_up kv_cache", "sleep 2"),
+    ]
+    one = engine.llm.params[0]
+    assert (one.logprobs, one.ignore_eos, one.detokenize) == (0, True, False)
+    assert len({several.seed for several in engine.llm.params}) == 12  # each sample has its own
+
+
+def test_a_part_of_vllms_tensors_that_was_not_written_is_named():
+    """What vLLM itself accepts with a line in its log."""
+    with pytest.raises(EngineFailure, match=r"1 of its tensors.*layers.0.input_layernorm"):
+        rolled(drawing_with(policy(), vllm_like("0.input")))
+
+
+def test_another_model_than_vllms_is_named():
+    with pytest.raises(EngineFailure, match="another model"):
+        rolled(drawing_with(policy(layers=1), vllm_like()))
+
+
+def test_runs_of_placeholders_are_one_each():
+    from pipelines.vllm_engine import collapsed
+
+    assert collapsed([5, 5, 1, 5, 5, 5, 2, 2, 7, 7, 5], frozenset({5, 7})) == [5, 1, 5, 2, 2, 7, 5]
+
+
+def test_a_copy_of_an_engine_is_not_the_trained_network():
+    trained, engine = policy(), OwnSampler(policy())
+    drawing_with(trained, engine)
+    before = copy.deepcopy(dict(trained.network.named_parameters()))
+    rolled(trained)
+    shift(engine.policy.network, 1)
+    assert all(torch.equal(before[name], one) for name, one in trained.network.named_parameters())
