@@ -92,7 +92,7 @@ def written(folder: Path) -> set[str]:
     )
     prompts = [Prompt("say a", "0", "a b c"), Prompt("say b", "1", "b c a")]
     others = trainer(
-        token_policy(), folder / "others", prompts, reward=lambda prompts, outputs: [0.0] * len(outputs),
+        token_policy(sampling_dtype="bfloat16"), folder / "others", prompts, reward=lambda prompts, outputs: [0.0] * len(outputs),
         given=prompts, prompts_per_step=1, **blocks,
     )  # fmt: skip
     for _ in range(3):
