@@ -48,7 +48,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.optimizers import STEPS
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.sharding import mesh_of, shard
-from mmgrpo.scoring.fitting import checked_by
+from mmgrpo.scoring.fitting import checked_by, downloads
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy
 from mmgrpo.update import LossRecipe
@@ -278,6 +278,8 @@ def make_trainer(
         refuse_preset(algorithm.preset, owner.decisions(config))
     offline = config.data.offline
     reward_scorers = scorers(rewards, str(accelerator.device)) if rewards or offline < 1 else []
+    if (absences := downloads(reward_scorers, os.environ)) and accelerator.is_main_process:
+        print("\n".join(absences), flush=True)
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.read(algorithm)
     # Bound here, so that errors in any block precede the loading of a model.

@@ -251,7 +251,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
     from mmgrpo.offline import compared
     from mmgrpo.rewards import scorers
     from mmgrpo.runtime.folder import named, refuse_folder
-    from mmgrpo.scoring.fitting import checked_by
+    from mmgrpo.scoring.fitting import checked_by, downloads
 
     problems, owner = [], family(config.model.family)
     for check in (check_model, lambda config: refuse_folder(named(config))):
@@ -264,6 +264,8 @@ def check_inputs(config: Config, missing: str = "") -> None:
         rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
     except (ValueError, OSError) as error:
         problems.append(str(error))
+    for note in downloads(rewards, {}):
+        print(note, flush=True)
     try:
         with checked_by(rewards):
             read = read_prompts(config, owner)

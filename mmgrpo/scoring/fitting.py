@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from importlib.util import find_spec
 
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.isolation import in_words
-from mmgrpo.scoring.manifest import Manifest, obstacle
+from mmgrpo.scoring.manifest import Manifest, absent, obstacle
 from mmgrpo.types import Prompt, Text
 
 _OF_RUN: ContextVar[Sequence[Scorer]] = ContextVar("rewards of the run that is being loaded", default=())
@@ -69,6 +71,28 @@ def refuse_unfit(
                     raise ValueError(text)
                 notes.append(f"{text}; they are not trained")
     return notes
+
+
+def downloads(scorers: Sequence[Scorer], environment: Mapping[str, str]) -> list[str]:
+    """A sentence for every reward whose weights are not on this machine: they are downloaded once a model is loaded and
+    its first samples are drawn. FileNotFoundError where ``environment`` forbids that."""
+    notes = []
+    for scorer in scorers:
+        sources = scorer.manifest.weights if scorer.manifest else {}
+        if not isinstance(scorer.fn, functools.partial):
+            continue
+        defaults = {name: one.default for name, one in inspect.signature(scorer.fn.func).parameters.items()}
+        named = {value for value in (defaults | scorer.fn.keywords).values() if isinstance(value, str)}
+        absences = (absent(source, files) for source, files in sources.items() if source in named)
+        notes += [f"rewards: '{scorer.name}' {reason}" for reason in absences if reason][:1]
+    offline = [name for name in OFFLINE if environment.get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
+    if notes and offline:
+        raise FileNotFoundError(f"{notes[0]}, which {offline[0]} forbids; name a folder that has them: weights=...")
+    return notes
+
+
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+"""Variables with which nothing is asked of the hub."""
 
 
 def tried(prompts: Sequence[Prompt]) -> list[Prompt]:

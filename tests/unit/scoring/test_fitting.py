@@ -12,7 +12,7 @@ from mmgrpo.family import families, family
 from mmgrpo.inputs import load
 from mmgrpo.rewards import from_trl, scorer
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.fitting import checked_by, refuse_unfit
+from mmgrpo.scoring.fitting import checked_by, downloads, refuse_unfit
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Prompt
 
@@ -55,6 +55,17 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr("mmgrpo.scoring.manifest.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"'ocr'.*rapidocr.*\[rewards\]"):
         refuse_unfit([OCR], {}, "Image")
+
+
+def test_weights_that_are_not_here_are_told_before_a_model_is_loaded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    rewards = [scorer("pickscore"), scorer("jpeg_compressibility"), scorer(f"hpsv2(weights={str(tmp_path)!r})")]
+    (note,) = downloads(rewards[:2], {"HF_HUB_OFFLINE": "0"})
+    assert "'pickscore'" in note and "yuvalkirstain/PickScore_v1" in note
+    assert downloads(rewards[1:2], {"HF_HUB_OFFLINE": "1"}) == []
+    assert "xswu/HPSv2" not in "".join(downloads(rewards, {}))  # its folder is named
+    with pytest.raises(FileNotFoundError, match="'pickscore'.*HF_HUB_OFFLINE.*weights="):
+        downloads(rewards, {"HF_HUB_OFFLINE": "1"})
 
 
 def test_reference_answers_that_no_answer_can_be_compared_with_are_listed():
