@@ -392,6 +392,11 @@ class Reference(Protocol):
     """Context manager of the network as it was before training."""
 
     @property
+    def bare(self) -> bool:
+        """True where it is the base of adapters that begin at zero."""
+        ...
+
+    @property
     def copies(self) -> Sequence[nn.Module]:
         """The frozen copies of the network that are kept."""
         ...

@@ -25,8 +25,10 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.family import Family
 from mmgrpo.files import new_folder, share, write_tensors, write_text
+from pipelines.existing_lora import ExistingLora, Factors, Names, combined
 from pipelines.factory import device_of
 from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, has_adapters, read_adapters
+from pipelines.options import ModelOptions
 from pipelines.quantized import dequantized, is_quantized
 from pipelines.training import Training, torch_dtype
 
@@ -60,6 +62,8 @@ class Elsewhere:
     prefix: str = ""
     """Name of the network in diffusers' file of adapters."""
     comfyui: Callable[[Mapping[str, tuple[Tensor, Tensor]], float], dict[str, Tensor]] | None = None
+    names: Names | None = None
+    """The authors' names of the modules in files of adapters, where they are known."""
     whole: bool = False
     """True where the family's own ``save`` writes a complete model, to which nothing of the base's folder is added."""
     reset: Mapping[str, Any] | None = None
@@ -91,7 +95,9 @@ class Elsewhere:
                 prompts = some_prompts(owner, config, check) if check else []
                 done = write_merged(owner, self, config, model, writing, dtype, device_of(device), prompts)
             else:
-                write_adapters(form, self, model, writing, Path(config.name).name)
+                write_adapters(
+                    form, self, model, writing, Path(config.name).name, merged_before(owner, self, config, model)
+                )
                 done = f"the adapters for {form}"
             if output.is_dir():
                 output.rmdir()
@@ -120,11 +126,39 @@ def check_format(form: str, family: Family, elsewhere: Elsewhere, model: Path) -
         )
 
 
-def write_adapters(form: str, elsewhere: Elsewhere, model: Path, folder: Path, name: str) -> None:
-    """The adapters of a saved model in one of the formats; ``name`` is that of ComfyUI's file."""
+NONE = {"lora_rank": 0, "lora_path": "", "lora_mode": "continue", "quantize": "none"}
+"""Options of a model without adapters."""
+
+
+def merged_before(
+    family: Family, elsewhere: Elsewhere, config: Config, model: Path
+) -> Mapping[str, Mapping[str, Factors]]:
+    """The adapters that the run added to its base before it trained others, by the place of their network."""
+    lora = ExistingLora.of(config.model, elsewhere.names) if isinstance(config.model, ModelOptions) else None
+    if lora is None or lora.mode == "continue":
+        return {}
+    network = family.policy(replace(config, model=replace(config.model, **NONE)), "cpu", training=False).network
+    if not has_adapters(model / SECOND):
+        return {"": lora.read(network)}
+    parts = {"": (lora, "transformer"), SECOND: (replace(lora, second=True), SECOND)}
+    return {place: one.read(network.get_submodule(name)) for place, (one, name) in parts.items()}
+
+
+def write_adapters(
+    form: str,
+    elsewhere: Elsewhere,
+    model: Path,
+    folder: Path,
+    name: str,
+    earlier: Mapping[str, Mapping[str, Factors]],
+) -> None:
+    """The adapters of a saved model in one of the formats, together with ``earlier`` ones that were merged into its
+    base, so that they adapt the base as it is published; ``name`` is that of ComfyUI's file."""
     places = ["", *([SECOND] if has_adapters(model / SECOND) else [])]
     for place in places:
         weights, config = read_adapters(model / place)
+        if place in earlier:
+            weights, config = combined(earlier[place], weights, config)
         pairs = {
             key.removesuffix(".lora_A.weight"): (weights[key], weights[key.replace(".lora_A.", ".lora_B.")])
             for key in weights
@@ -217,7 +251,7 @@ def write_merged(
     done = f"{merged} adapted layers merged in fp32, written as {dtype}"
     if rollout is None:
         return f"{done}; not compared with the policy (--check 0)"
-    options = {"path": str(folder), "lora_rank": 0, "quantize": "none", **(elsewhere.reset or {})}
+    options = {"path": str(folder), **NONE, **(elsewhere.reset or {})}
     options = {name: value for name, value in options.items() if name in vars(config.model)}
     written = family.policy(replace(wide, model=replace(wide.model, **options)), device, prompts, training=False)
     gap = (scores(written, rollout) - expected).abs()

@@ -14,7 +14,7 @@ from mmgrpo.config.registry import bind, parse
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
 from pipelines.factory import with_settings
-from pipelines.options import check_quantize
+from pipelines.options import check_trainable
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -100,7 +100,7 @@ class LanguageFamily:
             from pipelines.vlm.frames import use_video_reader
 
             use_video_reader(config)
-        check_quantize(model)
+        check_trainable(model)
         if not model.path:
             raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
         low, high = getattr(model, "min_pixels", 0), getattr(model, "max_pixels", 0)

@@ -23,6 +23,12 @@ class ModelOptions:
     """LoRA alpha; the update is scaled by alpha / rank."""
     lora_targets: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Name suffixes of the adapted modules; empty: the family's attention projections."""
+    lora_path: Annotated[str, ANY_TEXT] = ""
+    """Existing LoRA adapters of this model to begin with: a safetensors file of diffusers, peft, ComfyUI or kohya, a
+    folder that holds one, or a hub id (owner/name, owner/name:file.safetensors)."""
+    lora_mode: Annotated[str, one_of("continue", "merge")] = "continue"
+    """What becomes of lora_path: continue trains them, as adapters of lora_rank (theirs or more) and lora_alpha, and
+    the reference keeps them as they were; merge adds them to the base, on which new adapters or the weights train."""
     dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     """Precision of the network's computation: float32, bfloat16 or float16. Log-probabilities are always fp32."""
     quantize: Annotated[str, one_of("none", "8bit", "4bit")] = "none"
@@ -37,8 +43,18 @@ class ModelOptions:
     only (weights_only=True), but a pickle is a program, and a gap in that restriction would run it: convert instead."""
 
 
-def check_quantize(options: ModelOptions) -> None:
-    """ValueError for a quantized base whose weights would be trained, and where bitsandbytes is missing."""
+def check_trainable(options: ModelOptions) -> None:
+    """ValueError for existing adapters that would be continued without adapters or merged without a file, for a
+    quantized base whose weights would be trained, and where bitsandbytes is missing."""
+    if options.lora_mode == "merge" and not options.lora_path:
+        raise ValueError(
+            "model.lora_mode: got merge without model.lora_path, so that it has no effect; name the adapters there"
+        )
+    if options.lora_path and options.lora_mode == "continue" and not options.lora_rank:
+        raise ValueError(
+            f"model.lora_rank: got 0 with model.lora_path={options.lora_path}, expected the rank of these adapters or "
+            "more; set it, or model.lora_mode=merge, which adds them to the base"
+        )
     if options.quantize == "none":
         return
     if not options.lora_rank:

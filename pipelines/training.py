@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
+from mmgrpo.runtime.networks import exchanged
 from mmgrpo.types import Reference
+from pipelines.existing_lora import ExistingLora, Factors, Names, continue_existing, merge_existing
 from pipelines.lora import adapters_off, add_lora, continue_adapters, has_adapters, saved_adapters
 from pipelines.options import ModelOptions
 from pipelines.quantized import known_as_quantized, quantize
@@ -57,14 +59,24 @@ class Training:
     """Storage of the frozen base of adapters: none, 8bit or 4bit (``pipelines.quantized``)."""
     allow_pickle: bool = False
     """Read weights from pickles where there are no safetensors (``ModelOptions.allow_pickle``)."""
+    lora: ExistingLora | None = None
+    """Adapters to begin with."""
     sharded: bool = False
     """The network stays on the CPU until it is sharded, since it may not fit a device whole."""
 
     @staticmethod
     def of(
-        options: ModelOptions, *, seed: int, device: str, weights: str = "", training: bool = True, shard: str = "none"
+        options: ModelOptions,
+        *,
+        seed: int,
+        device: str,
+        weights: str = "",
+        training: bool = True,
+        shard: str = "none",
+        names: Names | None = None,
     ) -> Training:
-        """The options of a run; ``training`` is False for a model that only samples."""
+        """The options of a run; ``training`` is False for a model that only samples. ``names`` are the authors' of
+        the modules, by which ComfyUI and kohya call them."""
         return Training(
             lora_rank=options.lora_rank,
             lora_alpha=options.lora_alpha,
@@ -76,6 +88,7 @@ class Training:
             device=device,
             quantize=options.quantize,
             allow_pickle=options.allow_pickle,
+            lora=ExistingLora.of(options, names),
             sharded=shard == "full" and training and int(os.environ.get("WORLD_SIZE", "1")) > 1,
         )
 
@@ -110,12 +123,39 @@ class AdaptersOff:
 
     network: Any
     copies: tuple[()] = ()
+    bare: bool = True
 
     def keep(self) -> None:
         """No copy is needed."""
 
     def __call__(self) -> AbstractContextManager[nn.Module]:
         return adapters_off(self.network)
+
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """The values of saved adapters, by the names of the network's parameters."""
+        return saved_adapters(self.network, folder)
+
+
+@dataclass(frozen=True)
+class GivenAdapters:
+    """The reference where existing adapters are trained further: the network with these as they were."""
+
+    network: Any
+    values: dict[str, Tensor]
+    """Of the adapters at their start, by the names of the network's parameters."""
+    copies: tuple[()] = ()
+    bare: bool = False
+
+    def keep(self) -> None:
+        """They are kept already."""
+
+    @contextmanager
+    def __call__(self) -> Iterator[nn.Module]:
+        trained = {name: one for name, one in self.network.named_parameters() if name in self.values}
+        for name, parameter in trained.items():  # the network has moved to its device since
+            self.values[name] = self.values[name].to(parameter.device)
+        with exchanged(trained, self.values):
+            yield self.network
 
     def read(self, folder: Path) -> dict[str, Tensor]:
         """The values of saved adapters, by the names of the network's parameters."""
@@ -129,6 +169,7 @@ class FrozenCopy:
     network: nn.Module
     copies: list[nn.Module] = field(default_factory=list)
     """The copy, once there is one."""
+    bare: bool = False
 
     def keep(self) -> None:
         """Copy the network in its present state; later calls do nothing."""
@@ -166,12 +207,18 @@ def make_trainable(
     if rank < 0:
         raise ValueError(f"lora_rank: got {rank}, expected 0 (train the network itself) or more")
     reference: Reference = AdaptersOff(network) if training.adapters else FrozenCopy(network)
-    names = target_names(network, training.lora_targets or targets, frozen) if rank else []
+    existing = training.lora.read(network) if training.lora and not training.network else {}
+    given = existing if training.lora and training.lora.mode == "continue" else {}
+    if existing and not given:
+        merge_existing(network, existing)
+    names = target_names(network, training.lora_targets or targets, frozen) if rank and not given else []
     if training.adapters and training.quantize != "none":
         quantize(network, training.quantize, training.compute_dtype, frozen)
     if training.adapters:
         with known_as_quantized(network, training.quantize):
-            if has_adapters(training.weights):
+            if given:
+                reference = begin_with(network, training, given, targets, frozen)
+            elif has_adapters(training.weights):
                 continue_adapters(network, Path(training.weights), rank)
             else:
                 add_lora(network, rank, training.lora_alpha, names, training.lora_seed)
@@ -191,6 +238,38 @@ def make_trainable(
             network.gradient_checkpointing_enable({"use_reentrant": False})
         else:  # a model of diffusers
             network.enable_gradient_checkpointing()
+    return reference
+
+
+def begin_with(
+    network: Any,
+    training: Training,
+    adapters: Mapping[str, Factors],
+    targets: Sequence[str],
+    frozen: Sequence[nn.Module],
+) -> GivenAdapters:
+    """Continue existing adapters, with the saved values of a run that did where there are any; their reference."""
+    inside = {id(module) for part in frozen for module in part.modules()}
+    if still := [name for name in adapters if id(network.get_submodule(name)) in inside]:
+        raise ValueError(
+            f"model.lora_path: got adapters of '{still[0]}' ({len(still)} of {len(adapters)}), which is frozen in this "
+            "run; train that part too (model.freeze_...=false), or set model.lora_mode=merge"
+        )
+    continue_existing(
+        network,
+        adapters,
+        training.lora_rank,
+        training.lora_alpha,
+        training.lora_targets,
+        target_names(network, targets, frozen),
+        training.lora_seed,
+    )
+    trained = {name: one for name, one in network.named_parameters() if one.requires_grad}
+    reference = GivenAdapters(network, {name: one.detach().clone() for name, one in trained.items()})
+    if has_adapters(training.weights):
+        saved = saved_adapters(network, Path(training.weights))
+        for name, parameter in trained.items():
+            parameter.data = saved[name]
     return reference
 
 

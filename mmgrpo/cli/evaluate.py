@@ -169,7 +169,7 @@ def opponent(contestant: Contestant) -> Contestant | None:
     if (Path(args.against) / "config.yaml").is_file():
         run, model = args.against, run_config(args.against, contestant.family).model
     else:
-        untrained = {"path": args.against, "lora_rank": 0}
+        untrained = {"path": args.against, "lora_rank": 0, "lora_path": "", "lora_mode": "continue"}
         known_options = {f.name for f in fields(config.model)}
         run = ""
         model = replace(config.model, **{name: value for name, value in untrained.items() if name in known_options})

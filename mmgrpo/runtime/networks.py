@@ -327,9 +327,9 @@ class Networks:
         return any("path" in rule.parameters and name_of(rule) == key.partition(":")[0] for rule in self.rules)
 
     def _copy(self, untrained: bool = False) -> dict[str, Tensor]:
-        """The trained parameters; ``untrained``: with adapters that add nothing."""
+        """The trained parameters; ``untrained``: with adapters that add nothing, where the run's begin so."""
         copies = {name: stored(parameter, self.model.network) for name, parameter in self.trained.items()}
-        if untrained:
+        if untrained and self.model.reference.bare:
             for name in [name for name in copies if ".lora_B." in name]:
                 copies[name].zero_()
         return copies

@@ -19,7 +19,7 @@ from pipelines.denoising import (
     read_whole,
     refuse_other_architectures,
 )
-from pipelines.options import check_quantize
+from pipelines.options import check_trainable
 from pipelines.speech.options import FlowSpeechData, FlowSpeechOptions, FlowSpeechSampling, SpeechEval
 from pipelines.speech.spoken import Spoken
 
@@ -65,7 +65,7 @@ class FlowSpeechFamily(Spoken):
         from mmgrpo.diffusion.kernels import DRAWN_KERNELS
 
         sampling, head = config.sampling, config.model.head
-        check_quantize(config.model)
+        check_trainable(config.model)
         check_sampling(self.name, "flow", sampling)
         check_decisions(config)
         if (parse(sampling.kernel)[0] in DRAWN_KERNELS) != (head == "drawn"):

@@ -21,7 +21,7 @@ from pipelines.denoising import (
     read_whole,
     refuse_other_architectures,
 )
-from pipelines.options import check_quantize
+from pipelines.options import check_trainable
 from pipelines.speech.options import CaptionData, SoundSampling, SpeechEval
 from pipelines.speech.spoken import Spoken
 
@@ -67,7 +67,7 @@ class TextToAudioFamily(Spoken):
 
     def check(self, config: Config) -> None:
         """Raise ValueError for settings that no denoising model takes, and for those of another process."""
-        check_quantize(config.model)
+        check_trainable(config.model)
         check_sampling(self.name, self.process, config.sampling)
         check_decisions(config)
 

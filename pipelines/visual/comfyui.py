@@ -13,8 +13,8 @@ family whose names are not known is not in ``WRITERS``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -26,14 +26,14 @@ Pair = tuple[Float[Tensor, "rank *inputs"], Float[Tensor, "outputs rank *_"]]
 Pairs = Mapping[str, Pair]
 """Name of a module in diffusers' network to its matrices."""
 
-Writer = Callable[[Pairs, float], dict[str, Tensor]]
-"""Pairs and ``alpha`` (the scale is alpha / rank) to the tensors of a file; ValueError for a module without a name."""
-
 Part = tuple[int, Sequence[int]]
 """Number of a matrix within the one that the authors have for several, and the heights of all, as multiples of one."""
 
 Table = Sequence[tuple[str, str, Part | None]]
 """Pattern of diffusers' name, the authors' name, and the part of its matrix where the authors have it fused."""
+
+Targets = Mapping[str, tuple[str, Part | None]]
+"""Diffusers' name of a module to the authors' and its part there; modules without a name are left out."""
 
 
 def whole(*names: tuple[str, str]) -> Table:
@@ -46,7 +46,7 @@ def fused(pattern: str, target: str, heights: Sequence[int] = (1, 1, 1)) -> Tabl
     return [(pattern.replace("@", letter), target, (number, heights)) for number, letter in enumerate("qkv")]
 
 
-def layout(pairs: Pairs, table: Table) -> dict[str, Pair]:
+def layout(pairs: Pairs, targets: Targets) -> dict[str, Pair]:
     """The adapters by the authors' names.
 
     Adapters of n matrices that are one there become one whose rank is the sum of theirs:
@@ -55,7 +55,12 @@ def layout(pairs: Pairs, table: Table) -> dict[str, Pair]:
     found: dict[str, Pair] = {}
     parts: dict[str, list[tuple[Part, Pair]]] = {}
     for name, pair in pairs.items():
-        target, part = renamed(name, table)
+        if name not in targets:
+            raise ValueError(
+                f"--format comfyui: the adapted module '{name}' has no name there that is known here; take --format "
+                "diffusers or merged, or leave it out of model.lora_targets"
+            )
+        target, part = targets[name]
         if part is None:
             found[target] = pair
         else:
@@ -74,30 +79,51 @@ def layout(pairs: Pairs, table: Table) -> dict[str, Pair]:
     return found
 
 
-def write(pairs: Pairs, alpha: float, table: Table | None = None, dotted: bool = False) -> dict[str, Tensor]:
-    """``<name>.lora_down.weight``, ``lora_up.weight`` and ``alpha`` of every module.
-
-    A fused adapter of n times the rank has n times the alpha, so that all have one scale. Without a table the authors'
-    names are diffusers'. ``dotted``: ComfyUI's ``diffusion_model.`` in place of kohya's ``lora_unet_``.
-    """
-    rank = min(len(down) for down, _ in pairs.values())
-    tensors = {}
-    for name, (down, up) in (pairs if table is None else layout(pairs, table)).items():
-        key = f"diffusion_model.{name}" if dotted else f"lora_unet_{name.replace('.', '_')}"
-        tensors |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
-        tensors[f"{key}.alpha"] = torch.tensor(alpha * len(down) / rank)
-    return tensors
+def unchanged(names: Iterable[str]) -> Targets:
+    """Modules that the authors call as diffusers does."""
+    return {name: (name, None) for name in names}
 
 
-def renamed(name: str, table: Table) -> tuple[str, Part | None]:
-    """The authors' name of a module by the first pattern of a table that it is, and its part there."""
+@dataclass(frozen=True)
+class Layout:
+    """The names of a family's modules in files of adapters that ComfyUI and kohya read."""
+
+    targets: Callable[[Iterable[str]], Targets] = unchanged
+    dotted: bool = False
+    """ComfyUI's ``diffusion_model.`` in place of kohya's ``lora_unet_``: models of which kohya's scripts know no
+    adapters, or have other names."""
+
+    def __call__(self, pairs: Pairs, alpha: float) -> dict[str, Tensor]:
+        """``<name>.lora_down.weight``, ``lora_up.weight`` and ``alpha`` (the scale is alpha / rank) of every module;
+        ValueError for one without a name.
+
+        A fused adapter of n times the rank has n times the alpha, so that all have one scale.
+        """
+        rank = min(len(down) for down, _ in pairs.values())
+        tensors = {}
+        for name, (down, up) in layout(pairs, self.targets(list(pairs))).items():
+            key = f"diffusion_model.{name}" if self.dotted else f"lora_unet_{name.replace('.', '_')}"
+            tensors |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
+            tensors[f"{key}.alpha"] = torch.tensor(alpha * len(down) / rank)
+        return tensors
+
+
+def by_table(table: Table) -> Callable[[Iterable[str]], Targets]:
+    """Names by the first pattern of a table that matches."""
+
+    def targets(names: Iterable[str]) -> Targets:
+        found = {name: renamed(name, table) for name in names}
+        return {name: target for name, target in found.items() if target is not None}
+
+    return targets
+
+
+def renamed(name: str, table: Table) -> tuple[str, Part | None] | None:
+    """The authors' name of a module and its part there; None where no pattern matches."""
     for pattern, target, part in table:
         if match := re.fullmatch(pattern, name):
             return match.expand(target), part
-    raise ValueError(
-        f"--format comfyui: the adapted module '{name}' has no name there that is known here; take --format diffusers "
-        "or merged, or leave it out of model.lora_targets"
-    )
+    return None
 
 
 RESNET = whole(
@@ -117,33 +143,39 @@ OUTSIDE = whole(
 """Modules of diffusers' UNet within a residual block and outside of the blocks to those of SDXL's authors."""
 
 
-def sdxl(pairs: Pairs, alpha: float) -> dict[str, Tensor]:
+def sdxl(names: Iterable[str]) -> Targets:
     """The names of SDXL's authors, who number the layers of all resolutions in one sequence.
 
     With n layers a block, layer j of block i is ``input_blocks.{(n + 1) i + j + 1}`` on the way down (the last is the
-    downsampler) and ``output_blocks.{(n + 1) i + j}`` on the way up. n is the number of layers that the adapters name.
+    downsampler) and ``output_blocks.{(n + 1) i + j}`` on the way up. n is the number of layers that the names have.
     """
-    layers = 1
-    for name in pairs:
+    names, layers = list(names), 1
+    for name in names:
         if match := re.match(r"(down|up)_blocks\.\d+\.(?:attentions|resnets)\.(\d+)", name):
             layers = max(layers, int(match[2]) + (match[1] == "down"))
-    names = {}
-    for name, pair in pairs.items():
+    found: dict[str, str | None] = {}
+    for name in names:
         if match := re.fullmatch(r"(down|up)_blocks\.(\d+)\.(\w+)\.(\d+)\.(.+)", name):
             down, first = match[1] == "down", (layers + 1) * int(match[2])
-            place, kind, rest = int(match[4]), match[3], match[5]
+            place, kind = int(match[4]), match[3]
             if kind.endswith("samplers"):
                 place, inner = layers, "0.op" if down else "2.conv"
             else:
-                inner = f"1.{rest}" if kind == "attentions" else f"0.{renamed(rest, RESNET)[0]}"
-            names[f"{'input' if down else 'output'}_blocks.{first + place + down}.{inner}"] = pair
+                inner = _inner(match[5], 1 if kind == "attentions" else 0, kind == "attentions")
+            found[name] = inner and f"{'input' if down else 'output'}_blocks.{first + place + down}.{inner}"
         elif match := re.fullmatch(r"mid_block\.(attentions|resnets)\.(\d+)\.(.+)", name):
             attention = match[1] == "attentions"
-            inner = match[3] if attention else renamed(match[3], RESNET)[0]
-            names[f"middle_block.{1 if attention else 2 * int(match[2])}.{inner}"] = pair
-        else:
-            names[renamed(name, OUTSIDE)[0]] = pair
-    return write(names, alpha)
+            inner = _inner(match[3], 1 if attention else 2 * int(match[2]), attention)
+            found[name] = inner and f"middle_block.{inner}"
+        elif target := renamed(name, OUTSIDE):
+            found[name] = target[0]
+    return {name: (target, None) for name, target in found.items() if target}
+
+
+def _inner(name: str, number: int, attention: bool) -> str | None:
+    """A module within an attention, which is called the same, or within a residual block."""
+    target = (name, None) if attention else renamed(name, RESNET)
+    return target and f"{number}.{target[0]}"
 
 
 BLOCK, SINGLE = r"transformer_blocks\.(\d+)\.", r"single_transformer_blocks\.(\d+)\."
@@ -263,26 +295,21 @@ LTX = whole(
 )
 
 
-def comfyui_only(table: Table | None = None) -> Writer:
-    """Models of which kohya's scripts know no adapters, or have other names than ComfyUI."""
-    return partial(write, table=table, dotted=True)
-
-
-WRITERS: Mapping[str, Writer] = {
-    "stable_diffusion": write,
-    "sdxl": sdxl,
-    "sd3": partial(write, table=STABLE_DIFFUSION_3),
-    "flux": partial(write, table=FLUX),
-    "flux_kontext": partial(write, table=FLUX),
-    "flux2_klein": partial(write, table=FLUX2),
-    "qwen_image": write,
-    "qwen_image_edit": write,
-    "z_image": comfyui_only(),
-    "ltx_video": comfyui_only(LTX),
-    "ltx_i2v": comfyui_only(LTX),
-    "wan": partial(write, table=WAN),
-    "wan_i2v": partial(write, table=WAN),
-    "hunyuan_video": partial(write, table=HUNYUAN_VIDEO),
-    "skyreels_i2v": partial(write, table=HUNYUAN_VIDEO),
+WRITERS: Mapping[str, Layout] = {
+    "stable_diffusion": Layout(),
+    "sdxl": Layout(sdxl),
+    "sd3": Layout(by_table(STABLE_DIFFUSION_3)),
+    "flux": Layout(by_table(FLUX)),
+    "flux_kontext": Layout(by_table(FLUX)),
+    "flux2_klein": Layout(by_table(FLUX2)),
+    "qwen_image": Layout(),
+    "qwen_image_edit": Layout(),
+    "z_image": Layout(dotted=True),
+    "ltx_video": Layout(by_table(LTX), dotted=True),
+    "ltx_i2v": Layout(by_table(LTX), dotted=True),
+    "wan": Layout(by_table(WAN)),
+    "wan_i2v": Layout(by_table(WAN)),
+    "hunyuan_video": Layout(by_table(HUNYUAN_VIDEO)),
+    "skyreels_i2v": Layout(by_table(HUNYUAN_VIDEO)),
 }
 """Family to how its adapters are written. ComfyUI knows no adapters of Sana."""

@@ -23,7 +23,7 @@ from pipelines.denoising import (
     read_whole,
     refuse_other_architectures,
 )
-from pipelines.options import ModelOptions, check_quantize
+from pipelines.options import ModelOptions, check_trainable
 from pipelines.visual.options import (
     FlowOptions,
     MemoryOptions,
@@ -99,7 +99,7 @@ class VisualFamily:
         writer = WRITERS.get(self.name)
         formats = ("diffusers", *(["comfyui"] if writer else []), "peft")
         prefix = "unet" if self.process == "diffusion" else "transformer"
-        return Elsewhere(formats, prefix, writer, reset={"transformer": ""})
+        return Elsewhere(formats, prefix, writer, writer and writer.targets, reset={"transformer": ""})
 
     @property
     def sections(self) -> Sections:
@@ -115,7 +115,7 @@ class VisualFamily:
     def check(self, config: Config) -> None:
         """Raise ValueError for settings that no denoising model takes, for those of another process, and for those
         that would have no effect."""
-        check_quantize(config.model)
+        check_trainable(config.model)
         check_sampling(self.name, self.process, config.sampling)
         check_decisions(config)
         if config.sampling.policy != "matching" and config.sampling.reference_guidance:
@@ -158,6 +158,7 @@ class VisualFamily:
     ) -> Policy:
         """Load the model as a policy over transitions or over sampled noise levels."""
         from pipelines.training import Training
+        from pipelines.visual.comfyui import WRITERS
 
         options = config.model
         path = locate(options.path)
@@ -172,6 +173,7 @@ class VisualFamily:
                 weights=weights,
                 training=training,
                 shard=config.distributed.shard,
+                names=WRITERS[self.name].targets if self.name in WRITERS else None,
             ),
         )
         model.levels = config.sampling.grid

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mmgrpo.runtime.sharding import anywhere
 from mmgrpo.types import Reference
 from pipelines.lora import has_adapters
-from pipelines.training import AdaptersOff, FrozenCopy, Training, make_trainable
+from pipelines.training import AdaptersOff, FrozenCopy, GivenAdapters, Training, make_trainable
 
 SECOND = "transformer_2"
 """Subfolder of the network for low noise."""
@@ -80,14 +80,19 @@ class Experts(nn.Module):
 
 def make_experts_trainable(experts: Experts, training: Training, targets: tuple[str, ...]) -> Reference:
     """``make_trainable`` of both networks; saved adapters must be there for both."""
-    second = training
+    second = replace(training, lora=replace(training.lora, second=True)) if training.lora else training
     if has_adapters(training.weights):
-        second = replace(training, weights=Path(training.weights) / SECOND)
+        second = replace(second, weights=Path(training.weights) / SECOND)
         if not has_adapters(second.weights):
             raise FileNotFoundError(
                 f"'{training.weights}' has adapters of one network, expected another file of them in {SECOND}/, since "
                 "the model has two networks; name a folder that a run of this model saved"
             )
-    make_trainable(experts.transformer, training, targets)
-    make_trainable(experts.transformer_2, second, targets)
+    references = {
+        "transformer": make_trainable(experts.transformer, training, targets),
+        SECOND: make_trainable(experts.transformer_2, second, targets),
+    }
+    given = {name: one.values for name, one in references.items() if isinstance(one, GivenAdapters)}
+    if given:
+        return GivenAdapters(experts, {f"{name}.{key}": value for name in given for key, value in given[name].items()})
     return AdaptersOff(experts) if training.adapters else FrozenCopy(experts)

@@ -92,8 +92,8 @@ def test_a_damaged_checkpoint_is_named_on_resume_and_the_result_is_that_of_an_un
 @pytest.mark.slow
 def test_two_runs_never_write_into_one_folder(words_folder, tmp_path):
     options = quick.visual(words_folder, tmp_path, "--steps", 10**6)  # it goes on until it is stopped
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    first = subprocess.Popen([*COMMAND, "train", *map(str, options)], env=environment(), **quiet)
+    quiet = subprocess.DEVNULL
+    first = subprocess.Popen([*COMMAND, "train", *map(str, options)], env=environment(), stdout=quiet, stderr=quiet)
     try:
         while not (tmp_path / "run" / "metrics.jsonl").exists():
             assert first.poll() is None
@@ -137,3 +137,24 @@ def test_changed_prompts_weights_and_settings_are_noticed_on_resume(words_folder
     assert after == before
     call("train", *again)
     assert len(metrics(tmp_path / "run")) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["continue", "merge"])
+def test_a_run_that_begins_with_existing_adapters_resumes_to_the_numbers_of_an_uninterrupted_one(
+    mode, words_folder, tmp_path
+):
+    def options(name, steps, *more):
+        return [*quick.visual(words_folder, tmp_path), "--name", name, "--steps", steps, *more]
+
+    call("train", *options("first", 2, "--model.lora-rank", 2))
+    given = ["--model.lora-path", tmp_path / "first" / "model", "--model.lora-mode", mode, "--model.lora-rank", 3]
+    given += ["--algorithm.terms", "kl_velocity(coef=0.1)", "--save-every", 2]
+    call("train", *options("whole", 4, *given))
+    call("train", *options("parts", 2, *given))
+    call("train", *options("parts", 4, *given, "--resume"))
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
+    kl = [line["kl"] for line in metrics(tmp_path / "whole")]
+    assert kl[0] == 0 < kl[-1]  # the reference has the given adapters
+    for file in ("model/pytorch_lora_weights.safetensors", "checkpoints/step-000004/weights.safetensors"):
+        assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
