@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.rollout import reward_metrics
 from mmgrpo.runtime.metrics import MetricsLog, read_metrics
 from mmgrpo.scoring import RewardScores, Scorer
-from mmgrpo.types import CONTRAST, OWN, Answer, Image, Media, Prompt
+from mmgrpo.types import CONTRAST, OWN, Answer, Image, Media, Prompt, Request
 from tests.building import algorithm_blocks, trainer
 from tests.pages import DOCS, rows_of
 from tests.toys import ToyModel, toy_policy, toy_prompts
@@ -92,13 +93,16 @@ def written(folder: Path) -> set[str]:
     )
     prompts = [Prompt("say a", "0", "a b c"), Prompt("say b", "1", "b c a")]
     others = trainer(
-        token_policy(sampling_dtype="bfloat16"), folder / "others", prompts, reward=lambda prompts, outputs: [0.0] * len(outputs),
+        token_policy(), folder / "others", prompts, reward=lambda prompts, outputs: [0.0] * len(outputs),
         given=prompts, prompts_per_step=1, **blocks,
     )  # fmt: skip
     for _ in range(3):
         others.run_round()
     others.log.flush()
     names |= {name for row in read_metrics(folder / "others" / "metrics.jsonl") for name in row}
+    lower = token_policy(sampling_dtype="bfloat16")
+    made = lower.rollout(Request(prompts, [0, 1], 2, seed=0))
+    names |= set(sampling_metrics(made.decisions, torch.zeros(4)))
     # Three rows of the policy, one of them not scored and one that is left to others, and one of a changed prompt.
     valid, abstained = (
         torch.tensor([[True], [False], [False], [True]]),
