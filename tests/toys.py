@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mmgrpo.diffusion.schedules import Grid, flow_grid
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.types import Image, Media, Prompt
+from mmgrpo.types import Image, Media, Prompt, Reference
 from pipelines.training import FrozenCopy
 
 
@@ -47,7 +47,7 @@ class ToyModel:
 
     def __init__(self, size: int = 3, seed: int = 0) -> None:
         self.network: nn.Module = ToyNetwork(size, seed)
-        self.reference = FrozenCopy(self.network)
+        self.reference: Reference = FrozenCopy(self.network)
         self.reference.keep()
         self.size = size
         self.forwards = 0
