@@ -22,7 +22,7 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
     same = {name: under_changes.get(name, name) for name in loss.scores}
     for other in map(name_of, loss.networks):
         asked = refuse_networks(policy, loss, other)
-        same |= {name: REFERENCE_NETWORK + name.removeprefix(other) for name in asked}
+        same |= {name: REFERENCE_NETWORK + under_changes.get(name, name).removeprefix(other) for name in asked}
     if missing := {under_changes.get(name, name) for name, one in same.items() if one not in policy.provides}:
         ends = tuple(n.removeprefix(REFERENCE_NETWORK) for n in policy.provides if n.startswith(REFERENCE_NETWORK))
         other = next((name[: -len(end)] for name in missing for end in ends if name.endswith(end)), "")

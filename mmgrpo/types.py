@@ -266,6 +266,7 @@ RECORDS: Mapping[str, str] = {
     "answer_probability": "mean probability of the tokens of the row's reference answer after the sampled thought",
     "answer_prior": "the same without a thought",
     "visual_dependency": "KL of each token's distribution to the one without the media of the prompt",
+    "token_id": "number of each token in the vocabulary",
     "gradient_feature": "gradient of the log-prob with respect to the last hidden state, a vector per sample",
 }
 """What a policy records on request, by name: of each sample, or of each decision, of which a reward gets the mean."""

@@ -439,6 +439,126 @@ def looking(
     return weight / mean.clamp(min=1)[:, None] * broadcast(advantages, keep, node, decision_mask)
 
 
+@block(CREDITS, level="group")
+def position_bonus(
+    advantages: Values,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    *,
+    gamma: Annotated[float, within("[0, inf)")],
+    slope: Annotated[float, UPPER_BOUND],
+) -> Matrix:
+    """``broadcast`` plus sign(A) gamma sigmoid(slope t / (L - 1)), t the place among the row's L decisions: late ones
+    count more (arXiv:2508.02260; both numbers were not found, and the sigmoid is from memory).
+
+    gamma .1, slope 1: .05, .0622 and .0731 at the first, middle and last of three. A = 0 stays 0.
+    """
+    place, last = decision_mask.cumsum(1) - 1, decision_mask.sum(1, keepdim=True) - 1
+    bonus = gamma * torch.sigmoid(slope * place.to(advantages.dtype) / last.clamp(min=1))
+    credit = broadcast(advantages, keep, node, decision_mask)
+    return credit + credit.sign() * bonus
+
+
+@block(CREDITS, level="group")
+def entropy_advantage(
+    advantages: Values,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    entropy: Matrix,
+    alpha: Annotated[float, within("[0, inf)")] = 0.4,
+    kappa: Annotated[float, AT_LEAST_ONE] = 2.0,
+) -> Matrix:
+    """``broadcast`` plus min(alpha H_t, |A| / kappa), H_t the entropy of the decision: uncertain ones are reinforced
+    more and punished less, and no sign changes ("Reasoning with Exploration", arXiv:2506.14758; .4 and 2).
+
+    A = 1, H = .5: 1.2. A = -.2, H = 1: -.1.
+    """
+    credit = broadcast(advantages, keep, node, decision_mask)
+    return credit + torch.where(decision_mask, torch.minimum(alpha * entropy, credit.abs() / kappa), 0.0)
+
+
+@block(CREDITS, level="group")
+def logit_penalty(
+    advantages: Values,
+    stat: Rows,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    log_probs: Matrix,
+    certainty: Matrix,
+    scale: Annotated[float, within("[0, inf)")] = 0.05,
+) -> Matrix:
+    """``broadcast`` minus ``scale`` times the logit of the drawn token, min-max normalized over the batch's decisions
+    (.5 where all are equal); of a positive advantage nothing below 0 is left. UCAS (arXiv:2510.10649; .05): tokens that
+    the policy was sure of count less, by shape ``confidence`` and by this.
+
+    The logit is that above the mean of its position, log p + certainty, where the paper has the raw one. Rows of
+    advantage 0 are pushed down too: with ``drop_zero_spread`` they are left out.
+    """
+    entries = decision_mask & stat[:, None]
+    logit = log_probs + certainty
+    low, high = logit[entries].aminmax() if bool(entries.any()) else logit.new_zeros(2)
+    share = torch.where(high > low, (logit - low) / (high - low).clamp(min=1e-12), 0.5)
+    credit = broadcast(advantages, keep, node, decision_mask)
+    lowered = credit - scale * torch.where(decision_mask & keep[:, None], share, 0.0)
+    return torch.where(credit > 0, lowered.clamp(min=0), lowered)
+
+
+@block(CREDITS, level="group")
+def conflict(
+    advantages: Values,
+    key: Key,
+    stat: Rows,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    token_id: Node,
+    weight: Annotated[float, AT_LEAST_ONE] = 2.0,
+    divide: bool = True,
+) -> Matrix:
+    """``broadcast``, with tokens that good and bad samples of a group share at their beginning and at their end not
+    punished: ``weight`` in samples of A > 0, 0 in those of A < 0 (GTPO, arXiv:2508.03772; 2).
+
+    A token is shared that stands at the same place, counted from the beginning, of a sample with A > 0 and of one with
+    A < 0, and so do all before it; likewise from the end, and both factors are multiplied. ``divide``: the row divided
+    by its number of shared tokens, as the code does and the paper does not say. Good a b c d, bad a b e d: factors
+    2 2 1 2 and 0 0 1 0, both divided by 3.
+    """
+    factor = torch.ones(decision_mask.shape, dtype=advantages.dtype, device=token_id.device)
+    shared = torch.zeros_like(decision_mask)
+    lengths = decision_mask.sum(1)
+    for name in torch.unique(key[stat]):
+        rows = torch.nonzero(stat & (key == name) & (advantages != 0)).flatten()
+        texts = [token_id[row][decision_mask[row]].tolist() for row in rows.tolist()]
+        good = [bool(advantages[row] > 0) for row in rows.tolist()]
+        for backward in (False, True):
+            runs = _shared_runs([text[::-1] if backward else text for text in texts], good)
+            for row, up, run in zip(rows.tolist(), good, runs, strict=True):
+                places = torch.nonzero(decision_mask[row]).flatten()
+                places = places[int(lengths[row]) - run :] if backward else places[:run]
+                factor[row, places] *= weight if up else 0.0
+                shared[row, places] = True
+    if divide:
+        factor = factor / shared.sum(1, keepdim=True).clamp(min=1)
+    return factor * broadcast(advantages, keep, node, decision_mask)
+
+
+def _shared_runs(texts: list[list[int]], good: list[bool]) -> list[int]:
+    """For each text the number of its first tokens that a good and a bad text both have at their places."""
+    runs = []
+    sides = [[text for text, up in zip(texts, good, strict=True) if up is side] for side in (True, False)]
+    for text in texts:
+        run = 0
+        while run < len(text) and all(
+            any(len(other) > run and other[run] == text[run] for other in side) for side in sides
+        ):
+            run += 1
+        runs.append(run)
+    return runs
+
+
 TREES_ONLY = frozenset({"tree_depth", "tree_softmax", "tree_siblings", "parent_top1"})
 """Credits and selectors for samples that share decisions. On others they would compare whatever stands at one position:
 tokens by their number in the text, for example."""

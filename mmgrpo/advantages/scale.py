@@ -116,6 +116,24 @@ def token_whiten(centred: Values, stat: Rows, length: Key, eps: float = 1e-8) ->
 
 
 @block(SCALES, level="group")
+def length_weighted_std(
+    centred: Values, values: Values, key: Key, stat: Rows, length: Key, limit: Annotated[float, UPPER_BOUND] = 5.0
+) -> Values:
+    """centred / std over all decisions of the group, each with its row's reward (population), beside the baseline
+    ``length_weighted``; where any |A| of a group would reach ``limit``, its A is that of GRPO (HAPO, arXiv:2509.16591).
+
+    Rewards 1, 1, 0, 0 of 1, 1, 2, 4 decisions: mean .25, std .433, A = 1.732, 1.732, -.577, -.577.
+    """
+    weight = torch.where(stat, length, 0).to(values.dtype)
+    number = groups.group_sum(weight, key, stat).clamp(min=1)
+    mean = groups.group_sum(weight * values, key, stat) / number
+    std = (groups.group_sum(weight * (values - mean).square(), key, stat) / number).sqrt()
+    scaled = _over(centred, std, 0.0)
+    plain = _over(values - groups.group_mean(values, key, stat), groups.group_std(values, key, stat, 1), 1e-6)
+    return torch.where(groups.group_max(scaled.abs(), key, stat) >= limit, plain, scaled)
+
+
+@block(SCALES, level="group")
 def bernoulli(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (p (1 - p) + eps), p the group's mean reward in [0, 1] (TreeRPO, arXiv:2506.05183).
 

@@ -126,6 +126,36 @@ def gfpo(
 
 
 @block(BEFORE, level="group")
+def consistent(
+    values: Values,
+    raw: Float[Tensor, "B R"],
+    names: Sequence[str],
+    key: Key,
+    keep: Rows,
+    *,
+    by: str,
+    remove: Annotated[int, COUNT],
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+) -> Rows:
+    """All but ``remove`` rows of each group: of right ones those of the smallest reward ``by``, a mean of the scores of
+    steps, go first, of wrong ones those of the largest, so that right and wrong rows are as many as possible (PROF,
+    arXiv:2509.03403; 4 of 8). Statistics are of what is left.
+
+    round((P - N + remove) / 2) right rows go, P and N the numbers of both, within 0, ``remove`` and what there is: of 6
+    and 2, of 5 and 3, of 3 and 5 with 4: 4, 3 and 1. What all steps of the batch have in common cancels.
+    """
+    process = raw[:, list(names).index(by)].nan_to_num(0.0)
+    good, bad = keep & (values >= right), keep & (values < right)
+    number_good, number_bad = (groups.group_count(key, side) for side in (good, bad))
+    count = torch.full_like(number_good, remove)
+    from_good = torch.round((number_good - number_bad + count) / 2)
+    from_good = torch.minimum(from_good.clamp(min=0), torch.minimum(count, number_good))
+    from_bad = torch.minimum(count - from_good, number_bad)
+    gone = good & (groups.group_rank(process, key, good) < from_good)
+    return keep & ~(gone | (bad & (groups.group_rank(-process, key, bad) < from_bad)))
+
+
+@block(BEFORE, level="group")
 def first(key: Key, keep: Rows, *, count: Annotated[int, COUNT]) -> Rows:
     """The first ``count`` rows of each group. The others have only voted (``votes``): 16 of 32 are trained in TTRV
     (arXiv:2510.06783)."""
@@ -176,6 +206,13 @@ def drop_low_std(values: Values, key: Key, stat: Rows, share: Annotated[float, w
     std = groups.group_std(values, key, stat)
     one = groups.group_first(key, stat)
     return std >= share * groups.group_mean(std, torch.zeros_like(key), one)
+
+
+@block(AFTER, level="group")
+def drop_decided(values: Values, key: Key, stat: Rows, most: Annotated[float, within("[0, inf)")] = 0.6) -> Rows:
+    """Groups whose mean reward is within +-``most`` (BRPO of Writing-Zero, arXiv:2506.00103; .6): of 16 wins and losses
+    9 of one sign more are kept (.56), 11 not (.69)."""
+    return groups.group_mean(values, key, stat).abs() <= most
 
 
 @block(AFTER, level="group")

@@ -381,3 +381,69 @@ def dynamic_scaling(
         own = groups.group_mean(each, key, stat)
         factor = factor * torch.sigmoid(own) / torch.sigmoid(groups.group_mean(own, batch, first))
     return advantages * factor
+
+
+@block(SHAPES, level="group")
+def perplexity(
+    advantages: Values,
+    stat: Rows,
+    log_probs: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    *,
+    alpha: Annotated[float, within("[0, inf)")],
+) -> Values:
+    """A max(1 - alpha w, 0), w the mean of -log p over the sample's decisions, standardized over the batch (n - 1):
+    what the policy finds unlikely counts less (arXiv:2508.02260; its alpha was not found, nor whether it standardizes
+    over the batch or the group; the bound at 0 is ours).
+
+    Means of .2, .4 and .6 with alpha .1: factors 1.1, 1 and .9.
+    """
+    own = -_row_mean(log_probs, decision_mask).to(advantages.dtype)
+    return advantages * (1 - alpha * _standard(own, torch.zeros_like(stat, dtype=torch.long), stat, 0.0)).clamp(min=0)
+
+
+@block(SHAPES, level="group")
+def confidence(
+    advantages: Values,
+    key: Key,
+    stat: Rows,
+    certainty: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    positive: Annotated[float, within("[0, inf)")] = 0.25,
+    negative: Annotated[float, within("[0, inf)")] = 0.35,
+    reduce: Annotated[str, one_of("mean", "sum")] = "mean",
+    eps: float = 1e-6,
+) -> Values:
+    """A exp(-positive z) above 0, else A exp(negative z), z the certainty of the sample's decisions standardized in the
+    group: a right answer counts less where the policy was sure of it, a wrong one more (UCAS, arXiv:2510.10649; .25 and
+    .35). The paper takes the mean over decisions, its code the sum. z = 1 and A = +-.866: .674 and -1.229.
+    """
+    own = _row_mean(certainty, decision_mask).to(advantages.dtype)
+    if reduce == "sum":
+        own = own * decision_mask.sum(1)
+    z = _standard(own, key, stat, eps)
+    return advantages * torch.where(advantages > 0, -positive * z, negative * z).exp()
+
+
+@block(SHAPES)
+def entropy_gate(
+    advantages: Values,
+    entropy: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    limit: Annotated[float, UPPER_BOUND] = 0.7,
+    scale: Annotated[float, within("[0, inf)")] = 0.1,
+) -> Values:
+    """A - scale H where the mean entropy H of the sample's decisions is at most ``limit``, 0 above it (GTPO,
+    arXiv:2508.03772; .7 and .1 of its code, ln 2 in the paper). H = .5: 1 becomes .95; H = .8: 0."""
+    own = _row_mean(entropy, decision_mask).to(advantages.dtype)
+    return torch.where(own > limit, 0.0, advantages - scale * own)
+
+
+def _row_mean(matrix: Float[Tensor, "B T"], decision_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B"]:
+    return torch.where(decision_mask, matrix, 0.0).sum(1) / decision_mask.sum(1).clamp(min=1)
+
+
+def _standard(own: Values, key: Key, stat: Rows, eps: float) -> Values:
+    """(x - mean) / (std + eps) within each group; 0 where the std is."""
+    std = groups.group_std(own, key, stat)
+    return torch.where(std > 0, (own - groups.group_mean(own, key, stat)) / (std + eps), 0.0)

@@ -425,6 +425,43 @@ def novelty_reward(
     return torch.stack(columns, 1)
 
 
+@block(TRANSFORMS)
+def graded(
+    values: Streams,
+    raw: Streams,
+    names: Names,
+    *,
+    by: str,
+    beta: Annotated[float, POSITIVE],
+    gamma: Annotated[float, ANY_NUMBER],
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+    of: str = "",
+) -> Streams:
+    """1 / (1 + exp(-beta (by - gamma))) for samples of r below ``right``, whose ``by`` is the share of their steps that
+    come before the first wrong one (reward ``judge_steps``): a group of wrong answers has a gradient too (Spectral or
+    Stepwise Guided PO, arXiv:2505.11595; its beta and gamma were not found, a re-implementation has 5 and .5).
+
+    beta 5, gamma .5: shares 0, .5 and 1 give .076, .5 and .924, so that a right answer of 1 is above all.
+    """
+    share = raw[:, [list(names).index(by)]]
+    return _changed(
+        values,
+        torch.where(values < right, torch.sigmoid(beta * (share - gamma)), values),
+        names,
+        of or _others(names, by),
+    )
+
+
+@block(TRANSFORMS)
+def amplified(
+    values: Streams, raw: Streams, names: Names, *, by: str, coef: Annotated[float, ANY_NUMBER], of: str = ""
+) -> Streams:
+    """r (1 + coef by), ``by`` as it was scored: with ``judge_consistency`` (1, 0, -1) and coef .5 the reward of an
+    answer counts 1.5 where the thought says the same and .5 where it does not (StableReinforce, arXiv:2505.02835)."""
+    factor = 1 + coef * raw[:, [list(names).index(by)]].nan_to_num(0.0)
+    return _changed(values, values * factor, names, of or _others(names, by))
+
+
 def _others(names: Names, by: str) -> str:
     """The only other reward, if there is one alone; else all of them."""
     others = {name.partition("@")[0] for name in names} - {by}

@@ -229,6 +229,87 @@ CATALOGUE: dict[str, Preset] = {
     "sapo": for_any(
         "A sigmoid of the ratio in place of the clip.", objective="sapo(tau_positive=1.0, tau_negative=1.05)"
     ),
+    # arXiv:2508.03772 and its code: tokens shared by good and bad samples are not punished, entropy .7 and .1, no clip,
+    # no KL; the paper's threshold is ln 2.
+    "gtpo": for_tokens(
+        "REINFORCE that spares what good and bad samples have in common, and leaves out uncertain samples.",
+        shape=["entropy_gate(limit=0.7, scale=0.1)"],
+        credit="conflict(weight=2.0)",
+        objective="policy_gradient",
+    ),
+    # arXiv:2509.16591 and its code: alpha and beta 1, pivot .8, clip .2, dual clip 10, mean over tokens. Without its
+    # temperature that follows the entropy.
+    "hapo_entropy": for_tokens(
+        "Bounds and advantages that follow the entropy of a token, statistics over the tokens of a group.",
+        baseline="length_weighted",
+        scale="length_weighted_std(limit=5.0)",
+        objective="ppo_by_entropy(low=0.2, high=0.2, dual=10.0)",
+        aggregation="per_decision",
+    ),
+    # arXiv:2510.10649 and its code: .25, .35 and .05, group size 16, no KL. Groups without spread would be pushed down
+    # by the penalty of tokens; dropping them is ours.
+    "ucas": for_tokens(
+        "GRPO that learns more where the policy was unsure: of right answers, and of single tokens.",
+        shape=["confidence(positive=0.25, negative=0.35)"],
+        credit="logit_penalty(scale=0.05)",
+        select=["drop_zero_spread"],
+    ),
+    # arXiv:2508.02260: alpha, gamma and slope were not found; all three are ours.
+    "ppl_position": for_tokens(
+        "GRPO in which unlikely samples count less, and late tokens more.",
+        shape=["perplexity(alpha=0.01)"],
+        credit="position_bonus(gamma=0.1, slope=1.0)",
+    ),
+    # arXiv:2506.14758: .4 and 2, on DAPO's clip. FunRL (arXiv:2508.05118) is of its kind;
+    # its own form was not found.
+    "entropy_advantage": for_tokens(
+        "GRPO with a bonus of the advantage where the policy is uncertain.",
+        credit="entropy_advantage(alpha=0.4, kappa=2.0)",
+        objective="ppo(low=0.2, high=0.28)",
+        aggregation="per_decision",
+    ),
+    # arXiv:2404.18922 and its code: .05 within .05, KL .01, clip .2. The guide is a run of the same model that DPO has
+    # trained, the user's: algorithm.networks frozen(path=...), whose name is teacher. The group's mean stands for the
+    # value network.
+    "rto": for_tokens(
+        "PPO with the token rewards that a network trained by DPO implies.",
+        scale="none",
+        objective="token_rewards(beta=0.05, bound=0.05, low=0.2, high=0.2)",
+        terms=["kl_k3(coef=0.01)"],
+    ),
+    # On-policy distillation of tokens: the gradient of KL(policy||teacher) on the policy's own samples. The teacher is
+    # the user's: algorithm.networks frozen(path=...), or one for each task. Rewards are only measured.
+    "opd": for_tokens(
+        "A teacher labels the policy's own samples token by token; rewards are only measured.",
+        baseline="none",
+        scale="none",
+        objective="distillation",
+    ),
+    # arXiv:2605.21924, constants by a re-implementation that read the paper: images at a tenth of their sides, 20 % of
+    # the tokens half of the weight, temperature 1. The teacher as for opd.
+    "va_opd": for_tokens(
+        "On-policy distillation with more weight where the teacher needs the image.",
+        baseline="none",
+        scale="none",
+        objective="visual_distillation(top=0.2, share=0.5, tau=1.0)",
+    ),
+    # arXiv:2411.15124: KL .05 (8B; .07 for 70B), clip .2. The paper's reward is 10 for a right answer, and -10 for one
+    # without an end (weights of a recipe); its value network is the group's mean here.
+    "tulu_3_rlvr": for_tokens(
+        "Verifiable rewards with a KL to the reference, the third stage of Tulu 3.",
+        scale="none",
+        terms=["kl_k1(coef=0.05)"],
+    ),
+    # Tulu 3's second stage: DPO of mean log-probs, beta 5 (from memory; the loss is its repository's default).
+    "dpo_norm": preferred("DPO on mean log-ratios, so that length has no part.", "reduce='mean', beta=5.0", "tokens"),
+    # arXiv:2506.00103 (Writing-Zero), with the reward judge_one: rewards of +1, -1 and 0 against one sample of the
+    # group, taken as they are; prompts whose mean is beyond .6 either way are left out.
+    "brpo": for_any(
+        "Each sample against one of its group, won or lost: the reward is the advantage.",
+        baseline="none",
+        scale="none",
+        select=["drop_decided(most=0.6)"],
+    ),
     # arXiv:2503.16081 v2: from the middle down to the least in 0.3 of the steps, then up; 0 to 0.02 in geometry (0.04
     # to 0.1 in counting). Its learning rate and clip are those of its base, R1-V.
     "grpo_d": for_any(

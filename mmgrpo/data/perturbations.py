@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from mmgrpo.config.ranges import COUNT, POSITIVE_FRACTION
 from mmgrpo.config.registry import Block, bind, block
@@ -59,6 +60,23 @@ class Mask:
         return pixels.masked_fill(hidden.view(rows, columns)[y][:, x].to(pixels.device), level)
 
 
+@dataclass(frozen=True)
+class Pixels:
+    """An image of fewer pixels, shown as large as before; a clip frame by frame."""
+
+    ratio: float
+    """Of its sides."""
+
+    def apply(self, pixels: Shaped[Tensor, "*frames 3 height width"]) -> Shaped[Tensor, "*frames 3 height width"]:
+        """The pixels, in [0, 1] or as bytes, bilinearly made smaller and enlarged again by repetition."""
+        height, width = pixels.shape[-2:]
+        small = max(1, round(self.ratio * height)), max(1, round(self.ratio * width))
+        frames = pixels.reshape(-1, 3, height, width).to(torch.float32)
+        frames = interpolate(frames, small, mode="bilinear", antialias=True)
+        frames = interpolate(frames, (height, width), mode="nearest").reshape(pixels.shape)
+        return frames.round().to(pixels.dtype) if pixels.dtype == torch.uint8 else frames.to(pixels.dtype)
+
+
 def masked(media: Media, pixels: Shaped[Tensor, "*frames 3 height width"]) -> Shaped[Tensor, "*frames 3 height width"]:
     """The pixels of a medium as a change hides them; unchanged without one."""
     return media.options["mask"].apply(pixels) if "mask" in media.options else pixels
@@ -84,6 +102,17 @@ def mask_patches(
         return replace(media, options={**media.options, "mask": mask})
 
     return _with_media(prompt, hide)
+
+
+@block(CHANGES)
+def pixelated(prompt: Prompt, seen: Sizes, seed: int, *, ratio: Annotated[float, POSITIVE_FRACTION] = 0.1) -> Prompt:
+    """Images and clips at ``ratio`` of their sides, enlarged again: what is left is layout and colour, without detail
+    (visual advantage, arXiv:2605.21924; .1)."""
+
+    def degrade(media: Media, index: int) -> Media:
+        return media if media.kind == "audio" else replace(media, options={**media.options, "mask": Pixels(ratio)})
+
+    return _with_media(prompt, degrade)
 
 
 @block(CHANGES)

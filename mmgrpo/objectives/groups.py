@@ -1,4 +1,5 @@
-"""Objectives of whole groups other than preferences: discriminative ones, and the expected reward of a list.
+"""Objectives of whole groups other than preferences: discriminative ones, the expected reward of a list, and two that
+another network guides.
 
 Discriminative objectives: positive samples of a group are scored above negative ones, whatever their fractions.
 
@@ -18,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.config.ranges import COUNT, POSITIVE, one_of
+from mmgrpo.config.ranges import COUNT, FRACTION, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
 from mmgrpo.config.registry import block
 from mmgrpo.objectives.base import (
     OBJECTIVES,
@@ -31,6 +32,7 @@ from mmgrpo.objectives.base import (
     row_sum,
     unclipped,
 )
+from mmgrpo.objectives.surrogates import clipped
 
 
 def row_score(
@@ -173,3 +175,87 @@ def n_best(
     totals = row_sum(log_probs, decision_mask)
     expected = weighted_mean(row_advantage(advantages, decision_mask), peers(key, loss_mask.any(1)), totals)
     return unclipped(at_decisions(-expected, loss_mask))
+
+
+@block(OBJECTIVES, level="group")
+def token_rewards(
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    reference_log_probs: Float[Tensor, "B T"],
+    guide_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    *,
+    guide: str = "teacher",
+    beta: Annotated[float, POSITIVE] = 0.05,
+    bound: Annotated[float, UPPER_BOUND] = 0.05,
+    low: float = 0.2,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
+) -> Loss:
+    """``ppo`` with A plus the token rewards that are still to come, sum_{l >= t} r_l minus its mean over the group's
+    decisions, r = beta (log pi_guide - log pi_ref) within +-``bound``: RTO (2404.18922; .05 and .05), whose guide is
+    the same model after DPO.
+
+    Log-ratios .4, -3, 1: r = .02, -.05, .05 and sums .02, 0, .05. The mean over the group stands where the paper has a
+    value network. A guide that equals the reference leaves ``ppo``.
+    """
+    dense = (
+        torch.where(decision_mask, beta * (guide_log_probs - reference_log_probs), 0.0).detach().clamp(-bound, bound)
+    )
+    to_come = dense.flip(1).cumsum(1).flip(1)
+    together = peers(key, loss_mask.any(1)).to(dense.dtype)
+    sums, counts = row_sum(to_come, decision_mask), decision_mask.sum(1).to(dense.dtype)
+    mean = (together @ sums) / (together @ counts).clamp_min(1)
+    return clipped(log_probs - old_log_probs, advantages + to_come - mean[:, None], low, high)
+
+
+@block(OBJECTIVES, level="group")
+def visual_distillation(
+    log_probs: Float[Tensor, "B T"],
+    teacher_log_probs: Float[Tensor, "B T"],
+    changed_teacher_log_probs: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    key: Int[Tensor, " B"],
+    *,
+    change: str = "pixelated(ratio=0.1)",
+    top: Annotated[float, POSITIVE_FRACTION] = 0.2,
+    share: Annotated[float, FRACTION] = 0.5,
+    tau: Annotated[float, POSITIVE] = 1.0,
+) -> Loss:
+    """w (log pi - log pi_teacher)^2 / 2 on the policy's own samples, of the gradient of KL(policy||teacher), with more
+    weight where the teacher sees something. VA-OPD (2605.21924); rewards have no effect.
+
+    a_t = max(log pi_teacher(y_t | image) - log pi_teacher(y_t | changed image), 0). Of a prompt's K samples each has
+    the softmax of its mean a, standardized among them (population), over ``tau``; of that its ceil(top T) tokens of
+    largest a have ``share`` together and the others the rest. w is that weight times K T, so that it is 1 throughout
+    where all samples are alike and the share is that of the tokens. Means of a of 1 and 0, with tau 1: .881 and .119.
+    Ties go to the first. By a re-implementation, as the authors' code was not found.
+    """
+    advantage = torch.where(decision_mask, teacher_log_probs - changed_teacher_log_probs, 0.0).detach().clamp_min(0)
+    members = loss_mask.any(1)
+    same = peers(key, members)
+    among = same.to(advantage.dtype)
+    number = among.sum(1).clamp_min(1)
+    own = row_mean(advantage, decision_mask)
+    mean = (among @ own) / number
+    std = ((among @ own.square()) / number - mean.square()).clamp_min(0).sqrt()
+    standard = torch.where(std > 1e-8, (own - mean) / std.clamp_min(1e-8), 0.0)
+    largest = torch.where(same, standard[None], -torch.inf).amax(1).nan_to_num(neginf=0.0)
+    exponential = torch.where(same, ((standard[None] - largest[:, None]) / tau).exp(), 0.0)
+    of_sample = ((standard - largest) / tau).exp() / exponential.sum(1).clamp_min(1e-12) * number
+
+    length = decision_mask.sum(1)
+    count = (top * length - 1e-6).ceil().clamp_min(1)
+    order = torch.where(decision_mask, advantage, -1.0).sort(dim=1, descending=True, stable=True).indices
+    rank = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
+    seeing, rest = count / length.clamp_min(1), (length - count) / length.clamp_min(1)
+    high = torch.where(rest > 0, share / seeing, 1.0)
+    low = torch.where(rest > 0, (1 - share) / rest.clamp_min(1e-12), 1.0)
+    of_token = torch.where(rank < count[:, None], high[:, None], low[:, None])
+    weight = (of_sample[:, None] * of_token).detach()
+    return unclipped(torch.where(loss_mask, weight * (log_probs - teacher_log_probs).square() / 2, 0.0))

@@ -138,6 +138,55 @@ def two_sided_clip(
     return clipped(log_probs - old_log_probs, advantages, low, high, ceiling)
 
 
+@block(OBJECTIVES, level="group")
+def ppo_by_entropy(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    entropy: Float[Tensor, "*shape"],
+    loss_mask: Bool[Tensor, "*shape"],
+    low: float = 0.2,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
+    dual: Annotated[float, UPPER_BOUND] = 10.0,
+    alpha: Annotated[float, within("[0, inf)")] = 1.0,
+    beta: Annotated[float, within("[0, inf)")] = 1.0,
+    pivot: Annotated[float, within("(0, 1)")] = 0.8,
+) -> Loss:
+    """``dual_clip`` whose bounds and advantages follow the entropy of a decision: HAPO (2509.16591), parts (iii), (iv).
+
+    h is in [-1, 1] and 0 at the ``pivot`` quantile of the step's entropies (``relative_entropy``). Sure decisions
+    (h <= 0) may fall further, low (1 - alpha h), and uncertain ones rise further, high (1 + alpha h). A (1 + beta h) is
+    the advantage of sure decisions while the ratio is within half its bounds, and of uncertain ones beyond. H = .01,
+    .1, 1, 2: h = -1, -.5, 0, 1, lower bounds .4, .3, .2, .2 and upper ones .2, .2, .2, .4. alpha and beta 0:
+    ``dual_clip``. Its constants; the temperature of sampling, which the paper adapts as well, is not part of this.
+    """
+    h = relative_entropy(entropy.detach(), loss_mask, pivot)
+    below, above = low * (1 - alpha * h.clamp(max=0)), high * (1 + alpha * h.clamp(min=0))
+    log_ratio = log_probs - old_log_probs
+    ratio = exp_ratio(log_ratio)
+    inside = (ratio >= 1 - below / 2) & (ratio <= 1 + above / 2)
+    advantages = torch.where(inside == (h <= 0), advantages * (1 + beta * h), advantages).detach()
+    plain, bounded = ratio * advantages, torch.minimum(torch.maximum(ratio, 1 - below), 1 + above) * advantages
+    gain = torch.minimum(plain, bounded)
+    gain = torch.where(advantages < 0, torch.maximum(gain, dual * advantages), gain)
+    ends = (advantages < 0) & (ratio < 1 - below), (advantages > 0) & (ratio > 1 + above)
+    return Loss(-gain, ends[0], ends[1] | ((advantages < 0) & (ratio > dual)))
+
+
+def relative_entropy(
+    entropy: Float[Tensor, "*shape"], among: Bool[Tensor, "*shape"], pivot: float
+) -> Float[Tensor, "*shape"]:
+    """log H minus its ``pivot`` quantile (the nearest) over ``among``, divided by the largest on either side."""
+    logs = entropy.clamp(min=1e-12).log()
+    if not bool(among.any()):
+        return torch.zeros_like(logs)
+    some = logs[among].sort().values
+    centred = logs - some[round(pivot * (len(some) - 1))]
+    most, least = (centred[among] * sign for sign in (1, -1))
+    up, down = most.max().clamp(min=1e-12), least.max().clamp(min=1e-12)
+    return (centred / torch.where(centred > 0, up, down)).clamp(-1, 1)
+
+
 @block(OBJECTIVES)
 def log_preclip(
     log_probs: Float[Tensor, "*shape"],
@@ -496,3 +545,10 @@ def vespo(
     rate = torch.full_like(advantages, rate_negative).masked_fill(positive, rate_positive)
     weight = (rate + power * total - rate * exp_ratio(total)).exp().detach()
     return unclipped(-weight * advantages * log_probs)
+
+
+@block(OBJECTIVES)
+def distillation(log_probs: Float[Tensor, "*shape"], teacher_log_probs: Float[Tensor, "*shape"]) -> Loss:
+    """(log_probs - teacher_log_probs)^2 / 2 on the policy's own samples, as the term of this name: on-policy
+    distillation alone. Rewards have no effect."""
+    return unclipped((log_probs - teacher_log_probs).square() / 2)

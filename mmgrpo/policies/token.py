@@ -84,6 +84,7 @@ class TokenPolicy:
     adjustable = frozenset({"temperature", "max_tokens", "forced_tokens"})
     provides = frozenset(
         {"log_probs", "entropy", "certainty", "reference_log_probs", "log_probs under a changed prompt"}
+        | {"reference_log_probs under a changed prompt"}
     ) | {f"{name} of samples" for name in RECORDS}
 
     def __init__(
@@ -312,11 +313,21 @@ class TokenPolicy:
             with torch.no_grad(), self.networks(other) as network:
                 scores[f"{other}_log_probs"] = self._score(network, sequences, part)[0]
         for name in sorted(name for name in names if "@" in name):
-            change = name.partition("@")[2]
-            scores[name] = self.changed_prompts.log_probs(
-                rollout, part, change, log_probs, lambda under, some: self._score(self.network, under, some)[0]
-            )
+            own, _, change = name.partition("@")
+            other = own.removesuffix("log_probs").rstrip("_")
+            if not other:
+                scores[name] = self._changed(self.network, rollout, part, change, log_probs)
+                continue
+            with torch.no_grad(), self.networks(other) as network:
+                scores[name] = self._changed(network, rollout, part, change, scores[own])
         return scores
+
+    def _changed(
+        self, network: nn.Module, rollout: Rollout, part: Tokens, change: str, own: Float[Tensor, "N"]
+    ) -> Float[Tensor, "N"]:
+        return self.changed_prompts.log_probs(
+            rollout, part, change, own, lambda under, some: self._score(network, under, some)[0]
+        )
 
     @torch.no_grad()
     def sample(self, request: Request) -> list[Output]:
@@ -421,6 +432,8 @@ class TokenPolicy:
                 lambda hidden, first: self._log_softmax(network, hidden, first, sequences.temperature),
                 self.logits_chunk_size,
             )
+        if "token_id" in names:
+            found["token_id"] = sequences.ids
         return found
 
     def _forms(self, query: Query) -> list[Query]:

@@ -13,6 +13,7 @@ from mmgrpo.scoring.manifest import Manifest
 SEEN = Manifest(("Text", "Image", "Video"), scale="as the judge rates", reads=("text",))
 PICTURE = replace(SEEN, scores=("Image",))
 PAIRS = replace(SEEN, scale="share of the group that is beaten", group=True, source="Pref-GRPO, arXiv:2508.20751")
+THOUGHT = replace(SEEN, scores=("Text",), low=0, high=1, reads=())
 UNIFIED = "UnifiedReward, arXiv:2503.05236"
 
 CHECK = "reward_models.judges.named:check_judge"
@@ -25,6 +26,50 @@ REWARDS: dict[str, RewardEntry] = {
         "reward_models.judges.pairwise:position_consistency",
         check=CHECK,
         manifest=replace(PAIRS, scale="share of pairs judged alike in both orders; to be logged, with weight 0"),
+    ),
+    "judge_tournament": RewardEntry(
+        "reward_models.judges.tournament:judge_tournament",
+        check="reward_models.judges.tournament:check_tournament",
+        manifest=replace(PAIRS, scale="rank in the group, 1 for the best", source="ArenaRL, arXiv:2601.06487"),
+    ),
+    "judge_one": RewardEntry(
+        "reward_models.judges.tournament:judge_one",
+        check=CHECK,
+        manifest=replace(
+            PAIRS, low=-1, high=1, scale="won or lost against one of the group", source="BRPO, arXiv:2506.00103"
+        ),
+    ),
+    "judge_answer": RewardEntry(
+        "reward_models.judges.tournament:judge_answer",
+        check=CHECK,
+        manifest=replace(
+            THOUGHT,
+            scale="probability to win against the answer",
+            reads=("text", "answer"),
+            source="Pairwise-RL, arXiv:2504.04950",
+        ),
+    ),
+    "judge_steps": RewardEntry(
+        "reward_models.judges.thoughts:judge_steps",
+        check=CHECK,
+        manifest=replace(
+            THOUGHT,
+            scale="share of steps before the first wrong one",
+            reads=("text", "answer"),
+            source="arXiv:2505.11595",
+        ),
+    ),
+    "judge_consistency": RewardEntry(
+        "reward_models.judges.thoughts:judge_consistency",
+        check=CHECK,
+        manifest=replace(
+            THOUGHT, low=-1, scale="1, 0 or -1, of thought and answer", source="R1-Reward, arXiv:2505.02835"
+        ),
+    ),
+    "judge_continuation": RewardEntry(
+        "reward_models.judges.thoughts:judge_continuation",
+        check=CHECK,
+        manifest=replace(THOUGHT, scale="yes or no", reads=("text", "answer"), source="RLPT, arXiv:2509.19249"),
     ),
     "win_rate": RewardEntry(
         "reward_models.judges.pairwise:win_rate",

@@ -79,7 +79,24 @@ def compare(
     before them and of what is asked.
     """
     pairs = [pair for rows in groups(prompts) for pair in combinations(rows, 2)]
-    pairs += [(second, first) for first, second in pairs] if both_orders else []
+    return verdicts_on(pairs, prompts, outputs, judge, ask_for, both_orders, tokens, device, read, form, whole)
+
+
+def verdicts_on(
+    pairs: Sequence[tuple[int, int]],
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    ask_for: str,
+    both_orders: bool,
+    tokens: int,
+    device: str,
+    read: Callable[[str | None], float | None] = verdict,
+    form: str = FORM,
+    whole: str = "",
+) -> Comparisons:
+    """``compare`` of some pairs of rows."""
+    pairs = [*pairs, *((second, first) for first, second in pairs)] if both_orders else list(pairs)
     questions: list[Question | None] = []
     for first, second in pairs:
         one = parts_of(outputs[first], "Output 1", "judge_pairs")

@@ -41,10 +41,10 @@ def near(rows, tolerance=1e-6):
 def test_credit_keeps_the_precision_of_the_advantages(name):
     made = decisions(TREE)
     of_tokens = torch.zeros(4, 2).double()
-    names = ("entropy", "divergence", "step_rewards", "step_values", "visual_dependency")
+    names = ("entropy", "divergence", "step_rewards", "step_values", "visual_dependency", "certainty")
     fields = dict.fromkeys(names, of_tokens)
-    text = "looking(threshold=0.1, gain=1.0)" if name == "looking" else name
-    made = credit(text, [0.1, 0.2, 0.3, 0.4], made, **fields)
+    texts = {"looking": "looking(threshold=0.1, gain=1.0)", "position_bonus": "position_bonus(gamma=0.1, slope=1.0)"}
+    made = credit(texts.get(name, name), [0.1, 0.2, 0.3, 0.4], made, **fields, token_id=TREE)
     assert made.dtype == torch.float64
 
 
@@ -291,3 +291,45 @@ def test_temporal_weights_are_largest_at_both_ends():
     assert made[0].tolist() == pytest.approx([1.3, 1.075, 1, 1.075, 1.3])
     assert made[1, :3].tolist() == pytest.approx([2.6, 2, 2.6]) and float(made[2, 0]) == 1
     assert torch.equal(credit("temporal(lam=0.0)", [1.0, 2.0, 1.0], rows), credit("broadcast", [1.0, 2.0, 1.0], rows))
+
+
+def test_late_tokens_and_uncertain_ones_count_more_without_a_change_of_sign():
+    made = credit("position_bonus(gamma=0.1, slope=1.0)", [1.0, -1.0, 0.0], plain([3, 3, 3]))
+    assert made == near([[1.05, 1.062246, 1.073106], [-1.05, -1.062246, -1.073106], [0, 0, 0]])
+    entropy = torch.tensor([[0.5, 9.0], [1.0, 0.0]]).double()
+    made = credit("entropy_advantage", [1.0, -0.2], plain([2, 2]), entropy=entropy)
+    assert made == near([[1.2, 1.5], [-0.1, -0.2]])
+    assert credit("entropy_advantage(alpha=0)", [1.0, -0.2], plain([2, 2]), entropy=entropy) == near(
+        [[1, 1], [-0.2] * 2]
+    )
+
+
+def test_tokens_that_the_policy_was_sure_of_count_less_and_nothing_turns_negative():
+    made = plain([2, 2])
+    given = {"log_probs": torch.tensor([[-1.0, -3.0], [-2.0, -1.0]]).double(), "certainty": torch.full((2, 2), 5.0)}
+    credited = credit("logit_penalty", [0.67446, -1.22895], made, **given)
+    assert credited == near([[0.62446, 0.67446], [-1.25395, -1.27895]])
+    assert credit("logit_penalty", [0.01, 0.0], made, **given) == near([[0, 0.01], [-0.025, -0.05]])
+    assert credit("logit_penalty(scale=0)", [0.1, -0.1], made, **given) == near([[0.1, 0.1], [-0.1, -0.1]])
+
+
+def test_tokens_that_good_and_bad_samples_share_are_not_punished():
+    a, b, c, d, e = range(5)
+    ids = torch.tensor([[a, b, c, d], [a, b, e, d]])
+    plus = 3**0.5 / 2
+    made = credit("conflict", [plus, -plus], plain([4, 4]), token_id=ids)
+    factors = torch.tensor([[2.0, 2, 1, 2], [0, 0, -1, 0]]).double()
+    assert made == near(plus * factors / 3)
+    # what they lose in all: 7 and 1 twelfths of A, as the mean over 4 tokens
+    assert (-made.sum(1) / 4).tolist() == pytest.approx([-0.50518, 0.07217], abs=1e-5)
+    assert credit("conflict(divide=False)", [plus, -plus], plain([4, 4]), token_id=ids) == near(plus * factors)
+    one_sign = credit("conflict", [1.0, 1.0], plain([4, 4]), token_id=ids)
+    assert one_sign == near(torch.ones(2, 4))  # nothing to share with
+    # of unequal length the ends are aligned, and what is no token never matches
+    longer = torch.tensor([[a, b, c, d], [b, d, 0, 0]])
+    assert credit("conflict(divide=False)", [1.0, -1.0], plain([4, 2]), token_id=longer) == near(
+        [[1, 1, 1, 2], [-1, 0, 0, 0]]
+    )
+    # the same text on both sides is a conflict from either end
+    same = credit("conflict(divide=False)", [1.0, -1.0], plain([2, 2]), token_id=torch.tensor([[a, b], [a, b]]))
+    assert same == near([[4, 4], [0, 0]])

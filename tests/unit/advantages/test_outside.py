@@ -25,6 +25,8 @@ PARAMETERS = {
     "balanced": "balanced(count=2)",
     "first": "first(count=2)",
     "keep_groups": "keep_groups(count=1)",
+    "perplexity": "perplexity(alpha=0.1)",
+    "consistent": "consistent(by='b', remove=2)",
     **{name: f"{name}(by='b')" for name in ("scaled", "class_factor", "consistency", "dynamic_scaling", "diversity")},
     "uncertain_part": "uncertain_part(of='a', auxiliary=['b'])",
     "best_worst": "best_worst(best=1, worst=1)",
@@ -54,8 +56,9 @@ def inputs(outside: bool) -> dict[str, torch.Tensor]:
         "variant": torch.tensor([512.0, 512, 2560, 2560, 512, 512, 2560]),
         "entropy": torch.rand(INSIDE, 2, generator=generator, dtype=torch.float64),
         "decision_mask": torch.ones(INSIDE, 2, dtype=torch.bool),
-        "log_probs": torch.zeros(INSIDE, 2, dtype=torch.float64),
+        "log_probs": -torch.rand(INSIDE, 2, generator=generator, dtype=torch.float64),
     }
+    columns |= {"certainty": columns["entropy"]}
     if outside:
         wild = torch.tensor([1.0, -40.0, 1.0, 0.0], dtype=torch.float64)
         more = {
@@ -67,6 +70,7 @@ def inputs(outside: bool) -> dict[str, torch.Tensor]:
             "entropy": torch.full((4, 2), 50.0, dtype=torch.float64),
             "decision_mask": torch.ones(4, 2, dtype=torch.bool),
             "log_probs": torch.full((4, 2), -9.0, dtype=torch.float64),
+            "certainty": torch.full((4, 2), 50.0, dtype=torch.float64),
         }
         columns = {name: torch.cat([column, more.get(name, wild.to(column))]) for name, column in columns.items()}
     rows = len(columns["values"])

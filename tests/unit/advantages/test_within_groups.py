@@ -9,6 +9,7 @@ import torch
 
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS, novelty_reward
@@ -191,6 +192,77 @@ def test_the_first_of_a_group_are_trained_and_groups_of_little_spread_are_not():
     given = {"values": values, "key": torch.tensor([0, 0, 1, 1]), "stat": torch.ones(4, dtype=torch.bool)}
     assert bind("drop_low_std", SELECTORS, "select")(given).tolist() == [True, True, False, False]
     assert bind("drop_low_std(share=0.4)", SELECTORS, "select")(given).all()
+
+
+def of_rows(text, advantages, numbers, key=None, **more):
+    """A shape of rows of two decisions, which have one number each."""
+    matrix = real(numbers)[:, None].expand(-1, 2)
+    given = group([0.0] * len(numbers), key=key) | {"advantages": real(advantages), "log_probs": -matrix}
+    mask = torch.ones(len(numbers), 2, dtype=torch.bool)
+    return bind(text, SHAPES, "shape")(
+        {**given, "entropy": matrix, "certainty": matrix, "decision_mask": mask, **more}
+    ).tolist()
+
+
+def test_what_a_policy_was_sure_of_counts_less():
+    factors = of_rows("perplexity(alpha=0.1)", [1.0, 1, -1], [0.2, 0.4, 0.6])
+    assert factors == near(1.1, 1, -0.9)
+    assert of_rows("perplexity(alpha=5)", [1.0, 1, 1], [0.2, 0.4, 0.6])[2] == 0  # and never turns
+    plus = 3**0.5 / 2
+    sure = of_rows("confidence(eps=0)", [plus, plus, -plus], [1.0, 2, 3])  # z = -1, 0, 1
+    assert sure == near(1.11200, 0.866025, -1.22895)
+    assert of_rows("confidence(eps=0)", [plus, -plus, -plus], [3.0, 2, 1])[::2] == near(0.67446, -0.61028)
+    assert of_rows("confidence(positive=0, negative=0)", [1.0, -1], [3.0, 1]) == [1, -1]
+    assert of_rows("confidence", [1.0, -1], [2.0, 2]) == [1, -1]
+    assert of_rows("entropy_gate", [1.0, -1, 1], [0.5, 0.5, 0.8]) == near(0.95, -1.05, 0)
+
+
+def test_statistics_over_tokens_weigh_long_samples_more():
+    rewards = real([1.0, 1, 0, 0])
+    given = group([1.0, 1, 0, 0]) | {"values": rewards, "length": torch.tensor([1, 1, 2, 4])}
+    centred = rewards - bind("length_weighted", BASELINES, "baseline")(given)
+    scaled = bind("length_weighted_std", SCALES, "scale")({**given, "centred": centred}).tolist()
+    assert scaled == near(1.732051, 1.732051, -0.577350, -0.577350)
+    # 1 of 101 tokens is right: A would be 10
+    given |= {"values": (rewards := real([1.0, 0, 0])), "length": torch.tensor([1, 50, 50])}
+    given |= {"key": torch.zeros(3).long(), "stat": torch.ones(3, dtype=torch.bool)}
+    centred = rewards - bind("length_weighted", BASELINES, "baseline")(given)
+    far = bind("length_weighted_std", SCALES, "scale")({**given, "centred": centred}).tolist()
+    assert far == pytest.approx([1.154699, -0.577349, -0.577349], abs=1e-5)
+
+
+def test_wrong_answers_are_graded_by_how_far_they_were_right():
+    rows = [[1, 0.2], [0, 0.0], [0, 0.5], [0, 1.0]]
+    made = transformed("graded(by='b', beta=5, gamma=0.5)", rows)
+    assert made[:, 0].tolist() == near(1, 0.075858, 0.5, 0.924142)
+    assert made[:, 1].tolist() == [0.2, 0, 0.5, 1]
+
+
+def test_an_answer_that_its_thought_supports_counts_more():
+    rows = [[1, 1.0], [1, -1.0], [1, 0.0], [0, 1.0]]
+    assert transformed("amplified(by='b', coef=0.5)", rows)[:, 0].tolist() == [1.5, 0.5, 1, 0]
+
+
+@pytest.mark.parametrize(("right", "wrong", "kept"), [(6, 2, (2, 2)), (5, 3, (2, 2)), (3, 5, (2, 2)), (8, 0, (4, 0))])
+def test_samples_whose_steps_contradict_their_outcome_go_first(right, wrong, kept):
+    values = [1.0] * right + [0.0] * wrong
+    process = [0.1 * place for place in range(right + wrong)]
+    given = group([list(one) for one in zip(values, process, strict=True)]) | {"values": real(values)}
+    chosen = bind("consistent(by='b', remove=4)", SELECTORS, "select")({**given, "keep": given["stat"]})
+    good, bad = chosen[:right], chosen[right:]
+    assert (int(good.sum()), int(bad.sum())) == kept
+    assert not good[: right - kept[0]].any() and bad[: kept[1]].all()  # weak steps of right, good ones of wrong samples
+    shifted = given | {"raw": given["raw"] + 7}
+    assert torch.equal(
+        chosen, bind("consistent(by='b', remove=4)", SELECTORS, "select")({**shifted, "keep": given["stat"]})
+    )
+
+
+def test_prompts_that_one_side_nearly_always_wins_are_left_out():
+    values = real([1.0] * 12 + [-1.0] * 3 + [0.0] + [1.0] * 13 + [-1.0] * 2 + [0.0])
+    given = {"values": values, "key": torch.arange(2).repeat_interleave(16), "stat": torch.ones(32, dtype=torch.bool)}
+    kept = bind("drop_decided", SELECTORS, "select")(given)
+    assert kept[:16].all() and not kept[16:].any()  # 9 and 11 of 16
 
 
 def test_a_transform_within_groups_sees_own_scored_rows_of_the_batch():

@@ -248,3 +248,36 @@ def test_drpo_with_a_large_lambda_is_disco():
 def test_an_unknown_score_is_refused():
     with pytest.raises(ValueError, match="'sum'.*'log'"):
         groups.disco(**scores([-0.5, -1.0], [1.0, -1.0]), score="sum")
+
+
+def test_rto_adds_the_token_rewards_that_are_still_to_come():
+    batch = group([0.0], [0.0], length=3)
+    guide = torch.tensor([[0.4, -3.0, 1.0]]).double().requires_grad_()
+    given = {**batch, "reference_log_probs": torch.zeros(1, 3).double(), "guide_log_probs": guide}
+    to_come = torch.tensor([[0.02, 0.0, 0.05]])  # of .02, -.05 (bounded) and .05
+    made = groups.token_rewards(**given)
+    assert_close(made.values, -(to_come - to_come.mean()).double())
+    assert not made.values.requires_grad
+    alike = groups.token_rewards(**{**given, "guide_log_probs": torch.zeros(1, 3).double()})
+    assert (alike.values == 0).all()
+
+
+def seen(advantages, lengths=None, **parameters):
+    """The weights of VA-OPD: twice its loss at a distance of one from the teacher."""
+    seeing = torch.tensor(advantages).double()
+    mask = torch.arange(seeing.shape[1]) < torch.tensor(lengths or [seeing.shape[1]] * len(seeing))[:, None]
+    key = torch.zeros(len(seeing)).long()
+    return 2 * groups.visual_distillation(seeing - 1, seeing, seeing * 0, mask, mask, key, **parameters).values
+
+
+def test_va_opd_weighs_samples_and_tokens_by_what_the_teacher_sees():
+    # means 1 and 0: z = 1 and -1, shares .881 and .119 of two samples
+    made = seen([[1.0] * 5, [0.0] * 5], share=0.2)
+    assert_close(made, torch.tensor([[2 * 0.880797], [2 * 0.119203]]).double().expand(2, 5), rtol=0, atol=1e-6)
+    # one of five tokens has half of the weight: 2.5 times its part, the others .625
+    made = seen([[0.0, 0, 3, 0, 0]])
+    assert_close(made, torch.tensor([[0.625, 0.625, 2.5, 0.625, 0.625]]).double())
+    assert_close(made.sum(), torch.tensor(5.0).double())  # the mean over the tokens is kept
+    # alike, and the share is that of the tokens: plain distillation; what the teacher finds less likely is nothing
+    assert (seen([[0.0] * 5, [-2.0] * 5], share=0.2) == 1).all()
+    assert seen([[4.0, 9.0]], lengths=[1])[0].tolist() == [1, 0]

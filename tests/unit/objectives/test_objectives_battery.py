@@ -37,10 +37,12 @@ ON_POLICY_GRADIENT = [
 ]  # fmt: skip
 ABSOLUTE = ["n_best", "double_entropy", "kl_forward_rewarded"]
 """Of the probabilities themselves, not of ratios."""
-OF_THE_STEP = ["kl_hinge", "chi_squared"]
-"""With a mean over all groups of the step."""
-OTHERS = ["diffusion_nft", "crd", "gdro", "seppo", "distillation_step", "distillation_velocity"]
-"""Objectives that compare the members of a group at one position, that are of a latent, or that see no advantage."""
+OF_THE_STEP = ["kl_hinge", "chi_squared", "ppo_by_entropy"]
+"""With a mean or a quantile over all groups of the step."""
+OTHERS = ["diffusion_nft", "crd", "gdro", "seppo", "distillation_step", "distillation_velocity", "distillation"]
+OTHERS += ["visual_distillation", "ppo_by_entropy"]
+"""Objectives that compare the members of a group at one position, that are of a latent, that see no advantage, or that
+leave the surest decisions without one."""
 SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
 
 
@@ -91,6 +93,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "rectifier": normal().abs() + 0.1,
         "place": torch.arange(4.0).expand(5, 4),
         "progress": (torch.arange(4.0) / 3).expand(5, 4),
+        "teacher_log_probs@pixelated(ratio=0.1)": old + spread * normal(),
         "key": KEY,
     }
 

@@ -154,3 +154,38 @@ def test_decisions_that_others_made_have_no_clip():
     # r = .3 and A = 2: -r A with its own gradient, and -A r / (r + .1) of gradient -A r .1 / (r + .1)^2
     assert at(surrogates.importance, 0.3, 2.0) == (pytest.approx(-0.6), pytest.approx(-0.6), False, False)
     assert at(surrogates.luffy, 0.3, 2.0) == (pytest.approx(-1.5), pytest.approx(-0.375), False, False)
+
+
+ENTROPY = [0.01, 0.1, 1.0, 2.0]
+
+
+def by_entropy(ratio, advantage, **parameters):
+    log_prob = torch.full((4,), math.log(ratio), dtype=torch.float64, requires_grad=True)
+    given = torch.zeros(4).double(), torch.full((4,), advantage).double(), torch.tensor(ENTROPY).double()
+    loss = surrogates.ppo_by_entropy(log_prob, *given, torch.ones(4, dtype=torch.bool), **parameters)
+    loss.values.sum().backward()
+    return loss.values.tolist(), log_prob.grad.tolist(), loss
+
+
+def test_hapo_bounds_and_advantages_follow_the_entropy():
+    h = surrogates.relative_entropy(torch.tensor(ENTROPY), torch.ones(4, dtype=torch.bool), 0.8)
+    assert_close(h, torch.tensor([-1.0, -0.5, 0, 1]))
+    # at ratio one all are inside: A (1 + h) for sure decisions, A for the uncertain one
+    assert by_entropy(1.0, 1.0)[0] == pytest.approx([0, -0.5, -1, -1])
+    # 1.3 is beyond the bounds of 1.2, and within 1.4; the uncertain one has twice the advantage beyond 1.2
+    values, gradients, loss = by_entropy(1.3, 1.0)
+    assert values == pytest.approx([-1.2, -1.2, -1.2, -2.6]) and gradients == pytest.approx([0, 0, 0, -2.6])
+    assert loss.high.tolist() == [True, True, True, False]
+    # .65 is within .6 and beyond .7 and .8
+    values, gradients, loss = by_entropy(0.65, -1.0)
+    assert values == pytest.approx([0.65, 0.7, 0.8, 1.6]) and loss.low.tolist() == [False, True, True, True]
+    assert by_entropy(50.0, -1.0)[0] == pytest.approx([10, 10, 10, 20])  # the dual bound
+
+
+def test_hapo_without_its_two_factors_is_dual_clip():
+    for ratio in (0.5, 0.9, 1.0, 1.3, 20.0):
+        for advantage in (1.0, -1.0):
+            wanted = at(surrogates.dual_clip, ratio, advantage, dual=10.0)
+            values, gradients, loss = by_entropy(ratio, advantage, alpha=0.0, beta=0.0)
+            assert values == pytest.approx([wanted[0]] * 4) and gradients == pytest.approx([wanted[1]] * 4)
+            assert (loss.low[0].item(), loss.high[0].item()) == wanted[2:]

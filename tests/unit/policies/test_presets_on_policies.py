@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy
 """Presets that need samples in trees, which only denoising policies grow."""
 NO_TEACHER = {"flow_opd": "teacher_shift.*'teacher'.*algorithm.networks"}
 """Presets for networks that the user names."""
-NO_GUIDE = {"tgdpo": "teacher_log_probs.*'teacher'.*algorithm.networks"}
+NO_GUIDE = dict.fromkeys(("tgdpo", "rto", "opd", "va_opd"), "teacher_log_probs.*'teacher'.*algorithm.networks")
 REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES | NO_GUIDE, "matching": NO_TREES}
 """Presets that suit a kind of policy but need more than it gives, and what the refusal says."""
 PLANS = (
@@ -43,6 +44,11 @@ def right_or_wrong(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list
     return [float(_number(output) > 0) for output in outputs]
 
 
+def won_or_lost(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """1 or -1, for presets that take a reward as the advantage, and leave out groups of one sign."""
+    return [2 * value - 1 for value in right_or_wrong(prompts, outputs)]
+
+
 def never_flat(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """A reward in (0, 1) that differs wherever two states do, so that every step gains or loses."""
     return [1 / (1 + math.exp(-_number(output))) for output in outputs]
@@ -53,6 +59,12 @@ def _number(output: Output) -> float:
         return float(output.pixels.sum())
     assert isinstance(output, Text)
     return 1.0 if output.text.split()[:1] > ["a"] else -1.0
+
+
+REWARDS = {"brpo": won_or_lost}
+"""Rewards of presets that want others than 0 and 1."""
+CHANGES = {"gtpo": {"shape": ["entropy_gate(limit=inf)"]}}
+"""Blocks in place of those of a preset that would train no sample here: an untrained policy is uncertain throughout."""
 
 
 def policy_of(kind: str, preset: str) -> Policy:
@@ -72,7 +84,7 @@ def prompts_of(kind: str) -> list[Prompt]:
     return [Prompt(f"say {word}", word) for word in "abc"] if kind == "tokens" else toy_prompts(3)
 
 
-def short_run(kind: str, preset: str, folder: Path) -> Trainer:
+def short_run(kind: str, preset: str, folder: Path, **more: Any) -> Trainer:
     """Two steps of a preset, put together as a training script does it."""
     policy = policy_of(kind, preset)
     answered = [replace(prompt, answer="a b", meta={"steps": ["a", "b"]}) for prompt in prompts_of(kind)]
@@ -81,12 +93,12 @@ def short_run(kind: str, preset: str, folder: Path) -> Trainer:
         policy,
         folder,
         answered if kind == "tokens" else prompts_of(kind),
-        reward=never_flat if getattr(policy, "completion_steps", 0) else right_or_wrong,
+        reward=never_flat if getattr(policy, "completion_steps", 0) else REWARDS.get(preset, right_or_wrong),
         prompts_per_step=3,
         group_size=8,
         steps=2,
         lr=1e-3,
-        **algorithm_blocks(preset),
+        **algorithm_blocks(preset, **CHANGES.get(preset, {}), **more),
         **({"heldout": prompts_of(kind), "every": 1} if preset == "prorl" else {}),  # its reset follows evaluations
         **({"given": answered} if preset.startswith("chord") else {}),
     )
@@ -114,6 +126,18 @@ def test_a_preset_trains_the_policies_that_it_is_made_for(kind, preset, tmp_path
         assert line["ratio/first_minus_one"] < 1e-5
     after = torch.cat([p.detach().flatten() for p in made.trained.values()])
     assert bool(after.isfinite().all()) and not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("preset", NO_GUIDE)
+def test_a_preset_that_another_network_guides_trains_beside_one(preset, tmp_path):
+    made = short_run("tokens", preset, tmp_path, networks=["average(name='teacher', start=1.0, most=1.0)"])
+    generator = torch.Generator().manual_seed(0)
+    for values in made.policy.networks.values["teacher"].values():  # a teacher that is not the policy
+        values.add_(torch.randn(values.shape, generator=generator))
+    made.fit()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and all(value is not None for line in lines for value in line.values())
+    assert all(line["grad_norm"] > 0 for line in lines)
 
 
 @pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: sorted(CATALOGUE.keys() - made_for(kind))))
