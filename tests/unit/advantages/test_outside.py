@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ PARAMETERS = {
 """What blocks need where they have no default, and what makes a difference in groups of three and four."""
 
 
-def inputs(outside: bool) -> dict[str, torch.Tensor]:
+def inputs(outside: bool) -> dict[str, Any]:
     """Groups of four and of three rows; with ``outside``, one more row in each and a group of two of its own."""
     generator = torch.Generator().manual_seed(0)
     values = torch.tensor([1.0, 0.0, 0.25, 1.0, 0.0, 1.0, 0.5], dtype=torch.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -11,7 +13,7 @@ from mmgrpo.objectives import aggregation, groups, preference
 A = [1.0, 0.0, 0.0, 1.0]
 
 
-def group(sums: list[float], rewards: list[float], length: int = 2):
+def group(sums: list[float], rewards: list[float], length: int = 2) -> dict[str, Any]:
     """Rows whose log-ratios add up to ``sums``, spread evenly over ``length`` decisions; one group."""
     log_probs = (torch.tensor(sums, dtype=torch.float64)[:, None] / length).expand(-1, length).clone()
     advantages = torch.tensor(rewards, dtype=torch.float64)[:, None].expand(-1, length)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from mmgrpo.objectives import surrogates
@@ -17,7 +19,7 @@ def at(objective, ratio: float, advantage: float, **parameters) -> tuple[float, 
     old, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     loss = objective(log_prob, old, advantage * one, **parameters)
     loss.values.sum().backward()
-    return loss.values.item(), log_prob.grad.item(), loss.low.item(), loss.high.item()
+    return loss.values.item(), cast(Tensor, log_prob.grad).item(), loss.low.item(), loss.high.item()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_ratio_beyond_fp32_leaves_a_finite_gradient(objective, advantage):
     log_probs = torch.tensor([200.0], requires_grad=True)  # e^200 is infinite in fp32
     loss = objective(log_probs, torch.zeros(1), torch.tensor([advantage]))
     loss.values.sum().backward()
-    assert loss.values.isfinite().all() and log_probs.grad.isfinite().all()
+    assert loss.values.isfinite().all() and cast(Tensor, log_probs.grad).isfinite().all()
 
 
 def test_two_sided_clip_holds_the_ratio_at_its_ceiling():
@@ -164,7 +166,7 @@ def by_entropy(ratio, advantage, **parameters):
     given = torch.zeros(4).double(), torch.full((4,), advantage).double(), torch.tensor(ENTROPY).double()
     loss = surrogates.ppo_by_entropy(log_prob, *given, torch.ones(4, dtype=torch.bool), **parameters)
     loss.values.sum().backward()
-    return loss.values.tolist(), log_prob.grad.tolist(), loss
+    return loss.values.tolist(), cast(Tensor, log_prob.grad).tolist(), loss
 
 
 def test_hapo_bounds_and_advantages_follow_the_entropy():

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -95,7 +95,7 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
         policy = toy_policy(steps=4, completion_steps=4)
     elif kind == "matching":
         policy = FlowMatchingPolicy(
-            ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
+            cast(Any, ToyModel()), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
         )
     elif kind in ("tokens", "rendered"):
         words = toy(["say", "a", "b", "c", "d"])
@@ -103,9 +103,10 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
             words, max_tokens=4, reference_in_group=answered, divergence=True, variants=variants
         )
         if kind == "rendered":
-            policy = RenderedTokenPolicy(tokens, lambda prompt, text: text, Reading(FirstWord(), torch.arange(2, 7)))
+            reading = Reading(FirstWord(), torch.arange(2, 7))
+            policy = cast(Any, RenderedTokenPolicy(tokens, lambda prompt, text: text, reading))
     else:
-        policy = CategoricalPolicy(TableModel(2, 5))
+        policy = CategoricalPolicy(cast(Any, TableModel(2, 5)))
     if kind in ("tokens", "rendered"):
         prompts = [Prompt(f"say {word}", str(number), answer=word) for number, word in enumerate("ab")]
     else:

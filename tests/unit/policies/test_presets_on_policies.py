@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -73,7 +73,12 @@ def policy_of(kind: str, preset: str) -> Policy:
         return toy_policy(PLANS.get(preset, "every_step"), steps=5, completion_steps=5 if completes else 0)
     if kind == "matching":
         return FlowMatchingPolicy(
-            ToyModel(), steps=5, draws=2, error="self_normalized", evaluation_steps=5, forward_batch_size=1024
+            cast(Any, ToyModel()),
+            steps=5,
+            draws=2,
+            error="self_normalized",
+            evaluation_steps=5,
+            forward_batch_size=1024,
         )
     policy = TokenPolicy(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo")
     policy.keep_reference()
@@ -89,6 +94,11 @@ def short_run(kind: str, preset: str, folder: Path, **more: Any) -> Trainer:
     policy = policy_of(kind, preset)
     answered = [replace(prompt, answer="a b", meta={"steps": ["a", "b"]}) for prompt in prompts_of(kind)]
     refuse_preset(preset, policy.kind)
+    settings: dict[str, Any] = algorithm_blocks(preset, **CHANGES.get(preset, {}), **more)
+    if preset == "prorl":  # its reset follows evaluations
+        settings |= {"heldout": prompts_of(kind), "every": 1}
+    if preset.startswith("chord"):
+        settings["given"] = answered
     return trainer(
         policy,
         folder,
@@ -98,9 +108,7 @@ def short_run(kind: str, preset: str, folder: Path, **more: Any) -> Trainer:
         group_size=8,
         steps=2,
         lr=1e-3,
-        **algorithm_blocks(preset, **CHANGES.get(preset, {}), **more),
-        **({"heldout": prompts_of(kind), "every": 1} if preset == "prorl" else {}),  # its reset follows evaluations
-        **({"given": answered} if preset.startswith("chord") else {}),
+        **settings,
     )
 
 
