@@ -142,7 +142,7 @@ def test_interleaved_groups_are_averaged():
     # GVPO of both worked groups: (.235225 + .156967) / 2 when sizes are equal, by size when not
     two, four = group([0.2, -0.1], [1.0, 0.0]), group([0.4, -0.2, 0.1, 0.1], A)
     order = torch.tensor([2, 0, 3, 4, 1, 5])
-    both = {k: torch.cat([two[k], four[k]])[order] for k in two}
+    both: dict[str, Any] = {k: torch.cat([two[k], four[k]])[order] for k in two}
     both["key"] = torch.tensor([0, 0, 9, 9, 9, 9])[order]
     loss = preference.regression_group(**both)
     assert total(loss, both).item() == pytest.approx((2 * 0.235225 + 4 * 0.156967) / 6, abs=5e-7)
