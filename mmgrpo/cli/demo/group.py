@@ -7,9 +7,8 @@ from typing import Any
 
 import gradio as gr
 
-from mmgrpo.cli.demo.choice import at_choice
-from mmgrpo.cli.demo.group_tree import CHOOSE
 from mmgrpo.cli.demo.models import Opened
+from mmgrpo.cli.demo.parts import PRIVATE, at_choice
 from mmgrpo.report.group_page import group_page
 from mmgrpo.report.groups import group_steps, read_group
 
@@ -18,6 +17,53 @@ NO_GROUPS = (
     "This run has no training groups. A run keeps them unless <code>--groups-kept 0</code> is set; one that was made "
     "before has none, and keeps them from its next step on when it goes on with <code>--resume</code>."
 )
+CHOOSE = r"""
+const pieces = (svg) => [...svg.querySelectorAll('[data-samples]')];
+const samples = (piece) => piece.dataset.samples.split(' ');
+const focus = (node) => {
+  const nodes = node.closest('svg').querySelectorAll('.node');
+  nodes.forEach((one) => one.setAttribute('tabindex', one === node ? '0' : '-1'));
+  node.focus();
+};
+const choose = (node) => {
+  const svg = node.closest('svg'), own = new Set(samples(node)), step = Number(node.dataset.step);
+  const clear = node.getAttribute('aria-pressed') === 'true';
+  pieces(svg).forEach((piece) => {
+    const others = samples(piece), at = Number(piece.dataset.step);
+    const below = at >= step && others.every((one) => own.has(one));
+    const above = at <= step && [...own].every((one) => others.includes(one));
+    piece.classList.toggle('dim', !clear && !below && !above);
+    if (piece.matches('.node')) piece.setAttribute('aria-pressed', String(!clear && piece === node));
+  });
+  focus(node);
+  const about = element.querySelector('.about');
+  if (about) about.textContent = clear ? '' : node.dataset.about;
+};
+const neighbour = (node, key) => {
+  const nodes = [...node.closest('svg').querySelectorAll('.node')];
+  const find = (test) => nodes.find(test);
+  if (key === 'ArrowLeft') return find((one) => one.dataset.id === node.dataset.parent);
+  if (key === 'ArrowRight') return find((one) => one.dataset.parent === node.dataset.id);
+  const level = nodes.filter((one) => one.dataset.step === node.dataset.step);
+  const by = { ArrowUp: -1, ArrowDown: 1 }[key];
+  return by ? level[level.indexOf(node) + by] : undefined;
+};
+element.addEventListener('click', (event) => {
+  const node = event.target.closest('.node');
+  if (node) choose(node);
+});
+element.addEventListener('keydown', (event) => {
+  const node = event.target.closest('.node');
+  if (!node) return;
+  const next = neighbour(node, event.key);
+  if (event.key === 'Enter' || event.key === ' ') choose(node);
+  else if (next) focus(next);
+  else if (!event.key.startsWith('Arrow')) return;
+  event.preventDefault();
+});
+"""
+"""Left and right lead to the parent and the first child, up and down to nodes of the same step, Enter chooses. The
+nodes and edges that are neither below nor above the chosen one are dimmed; only texts are set."""
 ENTITIES = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96;", "\\": "&#92;"})
 """Characters with a meaning in the templates of Gradio's HTML component, which may occur in prompts and outputs."""
 
@@ -85,7 +131,7 @@ def tab(opened: Opened) -> None:
     def select(name: str | None, chosen: int | None) -> list[str]:
         return [show(opened, name, chosen)]
 
-    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
+    private: dict[str, Any] = {**PRIVATE, "show_progress": "minimal"}
     outputs = [step, shown, page]
     gr.on(None, choose, inputs=run, outputs=outputs, **private)  # when the page is opened, and at a change
     refresh.click(choose, inputs=run, outputs=outputs, **private)

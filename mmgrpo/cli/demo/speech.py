@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from html import escape
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from mmgrpo.cli.demo import sampled
-from mmgrpo.cli.demo.choice import at_cancel, at_choice
+from mmgrpo.cli.demo.compare import (
+    MAX_TEXT,
+    OWN,
+    TITLES,
+    Comparison,
+    Examples,
+    Side,
+    at_run,
+    compare,
+    look_up,
+    sections,
+    shown_answer,
+)
+from mmgrpo.cli.demo.look import MARKS
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
-from mmgrpo.cli.demo.sampled import OWN, TITLES, Drawn, Examples, check_text, one_line_errors
-from mmgrpo.report.audio_player import KINDS, Word, alignment, errors, sound_uri, wav
-from mmgrpo.report.media import Medium
+from mmgrpo.cli.demo.parts import (
+    QUIET,
+    checked_text,
+    escaped,
+    medium,
+    one_line_errors,
+    reasons_list,
+    refused,
+    rewards_list,
+)
+from mmgrpo.report.audio_player import KINDS, Word, alignment, errors
 from mmgrpo.report.render import render
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from pipelines.language import LanguageFamily
@@ -37,27 +57,28 @@ def hears(pair: Pair) -> bool:
 
 def transcribe(
     opened: Opened, examples: Examples, name: str, key: str, file: str | None, question: str, reference: str
-) -> Iterator[tuple[float, str, str]]:
-    """Yields the fraction that is done, what comes next, and mark-up of the transcripts so far."""
-    pair = sampled.look_up(opened, name)
-    prompt = sound_prompt(pair, examples.get(name, key), file, question, reference)
-    for done, doing, drawn in sampled.draw_sides(opened, name, prompt):
-        title = f'<p class="soft">{escape(prompt.id)}</p>' if drawn else ""
-        yield done, doing, title + sampled.sides(transcripts(pair, prompt, drawn))
+) -> Iterator[tuple[Comparison, str]]:
+    """The comparison so far, and mark-up of its transcripts."""
+    pair = look_up(opened, name)
+    prompt = heard_prompt(pair, examples.get(name, key), file, question, reference)
+    for made in compare(opened, name, prompt):
+        title = f'<p class="soft">{escaped(prompt.id)}</p>' if made.sides else ""
+        yield made, title + sections(transcripts(pair, prompt, made.sides))
 
 
-def sound_prompt(pair: Pair, example: Prompt | None, file: str | None, question: str, reference: str) -> Prompt:
+def heard_prompt(pair: Pair, example: Prompt | None, file: str | None, question: str, reference: str) -> Prompt:
     """The example with the reference as the visitor left it, or a prompt of a recording; ``Unreadable`` beyond
     limits."""
-    question, reference = check_text(question, "question").strip(), check_text(reference, "reference").strip()
+    question = checked_text(question, "question", MAX_TEXT).strip()
+    reference = checked_text(reference, "reference", MAX_TEXT).strip()
     if example:
-        kept = reference == sampled.shown_answer(example.answer)
+        kept = reference == shown_answer(example.answer)
         example = example if kept else replace(example, answer=reference or None)
         if question == example.text:
             return example
         return replace(example, text=question, turns=(Turn("user", (*example.media, question)),))
     if not file:
-        raise ValueError("sound: got none, expected a recording; record or upload one, or choose an example")
+        raise ValueError("recording: got none, expected a recording; record or upload one, or choose an example")
     audio = read_upload(pair, file)
     parts = (Media("audio", audio), *([question] if question else []))
     return Prompt(question, Path(file).name, reference or None, "transcribe", {}, (Turn("user", parts),))
@@ -71,21 +92,21 @@ def read_upload(pair: Pair, file: str) -> Audio:
     return read_audio(Media("audio", file), max_seconds=longest(pair.config.model)[0])
 
 
-def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Drawn]) -> dict[str, str]:
+def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Side]) -> dict[str, str]:
     """Mark-up of each side: the transcript, its words beside the reference, the error rate, and rewards."""
     texts = {side: one.outputs[0].text for side, one in drawn.items() if isinstance(one.outputs[0], Text)}
     columns = {}
     for side, text in texts.items():
         one = drawn[side]
-        parts = [f'<p class="text">{escape(text) or "(nothing)"}</p>']
+        parts = [f'<p class="text">{escaped(text) or "(nothing)"}</p>']
         if isinstance(prompt.answer, str):
             parts.append(against(prompt.answer, text, rule(pair, prompt.answer, prompt)))
         elif side == AFTER:
             parts.append(changes(texts[BEFORE], text, rule(pair, text, prompt)))
         output = one.outputs[0]
         cut = "truncated" * (isinstance(output, Text) and output.truncated)
-        parts.append(sampled.rewards_list(one.rewards[0] if one.rewards else {}, one.reasons, *([cut] if cut else [])))
-        columns[side] = f"<article>{''.join(parts)}</article>{sampled.reasons_list(one.reasons)}"
+        parts.append(rewards_list(one.rewards[0] if one.rewards else {}, one.reasons, *([cut] if cut else [])))
+        columns[side] = f"<article>{''.join(parts)}</article>{reasons_list(one.reasons)}"
     return columns
 
 
@@ -123,13 +144,13 @@ def changes(before: str, after: str, normal: str) -> str:
     return render("alignment.html", {"words": words, "summary": summary})
 
 
-def speak(opened: Opened, examples: Examples, name: str, key: str, text: str) -> Iterator[tuple[float, str, str]]:
-    """Yields the fraction that is done, what comes next, and mark-up of the recordings so far."""
-    pair = sampled.look_up(opened, name)
+def speak(opened: Opened, examples: Examples, name: str, key: str, text: str) -> Iterator[tuple[Comparison, str]]:
+    """The comparison so far, and mark-up of its recordings."""
+    pair = look_up(opened, name)
     prompt = spoken_prompt(pair, examples.get(name, key), text)
-    for done, doing, drawn in sampled.draw_sides(opened, name, prompt):
-        title = f'<p class="soft">“{escape(prompt.text)}”</p>' if drawn else ""
-        yield done, doing, title + sampled.sides(sounds(prompt, drawn))
+    for made in compare(opened, name, prompt):
+        title = f'<p class="soft">“{escaped(prompt.text)}”</p>' if made.sides else ""
+        yield made, title + sections(recordings(prompt, made.sides))
 
 
 def spoken_prompt(pair: Pair, example: Prompt | None, text: str) -> Prompt:
@@ -144,25 +165,23 @@ def spoken_prompt(pair: Pair, example: Prompt | None, text: str) -> Prompt:
     return pair.family.prompts(pair.config, [text])[0]
 
 
-def sounds(prompt: Prompt, drawn: Mapping[str, Drawn]) -> dict[str, str]:
+def recordings(prompt: Prompt, drawn: Mapping[str, Side]) -> dict[str, str]:
     """Mark-up of each side: a waveform and a player, the rate, what a reward heard, and rewards."""
     spoken = {side: one.outputs[0] for side, one in drawn.items() if isinstance(one.outputs[0], Audio)}
     lengths = {side: audio.samples.shape[-1] / audio.rate for side, audio in spoken.items()}
     columns = {}
     for side, audio in spoken.items():
         one, seconds = drawn[side], lengths[side]
-        encoded = wav(audio)
-        uri = sound_uri(encoded.content, encoded.suffix)
         parts = [
             waveform(audio, lengths[side] / max(lengths.values())),
-            sampled.show(Medium("sound", f"{TITLES[side]}: {prompt.text}", uri)),
+            medium(audio, f"{TITLES[side]}: {prompt.text}"),
             f'<p class="soft">{seconds:.2f} s, {len(prompt.text.split()) / seconds:.1f} words a second</p>',
         ]
         if one.notes and one.notes[0].get("heard") is not None:
-            parts.append(f"<p>a recognizer hears: “{escape(one.notes[0]['heard'])}”</p>")
+            parts.append(f"<p>a recognizer hears: “{escaped(one.notes[0]['heard'])}”</p>")
             parts.append(alignment(one.notes[0].get("aligned", [])))
-        parts.append(sampled.rewards_list(one.rewards[0] if one.rewards else {}, one.reasons))
-        columns[side] = f"<article>{''.join(parts)}</article>{sampled.reasons_list(one.reasons)}"
+        parts.append(rewards_list(one.rewards[0] if one.rewards else {}, one.reasons))
+        columns[side] = f"<article>{''.join(parts)}</article>{reasons_list(one.reasons)}"
     return columns
 
 
@@ -201,7 +220,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
         with gr.Column(min_width=300):
             pair = gr.Dropdown(list(names), label="Recognizer", elem_id="speech-recognizer")
             example = gr.Dropdown([("my own recording", OWN)], label="Held-out example", elem_id="speech-example")
-            preview = gr.HTML(css_template=sampled.CSS, elem_id="speech-preview")
+            preview = gr.HTML(css_template=MARKS, elem_id="speech-preview")
         with gr.Column(min_width=300):
             file = gr.Audio(
                 sources=["microphone", "upload"],
@@ -212,65 +231,31 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
             )
             reference = gr.Textbox(label="Reference transcript, if there is one", elem_id="speech-reference")
             question = gr.Textbox(label="Instruction", visible=False, elem_id="speech-question")
-    with gr.Row():
-        run = gr.Button("Transcribe", variant="primary", size="md", elem_id="speech-transcribe")
-        cancel = gr.Button("Cancel", size="md", elem_id="speech-transcribe-cancel")
-    doing = gr.HTML(css_template=sampled.CSS, elem_id="speech-transcribe-status")
-    result = gr.HTML(css_template=sampled.CSS, elem_id="speech-transcripts")
+    run, cancel, said, result = running("Transcribe", "speech-transcribe", "speech-transcripts")
 
     def fill(name: str, key: str) -> list[Any]:
         with one_line_errors():
+            visible = look_up(opened, name).family.name != "whisper"
             chosen = examples.get(name, key)
             if chosen is None:
-                return ["", gr.skip(), gr.skip(), ""]
-            shown = "".join(map(sampled.medium, chosen.media))
-            return [sampled.shown_answer(chosen.answer), chosen.text, None, shown]
-
-    def choose_pair(name: str) -> list[Any]:
-        with one_line_errors():
-            own = examples.of(name)
-            takes_text = sampled.look_up(opened, name).family.name != "whisper"
-        choices = [
-            ("my own recording", OWN),
-            *((f"{i}. {one.id}", key) for i, (key, one) in enumerate(own.items(), start=1)),
-        ]
-        first = next(iter(own), OWN)
-        answer, text, sound, shown = fill(name, first)
-        text = gr.Textbox(text if isinstance(text, str) else "", visible=takes_text)
-        return [gr.Dropdown(choices, value=first), first, answer, text, sound, shown]
+                return ["", gr.Textbox(visible=visible), gr.skip(), ""]
+            shown = "".join(medium(one, "the recording") for one in chosen.media)
+        return [shown_answer(chosen.answer), gr.Textbox(chosen.text, visible=visible), None, shown]
 
     def upload(name: str, path: str | None) -> list[Any]:
         if not path:
             return [gr.skip()] * 4
         try:
-            audio = read_upload(sampled.look_up(opened, name), path)
+            audio = read_upload(look_up(opened, name), path)
         except ValueError as error:
-            return [OWN, OWN, "", sampled.refused(error, path)]
+            return [OWN, OWN, "", refused(error, path)]
         note = f"{Path(path).name}: {audio.samples.shape[-1] / audio.rate:.1f} s at {audio.rate:,} Hz"
-        return [OWN, OWN, "", f'<p class="soft">{escape(note)}</p>']
+        return [OWN, OWN, "", f'<p class="soft">{escaped(note)}</p>']
 
-    def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
-        with one_line_errors(inputs[2] or ""):
-            for done, text, page in transcribe(opened, examples, *inputs):
-                progress(done, text)
-                yield sampled.status(text, seen=False), page
-
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    fields = [reference, question, file, preview]
-    shown = gr.State(OWN)
-    gr.on(None, choose_pair, [pair], [example, shown, *fields], **quiet)
-    at_choice(example, shown, fill, [pair, example], fields, **quiet)
-    gr.on([file.upload, file.stop_recording], upload, [pair, file], [example, shown, reference, preview], **quiet)
-    event = run.click(
-        both,
-        [pair, example, file, question, reference],
-        [doing, result],
-        concurrency_limit=1,
-        trigger_mode="multiple",  # a click right after a cancellation, which ends with the batch, counts
-        api_visibility="private",
-        show_progress_on=doing,
-    )
-    at_cancel(cancel, [event], lambda: sampled.status("cancelled"), [], [doing], **quiet)
+    chosen = examples.offer(pair, example, lambda one: one.id, fill, [reference, question, file, preview])
+    gr.on([file.upload, file.stop_recording], upload, [pair, file], [example, chosen, reference, preview], **QUIET)
+    inputs = [pair, example, file, question, reference]
+    at_run(run, cancel, said, result, inputs, partial(transcribe, opened, examples), file=2)
 
 
 def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
@@ -282,44 +267,21 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
             example = gr.Dropdown([("my own text", OWN)], label="Held-out text", elem_id="speech-said")
         with gr.Column(min_width=300):
             text = gr.Textbox(label="Text to speak", lines=3, max_length=MAX_SPOKEN, elem_id="speech-text")
-    with gr.Row():
-        run = gr.Button("Speak", variant="primary", size="md", elem_id="speech-speak")
-        cancel = gr.Button("Cancel", size="md", elem_id="speech-speak-cancel")
-    doing = gr.HTML(css_template=sampled.CSS, elem_id="speech-speak-status")
-    result = gr.HTML(css_template=sampled.CSS, elem_id="speech-sounds")
+    run, cancel, said, result = running("Speak", "speech-speak", "speech-sounds")
 
     def fill(name: str, key: str) -> list[str]:
         with one_line_errors():
             chosen = examples.get(name, key)
         return [chosen.text if chosen else ""]
 
-    def choose_pair(name: str) -> list[Any]:
-        with one_line_errors():
-            own = examples.of(name)
-        choices = [
-            ("my own text", OWN),
-            *((f"{i}. {one.text[:60]}", key) for i, (key, one) in enumerate(own.items(), 1)),
-        ]
-        first = next(iter(own), OWN)
-        return [gr.Dropdown(choices, value=first), first, *fill(name, first)]
+    examples.offer(pair, example, lambda one: one.text[:60], fill, [text])
+    at_run(run, cancel, said, result, [pair, example, text], partial(speak, opened, examples))
 
-    def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
-        with one_line_errors():
-            for done, what, page in speak(opened, examples, *inputs):
-                progress(done, what)
-                yield sampled.status(what, seen=False), page
 
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    shown = gr.State(OWN)
-    gr.on(None, choose_pair, [pair], [example, shown, text], **quiet)
-    at_choice(example, shown, fill, [pair, example], [text], **quiet)
-    event = run.click(
-        both,
-        [pair, example, text],
-        [doing, result],
-        concurrency_limit=1,
-        trigger_mode="multiple",  # a click right after a cancellation, which ends with the batch, counts
-        api_visibility="private",
-        show_progress_on=doing,
-    )
-    at_cancel(cancel, [event], lambda: sampled.status("cancelled"), [], [doing], **quiet)
+def running(verb: str, name: str, result: str) -> tuple[gr.Button, gr.Button, gr.HTML, gr.HTML]:
+    """Build the buttons that start and cancel, what is being done, and the result."""
+    with gr.Row():
+        run = gr.Button(verb, variant="primary", size="md", elem_id=name)
+        cancel = gr.Button("Cancel", size="md", elem_id=f"{name}-cancel")
+    said = gr.HTML(css_template=MARKS, elem_id=f"{name}-status")
+    return run, cancel, said, gr.HTML(css_template=MARKS, elem_id=result)

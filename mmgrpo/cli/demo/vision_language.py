@@ -1,4 +1,4 @@
-"""The tab Vision-language: a question about an image or a clip, answered by the models of a pair."""
+"""The tab Vision-language: a question about an image or a video, answered by the models of a pair."""
 
 from __future__ import annotations
 
@@ -6,22 +6,47 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from html import escape
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from PIL import Image as Pil
 
-from mmgrpo.cli.demo import sampled
-from mmgrpo.cli.demo.choice import at_cancel, at_choice
+from mmgrpo.cli.demo.compare import (
+    MAX_TEXT,
+    MOST,
+    OWN,
+    Comparison,
+    Examples,
+    Side,
+    at_run,
+    compare,
+    look_up,
+    sections,
+    shown_answer,
+)
+from mmgrpo.cli.demo.look import MARKS
 from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples, check_text, one_line_errors
+from mmgrpo.cli.demo.parts import (
+    QUIET,
+    checked_text,
+    escaped,
+    medium,
+    one_line_errors,
+    reasons_list,
+    refused,
+    rewards_list,
+)
 from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
 from mmgrpo.data.images import read_picture
 from mmgrpo.report.completions import words
-from mmgrpo.report.media import PREDICTION, REFERENCE
+from mmgrpo.report.media import PREDICTION, REFERENCE, boxed_picture, enlarge, jpeg, picture_uri
+from mmgrpo.report.plots import to_pil
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
+SIDE = 320
+"""Longer side of an image with boxes in CSS pixels; it fits a narrow screen."""
 ABOUT = """Ask the model before and after training the same question. Both answer with the same random numbers, so that
 what differs is what training changed."""
 TAGS = re.compile(r"(&lt;/?(?:think|answer|reasoning)&gt;)")
@@ -43,28 +68,33 @@ def ask(
     count: int,
     temperature: float,
     seed: int,
-) -> Iterator[tuple[float, str, str]]:
-    """Yields the fraction that is done, what comes next, and mark-up of the answers so far."""
-    sampled.look_up(opened, name)
-    if not (1 <= count <= sampled.MOST and 0 <= temperature <= 2 and 0 <= seed < 1 << 32):
-        raise ValueError(
-            f"got {count} answers at temperature {temperature:g} with seed {seed}, expected 1 to {sampled.MOST} "
-            "answers at 0 to 2 with a seed from 0 to 4,294,967,295; change them"
-        )
+) -> Iterator[tuple[Comparison, str]]:
+    """The comparison so far, and mark-up of its answers. At temperature 0 all answers are equal, so that one is
+    drawn."""
+    look_up(opened, name)
+    if not 0 <= temperature <= 2:
+        raise ValueError(f"temperature: got {temperature:g}, expected 0 to 2")
     prompt = prompt_of(examples.get(name, key), file, question, answer, task, coordinates, system_of(examples, name))
-    count = 1 if temperature == 0 else int(count)
+    count = 1 if temperature == 0 and count > 0 else int(count)
     view = in_memory(prompt)
-    picture = sampled.small(view.media[0]) if view.media and view.media[0].kind == "image" else None
-    seen: dict[str, Drawn] = {}
+    image = small(view.media[0]) if view.media and view.media[0].kind == "image" else None
+    seen: dict[str, Side] = {}
     columns: dict[str, str] = {}
-    for done, doing, drawn in sampled.draw_sides(
-        opened, name, prompt, count=count, temperature=float(temperature), seed=int(seed)
-    ):
-        changed = {side: one for side, one in drawn.items() if one is not seen.get(side)}
-        columns |= {side: side_of(view, one, picture) for side, one in changed.items()}
+    for made in compare(opened, name, prompt, count=count, temperature=float(temperature), seed=int(seed)):
+        changed = {side: one for side, one in made.sides.items() if one is not seen.get(side)}
+        columns |= {side: side_of(view, one, image) for side, one in changed.items()}
         seen |= changed
         boxed = any("<img" in column for column in columns.values())
-        yield done, doing, (heading(prompt, boxed) + sampled.sides(columns)) * bool(columns)
+        yield made, (heading(prompt, boxed) + sections(columns)) * bool(columns)
+
+
+def small(media: Media) -> Pil.Image:
+    """An image of at most ``SIDE`` pixels, enlarged where it is tiny: lines of boxes would cover much of it."""
+    from pipelines.vlm.media import read_image
+
+    image = to_pil(read_image(media))
+    image.thumbnail((SIDE, SIDE))
+    return enlarge(image)
 
 
 def in_memory(prompt: Prompt) -> Prompt:
@@ -91,14 +121,14 @@ def prompt_of(
     system: tuple[Turn, ...] = (),
 ) -> Prompt:
     """The example, with the question, answer and task as the visitor left them, or a prompt of an upload."""
-    question = check_text(question, "question").strip()
-    reference = answer_of(check_text(answer, "reference answer").strip())
+    question = checked_text(question, "question", MAX_TEXT).strip()
+    reference = answer_of(checked_text(answer, "reference answer", MAX_TEXT).strip())
     if example:
         if question != example.text:
             media = tuple(part for part in example.media)
             kept = tuple(turn for turn in example.turns if turn.role == "system")
             example = replace(example, text=question, turns=(*kept, Turn("user", (*media, question))))
-        if answer != sampled.shown_answer(example.answer):
+        if answer != shown_answer(example.answer):
             example = replace(example, answer=reference)
         return replace(example, task=task.strip())
     if not question:
@@ -111,16 +141,16 @@ def prompt_of(
 
 
 def read_upload(file: str) -> Media:
-    """An image, decoded within the limits of data, or a clip of which the ends could be; ``Unreadable`` otherwise."""
+    """An image, decoded within the limits of data, or a video of which the ends could be; ``Unreadable`` otherwise."""
     from pipelines.vlm.media import measure
 
     name = Path(file).name
     if (kind := kind_of(name)) == "image":
         return Media("image", read_picture(file, name))
     if kind != "video":
-        raise ValueError(f"{name}: got a file of kind {kind}, expected an image or a clip; upload another")
-    measure(clip := Media("video", file))
-    return clip
+        raise ValueError(f"{name}: got a file of kind {kind}, expected an image or a video; upload another")
+    measure(video := Media("video", file))
+    return video
 
 
 def split(completion: str) -> tuple[str, str]:
@@ -132,37 +162,38 @@ def split(completion: str) -> tuple[str, str]:
     return (before.strip(), answer) if thought is None else (thought.strip(), after.strip())
 
 
-def side_of(prompt: Prompt, drawn: Drawn, picture: Any) -> str:
+def side_of(prompt: Prompt, side: Side, image: Pil.Image | None) -> str:
     """Mark-up of the answers of one side: a summary, then every answer."""
-    texts = [output.whole for output in drawn.outputs if isinstance(output, Text)]
+    texts = [output.whole for output in side.outputs if isinstance(output, Text)]
     counts = Counter(re.sub(r"</?answer>", "", split(text)[1]).strip() or "(nothing)" for text in texts)
-    common = [f"{count} × {escape(text[:40])}" for text, count in counts.most_common(4) if count > 1]
-    others = len(texts) - sum(count for _, count in counts.most_common(4) if count > 1)
-    summary = f'<p class="soft">{", ".join([*common, *[f"{others} more"] * (others > 0)])}</p>' if common else ""
-    if len(texts) > 1 and drawn.rewards:
-        means = sampled.means(drawn.rewards)
-        summary += sampled.rewards_list(means, drawn.reasons, f"mean of {len(texts)} answers")
-    answers = "".join(article(prompt, drawn, i, picture) for i in range(len(texts)))
-    return summary + answers + sampled.reasons_list(drawn.reasons)
+    common = [(text, count) for text, count in counts.most_common(4) if count > 1]
+    facts = [f"{count} × {escaped(text[:40])}" for text, count in common]
+    others = len(texts) - sum(count for _, count in common)
+    summary = f'<p class="soft">{", ".join([*facts, *[f"{others} more"] * (others > 0)])}</p>' if facts else ""
+    if len(texts) > 1 and side.rewards:
+        summary += rewards_list(side.means(), side.reasons, f"mean of {len(texts)} answers")
+    answers = "".join(article(prompt, side, i, image) for i in range(len(texts)))
+    return summary + answers + reasons_list(side.reasons)
 
 
-def article(prompt: Prompt, drawn: Drawn, i: int, picture: Any) -> str:
+def article(prompt: Prompt, side: Side, i: int, image: Pil.Image | None) -> str:
     """Mark-up of one answer: text with dimmed tags, reasoning folded away, boxes in the image, rewards."""
-    output = drawn.outputs[i]
+    output = side.outputs[i]
     assert isinstance(output, Text)
     reasoning, rest = split(output.whole)
     parts = []
-    if any((boxes := boxes_of(prompt, output)).values()):
-        parts.append(sampled.boxed(picture, boxes))
+    if image and any((boxes := boxes_of(prompt, output)).values()):
+        uri = picture_uri(jpeg(boxed_picture(image, boxes)), "image/jpeg")
+        parts.append(f'<img alt="the image with boxes" src="{uri}">')
     if reasoning:
         size = len(reasoning.split())
         parts.append(
-            f"<details><summary>reasoning, {size} words</summary><p class='text'>{escape(reasoning)}</p></details>"
+            f"<details><summary>reasoning, {size} words</summary><p class='text'>{escaped(reasoning)}</p></details>"
         )
-    marked = TAGS.sub(r'<span class="tag">\1</span>', escape(rest))
+    marked = TAGS.sub(r'<span class="tag">\1</span>', escaped(rest))
     parts.append(f'<p class="text">{marked or "(nothing)"}</p>')
     length = f"{output.tokens} tokens" + (", truncated" if output.truncated else "")
-    parts.append(sampled.rewards_list(drawn.rewards[i] if drawn.rewards else {}, drawn.reasons, length))
+    parts.append(rewards_list(side.rewards[i] if side.rewards else {}, side.reasons, length))
     return f"<article>{''.join(parts)}</article>"
 
 
@@ -181,19 +212,19 @@ def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
 
 def heading(prompt: Prompt, boxed: bool) -> str:
     """Mark-up of the question, the reference answer, and the colours of boxes where an answer has any."""
-    parts = [escape(f"“{prompt.text}”")]
+    parts = [escaped(f"“{prompt.text}”")]
     if prompt.answer is not None:
-        parts.append(f"reference answer: <b>{escape(sampled.shown_answer(prompt.answer))}</b>")
+        parts.append(f"reference answer: <b>{escaped(shown_answer(prompt.answer))}</b>")
     if boxed:
         gold = f', <b style="color:{REFERENCE}">reference</b>' if prompt.answer is not None else ""
         parts.append(f'boxes: <b style="color:{PREDICTION}">answer</b>{gold}')
     return f'<p class="soft">{"; ".join(parts)}</p>'
 
 
-def label(number: int, prompt: Prompt) -> str:
+def label(prompt: Prompt) -> str:
     """An example in the list."""
     kind = prompt.media[0].kind if prompt.media else "text"
-    return f"{number}. {prompt.text[:80]} ({kind}{', ' + prompt.task if prompt.task else ''})"
+    return f"{prompt.text[:80]} ({kind}{', ' + prompt.task if prompt.task else ''})"
 
 
 def tab(opened: Opened) -> None:
@@ -213,21 +244,17 @@ def tab(opened: Opened) -> None:
             pair = gr.Dropdown(names, label="Models", elem_id="vlm-pair")
             example = gr.Dropdown([("my own question", OWN)], label="Held-out example", elem_id="vlm-example")
             suffixes = [*SUFFIXES["image"], *SUFFIXES["video"]]
-            file = gr.File(file_types=suffixes, label="Or upload a picture or a clip", height=140, elem_id="vlm-file")
+            file = gr.File(file_types=suffixes, label="Or upload an image or a video", height=140, elem_id="vlm-file")
         with gr.Column(min_width=300):
-            preview = gr.HTML(css_template=sampled.CSS, elem_id="vlm-preview")
-            question = gr.Textbox(label="Question", lines=2, max_length=sampled.MAX_TEXT, elem_id="vlm-question")
+            preview = gr.HTML(css_template=MARKS, elem_id="vlm-preview")
+            question = gr.Textbox(label="Question", lines=2, max_length=MAX_TEXT, elem_id="vlm-question")
             with gr.Accordion("Reference answer, for rewards that compare with one", open=False):
                 answer = gr.Textbox(label="Reference answer", elem_id="vlm-answer")
                 task = gr.Dropdown(["", *TASKS], label="Task", info="how the reward task compares", elem_id="vlm-task")
-                coordinates = gr.Dropdown(
-                    list(COORDINATES),
-                    value="resized",
-                    label="Coordinates of boxes in answers about uploads",
-                    elem_id="vlm-coordinates",
-                )
+                about = "Coordinates of boxes in answers about uploads"
+                coordinates = gr.Dropdown(list(COORDINATES), value="resized", label=about, elem_id="vlm-coordinates")
     with gr.Row():
-        count = gr.Slider(1, sampled.MOST, 4, step=1, label="Answers", elem_id="vlm-count")
+        count = gr.Slider(1, MOST, 4, step=1, label="Answers", elem_id="vlm-count")
         temperature = gr.Slider(
             0, 2, 1.0, step=0.1, label="Temperature", info="0 is the most likely answer", elem_id="vlm-temperature"
         )
@@ -235,8 +262,8 @@ def tab(opened: Opened) -> None:
     with gr.Row():
         run = gr.Button("Ask", variant="primary", size="md", elem_id="vlm-ask")
         cancel = gr.Button("Cancel", size="md", elem_id="vlm-cancel")
-    doing = gr.HTML(css_template=sampled.CSS, elem_id="vlm-status")
-    result = gr.HTML(css_template=sampled.CSS, elem_id="vlm-result")
+    said = gr.HTML(css_template=MARKS, elem_id="vlm-status")
+    result = gr.HTML(css_template=MARKS, elem_id="vlm-result")
 
     def fill(name: str, key: str) -> list[Any]:
         """The fields of an example, and its media."""
@@ -244,53 +271,21 @@ def tab(opened: Opened) -> None:
             chosen = examples.get(name, key)
             if chosen is None:
                 return [gr.skip(), "", "", None, ""]
-            shown = "".join(map(sampled.medium, chosen.media)) + context(chosen)
+            # The whole conversation where it is more than one question.
+            more = f'<p class="text soft">{escaped(words(chosen))}</p>' if len(chosen.turns) > 1 else ""
+            shown = "".join(medium(one, f"{one.kind} of the question") for one in chosen.media) + more
             known = chosen.task if chosen.task in TASKS else ""
-            return [chosen.text, sampled.shown_answer(chosen.answer), known, None, shown]
-
-    def choose_pair(name: str) -> list[Any]:
-        with one_line_errors():
-            own = examples.of(name)
-        choices = [
-            ("my own question", OWN),
-            *((label(i, one), key) for i, (key, one) in enumerate(own.items(), start=1)),
-        ]
-        first = next(iter(own), OWN)
-        return [gr.Dropdown(choices, value=first), first, *fill(name, first)]
+            return [chosen.text, shown_answer(chosen.answer), known, None, shown]
 
     def upload(path: str | None) -> list[Any]:
-        if not path:
-            return [OWN, OWN, "", "", ""]
+        """A question of the visitor's own about a file, which is shown."""
         try:
-            return [OWN, OWN, "", "", sampled.medium(read_upload(path))]
+            shown = medium(read_upload(path), "your upload") if path else ""
         except ValueError as error:
-            return [OWN, OWN, "", "", sampled.refused(error, path)]
+            shown = refused(error, path or "")
+        return [OWN, OWN, "", "", shown]
 
-    def both(progress: Any = sampled.PROGRESS, *inputs: Any) -> Iterator[tuple[str, str]]:
-        with one_line_errors(inputs[2] or ""):
-            for done, text, page in ask(opened, examples, *inputs):
-                progress(done, text)
-                yield sampled.status(text, seen=False), page
-
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    fields = [question, answer, task, file, preview]
-    shown = gr.State(OWN)
-    gr.on(None, choose_pair, [pair], [example, shown, *fields], **quiet)
-    at_choice(example, shown, fill, [pair, example], fields, **quiet)
-    gr.on([file.upload, file.clear], upload, [file], [example, shown, answer, task, preview], **quiet)
+    chosen = examples.offer(pair, example, label, fill, [question, answer, task, file, preview])
+    gr.on([file.upload, file.clear], upload, [file], [example, chosen, answer, task, preview], **QUIET)
     inputs = [pair, example, file, question, answer, task, coordinates, count, temperature, seed]
-    event = run.click(
-        both,
-        inputs,
-        [doing, result],
-        concurrency_limit=1,
-        trigger_mode="multiple",  # a click right after a cancellation, which ends with the batch, counts
-        api_visibility="private",
-        show_progress_on=doing,
-    )
-    at_cancel(cancel, [event], lambda: sampled.status("cancelled"), [], [doing], **quiet)
-
-
-def context(prompt: Prompt) -> str:
-    """The whole conversation of an example where it is more than one question."""
-    return f'<p class="text soft">{escape(words(prompt))}</p>' if len(prompt.turns) > 1 else ""
+    at_run(run, cancel, said, result, inputs, partial(ask, opened, examples), file=2)

@@ -1,19 +1,45 @@
-"""The tab Vote: which of two samples is better, without knowing which model made which."""
+"""The tab Vote: which of two samples is better, without knowing which model made which.
+
+Both models of a pair make one prompt from the same noise, and are shown in random order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import torch
 
-from mmgrpo.cli.demo import vote_trials as trials
-from mmgrpo.cli.demo.choice import at_cancel
-from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.rewards import told
-from mmgrpo.cli.demo.rewards_media import STYLE, prompt_html
-from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, append_vote, tally
+from mmgrpo.cli.demo.compare import compare, look_up
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, in_a_line
+from mmgrpo.cli.demo.parts import (
+    PRIVATE,
+    PROGRESS,
+    at_cancel,
+    checked_text,
+    computing,
+    decoded,
+    digits,
+    escaped,
+    figure,
+    figures,
+    note,
+    one_line_errors,
+    prompt_html,
+    table,
+)
+from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, tally
+from mmgrpo.report.audio_player import MIME
+from mmgrpo.report.cards import read_completions
+from mmgrpo.report.media import PICTURE_SUFFIXES, contained
+from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Turn, Video
 
 ABOUT = """Two samples of one prompt, one from the model before training and one from after, from the same noise and in
 random order. Choose the better one; then you are told which is which. Votes are stored without anything about you."""
@@ -21,47 +47,256 @@ EMPTY = """There is no pair to compare: open a run with a trained model (`mmgrpo
 (`mmgrpo demo --family sd3 --before MODEL --after MODEL`)."""
 BUTTONS = {LEFT: "Left", RIGHT: "Right", TIE: "Tie", BOTH_BAD: "Both bad", "": "Skip"}
 IDS = {LEFT: "left", RIGHT: "right", TIE: "tie", BOTH_BAD: "bad", "": "skip"}
-PROGRESS = gr.Progress()
 CLOSED = "This pair of samples has been voted on; draw the next one."
+SIDES = (BEFORE, AFTER)
+WORDS = {BEFORE: "before training", AFTER: "after training"}
+QUESTIONS = 50
+"""Most prompts of a pair that can be chosen."""
+TRIES = 8
+"""Prompts that are tried until the two models differ."""
+ANY = "any"
 
 
-def cast(opened: Opened, trial: trials.Trial | None, vote: str) -> tuple[str, str, str]:
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and what both sides made of it where a run has kept that."""
+
+    prompt: Prompt
+    outputs: tuple[Output, Output] | None = None
+    values: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Two outputs that a visitor compares; which is which stays on the server until the vote."""
+
+    pair: str
+    prompt: Prompt
+    seed: int
+    outputs: Mapping[str, Output]
+    """By side."""
+    left: str
+    """The side that is shown on the left."""
+    values: Mapping[str, tuple[float, float]]
+    """Rewards: values before and after, NaN where there is none."""
+    skipped: int = 0
+    """Prompts before this one on which both sides did the same."""
+
+    @property
+    def right(self) -> str:
+        return AFTER if self.left == BEFORE else BEFORE
+
+    def shown(self) -> Mapping[str, Output]:
+        """The outputs by place."""
+        return {"left": self.outputs[self.left], "right": self.outputs[self.right]}
+
+    def row(self, vote: str, pair: Pair) -> dict[str, Any]:
+        """The vote in GenAI-Bench's form with what rewards read of the prompt, without the media."""
+        asked = self.prompt
+        names = {BEFORE: str(pair.config.model.path), AFTER: f"{pair.name} {pair.weights}".strip()}
+        return {
+            # A transcription has no text; the prompt is also what a bootstrap draws.
+            "prompt": asked.text if asked.text.strip() else f"({asked.id or 'no text'})",
+            "vote_type": vote,
+            "model_a": names[self.left],
+            "model_b": names[self.right],
+            "sides": {"left": self.left, "right": self.right},
+            "pair": self.pair,
+            "family": pair.family.name,
+            "seed": self.seed,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            **{
+                key: given for key in ("id", "answer", "task") if (given := getattr(self.prompt, key)) not in ("", None)
+            },
+            **({"meta": dict(self.prompt.meta)} if self.prompt.meta else {}),
+        }
+
+
+def same(one: Output, other: Output) -> bool:
+    """Whether nobody can tell two outputs apart."""
+    if isinstance(one, Text) and isinstance(other, Text):
+        return one.text == other.text
+    for kind, name in ((Image, "pixels"), (Video, "frames"), (Audio, "samples")):
+        if isinstance(one, kind) and isinstance(other, kind):
+            return torch.equal(getattr(one, name), getattr(other, name))
+    return False
+
+
+def compared(opened: Opened) -> list[str]:
+    """The pairs that have two sides."""
+    return [name for name, pair in opened.pairs.items() if len(pair.sides) == 2]
+
+
+def questions(pair: Pair) -> list[Question]:
+    """Held-out prompts of a pair; where they cannot be read here, those of which the run has kept completions."""
+    return [Question(prompt) for prompt in pair.examples(QUESTIONS)] or (list(kept(pair.run)) if pair.run else [])
+
+
+def kept(run: Path) -> Iterator[Question]:
+    """Completions before and after training in ``samples`` of a run folder; damaged files have none."""
+    folder = run / "samples"
+    try:
+        moments = next(iter(read_completions(folder).values()), {})
+    except (OSError, ValueError):
+        return
+    before = {row["id"]: row for row in moments.get(BEFORE, ())}
+    for row in moments.get(AFTER, ())[:QUESTIONS]:
+        if (first := before.get(row["id"])) and not {"sound", "image"} & row.keys():
+            names = [name for name in row["media"] if contained(folder, name)]
+            media = tuple(Media(kind, str(contained(folder, name))) for name in names if (kind := _kind(name)))
+            prompt = Prompt(row["prompt"], row["id"], row["answer"], row["task"], row["meta"])
+            prompt = Prompt(prompt.text, prompt.id, prompt.answer, prompt.task, prompt.meta, (Turn("user", media),))
+            values = {name: (_float(first["rewards"].get(name)), _float(end)) for name, end in row["rewards"].items()}
+            yield Question(prompt, (Text(first["completion"]), Text(row["completion"])), values)
+
+
+def _kind(name: str) -> str:
+    suffix = Path(name).suffix.lower()
+    return "image" if suffix in PICTURE_SUFFIXES else "audio" if suffix in MIME else ""
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def can_be_typed(pair: Pair, several: Sequence[Question]) -> bool:
+    """Whether a prompt of this pair is a text alone; a text that is typed is never taken for the name of a file."""
+    return pair.modality != "vlm" and not any(one.prompt.media or one.outputs for one in several)
+
+
+def chosen(several: Sequence[Question], pair: Pair, place: str, typed: str) -> list[Question]:
+    """The questions to try, in order: what was typed, the chosen one, or some in a random order."""
+    if typed.strip():
+        if not can_be_typed(pair, several):
+            raise ValueError("prompts of this pair are more than a text; choose one of the list")
+        return [Question(Prompt(checked_text(typed, "the prompt"), id="typed"))]
+    if not several:
+        raise ValueError(f"no held-out prompt of '{pair.name}' can be read here; write one, or open its data")
+    if place == ANY:
+        return secrets.SystemRandom().sample(list(several), min(TRIES, len(several)))
+    if not place.isdecimal() or int(place) >= len(several):
+        raise ValueError(f"got the prompt '{place[:80]}', expected one of the list")
+    return [several[int(place)]]
+
+
+def trials(opened: Opened, name: str, several: Sequence[Question]) -> Iterator[Trial | str]:
+    """What goes on, in words, and at last the first trial whose outputs differ, else the last one."""
+    for skipped, question in enumerate(several):
+        seed, outputs, values = secrets.randbelow(1 << 31), question.outputs, question.values
+        if outputs is None:
+            for made in compare(opened, name, question.prompt, seed=seed):
+                sides = [made.sides.get(side) for side in SIDES]
+                drawn = [side.outputs[0] for side in sides if side]
+                if len(drawn) == 2 and question is not several[-1] and same(*drawn):
+                    break
+                yield made.doing
+            outputs = (drawn[0], drawn[1])
+            rows = [side.rewards[0] if side and side.rewards else {} for side in sides]
+            values = {title: (value, rows[1].get(title, math.nan)) for title, value in rows[0].items()}
+        if same(*outputs) and question is not several[-1]:
+            continue
+        left = SIDES[secrets.randbelow(2)]
+        yield Trial(name, question.prompt, seed, dict(zip(SIDES, outputs)), left, values, skipped)
+        return
+
+
+def sides_html(trial: Trial, named: bool = False) -> str:
+    """Both outputs side by side, with the names of their models only where they are ``named``."""
+    sides = zip(trial.shown().items(), (trial.left, trial.right))
+    return figures(*(figure(output, f"{place}: {WORDS[side]}" if named else place) for (place, output), side in sides))
+
+
+def reveal_html(trial: Trial, vote: str) -> str:
+    """Which was which, what the visitor preferred, and what the rewards prefer; without a vote only the rest."""
+    said = {
+        LEFT: f"You preferred the left one: <strong>{WORDS[trial.left]}</strong>.",
+        RIGHT: f"You preferred the right one: <strong>{WORDS[trial.right]}</strong>.",
+        BOTH_BAD: "You found both bad.",
+    }.get(vote, "You saw a tie." if vote else "Skipped, not stored.")
+    which = f"Left was {WORDS[trial.left]}, right {WORDS[trial.right]}."
+    answer = trial.prompt.answer
+    gold = f" The reference is “{escaped(str(answer)[:500])}”." if isinstance(answer, str | int | float) else ""
+    rows = []
+    for name, (before, after) in trial.values.items():
+        order = (before, after) if trial.left == BEFORE else (after, before)
+        cells = ["failed" if math.isnan(one) else digits(one, ".4g") for one in order]
+        rows.append((escaped(name), *cells, preference(before, after)))
+    values = table(("reward", "left", "right", "prefers"), rows) if rows else ""
+    return f"<p>{said} {which}{gold}</p>{values}"
+
+
+def preference(before: float, after: float) -> str:
+    """The side that a reward prefers, in words."""
+    if math.isnan(before) or math.isnan(after):
+        return "not known"
+    return WORDS[AFTER] if after > before else WORDS[BEFORE] if before > after else "neither"
+
+
+def tally_html(counts: Tally, pair: str) -> str:
+    """The votes on a pair so far, in words."""
+    rate = counts.win_rate
+    if rate is None:
+        return note(f"No vote on {escaped(pair)} yet.")
+    plural = "" if counts.votes == 1 else "s"
+    return (
+        f"<p><strong>{escaped(pair)}: the trained model wins {100 * rate.mean:.0f} %</strong> "
+        f"[{100 * rate.low:.0f}, {100 * rate.high:.0f}] of {counts.votes} vote{plural} (ties half, 95 % interval): "
+        f"{counts.after} for it, {counts.before} for the initial one, {counts.neither} for neither.</p>"
+    )
+
+
+def media_of(prompt: Prompt) -> list[Output]:
+    """The media that a prompt asks about; those that cannot be read are left out."""
+    media = []
+    for one in prompt.media:
+        try:
+            media.append(decoded(one))
+        except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
+            print(f"a vote is stored without a medium of its prompt: {in_a_line(error)}", flush=True)
+    return media
+
+
+# ---- the tab
+
+
+def left_out(trial: Trial) -> str:
+    """A note on prompts on which both models did the same."""
+    if same(*trial.outputs.values()):
+        return note("Both models did exactly the same here.")
+    return note(f"Left out: {trial.skipped} on which both models did exactly the same.") if trial.skipped else ""
+
+
+def cast(opened: Opened, trial: Trial | None, vote: str) -> tuple[str, str, str]:
     """Store a vote, none if it is empty; both outputs with their names, the reveal, and the tally."""
     if trial is None:
         raise ValueError(CLOSED)
     if vote:
-        media = trials.media_of(trial.prompt)
+        media = media_of(trial.prompt)
         append_vote(opened.votes, trial.row(vote, opened.pairs[trial.pair]), trial.shown(), media)
-    counts = trials.tally_html(tally(opened.votes, trial.pair), trial.pair)
-    return trials.sides_html(trial, told=True), trials.reveal_html(trial, vote), counts
+    counts = tally_html(tally(opened.votes, trial.pair), trial.pair)
+    return sides_html(trial, named=True), reveal_html(trial, vote), counts
 
 
 def tab(opened: Opened) -> None:
     """Build the tab."""
-    names = trials.compared(opened)
-    gr.HTML(STYLE)
+    names = compared(opened)
     if not names:
         gr.Markdown(EMPTY, elem_id="vote-empty")
         return
 
     @cache
-    def questions(name: str) -> tuple[trials.Question, ...]:
-        return tuple(trials.questions(opened.pairs[name]))
-
-    def known(name: Any) -> str:
-        if name not in names:
-            raise ValueError("got a pair that is not open; choose one of the list")
-        return name
+    def asked_of(name: str) -> tuple[Question, ...]:
+        return tuple(questions(opened.pairs[name]))
 
     def choose(name: str | None) -> tuple[Any, ...]:
         """The prompts of a pair, its votes so far, and nothing of the pair before."""
-        with told():
-            name = known(name)
-            several, pair = questions(name), opened.pairs[name]
+        with one_line_errors():
+            pair = look_up(opened, name)
+            several = asked_of(name := pair.name)
             labels = [(one.prompt.text.strip()[:100] or one.prompt.id, str(n)) for n, one in enumerate(several)]
-            counts = trials.tally_html(tally(opened.votes, name), name)
-        typed = trials.can_be_typed(pair, several)
-        prompts = gr.update(choices=[*anyone, *labels], value=trials.ANY)
+            counts = tally_html(tally(opened.votes, name), name)
+        typed = can_be_typed(pair, several)
+        prompts = gr.update(choices=[*anyone, *labels], value=ANY)
         return prompts, gr.update(value="", visible=typed), counts, None, "", "", "", *closed()
 
     def open_() -> list[Any]:
@@ -74,34 +309,26 @@ def tab(opened: Opened) -> None:
     def draw(
         name: str | None, place: str | None, typed: str | None, progress: Any = PROGRESS
     ) -> Iterator[tuple[Any, ...]]:
-        with told():
-            name = known(name)
-            several = trials.chosen(questions(name), opened.pairs[name], place or trials.ANY, typed or "")
-        steps = trials.trials(opened, name, several)
-        yield None, "", "<p class='mm-note'>drawing …</p>", "", *closed(drawing=True)
-        while True:
-            with told():
-                step = next(steps)
-            if isinstance(step, trials.Trial):
-                break
-            progress(0.5, desc=step)
-            yield None, "", f"<p class='mm-note'>{step} …</p>", "", *closed(drawing=True)
-        note = ""
-        if step.is_same:
-            note = "<p class='mm-note'>Both models did exactly the same here.</p>"
-        elif step.skipped:
-            note = f"<p class='mm-note'>Left out: {step.skipped} on which both models did exactly the same.</p>"
-        yield step, prompt_html(step.prompt) + note, trials.sides_html(step), "", *open_()
+        with one_line_errors():
+            pair = look_up(opened, name)
+            several = chosen(asked_of(pair.name), pair, place or ANY, typed or "")
+            yield None, "", note("drawing …"), "", *closed(drawing=True)
+            for step in trials(opened, pair.name, several):
+                if isinstance(step, Trial):
+                    yield step, prompt_html(step.prompt) + left_out(step), sides_html(step), "", *open_()
+                else:
+                    progress(0.5, desc=step)
+                    yield None, "", note(f"{step} …"), "", *closed(drawing=True)
 
     def voted(vote: str) -> Any:
-        def store(trial: trials.Trial | None) -> tuple[Any, ...]:
-            with told():
+        def store(trial: Trial | None) -> tuple[Any, ...]:
+            with one_line_errors():
                 sides, reveal, counts = cast(opened, trial, vote)
             return None, sides, reveal, counts, *closed()
 
         return store
 
-    anyone = [("any held-out prompt", trials.ANY)]
+    anyone = [("any held-out prompt", ANY)]
     gr.Markdown(ABOUT)
     with gr.Row():
         pair = gr.Dropdown(names, label="Pair of models", min_width=200, elem_id="vote-pair")
@@ -128,19 +355,15 @@ def tab(opened: Opened) -> None:
     reveal = gr.HTML(elem_id="vote-reveal")
     counts = gr.HTML(elem_id="vote-tally")
 
-    private: dict[str, Any] = {"api_visibility": "private"}
     every = [*buttons.values(), stop]
     fresh = [place, typed, counts, trial, asked, sides, reveal, *every]
     # Without a trigger it also runs when the page is opened, so that nothing is read before.
-    gr.on(None, choose, pair, fresh, show_progress="hidden", **private)
+    gr.on(None, choose, pair, fresh, show_progress="hidden", **PRIVATE)
     drawing = more.click(
         draw,
         [pair, place, typed],
         [trial, asked, sides, reveal, *every],
-        concurrency_limit=1,
-        concurrency_id="vote",
-        trigger_mode="multiple",  # a click right after a cancellation, which ends with the batch, counts
-        **private,
+        **computing("vote"),
     )
     for vote, button in buttons.items():
         button.click(
@@ -149,12 +372,12 @@ def tab(opened: Opened) -> None:
             [trial, sides, reveal, counts, *every],
             concurrency_limit=1,
             concurrency_id="votes",
-            **private,
+            **PRIVATE,
         )
-    pair.change(None, None, None, cancels=[drawing], **private)
+    pair.change(None, None, None, cancels=[drawing], **PRIVATE)
 
     def cancelled() -> tuple[Any, ...]:
         """Nothing to vote on, also where the samples were there already."""
-        return None, "<p class='mm-note'>Cancelled.</p>", *closed()
+        return None, note("Cancelled."), *closed()
 
-    at_cancel(stop, [drawing], cancelled, [], [trial, sides, *every], **private)
+    at_cancel(stop, [drawing], cancelled, [], [trial, sides, *every], **PRIVATE)

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mmgrpo.cli.demo.models import AFTER, BEFORE
-from mmgrpo.cli.demo.rewards_media import png
+from mmgrpo.cli.demo.parts import png
 from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import wav
 from mmgrpo.report.plots import to_pil

@@ -52,7 +52,8 @@ class Served:
     @property
     def events(self) -> list[Mapping[str, Any]]:
         """The events of all tabs that the server answers."""
-        return [event for event in self.page.config["dependencies"] if event["backend_fn"]]
+        config: Any = self.page.config
+        return [event for event in config["dependencies"] if event["backend_fn"]]
 
     def event(self, elem_id: str, name: str = "") -> Mapping[str, Any]:
         """The first event of a component."""

@@ -24,7 +24,7 @@ from mmgrpo.cli.demo.models import Opened, open_all
 from tests import ROOT
 from tests.journeys.browser.answers import at_rest, press, watch
 from tests.journeys.browser.conftest import ANSWER, browsing, skip_without_browser
-from tests.journeys.cli.demo.painting import EVIL, painters
+from tests.journeys.cli.demo.fakes import EVIL, painters
 from tests.journeys.cli.demo.serving import LIMIT
 
 ADDRESS = re.compile(r"""(?:https?:)?//[\w.-]+\.[a-z]{2,}[^\s"')]*""")
@@ -56,7 +56,7 @@ def served(tmp_path, cache):
 PAINTED = """
 from mmgrpo.cli.demo import Args
 from mmgrpo.cli.demo.app import free_port, launch
-from tests.journeys.cli.demo.painting import painters
+from tests.journeys.cli.demo.fakes import painters
 page = launch(painters(), Args(), free_port("127.0.0.1", 0))
 print(page.local_url.rstrip("/"), flush=True)
 page.block_thread()

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.cli.demo import runs_read
+from mmgrpo.cli.demo import runs
 from mmgrpo.cli.demo.gate import FORM, names_an_address
-from mmgrpo.cli.demo.runs_html import details_html
+from mmgrpo.cli.demo.runs import details_html
+from tests.journeys.cli.demo.fakes import write_run
 from tests.journeys.cli.demo.serving import FILE, LIMIT, Served, serving
-from tests.journeys.cli.demo.test_runs import write_run
 
 SECRET = "the secret of another user"
 CLIENTS = 32
@@ -257,7 +257,7 @@ def test_the_page_names_no_other_server_and_counts_nobody(demo):
 def test_many_visitors_at_once_get_right_answers(demo):
     names = [name for name in demo.opened.runs if name.startswith("run-")]
     event = demo.event("runs-choose")
-    looks = {name: runs_read.read_look(name, demo.opened.runs[name]) for name in names}
+    looks = {name: runs.read_look(name, demo.opened.runs[name]) for name in names}
     wanted = [names[number % len(names)] for number in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS) as pool:
         answers = list(pool.map(lambda name: demo.ask([(event, [[name], None, "seconds", 0])])[0], wanted))
@@ -268,13 +268,13 @@ def test_many_visitors_at_once_get_right_answers(demo):
 def test_visitors_for_whom_there_is_no_room_are_told_so(tmp_path, monkeypatch):
     run, free = write_run(tmp_path / "a"), threading.Event()
     with serving(tmp_path, run, waiting=4) as demo:
-        event, signature = demo.event("runs-choose"), runs_read.signature
+        event, signature = demo.event("runs-choose"), runs.signature
 
-        def slow(folder: Path) -> runs_read.Signature:
+        def slow(folder: Path) -> runs.Signature:
             assert free.wait(2 * LIMIT)
             return signature(folder)
 
-        monkeypatch.setattr(runs_read, "signature", slow)
+        monkeypatch.setattr(runs, "signature", slow)
         with ThreadPoolExecutor(CLIENTS) as pool:
             asked = [pool.submit(demo.ask, [(event, [["a"], None, "seconds", 0])]) for _ in range(CLIENTS)]
             end = time.monotonic() + LIMIT / 2

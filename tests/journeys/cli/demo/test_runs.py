@@ -1,20 +1,21 @@
-"""The tab Runs: what it shows of runs that are finished, damaged, hostile, or being written."""
+"""The tab Runs: curves, results, settings and samples of runs that are finished, damaged, hostile, or being written."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import pytest
 
-from mmgrpo.cli.demo import runs, runs_read
+from mmgrpo.cli.demo import runs
 from mmgrpo.cli.demo.app import build
 from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.runs_read import read_look
-from tests.journeys.cli.demo.told import page as page_of
-from tests.journeys.cli.demo.written import write_run
+from mmgrpo.cli.demo.runs import COLOURS, Look, Reader, Scale, chart, curve_points, read_look
+from tests.journeys.cli.demo.fakes import page as page_of
+from tests.journeys.cli.demo.fakes import write_run
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -23,16 +24,16 @@ def opened(*folders: Path) -> Opened:
     return Opened({folder.name: folder for folder in folders}, {}, Path("votes.jsonl"))
 
 
-def overview(of: Opened, names: list[str] | None = None, metric: str | None = None, at: float = 0) -> dict[str, object]:
+def overview(of: Opened, names: list[str] | None = None, metric: str | None = None, at: float = 0) -> dict[str, Any]:
     """The parts of the tab by name."""
     parts = runs.overview(runs.Shelf(of), list(of.runs) if names is None else names, metric, runs.STEP, 0, at)
     return dict(zip(("metric", "curves", "details", "differences", "at", "samples", "timer", "seen"), parts))
 
 
 def test_all_metrics_are_offered_and_rewards_of_most_runs_first(tmp_path):
-    first = write_run(tmp_path / "a", **{"reward/own/mean": 1.0, "reward/both/mean": 1.0})
-    second = write_run(tmp_path / "b", **{"reward/both/mean": 1.0, "lr": 1.0})
-    names = runs_read.metrics_of([read_look("a", first), read_look("b", second)])
+    first = write_run(tmp_path / "a", metrics={"reward/own/mean": 1.0, "reward/both/mean": 1.0})
+    second = write_run(tmp_path / "b", metrics={"reward/both/mean": 1.0, "lr": 1.0})
+    names = runs.metrics_of([read_look("a", first), read_look("b", second)])
     assert names == ["reward/both/mean", "reward/own/mean", "seconds", "loss", "lr"]
     parts = overview(opened(first, second), metric="lr")
     assert parts["metric"].value == "lr"
@@ -55,25 +56,13 @@ def test_results_alarms_and_the_state_of_every_run_are_shown(tmp_path):
 def test_moments_are_ordered_by_step_and_shown_beside_the_first(tmp_path):
     of = opened(write_run(tmp_path / "a"))
     looks = runs.Shelf(of).looks(["a"])
-    assert runs_read.moments_of(looks) == ["before", "step-000002", "step-000010", "after"]
+    assert runs.moments_of(looks) == ["before", "step-000002", "step-000010", "after"]
     parts = overview(of)
     assert parts["at"].value == 4 and parts["at"].label == "samples: after (4 of 4)"
     third = overview(of, at=3)
     assert third["at"].label == "samples: step 10 (3 of 4)"
     assert third["samples"].count("data:image/png") == 2 and "<figcaption>step 10</figcaption>" in third["samples"]
     assert overview(of, at=99)["at"].value == 4 and overview(of, at=1)["samples"].count("data:image") == 1
-
-
-def test_completions_of_a_moment_are_shown_where_there_are_no_pictures(tmp_path):
-    folder = tmp_path / "a"
-    (folder / "samples").mkdir(parents=True)
-    row = {"id": "1", "task": "", "prompt": "how many?", "meta": {}, "media": [], "aligned": [], "rewards": {"r": 1}}
-    for moment in ("before", "step-000004"):
-        text = json.dumps({**row, "completion": f"said {moment}"})
-        (folder / "samples" / f"{moment}.jsonl").write_text(f"{text}\n" * 30)
-    html = overview(opened(folder))["samples"]
-    assert "said before" in html and "said step-000004" in html
-    assert "said step" not in overview(opened(folder), at=1)["samples"]
 
 
 def test_the_timer_runs_while_a_chosen_run_is_unfinished(tmp_path):
@@ -108,7 +97,7 @@ def test_pictures_that_are_half_written_are_notes(tmp_path):
 @pytest.mark.parametrize("name", ["samples", "samples/after.png", "metrics.jsonl", "config.yaml"])
 def test_links_out_of_a_run_are_not_followed(tmp_path, name):
     folder, outside = write_run(tmp_path / "a"), tmp_path / "outside"
-    write_run(outside, config="secret: 1\n", secret=1.0)
+    write_run(outside, config="secret: 1\n", metrics={"secret": 1.0})
     target = folder / name
     target.rename(tmp_path / "moved")
     target.symlink_to(outside / name)
@@ -121,7 +110,9 @@ def test_links_out_of_a_run_are_not_followed(tmp_path, name):
 
 def test_names_are_text_wherever_they_stand(tmp_path):
     name = "<b onclick=x>"
-    folder = write_run(tmp_path / name, config=f"name: '{SCRIPT}'\n{SCRIPT.replace('/', '')}: 1\n", **{SCRIPT: 1.0})
+    folder = write_run(
+        tmp_path / name, config=f"name: '{SCRIPT}'\n{SCRIPT.replace('/', '')}: 1\n", metrics={SCRIPT: 1.0}
+    )
     os.rename(folder / "samples" / "after.png", folder / "samples" / "<script>alert(1)<script>.png")
     parts = overview(opened(folder, write_run(tmp_path / "b")), metric=SCRIPT)
     assert parts["metric"].value == SCRIPT
@@ -139,7 +130,7 @@ def test_names_that_are_not_open_are_refused(tmp_path, names):
 def test_without_runs_the_tab_says_what_to_do(tmp_path):
     assert overview(opened())["metric"].choices == []
     page = build(opened())
-    note = next(block for block in page.blocks.values() if block.elem_id == "runs-none")
+    note: Any = next(block for block in page.blocks.values() if block.elem_id == "runs-none")
     assert note.visible and "mmgrpo train" in note.value
 
 
@@ -152,11 +143,6 @@ def test_runs_that_appear_in_the_opened_folders_are_found(tmp_path):
     (tmp_path / "runs" / "again").symlink_to(old)
     assert runs.later_runs({"old": old.resolve()}, [str(tmp_path / "runs")]) == {"new": new.resolve()}
     assert runs.later_runs({}, [str(old)]) == {} and runs.later_runs({}, [str(tmp_path / "gone")]) == {}
-
-
-def test_a_new_run_with_the_name_of_another_has_its_path_as_name(tmp_path):
-    new = write_run(tmp_path / "more" / "a").resolve()
-    assert runs.later_runs({"a": tmp_path / "a"}, [str(tmp_path / "more")]) == {str(new): new}
 
 
 def test_a_run_is_looked_at_once_and_at_most_eight_are(tmp_path):
@@ -186,3 +172,212 @@ def test_the_first_three_runs_are_chosen_at_first_and_their_last_samples_shown(t
     (first,) = [one.fn for one in shown["events"] if any(event == "load" for _, event in one.targets)]
     *_, at, samples, _, _ = first(["a"], "loss", runs.STEP, 0)
     assert at.value == 4 and "Samples of a, after" in samples
+
+
+# ---- reading
+
+
+def test_a_curve_is_over_steps_or_seconds_and_is_smoothed(tmp_path):
+    look = read_look("a", write_run(tmp_path / "a"))
+    assert curve_points(look, "loss", False, 0) == [(1, 10), (2, 20), (3, 30), (4, 40)]
+    assert curve_points(look, "loss", True, 0) == [(0.5, 10), (1, 20), (1.5, 30), (2, 40)]
+    assert curve_points(look, "loss", False, 10) == [(1, 15), (2, 20), (3, 30), (4, 35)]
+    assert curve_points(look, "another", False, 0) == []
+
+
+def test_missing_values_are_left_out_and_long_curves_thinned(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": null}\n{"step": 6, "loss": 60}\n')
+    assert curve_points(read_look("a", folder), "loss", False, 0)[-2:] == [(4, 40), (6, 60)]
+    assert curve_points(read_look("a", folder), "loss", True, 0)[-1] == (2, 40)
+    monkeypatch.setattr(runs, "POINTS", 2)
+    assert curve_points(read_look("a", folder), "loss", False, 0) == [(1, 10), (4, 40)]
+
+
+def test_a_chart_has_a_line_per_run_in_the_colour_of_its_place(tmp_path):
+    looks = [read_look(name, write_run(tmp_path / name, metrics={f"only/{name}": 1.0})) for name in ("a", "b", "c")]
+    drawn = chart(looks, "loss", "step", False, 0)
+    assert [(line.name, line.colour, line.last) for line in drawn.lines] == [
+        (name, colour, "40") for name, colour in zip("abc", COLOURS)
+    ]
+    assert drawn.lines[0].thin == "0,1000 333.3,666.7 666.7,333.3 1000,0"
+    one = chart(looks, "only/b", "step", False, 0)
+    assert [(line.name, line.colour) for line in one.lines] == [("b", COLOURS[1])] and one.without == ["a", "c"]
+
+
+def test_ticks_are_round_values_inside_the_axes():
+    assert Scale([0.0, 10.0]).ticks() == [(0, "0"), (200, "2"), (400, "4"), (600, "6"), (800, "8"), (1000, "10")]
+    assert all(0 <= at <= 1000 for at, _ in Scale([3.7, 91.2]).ticks())
+    assert [text for _, text in Scale([0.0, 6.0]).ticks()] == ["0", "1.5", "3", "4.5", "6"]  # at most five steps
+    assert Scale([5.0, 5.0])(5.0) == 500 and Scale([-1e300, 1e300])(0.0) == 500
+
+
+def test_only_settings_that_differ_are_listed_by_flat_names(tmp_path):
+    first = read_look("a", write_run(tmp_path / "a", config="seed: 0\noptim: {lr: 0.1, ema: 0}\nrewards: [x, y]\n"))
+    second = read_look("b", write_run(tmp_path / "b", config="seed: 0\noptim: {lr: 0.2}\nrewards: [x, z]\n"))
+    assert runs.differences([first, second]) == {
+        "optim.lr": ["0.1", "0.2"],
+        "optim.ema": ["0", "–"],
+        "rewards": ["[x, y]", "[x, z]"],
+    }
+    third = read_look("c", write_run(tmp_path / "c", config="seed: 0\noptim: {}\nrewards: [x, y]\n"))
+    assert runs.differences([first, third])["optim"] == ["–", "{}"]
+    assert "Choose two" in runs.differences_html([first, Look("gone", tmp_path / "gone", None)])
+    assert "Choose two" in runs.differences_html([first])
+    assert "are equal" in runs.differences_html([first, first])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10))]),
+        "\n".join(["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{p: *a{i - 1}, q: *a{i - 1}}}" for i in range(1, 60))]),
+        "a: &a {b: *a}\nc: &c [*c]\n",
+        f"n: {'9' * 4000}\nlong: {'x' * 100_000}\n{'k' * 1000}: 1\n",
+    ],
+)
+def test_settings_of_any_form_are_of_bounded_length(tmp_path, config):
+    first = read_look("a", write_run(tmp_path / "a", config=config))
+    assert first.run is not None
+    rows = runs.differences([first, read_look("b", write_run(tmp_path / "b"))])
+    assert rows and len(json.dumps(rows)) < runs.SETTINGS * 2 * runs.LETTERS
+
+
+def test_a_run_is_read_again_only_after_it_was_written(tmp_path, monkeypatch):
+    folder, reader = write_run(tmp_path / "a", finished=False), Reader()
+    first = reader.look("a", folder)
+    assert reader.look("a", folder) is first and first.running
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": 50}\n{"step": 6, "lo')
+    second = reader.look("a", folder).run
+    assert second and second.last_step == 5
+    (folder / "summary.json").write_text('{"eval": {}, "seconds": 3}')
+    assert not reader.look("a", folder).running
+
+
+def test_of_many_runs_the_ones_looked_at_last_are_kept(tmp_path):
+    folders, reader = [write_run(tmp_path / str(number)) for number in range(runs.KEPT + 1)], Reader()
+    first, second, *_ = [reader.look(folder.name, folder) for folder in folders[:-1]]
+    assert reader.look("0", folders[0]) is first
+    reader.look(folders[-1].name, folders[-1])
+    assert reader.look("0", folders[0]) is first and reader.look("1", folders[1]) is not second
+
+
+def test_what_lies_outside_of_a_run_is_not_looked_at(tmp_path):
+    folder, outside = write_run(tmp_path / "a"), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "metrics.jsonl").write_text("{}\n")
+    row = {"id": "1", "task": "", "prompt": "p", "meta": {}, "media": [], "aligned": [], "rewards": {}}
+    (outside / "before.jsonl").write_text(json.dumps({**row, "completion": "a secret"}) + "\n")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
+    assert "metrics.jsonl" not in [name for name, *_ in runs.signature(folder)]
+    (folder / "samples").rename(tmp_path / "moved")
+    (folder / "samples").symlink_to(outside)
+    assert read_look("a", folder).completions == {}
+
+
+def test_a_metric_that_is_not_a_number_has_no_curve(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "seconds": "soon", "loss": 1.0}\n{"step": 2, "seconds": 2.0, "loss": 2.0}\n'
+    )
+    look = read_look("a", folder)
+    assert look.run is not None and look.run.metric_names() == ["loss"]
+    for metric in ("seconds", "step"):
+        assert curve_points(look, metric, False, 0) == []
+    assert curve_points(look, "loss", True, 0) == []
+    assert curve_points(look, "loss", False, 0) == [(1, 1), (2, 2)]
+
+
+def test_a_file_that_cannot_be_looked_at_hides_no_other(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "samples" / "aaa.png").symlink_to(folder / "samples" / "nothing.png")
+    assert [name for name, *_ in runs.signature(folder)] == [
+        *("config.yaml", "metrics.jsonl", "summary.json", "samples", "samples/after.png", "samples/before.png"),
+        *("samples/step-000002.png", "samples/step-000010.png"),
+    ]
+    sizes = {name: size for name, _, size in runs.signature(folder)}
+    assert sizes["config.yaml"] == len("seed: 0\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "problem"),
+    [
+        (FileNotFoundError(2, "gone", "/x/metrics.jsonl"), 2, "metrics.jsonl has vanished while it was read"),
+        (FileNotFoundError("gone"), 2, " has vanished while it was read"),
+        (
+            PermissionError(13, "Permission denied", "/x/config.yaml"),
+            2,
+            "config.yaml cannot be read: Permission denied",
+        ),
+        (ValueError("{folder}/a is bad\n"), 1, "a is bad"),
+    ],
+)
+def test_a_run_is_read_twice_at_most_and_damaged_ones_once(error: Exception, times: int, problem: str, tmp_path):
+    tried: list[Path] = []
+
+    def failing(folder: Path) -> None:
+        tried.append(folder)
+        raise type(error)(error.args[0].format(folder=folder)) if isinstance(error, ValueError) else error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "read_run", failing)
+        look = read_look("a", tmp_path)
+    assert tried == [tmp_path] * times and look.run is None
+    assert look.problem.startswith(f"This run cannot be read: {problem}") and look.problem[-1] == "."
+
+
+def test_settings_are_flat_and_of_bounded_length():
+    flat = {"a": {"b": 1, "c": {}}, 3: [1, (2, {"x": None})], "l": []}
+    assert dict(runs.flat(flat)) == {"a.b": "1", "a.c": "{}", "3": "[1, [2, {x: None}]]", "l": "[]"}
+    assert dict(runs.flat({})) == dict(runs.flat(3)) == {}
+    deep: Any = 1
+    for level in range(9, 0, -1):
+        deep = {level: deep}
+    assert dict(runs.flat(deep)) == {"1.2.3.4.5.6.7.8": "{9: 1}"}
+    long = {"k" * 401: "x" * 401, "l": [1] * 1000}
+    assert dict(runs.flat(long)) == {"k" * 400: "x" * 400, "l": ("[" + "1, " * 200)[:400]}
+    assert max(map(len, runs.pieces({"k" * 500: "x" * 500}))) == runs.LETTERS == 400
+    large = "a very large number"
+    assert ["".join(runs.pieces(number)) == large for number in (int(1e300), 15 * 10**299)] == [False, True]
+    assert "".join(runs.pieces(-(10**301))) == large and "".join(runs.pieces(1e301)) == "1e+301"
+
+
+def test_moments_are_before_then_steps_then_others_then_after():
+    moments = ["after", "zz", "step-1000000", "step-000010", "b", "step-000002", "before", "a"]
+    look = Look("a", Path("a"), None, completions={"heldout": {moment: [] for moment in moments}})
+    ordered = ["before", "step-000002", "step-000010", "step-1000000", "a", "b", "zz", "after"]
+    assert runs.moments_of([look]) == ordered
+
+
+def test_the_highest_value_is_at_the_top_and_the_last_of_the_running_mean_is_named(tmp_path):
+    look = read_look("a", write_run(tmp_path / "a", steps=6))
+    drawn = chart([look], "loss", "step", False, 10)
+    assert (drawn.metric, drawn.axis) == ("loss", "step") and drawn.lines[0].last == "55"
+    assert drawn.lines[0].thin == "0,1000 200,800 400,600 600,400 800,200 1000,0"
+    assert drawn.lines[0].thick == "0,900 200,800 400,600 600,400 800,200 1000,100"
+    assert drawn.wide == [(0, "1"), (200, "2"), (400, "3"), (600, "4"), (800, "5"), (1000, "6")]
+    assert drawn.high == [(1000, "10"), (800, "20"), (600, "30"), (400, "40"), (200, "50"), (0, "60")]
+    nothing = chart([look], "", "step", False, 0)
+    assert (nothing.lines, nothing.without) == ((), ()) and chart([look], "x", "step", False, 0).without == ["a"]
+
+
+def test_six_completions_of_each_moment_are_shown(tmp_path):
+    folder = tmp_path / "a"
+    (folder / "samples").mkdir(parents=True)
+    row = {"task": "", "prompt": "how many?", "meta": {}, "media": [], "aligned": [], "rewards": {"r": 1}}
+    for moment in ("before", "after"):
+        rows = [json.dumps({**row, "id": str(n), "completion": f"said {moment} {n}."}) for n in range(8)]
+        (folder / "samples" / f"{moment}.jsonl").write_text("\n".join(rows) + "\n")
+    look = read_look("a", folder)
+    html = runs.samples_html([look], "after")
+    for moment in ("before", "after"):
+        assert [f"said {moment} {n}." in html for n in range(8)] == [True] * 6 + [False] * 2
+    assert "said after" not in runs.samples_html([look], "before")
+    assert runs.samples(look, "after").notes == []
+    elsewhere = runs.samples(look, "step-000007")
+    assert elsewhere.notes == ["No samples: step 7. There are: after, before."] and elsewhere.prompt_files == []
+    (tmp_path / "b").mkdir()
+    assert runs.samples(read_look("b", tmp_path / "b"), "after").notes == ["No samples: after. "]

@@ -1,9 +1,12 @@
-"""Transcripts and synthesis in the demo."""
+"""The tab Speech: transcripts against their references, and texts that are spoken."""
 
 from __future__ import annotations
 
 import json
+import re
 import wave
+from dataclasses import replace
+from pathlib import Path
 
 import gradio as gr
 import numpy as np
@@ -11,21 +14,20 @@ import pytest
 import torch
 
 from mmgrpo.cli.demo import speech
-from mmgrpo.cli.demo.models import BEFORE, Opened
-from mmgrpo.cli.demo.sampled import OWN, Drawn, Examples
-from mmgrpo.cli.demo.speech import hears, read_upload, speak, tab, transcribe, waveform
+from mmgrpo.cli.demo.compare import OWN, Examples, Side
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
+from mmgrpo.cli.demo.parts import one_line_errors
+from mmgrpo.cli.demo.speech import changes, hears, read_upload, recordings, speak, tab, transcribe, waveform
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
-from tests.journeys.cli.demo import told
-
-HOSTILE = "<img src=x onerror=alert(1)>"
+from tests.journeys.cli.demo.fakes import EVIL, answering, page, pair
 
 
 def tone(seconds: float, rate: int = 8000) -> Audio:
     return Audio(torch.sin(torch.arange(round(seconds * rate)) * 0.1)[None] / 2, rate)
 
 
-def write(file, seconds: float) -> str:
+def write(file: Path, seconds: float) -> str:
     with wave.open(str(file), "wb") as sound:
         sound.setnchannels(1)
         sound.setsampwidth(2)
@@ -35,107 +37,98 @@ def write(file, seconds: float) -> str:
 
 
 @pytest.fixture
-def sound(tmp_path):
+def recording(tmp_path):
     return write(tmp_path / "said.wav", 1.0)
 
 
 @pytest.fixture
-def heldout(tmp_path, sound):
+def heldout(tmp_path, recording):
     file = tmp_path / "heldout.jsonl"
-    rows = [{"audio": sound, "answer": "Could you pass me the salt?", "id": f"clip-{i}"} for i in range(3)]
+    rows = [{"audio": recording, "answer": "Could you pass me the salt?", "id": f"row-{i}"} for i in range(3)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(file)
 
 
-def recognizer(before: str, after: str, rewards=(), heldout=""):
-    pair = told.pair("one", "whisper", list(rewards), heldout)
-    return told.opened(pair, lambda i: Text(before), lambda i: Text(after))
+def recognizer(before: str, after: str, rewards=(), **options):
+    one = pair(options.pop("family", "whisper"), list(rewards), options.pop("prompts", ()), **options)
+    return answering(one, lambda i: Text(before), lambda i: Text(after))
 
 
 def heard(found: Opened, key=OWN, file=None, question="", reference=""):
-    return list(transcribe(found, Examples(found), "one", key, file, question, reference))
+    return [shown for _, shown in transcribe(found, Examples(found), "a", key, file, question, reference)]
 
 
 def spoken(found: Opened, text: str, key=OWN):
-    return list(speak(found, Examples(found), "one", key, text))
+    return [shown for _, shown in speak(found, Examples(found), "a", key, text)]
 
 
 def test_the_family_decides_which_half_has_a_pair():
-    pairs = [told.pair(name, name, []) for name in ("whisper", "qwen_audio", "duration")]
-    assert [hears(pair) for pair in pairs] == [True, True, False]
-    found = Opened({}, {pair.name: pair for pair in pairs}, told.Path("votes.jsonl"))
-    page = told.page(tab, found)
-    assert [name for name, _ in page["speech-recognizer"].choices] == ["whisper", "qwen_audio"]
-    assert [name for name, _ in page["speech-voice"].choices] == ["duration"]
+    pairs = [pair(name, name=name) for name in ("whisper", "qwen_audio", "duration")]
+    assert [hears(one) for one in pairs] == [True, True, False]
+    shown = page(tab, Opened({}, {one.name: one for one in pairs}, Path("votes.jsonl")))
+    assert [name for name, _ in shown["speech-recognizer"].choices] == ["whisper", "qwen_audio"]
+    assert [name for name, _ in shown["speech-voice"].choices] == ["duration"]
+    shown = page(tab, Opened({}, {}, Path("votes.jsonl")))
+    assert not shown["events"] and "mmgrpo train" in shown["texts"]
 
 
-def test_words_are_marked_against_the_reference_with_the_error_rate(sound):
+# ---- recognition
+
+
+def test_words_are_marked_against_the_reference_with_the_error_rate(recording):
     found, _ = recognizer("Could you pass me my salt", "Could you pass me the salt?", ["one_minus_wer"])
-    _, _, page = heard(found, file=sound, reference="could you pass me the salt")[-1]
-    base, trained = page.split("<h3>Trained</h3>")
+    base, trained = heard(found, file=recording, reference="could you pass me the salt")[-1].split("<h3>Trained</h3>")
     assert "substitution: reference “the”, hypothesis “my”" in base
-    assert "word error rate <b>16.7%</b>" in base
-    assert "one_minus_wer <b>0.833</b>" in base
-    assert "word error rate <b>0.0%</b>" in trained
-    assert "<ins" not in trained
+    assert "word error rate <b>16.7%</b>" in base and "one_minus_wer <b>0.833</b>" in base
+    assert "word error rate <b>0.0%</b>" in trained and "<ins" not in trained
 
 
-def test_without_a_reference_the_two_transcripts_are_compared_and_rewards_fail(sound):
+def test_without_a_reference_the_two_transcripts_are_compared_and_rewards_fail(recording):
     found, _ = recognizer("wait for me", "wait for him", ["one_minus_wer"])
-    results = [page for _, _, page in heard(found, file=sound)]
+    results = heard(found, file=recording)
     base, trained = results[-1].split("<h3>Trained</h3>")
-    assert "<ins" not in base
-    assert "before “me”, after “him”" in trained
+    assert "<ins" not in base and "before “me”, after “him”" in trained
     assert "1 word differs from the transcript before training" in trained
-    assert results[-1].count('<b class="failed">failed</b>') == 2
-    assert any("<h3>Base</h3>" in page and "<h3>Trained</h3>" not in page for page in results)
+    assert results[-1].count('<b class="failed">failed</b>') == 2 and results[0] == ""
+    assert "2 words differ from" in changes("a cat", "the bat", "english") and "0 words" in changes("a", "a", "english")
 
 
 def test_an_example_is_heard_as_it_is_or_against_another_reference(heldout):
-    found, (base, _) = recognizer("a", "b", heldout=heldout)
+    found, (base, _) = recognizer("a", "b", prompts=None, heldout=heldout)
     examples = Examples(found)
-    own = examples.of("one")["1"]
-    list(transcribe(found, examples, "one", "1", None, "", "Could you pass me the salt?"))
-    list(transcribe(found, examples, "one", "1", None, "", ""))
+    own = examples.of("a")["1"]
+    list(transcribe(found, examples, "a", "1", None, "", "Could you pass me the salt?"))
+    list(transcribe(found, examples, "a", "1", None, "", ""))
     assert base.asked[0][0] is own
     assert (base.asked[1][0].answer, base.asked[1][0].media) == (None, own.media)
 
 
-def test_another_instruction_of_an_example_is_asked_about_its_sound():
-    medium = Media("audio", tone(1))
-    example = Prompt("Transcribe.", "a", "hello", turns=(Turn("user", (medium, "Transcribe.")),))
-    prompt = speech.sound_prompt(told.pair("one", "qwen_audio", []), example, None, " Translate. ", "hello")
-    assert (prompt.text, prompt.answer, prompt.turns) == (
-        "Translate.",
-        "hello",
-        (Turn("user", (medium, "Translate.")),),
-    )
-
-
-def test_an_instruction_stands_after_the_sound(sound):
-    found, (base, _) = told.opened(told.pair("one", "qwen_audio", []), lambda i: Text("a"), lambda i: Text("b"))
-    heard(found, file=sound, question="Translate.")
+def test_an_instruction_stands_after_the_recording(recording):
+    found, (base, _) = recognizer("a", "b", family="qwen_audio")
+    heard(found, file=recording, question="Translate.")
     prompt = base.asked[0][0]
     assert (prompt.text, prompt.id) == ("Translate.", "said.wav")
     assert [part if isinstance(part, str) else part.kind for part in prompt.turns[0].parts] == ["audio", "Translate."]
+    medium = Media("audio", tone(1))
+    example = Prompt("Transcribe.", "a", "hello", turns=(Turn("user", (medium, "Transcribe.")),))
+    prompt = speech.heard_prompt(pair("qwen_audio"), example, None, " Translate. ", "hello")
+    assert (prompt.text, prompt.answer, prompt.turns[0].parts) == ("Translate.", "hello", (medium, "Translate."))
 
 
-def test_sounds_beyond_the_limits_are_refused_by_name_before_a_model_is_loaded(tmp_path):
-    pair = told.pair("one", "whisper", [])
-    found, _ = told.opened(pair)
-    (text := tmp_path / "text.wav").write_text("no sound")
+def test_recordings_beyond_the_limits_are_refused_by_name_before_a_model_is_loaded(tmp_path):
+    found, _ = answering(pair("whisper"))
+    (text := tmp_path / "text.wav").write_text("no recording")
     with pytest.raises(Unreadable, match="31.0.*30"):
         heard(found, file=write(tmp_path / "long.wav", 31))
-    with pytest.raises(gr.Error) as error, speech.one_line_errors(str(text)):
-        read_upload(pair, str(text))
-    assert error.value.message.startswith("text.wav: cannot be read as a recording")
-    assert str(tmp_path) not in error.value.message
+    with pytest.raises(gr.Error) as error, one_line_errors(str(text)):
+        read_upload(found.pairs["a"], str(text))
+    assert error.value.message.startswith("text.wav: ") and str(tmp_path) not in error.value.message
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "sound: got none"),
+        ({}, "recording: got none"),
         ({"key": "../../etc/passwd"}, "example: got"),
         ({"key": "0"}, "example: got '0', expected one of the 0 examples"),
         ({"reference": "x" * 4001}, "reference: got 4,001 characters"),
@@ -143,82 +136,73 @@ def test_sounds_beyond_the_limits_are_refused_by_name_before_a_model_is_loaded(t
     ],
 )
 def test_what_the_page_does_not_offer_is_refused(changes, expected):
-    found, _ = told.opened(told.pair("one", "whisper", []))
     with pytest.raises(ValueError) as error:
-        heard(found, **changes)
+        heard(answering(pair("whisper"))[0], **changes)
     assert expected in str(error.value)
-
-
-def test_texts_are_escaped(tmp_path):
-    file = write(tmp_path / f"{HOSTILE[:4]}.wav", 1.0)
-    found, _ = recognizer(HOSTILE, HOSTILE)
-    for reference in ("", HOSTILE):
-        assert "<img" not in heard(found, file=file, reference=reference)[-1][2]
-    found, _ = told.opened(told.pair("one", "duration", []), lambda i: tone(1), lambda i: tone(1))
-    page = spoken(found, HOSTILE)[-1][2]
-    assert "<img" not in page
-    assert "“&lt;img" in page
 
 
 @pytest.mark.parametrize(
     ("language", "text", "normal"),
     [
-        ("en", "Hello", "english"),
-        ("de", "Guten Tag", "basic"),
-        ("en", "schöne Welt", "basic"),
-        ("zh", "你好", "characters"),
+        ("en", "plain words", "english"),
+        ("english", "plain", "english"),
+        ("en", "schön hier", "basic"),
+        ("de", "plain words", "basic"),
+        ("zh", "你好 吗", "characters"),
+        ("ko", "안녕 하세요", "basic"),
     ],
 )
-def test_words_are_those_of_the_language(language, text, normal):
-    pair = told.pair("one", "whisper", [])
-    pair.config.model.language = language
-    assert speech.rule(pair, text) == normal
+def test_words_are_compared_as_their_language_is_written(language: str, text: str, normal: str):
+    one = pair("whisper")
+    config = replace(one.config, model=replace(one.config.model, language=language))
+    assert speech.rule(replace(one, config=config), text) == normal
+
+
+# ---- synthesis
 
 
 def test_a_text_is_spoken_with_playback_rate_and_rewards():
-    pair = told.pair("one", "duration", ["words_a_second"])
-    found, (base, _) = told.opened(pair, lambda i: tone(1), lambda i: tone(2))
+    found, (base, _) = answering(pair("duration", ["words_a_second"]), lambda i: tone(1), lambda i: tone(2))
     results = spoken(found, "  four words\nare here ")
-    assert base.asked[0][0].text == "four words are here"
-    base_page, trained = results[-1][2].split("<h3>Trained</h3>")
-    assert "1.00 s, 4.0 words a second" in base_page
-    assert "2.00 s, 2.0 words a second" in trained
-    assert "words_a_second <b>2.000</b>" in trained
+    assert base.asked[0][0].text == "four words are here" and results[0] == ""
+    base_page, trained = results[-1].split("<h3>Trained</h3>")
+    assert "1.00 s, 4.0 words a second" in base_page and "2.00 s, 2.0 words a second" in trained
+    assert "words_a_second <b>2.000</b>" in trained and "Trained: four words are here" in trained
     assert (base_page.count("<audio controls"), trained.count("data:audio/wav;base64,")) == (1, 1)
     assert (base_page.count("<rect"), trained.count("<rect")) == (speech.BARS // 2, speech.BARS)
-    assert results[0][2] == ""
 
 
-def test_the_bars_of_a_waveform_are_the_peaks_of_its_parts():
-    samples = torch.cat([torch.full((100,), 0.5), torch.full((100,), 0.25)])[None]
-    heights = [bar.split('"')[0] for bar in waveform(Audio(samples, 100), 2 / speech.BARS).split('height="')[1:]]
-    assert heights == ["52.0", "26.0"]
+def test_a_waveform_has_bars_as_high_as_its_peaks_and_as_many_as_its_share():
+    half = torch.cat([torch.full((1, 100), 0.25), torch.full((1, 100), -0.5)], dim=1)
+    # Two bars: 26 high around the middle, 28, and 52 high.
+    found = re.findall(r'x="(\d+)" y="([\d.]+)" width="3" height="([\d.]+)"', waveform(Audio(half, 100), 2 / 120))
+    assert found == [("0", "15.0", "26.0"), ("4", "2.0", "52.0")]
+    assert waveform(Audio(half, 100), 1.0).count("<rect") == 120 and waveform(Audio(half, 100), 0.0).count("<rect") == 2
+    assert waveform(Audio(torch.zeros(1, 10), 100), 0.0).count('height="1.0"') == 2
+    faint = Audio(torch.full((2, 10), 5e-7), 100)
+    assert waveform(faint, 0.0).count('height="26.0"') == 2  # half of the least peak that fills the height
+    assert waveform(Audio(torch.ones(1, 10), 100), 1.0).count("<rect") == 10
+
+
+def test_what_a_reward_heard_is_shown_and_marked():
+    notes = {"heard": "one <too>", "aligned": [("equal", "one", "one"), ("replace", "two", "too")]}
+    made = recordings(Prompt("one two"), {BEFORE: Side([tone(1)], [], [notes]), AFTER: Side([tone(1)], [], [{}])})
+    assert "a recognizer hears: “one &lt;too&gt;”" in made[BEFORE] and made[BEFORE].count('<ins class="replace"') == 1
+    assert "hears" not in made[AFTER]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("", "got ''"), ("?!", "expected words"), ("a " * 151 + "b", "got 303")]
 )
 def test_texts_that_cannot_be_spoken_are_refused(text, expected):
-    found, _ = told.opened(told.pair("one", "duration", []))
     with pytest.raises(ValueError, match="text: ") as error:
-        spoken(found, text)
+        spoken(answering(pair("duration"))[0], text)
     assert expected in str(error.value)
 
 
-def test_without_a_model_the_tab_says_what_to_do(tmp_path):
-    page = told.page(tab, Opened({}, {}, tmp_path / "votes.jsonl"))
-    assert not page["events"]
-    assert any("mmgrpo train" in str(getattr(block, "value", "")) for block in page["all"])
-
-
-def test_a_sound_that_nobody_hears_has_low_bars_and_one_of_few_samples_few():
-    faint = Audio(torch.full((2, 10), 5e-7), 100)
-    assert waveform(faint, 0.0).count('height="26.0"') == 2  # half of the least peak that fills the height
-    assert waveform(Audio(torch.ones(1, 10), 100), 1.0).count("<rect") == 10
-
-
-def test_words_that_a_reward_heard_otherwise_are_marked():
-    notes = {"heard": "one too", "aligned": [("equal", "one", "one"), ("replace", "two", "too")]}
-    made = speech.sounds(Prompt("one two"), {BEFORE: Drawn([tone(1)], [], [notes])})[BEFORE]
-    assert "a recognizer hears: “one too”" in made and made.count('<ins class="replace"') == 1
-    assert "Base: one two" in made
+def test_texts_are_escaped(tmp_path):
+    file = write(tmp_path / f"{EVIL[:4]}.wav", 1.0)
+    for reference in ("", EVIL):
+        assert "<img" not in heard(recognizer(EVIL, EVIL)[0], file=file, reference=reference)[-1]
+    shown = spoken(answering(pair("duration"), lambda i: tone(1), lambda i: tone(1))[0], EVIL)[-1]
+    assert "<img" not in shown and "“&lt;img" in shown

@@ -1,175 +1,225 @@
-"""Samples of the tab Visual: the same noise for both models, their rewards, the best of n, and prompts."""
+"""The tab Visual: prompts, cards, the change of rewards, the best of n, and what its events answer."""
 
 from __future__ import annotations
 
 import io
-import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import gradio as gr
 import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
-from mmgrpo.cli.demo.visual_cards import status
-from mmgrpo.cli.demo.visual_samples import Sample, best, command, draw_sides, prompt_of, score, shown
-from mmgrpo.cli.train import read
-from mmgrpo.family import family
-from mmgrpo.scoring import Scorer
-from mmgrpo.types import Image, Prompt, Request, Video
-from tests.journeys.cli.demo.painting import brightness, drawn, painters
+from mmgrpo.cli.demo import visual
+from mmgrpo.cli.demo.compare import Comparison, Side
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
+from mmgrpo.cli.demo.visual import Drawn, Sample, change, command, curve, prompt_of, rewards_table, shown
+from mmgrpo.types import Image, Media, Prompt, Text, Turn, Video
+from tests.journeys.cli.demo.fakes import EVIL, NAN, drawn, page, painters, pair
 
 
-def requests(opened: Opened, side: str) -> list[Request]:
-    """What the model of a side was asked for."""
-    return next(model.requests for key, model in opened.loaded.items() if key[1] == side)  # type: ignore[attr-defined]
+def comparison(before: Any, after: Any = None, *, scored: int = 2, weight: float = 1.0, **changes: Any) -> Drawn:
+    """Samples with the values of the reward r."""
+    columns = {BEFORE: before} | ({AFTER: after} if after is not None else {})
+    sides = {
+        name: Side([Text("x")] * len(column), [{"r": value} for value in column] if place < scored else [])
+        for place, (name, column) in enumerate(columns.items())
+    }
+    made = Comparison("a", Prompt("a <prompt>"), 7, len(before), [*columns], "model", sides, {"r": weight})
+    samples = {name: [Sample(Pil.new("RGB", (8, 8)))] * len(column) for name, column in columns.items()}
+    return Drawn(replace(made, **changes), samples)
 
 
-# ---- samples
+# ---- prompts
+
+FRAME = Turn("user", (Media("image", "a.png"), "a"))
 
 
-def test_both_models_draw_from_the_same_noise_whatever_the_count():
-    opened = painters()
-    drawn(6, opened)
-    drawn(3, opened)
-    asked = [[(r.seed, tuple(r.slots), r.group_size) for r in requests(opened, side)] for side in (BEFORE, AFTER)]
-    assert asked[0] == asked[1] == [(3, (0, 1, 2, 3), 1), (3, (4, 5), 1), (3, (0, 1, 2), 1)]
+def test_a_text_is_the_held_out_prompt_or_what_its_words_say():
+    known = Prompt("a cat", "7", answer="cat")
+    assert prompt_of(pair(prompts=[Prompt("b"), known]), " a cat ") is known
+    assert prompt_of(pair(), "a cat") == Prompt("a cat", "demo")
+    assert prompt_of(pair(rewards=["scene_all"]), "a red circle").answer["things"] == [[1, "red", "circle"]]
+    moving = "a red circle moves up fast"
+    assert prompt_of(pair(rewards=["scene_all", "film_all"]), moving) == Prompt(moving, "demo")
+    for rewards in (["film_all"], ["jpeg_compressibility", "film_all"]):
+        assert prompt_of(pair(rewards=rewards), moving).answer == [[1, "red", "circle", "up", "fast"]]
+    assert prompt_of(pair(rewards=["jpeg_compressibility"]), "a red circle").answer is None
+    own = Prompt("a", turns=(FRAME,))
+    assert prompt_of(pair("wan_i2v", prompts=[own]), "a") is own
 
 
-def test_what_is_drawn_so_far_is_shown_after_every_batch():
-    steps = list(draw_sides(painters(), "a", Prompt("a wall"), 3, 6))
-    assert [(step.drawn, step.scored, step.done) for step in steps] == [
-        (4, (), False),
-        (6, (), False),
-        (6, (BEFORE,), False),
-        (10, (BEFORE,), False),
-        (12, (BEFORE,), False),
-        (12, (BEFORE, AFTER), True),
-    ]
+@pytest.mark.parametrize(
+    ("family", "text", "image", "words"),
+    [
+        ("sd3", " ", "", "the prompt is empty"),
+        ("sd3", "x" * 2001, "", "2,001 characters.*2,000"),
+        ("sd3", "a", "a.png", "'sd3'"),
+        ("wan_i2v", "a", "", "'wan_i2v'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(family: str, text: str, image: str, words: str):
+    with pytest.raises(ValueError, match=words):
+        prompt_of(pair(family), text, image)
 
 
-def test_a_pair_without_a_trained_model_shows_its_base():
-    last = drawn(2, painters([BEFORE]))
-    assert list(last.sides) == [BEFORE] and last.done
-    assert "There is no trained model yet" in status(last)
-    assert "There is no trained model" not in status(drawn(2))
+def test_an_upload_is_the_image_of_the_prompt_where_a_family_takes_one(tmp_path):
+    Pil.new("RGB", (8, 4), "red").save(tmp_path / "a.png")
+    for name in ("wan_i2v", "flux_kontext"):
+        made = prompt_of(pair(name), "go", str(tmp_path / "a.png"))
+        (upload,) = made.media
+        assert isinstance(upload.source, Image) and upload.source.pixels[:, 0, 0].tolist() == [1, 0, 0]
+        assert made.turns[0].parts[1] == made.text == "go"
+    assert not prompt_of(pair("flux_kontext"), "a wall").media
 
 
-def test_nothing_is_locked_between_batches_nor_after_a_cancellation():
-    opened = painters()
-    batches = draw_sides(opened, "a", Prompt("a wall"), 3, 8)
-    next(batches)
-    assert not opened.lock.locked()
-    batches.close()  # type: ignore[attr-defined]
-    assert not opened.lock.locked()
-    assert drawn(2, opened).done
+@pytest.mark.parametrize(
+    ("trained", "options"), [("model", " --before"), ("50", " --weights 50 --before"), ("", " --weights untrained")]
+)
+def test_the_command_draws_the_same_samples(trained: str, options: str, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = comparison((1.0, 2.0), trained=trained, prompt=Prompt("it's"))
+    assert command(pair(), made) == ""
+    for run, name in ((tmp_path / "runs" / "a b", "'runs/a b'"), (Path("/else/where"), "/else/where")):
+        words = """--seed 7 --prompts 'it'"'"'s' 'it'"'"'s'"""
+        assert command(pair(run=run), made) == f"mmgrpo sample --run {name}{options} {words}"
 
 
-def test_samples_are_those_of_the_weights_that_there_are():
-    assert [drawn(1, painters(sides)).trained for sides in ([BEFORE], [BEFORE, AFTER])] == ["", "b"]
+# ---- samples and their rewards
 
 
-def test_rewards_that_fail_are_not_a_number_and_say_why():
-    last = drawn(2)
-    (first, second) = last.sides[AFTER]
-    assert math.isnan(first.values["brightness"]) and second.values["brightness"] == pytest.approx(0.24)
-    assert all(math.isnan(first.values[name]) for name in ("broken", "missing"))
-    assert last.weights == {"brightness": 1.0, "broken": 0.0, "missing": 0.0}
-    assert last.failures["missing"] == "not there" and "no weights for" in last.failures["broken"]
-    assert "brightness" not in last.failures
-
-
-def test_a_reward_of_rollouts_and_one_without_values_fail():
-    scorers = [Scorer("decides", brightness, reads_rollout=True), Scorer("short", lambda prompts, outputs: [1.0])]
-    columns, failures = score(scorers, Prompt("a"), [Image(torch.zeros(3, 2, 2))] * 2)
-    assert all(math.isnan(value) for column in columns.values() for value in column)
-    assert failures["decides"] == "it is defined for training rollouts only" and "2" in failures["short"]
-
-
-@pytest.mark.parametrize(("seed", "count", "message"), [(-1, 2, "seed.*-1"), (1, 0, "samples: got 0"), (1, 99, "99")])
-def test_numbers_out_of_range_are_errors(seed, count, message):
-    with pytest.raises(ValueError, match=message):
-        next(draw_sides(painters(), "a", Prompt("a"), seed, count))
-
-
-def test_the_best_of_the_first_n_is_the_first_of_equal_ones():
-    samples = [Sample(Pil.new("RGB", (1, 1)), values={"r": value}) for value in (math.nan, 2.0, 3.0, 3.0, 5.0)]
-    assert best(samples, "r", 1) is None
-    assert best(samples, "r", 4) == (2, 3.0) and best(samples, "r", 5) == (4, 5.0)
-    assert best(samples, "r", 5, lowest=True) == (1, 2.0)
-    assert best(samples, "other", 5) is None
-
-
-def test_small_pictures_are_enlarged_by_a_whole_factor_and_clips_play():
+def test_small_images_are_enlarged_by_a_whole_factor_and_videos_play():
     import av
 
-    picture = shown(Image(torch.rand(3, 32, 16)))
-    assert picture.picture.size == (224, 448) and not picture.clip
-    clip = shown(Video(torch.rand(3, 3, 16, 16), 5.0))
-    with av.open(io.BytesIO(clip.clip), "r") as container:
+    for size, enlarged in (((32, 16), (224, 448)), ((150, 150), (300, 300)), ((449, 449), (449, 449))):
+        assert shown(Image(torch.zeros(3, *size))).image.size == enlarged
+    video = shown(Video(torch.ones(3, 3, 32, 32), 8.0))
+    with av.open(io.BytesIO(video.video), "r") as container:
         assert sum(1 for _ in container.decode(video=0)) == 3
     with pytest.raises(TypeError, match="expected"):
         shown(SimpleNamespace())  # type: ignore[arg-type]
 
 
-# ---- prompts
+@pytest.mark.parametrize(
+    ("values", "count", "weight", "found"),
+    [
+        ((1.0, 3.0, 2.0), 3, 1, (1, 3.0)),
+        ((1.0, 3.0, 2.0), 1, 0, (0, 1.0)),
+        ((1.0, 3.0, 0.0), 3, -0.5, (2, 0.0)),
+        ((2.0, 2.0), 2, 1, (0, 2.0)),
+        ((NAN, 1.0), 2, 1, (1, 1.0)),
+        ((NAN, 1.0), 1, -1, None),
+    ],
+)
+def test_the_best_is_the_first_of_the_highest_or_of_the_lowest_where_training_lowers(values, count, weight, found):
+    one = comparison(values, weight=weight)
+    assert one.best(BEFORE, "r", count) == found
+    text = visual.best_text(one, "r", 2)
+    assert text.startswith(f"<p>r, {'lowest' if weight < 0 else 'best'} of the first 2: base <b>")
 
 
-def pair_of(name: str, *rewards: str) -> Pair:
-    """A pair of a family without a model."""
-    return Pair(name, read(["--model.family", name, *(["--rewards", *rewards] if rewards else [])], ""), family(name))
+@pytest.mark.parametrize(
+    ("difference", "weight", "text"),
+    [
+        (0.5, 1.0, '<span class="good">+0.5</span>'),
+        (-0.5, 1.0, '<span class="bad">-0.5</span>'),
+        (0.5, -2.0, '<span class="bad">+0.5</span>'),
+        (0.5, 0.0, '<span class="good">+0.5</span>'),
+        (5e-7, 1.0, '<span class="good">+5e-07</span>'),
+        (-4e-7, 1.0, "4e-07"),
+        (NAN, 1.0, "–"),
+    ],
+)
+def test_a_change_is_good_where_training_wants_it(difference: float, weight: float, text: str):
+    assert change(difference, weight) == text
 
 
-def test_a_held_out_prompt_keeps_what_rewards_compare_with():
-    pair = pair_of("sd3", "scene_all")
-    example = pair.examples(1)[0]
-    assert prompt_of(pair, f" {example.text} ") == example and example.answer
+def test_the_table_of_the_chosen_samples_has_the_difference_and_the_failures():
+    text = rewards_table(comparison((1.0, 2.0), (3.0, 5.0)), {BEFORE: 1, AFTER: 0})
+    assert re.findall(r'<th scope="col">([^<]*)</th>', text) == ["reward", "base #2", "trained #1", "change"]
+    assert "<td>2</td><td>3</td>" in text and '<span class="good">+1</span>' in text
+    alone = rewards_table(comparison((1.0,), (2.0,), scored=1), {BEFORE: 0, AFTER: 0})
+    assert "change" not in alone and "trained #" not in alone
+    assert rewards_table(None, {}) == "" == rewards_table(comparison((1.0,)), {})
+    failed = rewards_table(drawn(2), {BEFORE: 1, AFTER: 1})
+    assert failed.count("<td>failed</td>") == 4 and "<li>missing failed: not there</li>" in failed
+    assert failed.count("<small>trained on</small>") == 1 and "<img src=x" not in failed
 
 
-def test_words_of_embedded_scenes_are_their_own_answer():
-    assert prompt_of(pair_of("sd3", "scene_all"), "a red circle").answer["things"] == [[1, "red", "circle"]]
-    film = prompt_of(pair_of("wan", "film_all"), "a red circle moves up fast")
-    assert film.answer == [[1, "red", "circle", "up", "fast"]]
-    assert prompt_of(pair_of("sd3", "scene_all"), "a castle") == Prompt("a castle", id="demo")
-    assert prompt_of(pair_of("sd3", "jpeg_compressibility"), "a red circle").answer is None
+def test_the_curve_of_the_best_of_n_rises_from_the_lowest_to_the_highest():
+    text = curve(comparison((1.0, 3.0, 2.0), (2.0, 2.0, 5.0)), "r", 2)
+    points = dict(re.findall(r'<polyline class="(\w+)" points="([^"]*)"', text))
+    # 20 to 280 across for n = 1 to 3; 70 for the lowest, 1, to 20 for the highest, 5.
+    assert points == {BEFORE: "20.0,70.0 150.0,45.0 280.0,45.0", AFTER: "20.0,57.5 150.0,57.5 280.0,20.0"}
+    assert 'x1="150.0" x2="150.0"' in text and "n from 1 to 3: base from 1 to 3, trained from 2 to 5" in text
+    assert curve(comparison((1.0,), (2.0,)), "r", 1) == curve(comparison((2.0, 2.0)), "r", 1) == ""
+    assert curve(comparison((NAN, NAN)), "r", 1) == ""
+    assert "base from 3 to 1" in curve(comparison((3.0, 1.0), weight=-1.0), "r", 1)
 
 
-def test_batches_are_no_larger_than_those_of_an_evaluation():
+# ---- the tab
+
+
+def results(opened: Opened, *inputs: Any) -> list[tuple[Any, ...]]:
+    """All that the event of a button yields."""
+    return list(visual.run(opened, *inputs, progress=lambda *place, **words: None))
+
+
+def test_samples_appear_batch_by_batch_and_at_last_the_choice_of_the_best():
+    steps = results(painters(), "a", "a wall", None, 3, 6)
+    made = [step[0].made for step in steps[1:]]
+    assert [(one.drawn, one.done) for one in made] == [
+        *((n, False) for n in (0, 4, 6, 6, 10, 12)),
+        (12, True),
+    ]
+    *_, reward, _, first, winner, command = steps[-1]
+    assert reward["value"] == "brightness" and first["maximum"] == 6 and "brightness, sample 1" in winner
+    assert command == "" and "rewards follow" in steps[2][7] and "12 samples, seed 3" in steps[-1][1]
+
+
+def test_videos_have_players_and_a_model_alone_has_its_image(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    last = results(painters(videos=True), "a", "a wall", None, 3, 1)[-1]
+    assert not last[2]["visible"] and last[4]["value"].endswith(".mp4") and last[5]["visible"]
+    last = results(painters([BEFORE]), "a", "a wall", None, 3, 2)[-1]
+    assert last[3]["value"] is not None and not last[2]["visible"] and "not trained yet" in last[1]
+
+
+def test_errors_are_one_line_without_mark_up_and_other_models_are_refused():
     opened = painters()
-    config = opened.pairs["a"].config
-    smaller = replace(opened.pairs["a"], config=replace(config, eval=replace(config.eval, batch_size=2)))
-    opened.pairs = {"a": smaller}
-    drawn(5, opened)
-    assert [tuple(request.slots) for request in requests(opened, BEFORE)] == [(0, 1), (2, 3), (4,)]
+    for name, text, words in (
+        ("a", f"unreadable\n {EVIL}", "cannot be read"),
+        ("a", None, "empty"),
+        ("../../etc/passwd", "a", "model"),
+        ("", "a", "model"),
+    ):
+        with pytest.raises(gr.Error, match=words) as error:
+            results(opened, name, text, None, 3, 2)
+        assert "<img" not in error.value.message and "\n" not in error.value.message and not opened.lock.locked()
+    with pytest.raises(gr.Error, match="model"):
+        visual.offer(opened, "b")
 
 
-@pytest.mark.parametrize(("text", "message"), [("  ", "the prompt is empty"), ("a" * 2001, "2,001 characters")])
-def test_a_prompt_is_neither_empty_nor_endless(text, message):
-    with pytest.raises(ValueError, match=message):
-        prompt_of(pair_of("sd3"), text)
+def test_a_card_or_the_best_by_a_reward_is_shown_of_each_side():
+    slider, alone, *_, table, base, trained = visual.choose(drawn(3), {"sample": 2})
+    assert len(slider["value"]) == 2 and slider["visible"] and not alone["visible"]
+    assert "base #3" in table and "trained #3" in table
+    assert all('data-sample="2" aria-pressed="true"' in text for text in (base, trained))
+    for event in (None, {}, {"sample": -1}, {"sample": "0"}, "0"):
+        assert all(value == gr.skip() for value in visual.choose(drawn(2), event))
+    one = comparison((1.0, 3.0), (4.0, 2.0))
+    answer = visual.choose_best(one, "r", 2)
+    assert "base #2" in answer[4] and "trained #1" in answer[4] and answer[7].startswith("<p>r, best of the first 2")
+    down = visual.choose_best(comparison((1.0, 3.0), (4.0, 2.0), weight=-1.0), "r", 2)
+    assert "base #1" in down[4] and "trained #2" in down[4]
+    for none, reward in ((None, "r"), (one, None), (one, "other")):
+        assert len(visual.choose_best(none, reward, 1)) == 8
 
 
-def test_a_picture_goes_where_a_family_takes_one(tmp_path):
-    file = tmp_path / "a.png"
-    Pil.new("RGB", (4, 2), "red").save(file)
-    with pytest.raises(ValueError, match="'sd3'"):
-        prompt_of(pair_of("sd3"), "a wall", str(file))
-    with pytest.raises(ValueError, match="'wan_i2v'"):
-        prompt_of(pair_of("wan_i2v"), "a wall")
-    for name in ("wan_i2v", "flux_kontext"):
-        prompt = prompt_of(pair_of(name), "a wall", str(file))
-        (medium,) = prompt.media
-        assert prompt.text == "a wall" and medium.source.pixels[:, 0, 0].tolist() == [1, 0, 0]  # type: ignore[union-attr]
-    assert not prompt_of(pair_of("flux_kontext"), "a wall").media
-
-
-def test_the_command_draws_the_same_samples(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pair = replace(pair_of("sd3"), run=tmp_path / "runs" / "a run")
-    made = replace(drawn(2), prompt="it's", seed=7)
-    start, end = "mmgrpo sample --run 'runs/a run'", """--seed 7 --prompts 'it'"'"'s' 'it'"'"'s'"""
-    assert command(pair, replace(made, trained="model")) == f"{start} --before {end}"
-    assert command(pair, replace(made, trained="12")) == f"{start} --weights 12 --before {end}"
-    assert command(pair, replace(made, trained="")) == f"{start} --weights untrained {end}"
-    assert command(replace(pair, run=None), made) == ""
+def test_without_models_the_tab_says_what_to_do():
+    shown = page(visual.tab, Opened({}, {}, Path("votes.jsonl")))
+    assert "mmgrpo train" in shown["texts"] and not shown["events"]

@@ -1,63 +1,322 @@
-"""The file of votes: what the evaluation of rewards reads of it, what nothing loses, and its tally."""
+"""The tab Vote: blind trials from the same noise, the file of votes, what the evaluation reads of it, and the tally."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import json
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+import gradio as gr
 import pytest
 import torch
 
 from mmgrpo.cli import evaluate_rewards
-from mmgrpo.cli.demo import vote, vote_store
-from mmgrpo.cli.demo import vote_trials as trials
-from mmgrpo.cli.demo.models import AFTER, BEFORE
-from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, tally, wilson
+from mmgrpo.cli.demo import parts, vote, vote_store
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.vote import ANY, TRIES, Question, Trial, chosen, questions, reveal_html, same, sides_html
+from mmgrpo.cli.demo.vote_store import (
+    BOTH_BAD,
+    LEFT,
+    RIGHT,
+    TIE,
+    VOTES,
+    append_vote,
+    read_votes,
+    tally,
+    wilson,
+)
 from mmgrpo.runtime.folder import UNSUPPORTED
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn, Video
 from pipelines.vlm.frames import decode
 from reward_models.evaluation.protocols import read_benchmark
-from tests.journeys.cli.demo.ballots import (
-    BUSY,
-    FLAT,
-    HOSTILE,
-    PAIRS,
-    opened_on,
-    pair,
-    trial_of,
-)
+from tests.journeys.cli.demo.fakes import BUSY, EVIL, FLAT, KINDS, Model, holding, pair, trial
+
+
+def opened_on(folder: Path, one: Pair, *models: Any) -> Opened:
+    """What is open: one pair, whose votes are in the folder."""
+    opened = holding(one, *models)
+    opened.votes = folder / "votes.jsonl"
+    return opened
+
+
+def last(opened: Opened, several: list[Question]) -> Trial:
+    """The trial at the end of the steps."""
+    *_, made = vote.trials(opened, "a", several)
+    assert isinstance(made, Trial)
+    return made
+
+
+# Trials.
+
+
+def test_both_models_start_from_the_same_noise_and_change_sides(tmp_path):
+    before, after = Model(FLAT), Model(BUSY)
+    opened = opened_on(tmp_path, pair(), before, after)
+    made = [last(opened, [Question(Prompt("a"))]) for _ in range(40)]
+    for one, first, second in zip(made, before.asked, after.asked, strict=True):
+        assert first == second and first.seed == one.seed and first.group_size == 1
+        assert one.outputs == {BEFORE: FLAT, AFTER: BUSY} and one.shown()["left"] is one.outputs[one.left]
+    assert {one.left for one in made} == {BEFORE, AFTER} and len({one.seed for one in made}) > 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_on_the_page_tells_the_sides_before_the_vote(kind, monkeypatch):
+    """What is shown is a function of what lies left and right, whichever model made it."""
+    monkeypatch.setattr(parts, "medium", lambda one, label: f"{label} {one}")
+    one, other, _ = KINDS[kind]
+    shown = sides_html(trial(one, other, BEFORE))
+    assert shown == sides_html(trial(other, one, AFTER)) and "training" not in shown
+    told = sides_html(trial(one, other, AFTER), named=True)
+    assert "left: after training" in told and "right: before training" in told
+
+
+def test_prompts_on_which_both_do_the_same_are_left_out(tmp_path):
+    opened = opened_on(tmp_path, pair(), Model(FLAT), Model(FLAT, FLAT, BUSY))
+    made = last(opened, [Question(Prompt(name)) for name in "abcd"])
+    assert made.prompt.text == "c" and made.skipped == 2 and not same(*made.outputs.values())
+    opened = opened_on(tmp_path, pair(), Model(FLAT), Model(FLAT))
+    assert same(*last(opened, [Question(Prompt("a"))]).outputs.values())
+
+
+def test_models_are_not_held_while_the_page_is_updated(tmp_path):
+    opened = opened_on(tmp_path, pair(rewards=["jpeg_incompressibility"]), Model(FLAT), Model(BUSY))
+    steps = []
+    for step in vote.trials(opened, "a", [Question(Prompt("a"))]):
+        assert opened.lock.acquire(blocking=False)
+        opened.lock.release()
+        steps.append(step)
+    assert steps[:3] == [
+        "Base is sampling: 0 of 1",
+        "the rewards of Base are being computed",
+        "Trained is sampling: 0 of 1",
+    ]
+
+
+def test_rewards_of_the_run_give_their_verdict_after_the_vote(tmp_path):
+    """One prefers the trained model, one has no answer to read, one would be downloaded, one does not exist."""
+    specs = ["jpeg_incompressibility(weight=0.5)", "ocr", "clip_score(weights='nobody/nothing')", "nothing"]
+    opened = opened_on(tmp_path, pair(rewards=specs), Model(FLAT), Model(BUSY))
+    made = replace(last(opened, [Question(Prompt("a"))]), left=AFTER)
+    assert list(made.values) == ["jpeg_incompressibility", "ocr", "clip_score", "nothing"]
+    assert made.values["jpeg_incompressibility"][1] > made.values["jpeg_incompressibility"][0]
+    assert all(math.isnan(value) for name in ("ocr", "nothing") for value in made.values[name])
+    words = reveal_html(made, RIGHT)
+    assert "You preferred the right one: <strong>before training</strong>." in words
+    assert words.count("not known") == 3 and words.count("<td>after training</td>") == 1
+    assert [vote.preference(*two) for two in ((1.0, 2.0), (2.0, 1.0), (1.0, 1.0))] == [
+        "after training",
+        "before training",
+        "neither",
+    ]
+
+
+def test_texts_of_a_run_are_escaped():
+    made = trial(FLAT, BUSY, prompt=Prompt("a", answer=EVIL))
+    told = reveal_html(replace(made, values={EVIL: (0.0, 1.0)}), LEFT)
+    assert "<img" not in told and told.count("&lt;img") == 2
+
+
+# Which prompts.
+
+
+def test_prompts_are_named_by_their_place_in_the_list():
+    several = [Question(Prompt(f"{n}")) for n in range(20)]
+    assert chosen(several, pair(), "3", "") == [several[3]]
+    some = chosen(several, pair(), ANY, " ")
+    assert len({one.prompt.text for one in some}) == TRIES
+    for place in ("20", "-1", "../x", "٣٣"):
+        with pytest.raises(ValueError, match="list"):
+            chosen(several, pair(), place, "")
+    with pytest.raises(ValueError, match="held-out.*'a'"):
+        chosen([], pair(), ANY, "")
+
+
+def completion(number, text, media=()):
+    return {
+        "id": f"{number}", "task": "t", "prompt": f"question {number}", "meta": {}, "media": list(media), "aligned": [],
+        "answer": "3", "rewards": {"task": 1.0, "none": None}, "boxes": {}, "completion": text, "tokens": 1,
+        "truncated": False,
+    }  # fmt: skip
+
+
+def test_completions_that_a_run_kept_are_voted_on_where_its_prompts_cannot_be_read(tmp_path):
+    """Media outside the run are not touched; a prompt of one side alone is left out."""
+    folder = tmp_path / "run" / "samples"
+    folder.mkdir(parents=True)
+    outside = tmp_path / "secret.png"
+    outside.write_bytes(b"")
+    (folder / "link.png").symlink_to(outside)
+    media = ["before/000-0.jpg", "../../secret.png", str(outside), "link.png"]
+    for name, text, count in (("before", "x", 2), ("after", "y", 3)):
+        rows = [completion(number, text, media) for number in range(count)]
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    several = questions(pair("qwen_vl", run=tmp_path / "run"))
+    assert [one.prompt.text for one in several] == ["question 0", "question 1"]
+    assert [medium.source for medium in several[0].prompt.media] == [str(folder / "before" / "000-0.jpg")]
+    assert several[0].outputs == (Text("x"), Text("y")) and several[0].values["task"] == (1.0, 1.0)
+    opened = opened_on(tmp_path, pair())
+    made = last(opened, several)
+    assert made.outputs == {BEFORE: Text("x"), AFTER: Text("y")} and math.isnan(made.values["none"][0])
+    (folder / "after.jsonl").write_text("[]")
+    assert questions(pair(run=tmp_path / "run")) == []
+
+
+# The page.
+
+
+@pytest.fixture
+def wired(tmp_path):
+    """The page of one pair of models, and what is open."""
+    prompts = [Prompt(EVIL, "0"), Prompt("b", "1")]
+    opened = opened_on(tmp_path, pair(prompts=prompts), Model(FLAT), Model(BUSY))
+    with gr.Blocks() as page:
+        vote.tab(opened)
+    return page, opened
+
+
+def functions(page: Any, name: str) -> list[Any]:
+    return [one for one in page.fns.values() if one.name == name]
+
+
+def test_a_vote_from_the_first_click_to_the_tally(wired):
+    page, opened = wired
+    (draw,), store = functions(page, "draw"), functions(page, "store")
+    first, *_, (trial, asked, sides, reveal, *buttons) = draw.fn("a", "0", None, lambda *place, **words: None)
+    assert [one["interactive"] for one in first[4:]] == [False] * 5 + [True]  # drawing can be cancelled, not voted on
+    assert "&lt;img src=x" in asked and "onerror=alert(1)>" not in asked
+    assert sides.count("data:image/png") == 2 and not reveal and "training" not in sides
+    assert [one["interactive"] for one in buttons] == [True] * 6
+    assert len(store) == 5 and not opened.votes.exists()
+    state, sides, reveal, counts, *buttons = store[0].fn(trial)
+    assert state is None and "after training" in sides and "You preferred the left one" in reveal
+    assert "of 1 vote (" in counts and [one["interactive"] for one in buttons] == [False] * 6
+    with pytest.raises(gr.Error, match="has been voted on"):
+        store[0].fn(state)
+    store[4].fn(trial)
+    assert [row["vote_type"] for row in read_votes(opened.votes)] == [LEFT]
+    for function, choice in zip(store[1:4], VOTES[1:], strict=True):
+        function.fn(trial)
+        assert read_votes(opened.votes)[-1]["vote_type"] == choice
+
+
+def test_an_unknown_pair_opens_nothing(wired):
+    page, _ = wired
+    (choose,), (draw,) = functions(page, "choose"), functions(page, "draw")
+    for name in ("../a", "b", None):
+        with pytest.raises(gr.Error, match="model: got"):
+            choose.fn(name)
+        with pytest.raises(gr.Error, match="model: got"):
+            next(draw.fn(name, ANY, ""))
+    prompts, typed, counts, *_ = choose.fn("a")
+    assert prompts["value"] == ANY, "the prompt that was chosen before may be none of these"
+    assert prompts["choices"] == [("any held-out prompt", ANY), (EVIL, "0"), ("b", "1")] and typed["visible"]
+    assert "No vote on a yet" in counts
+
+
+def test_without_a_trained_model_the_page_says_what_to_do(tmp_path):
+    with gr.Blocks() as page:
+        vote.tab(opened_on(tmp_path, pair(weights="")))
+    assert any(getattr(one, "value", None) == vote.EMPTY for one in page.blocks.values()) and not page.fns
+
+
+def drawing(opened, place="0", typed=""):
+    """All that the button that draws shows, and what it tells of its progress."""
+    with gr.Blocks() as page:
+        vote.tab(opened)
+    told = []
+    (draw,) = functions(page, "draw")
+    steps = list(draw.fn("a", place, typed, lambda *given, **words: told.append((*given, words["desc"]))))
+    return steps, told
+
+
+def test_a_cancellation_and_another_pair_leave_nothing_to_vote_on(wired):
+    page, _ = wired
+    (cancelled,), (choose,) = functions(page, "cancelled"), functions(page, "choose")
+    state, sides, *buttons = cancelled.fn()
+    assert state is None and "Cancelled." in sides and [one["interactive"] for one in buttons] == [False] * 6
+    _, typed, _, state, *shown = choose.fn("a")
+    assert typed["value"] == "" and state is None and shown[:3] == ["", "", ""]
+    assert [one["interactive"] for one in shown[3:]] == [False] * 6
+
+
+def test_seeds_have_31_bits_and_the_sides_are_tossed(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(vote.secrets, "randbelow", lambda below: asked.append(below) or below - 1)
+    made = last(opened_on(tmp_path, pair(), Model(FLAT), Model(BUSY)), [Question(Prompt("a"))])
+    assert asked == [2**31, 2] and (made.seed, made.left, made.right) == (2**31 - 1, AFTER, BEFORE)
+    assert (made.skipped, made.values, trial(FLAT, BUSY).skipped) == (0, {}, 0)
+
+
+def test_a_model_that_is_not_in_memory_is_loaded_first(tmp_path):
+    opened = opened_on(tmp_path, pair(), Model(FLAT), Model(BUSY))
+    opened.loaded.clear()
+    assert next(vote.trials(opened, "a", [Question(Prompt("a"))])) == "Base is being loaded: 0 of 1"
+
+
+def test_media_of_a_prompt_that_cannot_be_read_are_left_out(tmp_path, capsys):
+    media = (Media("image", str(tmp_path / "gone.png")), Media("image", BUSY))
+    assert vote.media_of(Prompt("a", turns=(Turn("user", media),))) == [BUSY]
+    assert "without a medium of its prompt" in capsys.readouterr().out
+
+
+def test_a_stored_vote_has_only_what_its_prompt_has():
+    row = trial(FLAT, BUSY, prompt=Prompt("")).row(LEFT, pair(weights=""))
+    assert row["prompt"] == "(no text)" and row["model_b"] == "a" and not {"id", "answer", "task", "meta"} & {*row}
+    row = trial(FLAT, BUSY, prompt=Prompt("x", "1", 0, "count", {"k": 1})).row(LEFT, pair())
+    assert (row["id"], row["answer"], row["task"], row["meta"]) == ("1", 0, "count", {"k": 1})
+
+
+def test_at_most_fifty_completions_are_offered_and_none_with_a_sound(tmp_path):
+    folder = tmp_path / "run" / "samples"
+    folder.mkdir(parents=True)
+    for name in ("before", "after"):
+        rows = [completion(number, name) for number in range(52)]
+        rows[1]["sound"] = "a.wav"
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    several = questions(pair("qwen_vl", run=tmp_path / "run"))
+    assert [one.prompt.id for one in several] == [str(number) for number in range(50) if number != 1]
+    first = several[0]
+    assert (first.prompt.answer, first.prompt.task, dict(first.prompt.meta)) == ("3", "t", {}) and first.prompt.turns
+    (tmp_path / "empty" / "samples").mkdir(parents=True)
+    assert questions(pair(run=tmp_path / "empty")) == [] == questions(pair())
+
 
 # From votes to the evaluation of rewards.
 
 
-@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_votes_are_read_by_the_evaluation_of_rewards(kind, tmp_path, capsys):
     """Four votes of each kind for the trained model, on the left and on the right: the reward agrees with all, and a
     tie and "both bad" have no preference."""
-    before, after, reward = PAIRS[kind]
+    before, after, reward = KINDS[kind]
     prompt = Prompt(
         "how many?", "id-1", "3", "count", {"tolerance": 1}, (Turn("user", (Media("image", BUSY), "how?")),)
     )
     opened = opened_on(tmp_path, pair())
     for left, choice in ((BEFORE, RIGHT), (AFTER, LEFT), (BEFORE, TIE), (AFTER, BOTH_BAD)):
-        vote.cast(opened, trial_of(before, after, left, prompt), choice)
+        vote.cast(opened, trial(before, after, left, prompt=prompt), choice)
     comparisons = read_benchmark(f"votes:{opened.votes}").comparisons
     assert [one.ranks for one in comparisons] == [(1, 0), (0, 1), (0, 0), (0, 0)]
-    (asked, shown), swapped = comparisons[0].outputs(), comparisons[1].outputs()
-    assert trials.same(asked, swapped[1]) and trials.same(shown, swapped[0])
+    swapped: Any = comparisons[1].outputs()
+    asked, shown = comparisons[0].outputs()
+    assert same(asked, swapped[1]) and same(shown, swapped[0])
     for stored, output in ((asked, before), (shown, after)):
         if isinstance(output, Audio):
-            assert stored.rate == output.rate
+            assert isinstance(stored, Audio) and stored.rate == output.rate
             assert torch.allclose(stored.samples, output.samples, atol=0.5001 / 32767)
         else:
-            assert trials.same(stored, output)
+            assert same(stored, output)
     read = comparisons[0].asked()
     assert (read.answer, read.task, dict(read.meta)) == ("3", "count", {"tolerance": 1})
-    assert torch.equal(comparisons[0].about[0].load().pixels, BUSY.pixels)
+    about: Any = comparisons[0].about[0].load()
+    assert torch.equal(about.pixels, BUSY.pixels)
 
     evaluate_rewards.main(
         ["--rewards", reward, "--data", f"votes:{opened.votes}", "--attacks", "0", "--device", "cpu"]
@@ -70,8 +329,8 @@ def test_votes_are_read_by_the_evaluation_of_rewards(kind, tmp_path, capsys):
 
 def test_a_vote_says_what_was_compared_and_nothing_of_the_visitor(tmp_path):
     opened = opened_on(tmp_path, pair())
-    vote.cast(opened, trial_of(Text("x"), Text("y"), AFTER), LEFT)
-    (row,) = vote_store.read_votes(opened.votes)
+    vote.cast(opened, trial(Text("x"), Text("y"), AFTER), LEFT)
+    (row,) = map(dict, read_votes(opened.votes))
     assert datetime.fromisoformat(row["time"]).tzinfo == UTC and "." not in row.pop("time")
     assert row == {
         "prompt": "how many?",
@@ -91,7 +350,7 @@ def test_a_vote_says_what_was_compared_and_nothing_of_the_visitor(tmp_path):
 
 def test_a_prompt_without_text_is_named_by_its_id(tmp_path):
     opened = opened_on(tmp_path, pair())
-    vote.cast(opened, trial_of(Text("x"), Text("y"), prompt=Prompt("", "clip-7")), TIE)
+    vote.cast(opened, trial(Text("x"), Text("y"), prompt=Prompt("", "clip-7")), TIE)
     assert read_benchmark(f"votes:{opened.votes}").comparisons[0].prompt.text == "(clip-7)"
 
 
@@ -147,7 +406,7 @@ def test_what_a_killed_process_left_is_survived(left_behind, kept, tmp_path):
     add(file, 0)
     with file.open("a") as stream:
         stream.write(left_behind)
-    assert len(vote_store.read_votes(file)) == kept
+    assert len(read_votes(file)) == kept
     add(file, 2)
     prompts = [json.loads(line)["prompt"] for line in file.read_text().splitlines()]
     assert prompts == (["0", "2"] if kept == 1 else ["0", "1", "2"])
@@ -160,12 +419,6 @@ def test_a_picture_is_stored_once(tmp_path):
         (file,) = (tmp_path / "v-media").iterdir()
         written.append((file.stat().st_ino, file.stat().st_mtime_ns))
     assert written[0] == written[1]
-
-
-def test_votes_can_lie_in_folders_that_there_are_not_yet(tmp_path):
-    add(tmp_path / "a" / "b" / "votes.jsonl", 0)
-    add(tmp_path / "a" / "b" / "votes.jsonl", 1)
-    assert len(vote_store.read_votes(tmp_path / "a" / "b" / "votes.jsonl")) == 2
 
 
 @pytest.mark.parametrize(
@@ -188,13 +441,13 @@ def test_the_tally_counts_the_trained_model_wherever_it_was(tmp_path):
     """Two votes for it, one for the other, one tie, one both bad; another pair and damaged lines do not count."""
     opened = opened_on(tmp_path, pair())
     for left, choice in ((BEFORE, RIGHT), (AFTER, LEFT), (AFTER, RIGHT), (AFTER, TIE), (BEFORE, BOTH_BAD)):
-        vote.cast(opened, trial_of(Text("x"), Text("y"), left), choice)
+        vote.cast(opened, trial(Text("x"), Text("y"), left), choice)
     with opened.votes.open("a") as file:
         file.write('{"pair": "b", "vote_type": "leftvote", "sides": {"left": "after"}}\n[1]\n{"pair": "a"}\nnot JSON\n')
     counts = tally(opened.votes, "a")
     assert (counts.after, counts.before, counts.neither, counts.votes) == (2, 1, 2, 5)
     assert counts.win_rate == wilson(0.6, 5)
-    told = trials.tally_html(counts, HOSTILE)
+    told = vote.tally_html(counts, EVIL)
     assert "the trained model wins 60 %" in told and "of 5 votes" in told and "<img" not in told
     assert tally(tmp_path / "none.jsonl", "a").win_rate is None
 
@@ -217,12 +470,6 @@ def test_intervals_lie_between_0_and_1():
         none, all_ = wilson(0.0, n), wilson(1.0, n)
         assert 0 <= none.low < 1e-15 < none.high < 1 and 0 < all_.low < 1 - 1e-15 < all_.high <= 1
     assert wilson(0.0, 21).low == 0 and wilson(1.0, 11).high == 1 and wilson(0.5, 7).n == 7
-
-
-def test_without_a_vote_there_is_no_rate_and_ties_count_half():
-    assert Tally().win_rate is None and Tally().votes == 0
-    rate = Tally(neither=4).win_rate
-    assert rate is not None and rate.mean == 0.5 and rate.n == 4
 
 
 # What is on the disk.
@@ -258,12 +505,7 @@ def test_where_files_cannot_be_locked_votes_are_stored_and_other_errors_are_show
     monkeypatch.setattr(fcntl, "flock", refusing(errno.EIO))
     with pytest.raises(OSError, match="no") as error:
         add(tmp_path / "votes.jsonl", 1)
-    assert error.value.errno == errno.EIO and len(vote_store.read_votes(tmp_path / "votes.jsonl")) == 1
-
-
-def test_values_that_json_does_not_know_are_texts(tmp_path):
-    append_vote(tmp_path / "v.jsonl", {"vote_type": TIE, "meta": tmp_path}, {})
-    assert vote_store.read_votes(tmp_path / "v.jsonl") == [{"vote_type": TIE, "meta": str(tmp_path)}]
+    assert error.value.errno == errno.EIO and len(read_votes(tmp_path / "votes.jsonl")) == 1
 
 
 def test_the_frames_a_second_of_a_clip_are_a_fraction_of_at_most_1001(tmp_path):

@@ -34,8 +34,8 @@ from mmgrpo.family import family
 from mmgrpo.types import Policy, Request
 from pipelines.visual.family import VisualFamily
 from tests.journeys.cli import quick
-from tests.journeys.cli.demo.ballots import Model
-from tests.journeys.cli.demo.told import pair as told_pair
+from tests.journeys.cli.demo.fakes import Model
+from tests.journeys.cli.demo.fakes import pair as pair_of
 
 
 def make_run(folder: Path, words: Path, *more: object) -> Path:
@@ -325,7 +325,7 @@ def test_memory_of_models_in_cycles_is_given_back_to_their_device(monkeypatch):
 
 
 def test_pairs_are_told_apart_by_their_modality():
-    pairs = {name: told_pair(name, family, []) for name, family in (("a", "sd3"), ("b", "qwen_vl"), ("c", "wan"))}
+    pairs = {name: pair_of(family, name=name) for name, family in (("a", "sd3"), ("b", "qwen_vl"), ("c", "wan"))}
     found = Opened({}, pairs, Path("v"))
     assert (found.of("visual"), found.of("vlm"), found.of("speech")) == (["a", "c"], ["b"], [])
 
@@ -335,7 +335,7 @@ def test_a_reward_that_ends_the_process_is_one_that_cannot_be_loaded(monkeypatch
         raise SystemExit(f"{device}\n ends")
 
     monkeypatch.setattr("mmgrpo.rewards.scorer", ending)
-    found = Opened({}, {"a": told_pair("a", "sd3", ["mine:own(weight=2)"])}, Path("v"), device="cuda:3")
+    found = Opened({}, {"a": pair_of(rewards=["mine:own(weight=2)"])}, Path("v"), device="cuda:3")
     assert found.scorers("a") == ([], {"mine:own": "cuda:3 ends"}) == found.rewards["a"]
 
 

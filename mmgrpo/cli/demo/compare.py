@@ -1,0 +1,282 @@
+"""Compare: what both sides of a pair make of one prompt from the same noise, with the rewards of the pair.
+
+The tabs Visual, Vision-language, Speech and Vote draw here, and show the result each in its own way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import gradio as gr
+import torch
+
+from mmgrpo.cli.demo import parts
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, in_a_line
+from mmgrpo.evaluation import annotate
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.isolation import score_column
+from mmgrpo.types import Output, Policy, Prompt, Request
+
+TITLES = {BEFORE: "Base", AFTER: "Trained"}
+"""Headings of the sides of a pair."""
+AT_ONCE = 4
+"""Samples between two looks at Cancel; a larger model then waits for at most so many."""
+MOST = 16
+"""Largest number of samples of a side."""
+EXAMPLES = 24
+"""Held-out prompts that are offered, evenly spaced over the file."""
+MAX_TEXT = 4000
+"""Characters of a question or an answer that a visitor writes."""
+OWN = ""
+"""The key of no example: a visitor's own prompt."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Samples of one side; without rewards as long as they are not computed."""
+
+    outputs: Sequence[Output]
+    rewards: Sequence[Mapping[str, float]] = ()
+    """Values by name for each sample; NaN where a reward failed."""
+    notes: Sequence[Mapping[str, Any]] = ()
+    """Annotations (``Scorer.annotate``) of each sample."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a reward failed, by its name."""
+
+    def means(self) -> dict[str, float]:
+        """The mean of every reward over the samples that it scored; NaN where there are none."""
+        names = self.rewards[0] if self.rewards else {}
+        columns = {name: [row[name] for row in self.rewards if not math.isnan(row[name])] for name in names}
+        return {name: sum(column) / len(column) if column else math.nan for name, column in columns.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Samples of a prompt by the sides of a pair; those of one place come from the same noise."""
+
+    name: str
+    prompt: Prompt
+    seed: int
+    count: int
+    """Samples of each side when all are drawn."""
+    models: Sequence[str]
+    """The sides that there are."""
+    trained: str = ""
+    """Which weights those after training are: ``model``, the step of a checkpoint, or a path."""
+    sides: Mapping[str, Side] = field(default_factory=dict)
+    """Samples so far."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weight in training of every reward, in the order of the run."""
+    doing: str = ""
+    """What comes next."""
+
+    @property
+    def drawn(self) -> int:
+        """Samples that there are, of all sides."""
+        return sum(len(side.outputs) for side in self.sides.values())
+
+    @property
+    def total(self) -> int:
+        """Samples of all sides when all are drawn."""
+        return self.count * len(self.models)
+
+    @property
+    def scored(self) -> list[str]:
+        """Sides whose rewards are computed."""
+        return [name for name, side in self.sides.items() if side.rewards]
+
+    @property
+    def done(self) -> bool:
+        """Whether all samples are drawn and scored."""
+        return len(self.scored) == len(self.models)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why a reward could not be loaded or computed."""
+        return {name: why for side in self.sides.values() for name, why in side.reasons.items()}
+
+
+def look_up(opened: Opened, name: Any) -> Pair:
+    """A pair by the name that the page shows; nothing else opens anything."""
+    if name not in opened.pairs:
+        raise ValueError(f"model: got {name!r:.80}, expected one of {', '.join(opened.pairs) or 'none'}; choose one")
+    return opened.pairs[name]
+
+
+def compare(
+    opened: Opened, name: str, prompt: Prompt, *, count: int = 1, temperature: float | None = None, seed: int = 0
+) -> Iterator[Comparison]:
+    """Sample ``count`` outputs of every side of a pair and score them with its rewards; what there is at each step.
+
+    Equal seeds have equal noise on both sides; ``temperature`` None is that of the family's evaluation. Between two
+    results nothing is locked. ValueError for a prompt that the model cannot read.
+    """
+    if not 1 <= count <= MOST:
+        raise ValueError(f"samples: got {count}, expected 1 to {MOST}")
+    if not 0 <= seed < 1 << 32:
+        raise ValueError(f"the seed: got {seed}, expected 0 to {2**32 - 1:,}")
+    pair = look_up(opened, name)
+    made = Comparison(name, prompt, seed, count, pair.sides, pair.trained)
+    for side in made.models:
+        outputs: list[Output] = []
+        while len(outputs) < count:
+            verb = "is sampling" if opened.holds(name, side) else "is being loaded"
+            yield replace(made, doing=f"{TITLES[side]} {verb}: {len(outputs)} of {count}")
+            with opened.lock, torch.no_grad():
+                policy = opened.policy(name, side)
+                _, skipped = pair.family.accept(pair.config, policy, [prompt])
+                if skipped:
+                    raise ValueError(f"the prompt: {skipped[0].reason}")
+                size = min(AT_ONCE, pair.config.eval.batch_size, count - len(outputs))
+                outputs += sample(policy, request(policy, prompt, len(outputs), size, seed), temperature)
+            made = replace(made, sides={**made.sides, side: Side(outputs.copy())})
+        yield replace(made, doing=f"the rewards of {TITLES[side]} are being computed")
+        with opened.lock:
+            scored, weights = score(opened, name, prompt, outputs)
+        made = replace(made, sides={**made.sides, side: scored}, weights=weights)
+    yield made
+
+
+def request(policy: Policy, prompt: Prompt, start: int, size: int, seed: int) -> Request:
+    """Samples ``start`` to ``start + size - 1`` of a prompt.
+
+    Every sample has a slot of its own, so that the noise of sample k does not depend on the count, and is that of
+    ``mmgrpo sample`` for equal prompts. A policy of tokens draws a batch as one group, whose prompt is encoded once.
+    """
+    if isinstance(policy, TokenPolicy):
+        return Request([prompt], [start // AT_ONCE], size, seed)
+    return Request([prompt] * size, range(start, start + size), 1, seed)
+
+
+def sample(policy: Policy, asked: Request, temperature: float | None) -> Sequence[Output]:
+    """The outputs of a request, at another temperature where one is given."""
+    if not isinstance(policy, TokenPolicy):
+        return policy.sample(asked)
+    usual = policy.evaluation_temperature
+    policy.evaluation_temperature = usual if temperature is None else temperature
+    try:
+        return policy.sample(asked)
+    finally:
+        policy.evaluation_temperature = usual
+        policy.feature_cache.entries.clear()  # visitors' prompts do not recur
+
+
+def score(opened: Opened, name: str, prompt: Prompt, outputs: Sequence[Output]) -> tuple[Side, dict[str, float]]:
+    """Outputs with the rewards of a pair, and their weights; hold ``opened.lock``. A reward that fails has no value,
+    and its reason is kept."""
+    rewards, missing = opened.scorers(name)
+    reasons, prompts = dict(missing), [prompt] * len(outputs)
+    columns: dict[str, list[float]] = {}
+    for one in rewards:
+        columns[one.name], reason = values_of(one, prompts, outputs)
+        reasons |= {one.name: reason} if reason else {}
+    columns |= {title: [math.nan] * len(outputs) for title in missing}
+    rows = [{title: column[place] for title, column in columns.items()} for place in range(len(outputs))]
+    weights = {**{one.name: one.weight for one in rewards}, **dict.fromkeys(missing, 0.0)}
+    return Side(list(outputs), rows, annotate(rewards, prompts, outputs), reasons), weights
+
+
+def values_of(one: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> tuple[list[float], str]:
+    """The values of a reward, NaN where there is none, and why it failed."""
+    nothing = [math.nan] * len(outputs)
+    if one.reads_rollout:
+        return nothing, "it reads the decisions of training"
+    try:
+        values = score_column(one.name, one.fn, prompts, outputs, one.trusted, one.elsewhere)
+    except Exception as error:  # a reward is code of somebody else's
+        return nothing, in_a_line(error.__cause__ or error)
+    return [value if math.isfinite(value) else math.nan for value in values], ""
+
+
+# ---- what tabs of texts and recordings share
+
+
+@dataclass
+class Examples:
+    """Held-out prompts of pairs, read when they are first needed."""
+
+    opened: Opened
+    known: dict[str, dict[str, Prompt]] = field(default_factory=dict)
+
+    def of(self, name: str) -> dict[str, Prompt]:
+        """Examples of a pair by key, at most ``EXAMPLES``; none if its held-out file cannot be read here."""
+        pair = look_up(self.opened, name)
+        if name not in self.known:
+            prompts = pair.examples(None)
+            places = parts.spaced(len(prompts), EXAMPLES)
+            self.known[name] = {str(i): prompts[place] for i, place in enumerate(places)}
+        return self.known[name]
+
+    def get(self, name: str, key: str) -> Prompt | None:
+        """An example; None for ``OWN``."""
+        if key == OWN:
+            return None
+        if key not in (known := self.of(name)):
+            raise ValueError(f"example: got {key!r:.80}, expected one of the {len(known)} examples; choose one again")
+        return known[key]
+
+    def offer(
+        self,
+        pair: gr.Dropdown,
+        example: gr.Dropdown,
+        label: Callable[[Prompt], str],
+        fill: Callable[[str, str], list[Any]],
+        fields: Sequence[Any],
+    ) -> gr.State:
+        """Fill the list of examples when the page opens or another pair is chosen, and ``fields`` with the chosen
+        example; the state that holds it."""
+        own = example.choices[0]
+
+        def choose_pair(name: str) -> list[Any]:
+            with parts.one_line_errors():
+                known = self.of(name)
+            choices = [own, *((f"{i}. {label(one)}", key) for i, (key, one) in enumerate(known.items(), 1))]
+            first = next(iter(known), OWN)
+            return [gr.Dropdown(choices, value=first), first, *fill(name, first)]
+
+        shown = gr.State(OWN)
+        gr.on(None, choose_pair, [pair], [example, shown, *fields], **parts.QUIET)
+        parts.at_choice(example, shown, fill, [pair, example], fields, **parts.QUIET)
+        return shown
+
+
+def at_run(
+    run: gr.Button,
+    cancel: gr.Button,
+    said: gr.HTML,
+    result: gr.HTML,
+    inputs: Sequence[Any],
+    answer: Callable[..., Iterator[tuple[Comparison, str]]],
+    file: int | None = None,
+) -> None:
+    """Show what ``answer`` yields when ``run`` is pressed: progress in ``said``, mark-up in ``result``. ``file`` is the
+    place of an upload among the inputs, whose path errors do not show."""
+
+    def show(progress: Any = parts.PROGRESS, *values: Any) -> Iterator[tuple[str, str]]:
+        with parts.one_line_errors((values[file] or "") if file is not None else ""):
+            for made, page in answer(*values):
+                progress((made.drawn, made.total), desc=made.doing, unit="samples")
+                yield parts.status(made.doing, seen=False), page
+
+    event = run.click(show, list(inputs), [said, result], **parts.computing(str(run.elem_id), show_progress_on=said))
+    parts.at_cancel(cancel, [event], partial(parts.status, "cancelled"), [], [said], **parts.QUIET)
+
+
+def sections(columns: Mapping[str, str]) -> str:
+    """Mark-up of the sides next to each other, below each other on a narrow screen."""
+    inside = [
+        f'<section aria-label="{TITLES[side]}"><h3>{TITLES[side]}</h3>{text}</section>'
+        for side, text in columns.items()
+    ]
+    return f'<div class="sides">{"".join(inside)}</div>' if inside else ""
+
+
+def shown_answer(answer: Any) -> str:
+    """A reference answer as the page shows it; empty for none."""
+    return "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
