@@ -35,13 +35,13 @@ def frames(
 
     ``reduce`` is one of ``REDUCTIONS``. A clip is NaN where one of these frames is. One clip is scored at a time.
     """
-    one = _of_pictures(reward, reduce, every, device)
+    one = _of_images(reward, reduce, every, device)
     return [_value(one, prompt, output, reduce, every) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
 def check(reward: str, reduce: str = "mean", every: int = 1) -> None:
     """ValueError for parameters with which ``frames`` cannot score."""
-    _of_pictures(reward, reduce, every, "cpu")
+    _of_images(reward, reduce, every, "cpu")
 
 
 def _value(one: Scorer, prompt: Prompt, output: Output, reduce: str, every: int) -> float:
@@ -49,12 +49,12 @@ def _value(one: Scorer, prompt: Prompt, output: Output, reduce: str, every: int)
         raise TypeError(
             f"frames: got an output of kind {type(output).__name__}, expected a Video; name the reward alone"
         )
-    pictures = [Image(frame) for frame in output.frames[::every]]
-    return REDUCTIONS[reduce](score_column(one.name, one.fn, [prompt] * len(pictures), pictures, one.trusted))
+    images = [Image(frame) for frame in output.frames[::every]]
+    return REDUCTIONS[reduce](score_column(one.name, one.fn, [prompt] * len(images), images, one.trusted))
 
 
 @functools.lru_cache(None, typed=True)  # True is no 1
-def _of_pictures(reward: str, reduce: str, every: int, device: str) -> Scorer:
+def _of_images(reward: str, reduce: str, every: int, device: str) -> Scorer:
     """The reward, loaded once; ValueError for parameters that cannot be."""
     if reduce not in REDUCTIONS:
         raise ValueError(f"frames: reduce: got {reduce!r}, expected one of {', '.join(REDUCTIONS)}")

@@ -38,9 +38,9 @@ def to_pil(image: Image) -> Pil.Image:
     return Pil.fromarray((image.pixels.permute(1, 2, 0).clamp(0, 1).numpy() * 255).round().astype(np.uint8))
 
 
-def from_pil(picture: Pil.Image) -> Float[Tensor, "3 height width"]:
+def from_pil(image: Pil.Image) -> Float[Tensor, "3 height width"]:
     """RGB in [0, 1]."""
-    return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).float() / 255
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
 
 
 def normalized(

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 import torch
 
-from mmgrpo.data.limits import MAX_PICTURE_BYTES, Unreadable, regular_file
+from mmgrpo.data.limits import MAX_IMAGE_BYTES, Unreadable, regular_file
 from mmgrpo.data.media import IN_MEMORY, Inside
 from mmgrpo.data.values import MAX_DEPTH, shown
 from mmgrpo.types import Audio
@@ -89,7 +89,7 @@ def container_of(source: str) -> str:
     return source.rpartition("::")[0] or source
 
 
-def content(source: str, max_bytes: int = MAX_PICTURE_BYTES) -> bytes:
+def content(source: str, max_bytes: int = MAX_IMAGE_BYTES) -> bytes:
     """The bytes of a medium inside of a data file; ``Unreadable`` where they are none."""
     container, _, place = source.rpartition("::")
     return STORES[container].read(place, max_bytes)
@@ -98,7 +98,7 @@ def content(source: str, max_bytes: int = MAX_PICTURE_BYTES) -> bytes:
 def opened(source: str, max_bytes: int = 1 << 62) -> str | BytesIO:
     """The name of a regular file, or the bytes of a medium inside of a data file; ``Unreadable`` otherwise."""
     if is_inside(source):
-        return BytesIO(content(source, min(max_bytes, MAX_PICTURE_BYTES)))
+        return BytesIO(content(source, min(max_bytes, MAX_IMAGE_BYTES)))
     regular_file(source, max_bytes)
     return source
 

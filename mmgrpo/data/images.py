@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmgrpo.data.embedded_media import is_inside, opened
 from mmgrpo.data.limits import (
-    MAX_PICTURE_BYTES,
+    MAX_IMAGE_BYTES,
     PICTURE_FORMATS,
     Unreadable,
     check_picture_size,
@@ -47,7 +47,7 @@ class PictureCache:
         """The image of a file, or of one inside of a data file, equal to that of ``read_picture``."""
         key: tuple[int | str, ...] = (str(file),)
         if not is_inside(file):
-            status = regular_file(file, MAX_PICTURE_BYTES)
+            status = regular_file(file, MAX_IMAGE_BYTES)
             key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
         with self._lock:
             if key in self._pixels:
@@ -77,11 +77,11 @@ def read_picture(source: str | Path | bytes, name: str = "") -> Image:
 
 
 def _read(source: str | Path | bytes, name: str) -> Tensor:
-    file = BytesIO(source) if isinstance(source, bytes) else opened(str(source), MAX_PICTURE_BYTES)
+    file = BytesIO(source) if isinstance(source, bytes) else opened(str(source), MAX_IMAGE_BYTES)
     try:
         # Decode eagerly: a lazy image keeps its file open, and a large set exhausts the file descriptors.
-        with open_picture(file) as picture:
-            return _pixels(picture)
+        with open_picture(file) as image:
+            return _pixels(image)
     except Unreadable as error:
         raise Unreadable(f"{name}: {error}") from error
     except Pil.UnidentifiedImageError as error:
@@ -90,35 +90,35 @@ def _read(source: str | Path | bytes, name: str) -> Tensor:
         raise Unreadable(f"{name}: cannot be read as an image ({type(error).__name__}: {error})") from error
 
 
-def from_pil(picture: Pil.Image) -> Image:
+def from_pil(image: Pil.Image) -> Image:
     """A PIL image rotated upright (EXIF), composited on white where it is transparent, as RGB in [0, 1].
 
     Sixteen-bit greyscale is divided by 65535. Float pixels have no known range and are ``Unreadable``.
     """
-    return _image(_pixels(picture))
+    return _image(_pixels(image))
 
 
 def _image(pixels: Tensor) -> Image:
     return Image(pixels.float().div_(255) if pixels.dtype == torch.uint8 else pixels)
 
 
-def _pixels(picture: Pil.Image) -> Tensor:
+def _pixels(image: Pil.Image) -> Tensor:
     """[3, height, width]: uint8, or floats in [0, 1] where the image has more than eight bits per value."""
-    check_picture_size(picture.width, picture.height)
+    check_picture_size(image.width, image.height)
     # Pillow inverts TIFF files in which 0 is white with 8 bits, not those with 16.
-    inverted = isinstance(picture, TiffImageFile) and picture.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE
-    if picture.getexif().get(Base.Orientation) not in (None, 1):  # exif_transpose copies also what is upright
-        picture = ImageOps.exif_transpose(picture)
-    if picture.mode == "F":
+    inverted = isinstance(image, TiffImageFile) and image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE
+    if image.getexif().get(Base.Orientation) not in (None, 1):  # exif_transpose copies also what is upright
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
         raise Unreadable("has float pixels, whose range is unknown; save it with 8 or 16 bits")
-    if picture.mode.startswith("I"):
-        grey = np.asarray(picture)
+    if image.mode.startswith("I"):
+        grey = np.asarray(image)
         if grey.min() < 0 or grey.max() > 65535:
             raise Unreadable(f"got values from {grey.min()} to {grey.max()}, expected 8 or 16 bits (0 to 65535)")
         values = 65535 - grey.astype(np.float32) if inverted else grey.astype(np.float32)
         return torch.from_numpy(values).div_(65535).expand(3, -1, -1).contiguous()
-    if picture.has_transparency_data:
-        layered = picture.convert("RGBA")
-        picture = Pil.alpha_composite(Pil.new("RGBA", layered.size, "white"), layered)
-    rgb = np.array(picture.convert("RGB"))
+    if image.has_transparency_data:
+        layered = image.convert("RGBA")
+        image = Pil.alpha_composite(Pil.new("RGBA", layered.size, "white"), layered)
+    rgb = np.array(image.convert("RGB"))
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()

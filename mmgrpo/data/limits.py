@@ -20,7 +20,7 @@ MAX_PIXELS = 1 << 26
 """Pixels of an image, 8192 x 8192. Reading one takes 15 bytes per pixel (RGB) to 22 (RGBA), 1.4 GiB at the limit;
 cameras of 60 megapixels are within."""
 
-MAX_PICTURE_BYTES = 1 << 29
+MAX_IMAGE_BYTES = 1 << 29
 """Size of an image file: ``MAX_PIXELS`` of four 16-bit values without compression. Some decoders read a file whole."""
 
 PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -77,26 +77,26 @@ def check_picture_size(width: int, height: int) -> None:
 def open_picture(source: str | Path | BytesIO, formats: Sequence[str] = PICTURE_FORMATS) -> Pil.Image:
     """An image of Pillow, not decoded yet, whose format and size are within the limits; ``Unreadable`` otherwise."""
     try:
-        picture = Pil.open(source, formats=list(formats))
+        image = Pil.open(source, formats=list(formats))
     except Pil.DecompressionBombError as error:  # its own limit, which other libraries switch off
         raise Unreadable(f"{error} Expected at most {MAX_PIXELS:,} pixels; scale it down") from error
     try:
-        check_picture_size(picture.width, picture.height)
-        if isinstance(picture, TiffImageFile):
-            tile = picture.tag_v2.get(TILEWIDTH, 0) * picture.tag_v2.get(TILELENGTH, 0)
+        check_picture_size(image.width, image.height)
+        if isinstance(image, TiffImageFile):
+            tile = image.tag_v2.get(TILEWIDTH, 0) * image.tag_v2.get(TILELENGTH, 0)
             if tile > MAX_PIXELS:  # a decoder fills a tile even where the image is smaller
                 raise Unreadable(f"got tiles of {tile:,} pixels, expected at most {MAX_PIXELS:,}; save it again")
-        if isinstance(picture, JpegImageFile) and (scans := _scans(picture)) > MAX_SCANS:
+        if isinstance(image, JpegImageFile) and (scans := _scans(image)) > MAX_SCANS:
             raise Unreadable(f"got a JPEG of {scans:,} scans, expected at most {MAX_SCANS}; save it again")
     except BaseException:
-        picture.close()
+        image.close()
         raise
-    return picture
+    return image
 
 
-def _scans(picture: JpegImageFile) -> int:
+def _scans(image: JpegImageFile) -> int:
     """An upper bound of the scans of a JPEG. Entropy-coded data do not contain the marker, other segments seldom."""
-    file: Any = picture.fp
+    file: Any = image.fp
     place = file.tell()
     file.seek(0)
     scans = file.read().count(b"\xff\xda")

@@ -23,9 +23,9 @@ from mmgrpo.report.figures import NONE, is_number, number
 from mmgrpo.report.groups import Group, Member, group_steps, place_of, read_group
 from mmgrpo.report.media import (
     FORMATS,
-    MAX_PICTURE_BYTES,
+    IMAGE_SUFFIXES,
+    MAX_IMAGE_BYTES,
     MAX_PIXELS,
-    PICTURE_SUFFIXES,
     MediaFolder,
     Medium,
     contained,
@@ -217,9 +217,7 @@ def _thumbnail(media: MediaFolder, member: Member) -> str:
     """A small image of the member's output, of a clip its first frame; empty where there is none."""
     name = member.output.get("file", "")
     try:
-        with open_picture(
-            BytesIO(read_medium(media, name, PICTURE_SUFFIXES, MAX_PICTURE_BYTES)), tuple(FORMATS)
-        ) as image:
+        with open_picture(BytesIO(read_medium(media, name, IMAGE_SUFFIXES, MAX_IMAGE_BYTES)), tuple(FORMATS)) as image:
             if image.width * image.height > MAX_PIXELS:
                 return ""
             small = image.convert("RGB")

@@ -61,23 +61,23 @@ File: TypeAlias = tuple[bytes, str, str]
 """The content of a file, its suffix, and a note on what is not exact in it (or an empty one)."""
 
 
-def picture_within(picture: Pil.Image, limit: int) -> File:
+def image_within(image: Pil.Image, limit: int) -> File:
     """A PNG if it has at most ``limit`` bytes, else a JPEG that does, as far as it may be made smaller."""
     # Images of more than four bytes a pixel for each that may be kept are not worth the time of a PNG encoder.
-    if picture.width * picture.height * 3 <= 4 * limit:
+    if image.width * image.height * 3 <= 4 * limit:
         buffer = BytesIO()
-        picture.save(buffer, format="PNG")
+        image.save(buffer, format="PNG")
         if buffer.tell() <= limit:
             return buffer.getvalue(), ".png", ""
-    return jpeg_within(picture, limit, "pictures are compressed with losses")
+    return jpeg_within(image, limit, "pictures are compressed with losses")
 
 
-def jpeg_within(picture: Pil.Image, limit: int, note: str = "") -> File:
+def jpeg_within(image: Pil.Image, limit: int, note: str = "") -> File:
     """A JPEG, with its sides halved until it has at most ``limit`` bytes."""
-    content = jpeg(picture)
-    while len(content) > limit and max(picture.size) > SMALLEST:
-        picture = picture.resize((-(-picture.width // 2), -(-picture.height // 2)))
-        note, content = "pictures are made smaller", jpeg(picture)
+    content = jpeg(image)
+    while len(content) > limit and max(image.size) > SMALLEST:
+        image = image.resize((-(-image.width // 2), -(-image.height // 2)))
+        note, content = "pictures are made smaller", jpeg(image)
     return content, ".jpg", note
 
 
@@ -313,8 +313,8 @@ class GroupFolder:
         if isinstance(output, Text):
             return {"kind": "text", "text": self.cut(output.whole), "tokens": output.tokens}
         if isinstance(output, Image):
-            picture = to_pil(output)
-            return {"kind": "image", "file": self.write(stem, picture_within(picture, self.share))}
+            image = to_pil(output)
+            return {"kind": "image", "file": self.write(stem, image_within(image, self.share))}
         if isinstance(output, Video):
             frames = [to_pil(Image(frame)) for frame in output.frames]
             content = webp_within(frames, output.fps, self.share)
@@ -340,7 +340,7 @@ class GroupFolder:
             self.left_out.append(f"{stem}: {type(error).__name__}: {error}"[:300])
             return ""
         if isinstance(shown, Pil.Image):
-            return self.write(stem, jpeg_within(shown, self.share) if not plain else picture_within(shown, self.share))
+            return self.write(stem, jpeg_within(shown, self.share) if not plain else image_within(shown, self.share))
         return self.write(stem, (shown.content, shown.suffix, ""))
 
     def write(self, stem: str, file: tuple[bytes, str, str]) -> str:

@@ -23,8 +23,8 @@ from mmgrpo.report.figures import is_number
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
 """Image formats that all browsers show, and their media types."""
-PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp")
-MAX_PICTURE_BYTES = 16 * 1024 * 1024
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp")
+MAX_IMAGE_BYTES = 16 * 1024 * 1024
 """Largest image that is embedded; a larger one is only named."""
 MAX_PIXELS, MAX_BOXED_PIXELS = 2**26, 2**22
 """Largest image that is embedded, and that is decoded to draw boxes into it; a run writes thumbnails."""
@@ -101,7 +101,7 @@ def picture(
     """The image ``<folder>/<name>``, with ``boxes`` drawn into it; a note if it cannot be shown."""
     limit = MAX_BOXED_PIXELS if boxes else MAX_PIXELS
     try:
-        content = read_medium(folder, name, PICTURE_SUFFIXES, MAX_PICTURE_BYTES)
+        content = read_medium(folder, name, IMAGE_SUFFIXES, MAX_IMAGE_BYTES)
         with open_picture(BytesIO(content), tuple(FORMATS)) as image:
             if image.width * image.height > limit:
                 return Medium("note", f"{name} is too large for this page: {image.width} x {image.height} pixels")
@@ -146,10 +146,10 @@ Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom as fractions of the image's width and height."""
 
 
-def thumbnail(picture: Pil.Image) -> Pil.Image:
+def thumbnail(image: Pil.Image) -> Pil.Image:
     """The image on white, scaled down to a longer side of at most ``SIDE`` pixels."""
-    opaque = Pil.new("RGB", picture.size, "white")
-    opaque.paste(picture, mask=picture.convert("RGBA").getchannel("A"))
+    opaque = Pil.new("RGB", image.size, "white")
+    opaque.paste(image, mask=image.convert("RGBA").getchannel("A"))
     opaque.thumbnail((SIDE, SIDE))
     return opaque
 
@@ -173,20 +173,20 @@ def strip(frames: Sequence[Pil.Image]) -> Pil.Image:
     return sheet
 
 
-def jpeg(picture: Pil.Image) -> bytes:
+def jpeg(image: Pil.Image) -> bytes:
     """The image as a JPEG of quality 80."""
     buffer = BytesIO()
-    picture.convert("RGB").save(buffer, format="JPEG", quality=80)
+    image.convert("RGB").save(buffer, format="JPEG", quality=80)
     return buffer.getvalue()
 
 
-def boxed_picture(picture: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int | float]]]) -> Pil.Image:
+def boxed_picture(image: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int | float]]]) -> Pil.Image:
     """A copy of the image with reference and predicted boxes; corners may be in either order.
 
     A completion may contain any numbers: fractions are clipped to [-1, 2], since lines outside the image are not
     visible, and boxes with a non-finite coordinate are left out.
     """
-    copy = picture.convert("RGB")
+    copy = image.convert("RGB")
     pen = ImageDraw.Draw(copy)
     for name, colour in (("gold", REFERENCE), ("said", PREDICTION)):
         for box in boxes.get(name, ())[:BOXES]:
@@ -199,16 +199,16 @@ def boxed_picture(picture: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int 
     return copy
 
 
-def enlarged_width(picture: Pil.Image) -> int:
+def enlarged_width(image: Pil.Image) -> int:
     """Width in CSS pixels at which a small image is about ``HEIGHT`` high; 0 if it is large enough.
 
     width round(HEIGHT / height): an integer factor, so that all pixels are equally large.
     """
-    factor = round(HEIGHT / picture.height)
-    return picture.width * factor if factor > 1 else 0
+    factor = round(HEIGHT / image.height)
+    return image.width * factor if factor > 1 else 0
 
 
-def enlarge(picture: Pil.Image) -> Pil.Image:
+def enlarge(image: Pil.Image) -> Pil.Image:
     """The image with every pixel repeated by the largest integer factor that keeps both sides within ``SIDE``."""
-    factor = max(1, SIDE // max(picture.size))
-    return picture.resize((picture.width * factor, picture.height * factor), Pil.Resampling.NEAREST)
+    factor = max(1, SIDE // max(image.size))
+    return image.resize((image.width * factor, image.height * factor), Pil.Resampling.NEAREST)

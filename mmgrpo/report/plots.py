@@ -170,11 +170,11 @@ def to_pil(image: Output | Pil.Image) -> Pil.Image:
     return Pil.fromarray(levels.permute(1, 2, 0).numpy())
 
 
-def fit(picture: Pil.Image, tile: int) -> Pil.Image:
+def fit(image: Pil.Image, tile: int) -> Pil.Image:
     """The image scaled to a longer side of ``tile`` px."""
-    scale = tile / max(picture.size)
-    size = tuple(max(1, round(side * scale)) for side in picture.size)
-    return picture.resize((size[0], size[1]), Pil.Resampling.NEAREST if scale > 1 else Pil.Resampling.LANCZOS)
+    scale = tile / max(image.size)
+    size = tuple(max(1, round(side * scale)) for side in image.size)
+    return image.resize((size[0], size[1]), Pil.Resampling.NEAREST if scale > 1 else Pil.Resampling.LANCZOS)
 
 
 def wrap(caption: str, font: ImageFont.FreeTypeFont, width: int, max_lines: int = 4) -> list[tuple[str, bool]]:

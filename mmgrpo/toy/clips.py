@@ -126,6 +126,6 @@ def mixture(split: str, count: int, seed: int = 0) -> list[Prompt]:
     """Questions about images and clips with the kinds in turn, so that every prefix is balanced."""
     still, kinds = len(questions.KINDS), len(questions.KINDS) + len(KINDS)
     rounds, rest = divmod(count, kinds)
-    pictures = iter(questions.prompts(split, rounds * still + min(rest, still), seed))
+    images = iter(questions.prompts(split, rounds * still + min(rest, still), seed))
     moving = iter(prompts(split, rounds * len(KINDS) + max(rest - still, 0), seed))
-    return [next(pictures if number % kinds < still else moving) for number in range(count)]
+    return [next(images if number % kinds < still else moving) for number in range(count)]

@@ -64,7 +64,7 @@ def _covering(pixels: Float[Tensor, "N 3 h w"], size: Sequence[int]) -> Float[Te
     return pixels[..., top : top + height, left : left + width]
 
 
-def optional_picture(
+def optional_image(
     prompt: Prompt, family: str, pipeline: Any, latents_of: Callable[[Tensor], Tensor], height: int, width: int
 ) -> tuple[Tensor, Tensor]:
     """Latents of the image that a prompt may give, resized to ``height`` x ``width`` pixels; whether it gives one.

@@ -45,7 +45,7 @@ class Architecture:
 
     pipeline: Any
     """The diffusers pipeline of the frozen parts; None for a model that has none."""
-    takes_pictures: ClassVar[bool] = False
+    takes_images: ClassVar[bool] = False
     """Whether a prompt may have an image beside its words."""
 
     def check(self, prompt: Prompt) -> None:
@@ -210,7 +210,7 @@ class FlowModel:
                 raise ValueError("size: this model has one size only")
             architecture, shape = self.sized(*size)
         other = replace(self, guidance=float(guidance), architecture=architecture, shape=shape)
-        if shape == self.shape or not architecture.takes_pictures:  # what is read does not depend on the size
+        if shape == self.shape or not architecture.takes_images:  # what is read does not depend on the size
             other.encodings, other.negatives = self.encodings, self.negatives
         else:
             for made, own in ((other.encodings, self.encodings), (other.negatives, self.negatives)):
@@ -236,13 +236,13 @@ class FlowModel:
                 vae.enable_tiling()
 
     def _encode(self, prompt: Prompt) -> Encoding:
-        if not self.architecture.takes_pictures:
+        if not self.architecture.takes_images:
             refuse_media(prompt)
         self.architecture.check(prompt)
         return self.architecture.encode(prompt)
 
     def _encode_negative(self, prompt: Prompt) -> Encoding:
-        if not self.architecture.takes_pictures:
+        if not self.architecture.takes_images:
             refuse_media(prompt)
         self.architecture.check_negative(prompt)
         return self.architecture.encode_negative(prompt)

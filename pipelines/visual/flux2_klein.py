@@ -28,7 +28,7 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
-from pipelines.visual.conditioning_image import optional_picture, with_and_without
+from pipelines.visual.conditioning_image import optional_image, with_and_without
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import KleinOptions
 from pipelines.visual.sizes import at_least_one, latent_size
@@ -53,7 +53,7 @@ class Klein(Architecture):
     size: tuple[int, int]
     """Rows and columns of tokens."""
 
-    takes_pictures: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
 
     def check(self, prompt: Prompt) -> None:
         """Qwen 3 must read the whole prompt."""
@@ -72,7 +72,7 @@ class Klein(Architecture):
             prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
         )
         height, width = (2 * self.pipeline.vae_scale_factor * tokens for tokens in self.size)
-        return hidden[0], *optional_picture(prompt, "flux2_klein", self.pipeline, self.latents_of, height, width)
+        return hidden[0], *optional_image(prompt, "flux2_klein", self.pipeline, self.latents_of, height, width)
 
     def check_guidance(self, scale: float) -> None:
         """A distilled checkpoint takes none."""

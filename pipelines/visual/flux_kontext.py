@@ -18,7 +18,7 @@ from torch import Tensor
 from mmgrpo.types import Prompt
 from pipelines.training import PLAIN, Training
 from pipelines.visual import flux
-from pipelines.visual.conditioning_image import optional_picture, with_and_without
+from pipelines.visual.conditioning_image import optional_image, with_and_without
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import KontextOptions
 
@@ -30,12 +30,12 @@ class Kontext(flux.Flux):
     """FLUX.1 with a given image."""
 
     pipeline_name: ClassVar[str] = "FluxKontextPipeline"
-    takes_pictures: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states, pooled vector, latents of the given image, and whether there is one."""
         height, width = (self.pipeline.vae_scale_factor * side for side in self.size)
-        picture = optional_picture(prompt, "flux_kontext", self.pipeline, self.latents_of, height, width)
+        picture = optional_image(prompt, "flux_kontext", self.pipeline, self.latents_of, height, width)
         return *self.words(prompt), *picture
 
     def latents_of(self, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:

@@ -52,7 +52,7 @@ class LtxImage(Architecture):
     size: tuple[int, int, int]
     """Latent frames with the given one, height and width."""
 
-    takes_pictures: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
 
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt."""

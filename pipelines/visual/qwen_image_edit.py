@@ -54,7 +54,7 @@ class QwenImageEdit(QwenImage):
     read_size: int
     """The same for what the text encoder sees."""
 
-    takes_pictures: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
 
     def check(self, prompt: Prompt) -> None:
         """Nothing: the number of tokens depends on the image, and ``encode`` refuses too many."""

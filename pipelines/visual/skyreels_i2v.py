@@ -56,7 +56,7 @@ class Skyreels(Architecture):
     size: tuple[int, int]
     """Height and width of latents."""
 
-    takes_pictures: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
 
     def check(self, prompt: Prompt) -> None:
         check_words(self.pipeline, prompt, self.max_sequence_length)

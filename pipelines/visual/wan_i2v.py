@@ -50,7 +50,7 @@ class WanImage(Wan):
         channels, frames, height, width = super().latent_shape()
         return (channels, frames - self.first_is_given, height, width)
 
-    takes_pictures: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = True
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of UMT5, the condition of the image, and the image encoder's tokens where there is one."""

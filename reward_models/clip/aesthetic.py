@@ -18,7 +18,7 @@ from mmgrpo.types import Image, Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.clip.head import Head, HeadFacts, head_from, load_head
 from reward_models.clip.load import load_towers
-from reward_models.clip.towers import score_pictures
+from reward_models.clip.towers import score_images
 from reward_models.pixels import centre_crop, normalized
 
 CLIP = "openai/clip-vit-large-patch14"
@@ -52,7 +52,7 @@ def aesthetic(
     def values(rows: list[int], images: list[Image]) -> Tensor:
         return layers(towers.embeddings(images, transform))[:, 0]
 
-    return score_pictures(outputs, "aesthetic", values)
+    return score_images(outputs, "aesthetic", values)
 
 
 @functools.cache

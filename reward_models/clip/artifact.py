@@ -23,7 +23,7 @@ from torch import Tensor
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.clip.head import Head, load_head
 from reward_models.clip.load import load_towers
-from reward_models.clip.towers import score_pictures
+from reward_models.clip.towers import score_images
 
 
 def artifact(
@@ -58,7 +58,7 @@ def artifact(
         present = torch.sigmoid(layers(towers.embeddings(images))[:, column])
         return (present < threshold).float() if threshold else 1 - present
 
-    return score_pictures(outputs, "artifact", values)
+    return score_images(outputs, "artifact", values)
 
 
 def magic_bench(values: Sequence[float]) -> float:

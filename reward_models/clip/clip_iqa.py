@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.clip.load import load_towers
-from reward_models.clip.towers import score_pictures
+from reward_models.clip.towers import score_images
 
 PAIRS: dict[str, tuple[str, str]] = {
     "quality": ("Good photo.", "Bad photo."),
@@ -62,7 +62,7 @@ def clip_iqa(
         cosines = (towers.images(images) @ texts.T).unflatten(1, (-1, 2))
         return torch.softmax(FACTOR * cosines, -1)[..., 0].mean(1)
 
-    return score_pictures(outputs, "clip_iqa", values)
+    return score_images(outputs, "clip_iqa", values)
 
 
 def _pairs(pairs: str | Sequence[Sequence[str]]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.types import Image, Output, Prompt
-from reward_models.clip.towers import Towers, Transform, score_pictures
+from reward_models.clip.towers import Towers, Transform, score_images
 
 
 @dataclass(frozen=True)
@@ -46,4 +46,4 @@ def score(
         texts = correct(match.texts([prompts[row] for row in rows]))
         return match.value((match.images(images) * texts).sum(1))
 
-    return score_pictures(outputs, match.name, values)
+    return score_images(outputs, match.name, values)

@@ -22,7 +22,7 @@ from mmgrpo.types import Image, Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.clip.checkpoint import LEFT_OUT, clip_config
 from reward_models.clip.load import tokenizer_of
-from reward_models.clip.towers import BATCH, DTYPES, score_pictures
+from reward_models.clip.towers import BATCH, DTYPES, score_images
 from reward_models.pixels import centre_crop, normalized
 
 CONDITION = (
@@ -74,7 +74,7 @@ def mps(
             parts.append(score.float().cpu())
         return torch.cat(parts)
 
-    return score_pictures(outputs, "mps", values)
+    return score_images(outputs, "mps", values)
 
 
 @functools.cache
@@ -104,8 +104,8 @@ class ConditionedCLIP(nn.Module):
         words, text = self._texts(texts)
         relevant = relevant_words(words, self._texts(condition)[0][0], threshold)
         patches = self.model.visual_projection(self.model.vision_model(pixel_values=pixels).last_hidden_state)
-        picture = self.cross_model(patches, words, relevant)[:, 0]
-        return self.model.logit_scale.exp() * functional.cosine_similarity(text, picture)
+        image = self.cross_model(patches, words, relevant)[:, 0]
+        return self.model.logit_scale.exp() * functional.cosine_similarity(text, image)
 
     def _texts(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The projected words [n, tokens, width], and that of the end of text [n, width]."""

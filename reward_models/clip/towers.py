@@ -68,7 +68,7 @@ def _in_parts(items: list[Any], encode: Callable[[list[Any]], Tensor]) -> Tensor
         return torch.cat([encode(items[n : n + BATCH]).float().cpu() for n in range(0, len(items), BATCH)])
 
 
-def score_pictures(
+def score_images(
     outputs: Sequence[Output], reward: str, values: Callable[[list[int], list[Image]], Float[Tensor, " n"]]
 ) -> list[float]:
     """One number for each output: ``values`` of the rows and images that can be scored, NaN for the others."""

@@ -64,8 +64,8 @@ class LocalJudge:
         for first in range(0, len(questions), self.batch):
             some = questions[first : first + self.batch]
             texts = [self._text(question) for question in some]
-            pictures = [[to_pil(part) for part in question.parts if isinstance(part, Image)] for question in some]
-            given = {"images": pictures} if any(pictures) else {}
+            images = [[to_pil(part) for part in question.parts if isinstance(part, Image)] for question in some]
+            given = {"images": images} if any(images) else {}
             special = special_tokens(self.processor.tokenizer, texts[0])  # all are of one template
             inputs = self.processor(text=texts, **given, **special, padding=True, return_tensors="pt")
             yield {name: value.to(self.device) for name, value in inputs.items()}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.judges.named import judge_named
-from reward_models.judges.pointwise import picture_parts
+from reward_models.judges.pointwise import image_parts
 from reward_models.judges.question import Question, ask
 from reward_models.judges.unified import template
 from reward_models.judges.verdicts import number_after
@@ -63,7 +63,7 @@ def magic_assessor(
     asked = template(question, QUESTION, "magic_assessor")
     questions = []
     for prompt, output in zip(prompts, outputs, strict=True):
-        parts = picture_parts(output, "magic_assessor")
+        parts = image_parts(output, "magic_assessor")
         questions.append(parts and Question((*parts[1:], asked.replace("{prompt}", prompt.text))))
     return ask(judge_named(judge, device), questions, read, tokens, FORM)
 

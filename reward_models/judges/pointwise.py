@@ -86,7 +86,7 @@ def deqa(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, devic
     zhiyuanyou/DeQA-Score at 8e4abc82)."""
     asked = [
         question and Question(question.parts[::-1], question.start)
-        for question in _of_pictures(outputs, [_RATE] * len(outputs), "deqa", _RATING)
+        for question in _of_images(outputs, [_RATE] * len(outputs), "deqa", _RATING)
     ]
     return _by_words(judge, device, asked, [(word,) for word in QUALITY], _expected_quality)
 
@@ -97,7 +97,7 @@ def vqascore(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, d
     No" (linzhiqiu/t2v_metrics at 6ecb74f9, e.g. ``qwen2vl_model.py``); CLIP-FlanT5 of the paper is asked for "yes or
     no")."""
     texts = [f'Does this figure show "{prompt.text}"? Please answer Yes or No.' for prompt in prompts]
-    asked = _of_pictures(outputs, texts, "vqascore")
+    asked = _of_images(outputs, texts, "vqascore")
     return _by_words(judge, device, asked, [("Yes",), ("No",)], lambda row: math.exp(row[0]))
 
 
@@ -110,7 +110,7 @@ def artifact_free(
 ) -> list[float]:
     """1 - p(yes), p(yes) = 1 / (1 + exp(l_no - l_yes)), to whether an image contains artifacts: a regularizer beside
     other rewards (Understanding reward hacking in T2I RL, arXiv:2601.03468). The prompt is not read."""
-    asked = _of_pictures(outputs, [question] * len(outputs), "artifact_free")
+    asked = _of_images(outputs, [question] * len(outputs), "artifact_free")
     spellings = [("Yes", "yes", "YES"), ("No", "no", "NO")]
     return _by_words(judge, device, asked, spellings, lambda row: 1 / (1 + math.exp(min(700.0, row[0] - row[1]))))
 
@@ -138,17 +138,15 @@ def _by_words(
     return [math.nan if row is None else value(row) for row in given]
 
 
-def _of_pictures(
-    outputs: Sequence[Output], texts: Sequence[str], reward: str, start: str = ""
-) -> list[Question | None]:
+def _of_images(outputs: Sequence[Output], texts: Sequence[str], reward: str, start: str = "") -> list[Question | None]:
     """One question for each image, which is shown before the text."""
-    shown = [picture_parts(output, reward) for output in outputs]
+    shown = [image_parts(output, reward) for output in outputs]
     return [
         None if parts is None else Question((*parts[1:], text), start) for parts, text in zip(shown, texts, strict=True)
     ]
 
 
-def picture_parts(output: Output, reward: str) -> tuple[str | Image, ...] | None:
+def image_parts(output: Output, reward: str) -> tuple[str | Image, ...] | None:
     """A title, which is empty, and the image; None where its pixels are not finite."""
     if not isinstance(output, Image):
         raise TypeError(

@@ -56,16 +56,16 @@ def parts_of(output: Output, title: str, reward: str) -> tuple[str | Image, ...]
     if isinstance(output, Text):
         return (f"{title}:\n{output.text}",)
     if isinstance(output, Image):
-        pictures = [output]
+        images = [output]
     elif isinstance(output, Video):
         count = len(output.frames)
         chosen = torch.linspace(0, count - 1, min(FRAMES, count)).round().long().tolist()
-        pictures = [Image(output.frames[place]) for place in chosen]
+        images = [Image(output.frames[place]) for place in chosen]
     else:
         raise TypeError(f"{reward}: got an output of kind {type(output).__name__}, expected a Text, Image or Video")
-    if not pictures or not all(bool(picture.pixels.isfinite().all()) for picture in pictures):
+    if not images or not all(bool(image.pixels.isfinite().all()) for image in images):
         return None
-    return (f"{title}:", *pictures)
+    return (f"{title}:", *images)
 
 
 _warned: set[str] = set()

@@ -15,7 +15,7 @@ from pathlib import Path
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.named import judge_named
 from reward_models.judges.pairwise import compare, win_rates
-from reward_models.judges.pointwise import picture_parts
+from reward_models.judges.pointwise import image_parts
 from reward_models.judges.question import Question, ask
 from reward_models.judges.verdicts import flex_verdict, number_after, verdict
 from reward_models.pixels import from_pil, to_pil
@@ -76,10 +76,10 @@ def unified_reward(
 
     asked = []
     for prompt, output in zip(prompts, outputs, strict=True):
-        parts = picture_parts(output, "unified_reward")
-        pictures = [_square(part) if mode == "v1.5" else part for part in parts or () if isinstance(part, Image)]
+        parts = image_parts(output, "unified_reward")
+        images = [_square(part) if mode == "v1.5" else part for part in parts or () if isinstance(part, Image)]
         text = asked_text.replace("{prompt}", prompt.text)
-        asked.append(Question((*pictures, text)) if parts else None)
+        asked.append(Question((*images, text)) if parts else None)
     values = ask(judge_named(judge, device), asked, read, tokens, "Keep to the form that was asked for.")
     return [(value - 1) / 4 for value in values]
 

@@ -79,8 +79,8 @@ def features(image: Image) -> Float[np.ndarray, " 36"]:
     return np.array([number for picture in (full, half) for number in _features(picture)])
 
 
-def _features(picture: Grey) -> list[float]:
-    pixels = contrast_normalized(picture, 1 / 255)
+def _features(image: Grey) -> list[float]:
+    pixels = contrast_normalized(image, 1 / 255)
     shape, _, left, right = asymmetric_gaussian(pixels)
     numbers = [shape, (left**2 + right**2) / 2]
     for one, other in (

@@ -34,22 +34,22 @@ def grey(image: Image, weights: tuple[float, float, float]) -> Grey:
     return np.asarray(to_pil(image), np.float64) @ np.array(weights)
 
 
-def contrast_normalized(picture: Grey, constant: float) -> Grey:
+def contrast_normalized(image: Grey, constant: float) -> Grey:
     """(image - local mean) / (local deviation + ``constant``), with 0 outside of the image."""
-    mean = _smooth(picture)
-    deviation = np.sqrt(np.abs(_smooth(picture**2) - mean**2))
-    normalized = (picture - mean) / (deviation + constant)
+    mean = _smooth(image)
+    deviation = np.sqrt(np.abs(_smooth(image**2) - mean**2))
+    normalized = (image - mean) / (deviation + constant)
     normalized[np.abs(normalized) < ROUNDING] = 0
     return normalized
 
 
-def _smooth(picture: Grey) -> Grey:
+def _smooth(image: Grey) -> Grey:
     for axis in (0, 1):
-        size = picture.shape[axis]
-        padded = np.moveaxis(np.pad(picture, [(3, 3) if axis == one else (0, 0) for one in (0, 1)]), axis, 0)
+        size = image.shape[axis]
+        padded = np.moveaxis(np.pad(image, [(3, 3) if axis == one else (0, 0) for one in (0, 1)]), axis, 0)
         smooth = sum(weight * padded[start : start + size] for start, weight in enumerate(_WINDOW))
-        picture = np.moveaxis(np.asarray(smooth), 0, axis)
-    return picture
+        image = np.moveaxis(np.asarray(smooth), 0, axis)
+    return image
 
 
 def asymmetric_gaussian(values: Float[np.ndarray, "*shape"]) -> tuple[float, float, float, float]:

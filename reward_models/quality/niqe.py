@@ -63,14 +63,14 @@ def features(image: Image) -> Float[np.ndarray, "patches 36"]:
     return np.concatenate(scales, axis=1)
 
 
-def _patches(picture: Grey, side: int) -> Float[np.ndarray, "patches 18"]:
-    pixels = contrast_normalized(picture, 1.0)
-    corners = [(y, x) for y in range(0, len(picture), side) for x in range(0, picture.shape[1], side)]
-    return np.array([_features(picture, pixels, slice(y, y + side), slice(x, x + side)) for y, x in corners])
+def _patches(image: Grey, side: int) -> Float[np.ndarray, "patches 18"]:
+    pixels = contrast_normalized(image, 1.0)
+    corners = [(y, x) for y in range(0, len(image), side) for x in range(0, image.shape[1], side)]
+    return np.array([_features(image, pixels, slice(y, y + side), slice(x, x + side)) for y, x in corners])
 
 
-def _features(picture: Grey, normalized: Grey, rows: slice, columns: slice) -> list[float]:
-    if np.ptp(picture[rows, columns]) == 0:
+def _features(image: Grey, normalized: Grey, rows: slice, columns: slice) -> list[float]:
+    if np.ptp(image[rows, columns]) == 0:
         return [math.nan] * 18
     pixels = normalized[rows, columns]
     numbers = []

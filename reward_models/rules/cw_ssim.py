@@ -48,7 +48,7 @@ def cw_ssim(a: Float[np.ndarray, "h w"], b: Float[np.ndarray, "h w"]) -> float:
     if a.shape != b.shape:
         raise ValueError(f"cw_ssim: got images of {a.shape} and {b.shape} pixels, expected equal sizes")
     margins = [(WINDOW, WINDOW - (side + 2 * WINDOW) % -STEP) for side in a.shape]
-    first, second = (np.fft.fft2(np.pad(picture, margins, mode="edge")) for picture in (a, b))
+    first, second = (np.fft.fft2(np.pad(image, margins, mode="edge")) for image in (a, b))
     inside, means = tuple(slice(WINDOW, WINDOW + side) for side in a.shape), []
     for scale, bank in enumerate(_filters(*first.shape)):
         side = WINDOW * 2**scale

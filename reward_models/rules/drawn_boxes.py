@@ -59,5 +59,5 @@ def boxes_in(value: Any) -> Iterator[Box]:
 
 def size_of(media: Media) -> tuple[int, int]:
     """Height and width of an image in pixels."""
-    picture = media.source if isinstance(media.source, Image) else read_picture(str(media.source))
-    return picture.pixels.shape[-2], picture.pixels.shape[-1]
+    image = media.source if isinstance(media.source, Image) else read_picture(str(media.source))
+    return image.pixels.shape[-2], image.pixels.shape[-1]

@@ -40,10 +40,10 @@ def latex_picture(answer: str, prompt: Prompt, output: Text) -> float:
     gold, prediction = _gold(prompt), read_latex_table(answer)
     if prediction is None or _structure(prediction, gold) < UNLIKE:
         return 0.0
-    reference, picture = draw(gold), draw(prediction)
+    reference, image = draw(gold), draw(prediction)
     if reference is None:
         malformed(prompt, "a table that can be drawn: it is too wide or too high")
-    return 0.0 if picture is None else float(cw_ssim(*fitted(picture, reference)) > PICTURE)
+    return 0.0 if image is None else float(cw_ssim(*fitted(image, reference)) > PICTURE)
 
 
 def _structure(prediction: LatexTable, gold: LatexTable) -> float:

@@ -29,7 +29,7 @@ from reward_models.sets.audio import SUFFIXES, audio_of, read_sound, windows
 from reward_models.sets.distances import frechet_distance, transport_plan, vendi_score
 from reward_models.sets.embeddings import LAYOUT, check_embed, embedded, embedded_texts
 
-PICTURE_NAMES = (".png", ".jpg", ".jpeg", ".webp")
+IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def vendi(
@@ -209,7 +209,7 @@ def _exemplars(source: str, embed: str, device: str) -> Tensor:
         texts = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
         rows = embedded_texts(texts, embed, device, "frechet") if texts else torch.empty(0)
     else:
-        files = [file for file in sorted(place.glob("*")) if file.suffix.lower() in (*PICTURE_NAMES, *SUFFIXES)]
+        files = [file for file in sorted(place.glob("*")) if file.suffix.lower() in (*IMAGE_NAMES, *SUFFIXES)]
         some = [read_sound(file, "frechet") if _is_sound(file) else read_picture(file) for file in files]
         rows = embedded(some, embed, device, "frechet") if some else torch.empty(0)
     if len(rows) < 2 or not bool(rows.isfinite().all()):

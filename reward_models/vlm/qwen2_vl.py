@@ -132,16 +132,16 @@ class QwenScorer:
         values, grid = patches(pixels)
         count = math.prod(grid) // MERGE**2
         names = self.tokenizer.convert_tokens_to_ids
-        special, picture = names(list(self.tokens)), names(mark)
+        special, image = names(list(self.tokens)), names(mark)
         ids = self.tokenizer(conversation(text, mark), add_special_tokens=False)["input_ids"]
-        if [one for one in ids if one in special] != special or ids.count(picture) != 1:
+        if [one for one in ids if one in special] != special or ids.count(image) != 1:
             raise ValueError(
                 f"{reward}: got a text with other special tokens than one {mark} and {', '.join(self.tokens)}: "
                 f"{text[-200:]!r}; expected the published instruction and a prompt without special tokens"
             )
-        place = ids.index(picture)
-        whole = torch.tensor([*ids[:place], *[picture] * count, *ids[place + 1 :]], device=self.device)
-        return self.network(whole, values, grid, picture, special).float().cpu()
+        place = ids.index(image)
+        whole = torch.tensor([*ids[:place], *[image] * count, *ids[place + 1 :]], device=self.device)
+        return self.network(whole, values, grid, image, special).float().cpu()
 
 
 def conversation(text: str, mark: str) -> str:

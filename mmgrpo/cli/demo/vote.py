@@ -38,7 +38,7 @@ from mmgrpo.cli.demo.parts import (
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, tally
 from mmgrpo.report.audio_player import MIME
 from mmgrpo.report.cards import read_completions
-from mmgrpo.report.media import PICTURE_SUFFIXES, contained
+from mmgrpo.report.media import IMAGE_SUFFIXES, contained
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Turn, Video
 
 ABOUT = """Two samples of one prompt, one from the model before training and one from after, from the same noise and in
@@ -152,7 +152,7 @@ def kept(run: Path) -> Iterator[Question]:
 
 def _kind(name: str) -> str:
     suffix = Path(name).suffix.lower()
-    return "image" if suffix in PICTURE_SUFFIXES else "audio" if suffix in MIME else ""
+    return "image" if suffix in IMAGE_SUFFIXES else "audio" if suffix in MIME else ""
 
 
 def _float(value: Any) -> float:

@@ -15,21 +15,21 @@ VOTES = {"leftvote": FIRST, "rightvote": SECOND, "tievote": TIE, "bothbad_vote":
 def hpdv2(row: Row) -> Comparison:
     """HPDv2 (arXiv:2306.09341), ``test.json``: {prompt, image_path[n], rank[n]}, rank 1 is best."""
     files = row.items("image_path")
-    pictures = tuple(row.stored("image", "image_path", file) for file in files)
-    return Comparison(Prompt(row.text("prompt"), row.place), pictures, row.numbers("rank", len(files)), row.place)
+    images = tuple(row.stored("image", "image_path", file) for file in files)
+    return Comparison(Prompt(row.text("prompt"), row.place), images, row.numbers("rank", len(files)), row.place)
 
 
 def hpdv3(row: Row) -> Comparison:
     """HPDv3 (arXiv:2508.03789), ``test.json``: {prompt, path1, path2}, of which path1 is preferred."""
-    pictures = (row.picture("path1"), row.picture("path2"))
-    return Comparison(Prompt(row.text("prompt"), row.place), pictures, FIRST, row.place)
+    images = (row.picture("path1"), row.picture("path2"))
+    return Comparison(Prompt(row.text("prompt"), row.place), images, FIRST, row.place)
 
 
 def imagereward(row: Row) -> Comparison:
     """ImageReward (arXiv:2304.05977), ``data/test.json``: {id, prompt, generations[n], ranking[n]}, 1 is best."""
     files = row.items("generations")
-    pictures = tuple(row.stored("image", "generations", file) for file in files)
-    return Comparison(Prompt(row.text("prompt"), row.place), pictures, row.numbers("ranking", len(files)), row.place)
+    images = tuple(row.stored("image", "generations", file) for file in files)
+    return Comparison(Prompt(row.text("prompt"), row.place), images, row.numbers("ranking", len(files)), row.place)
 
 
 def pickapic(row: Row) -> Comparison:
@@ -37,8 +37,8 @@ def pickapic(row: Row) -> Comparison:
     labels = row.number("label_0"), row.number("label_1")
     if sum(labels) != 1 or labels[0] not in (0, 0.5, 1):
         raise ValueError(f"{row.place}: label_0, label_1: got {labels}, expected (1, 0), (0, 1) or (0.5, 0.5)")
-    pictures = (row.picture("jpg_0"), row.picture("jpg_1"))
-    return Comparison(Prompt(row.text("caption"), row.place), pictures, (-labels[0], -labels[1]), row.place)
+    images = (row.picture("jpg_0"), row.picture("jpg_1"))
+    return Comparison(Prompt(row.text("caption"), row.place), images, (-labels[0], -labels[1]), row.place)
 
 
 def genai(row: Row) -> Comparison:
@@ -50,11 +50,11 @@ def genai(row: Row) -> Comparison:
             Prompt(row.text("prompt"), row.place), (row.clip("left_video"), row.clip("right_video")), ranks, row.place
         )
     if "instruct_prompt" in row.values:
-        pictures = (row.picture("left_output_image"), row.picture("right_output_image"))
+        images = (row.picture("left_output_image"), row.picture("right_output_image"))
         prompt = Prompt(row.text("instruct_prompt"), row.place)
-        return Comparison(prompt, pictures, ranks, row.place, about=(row.picture("source_image"),))
-    pictures = (row.picture("left_image"), row.picture("right_image"))
-    return Comparison(Prompt(row.text("prompt"), row.place), pictures, ranks, row.place)
+        return Comparison(prompt, images, ranks, row.place, about=(row.picture("source_image"),))
+    images = (row.picture("left_image"), row.picture("right_image"))
+    return Comparison(Prompt(row.text("prompt"), row.place), images, ranks, row.place)
 
 
 def mjbench(row: Row) -> Comparison:
@@ -62,8 +62,8 @@ def mjbench(row: Row) -> Comparison:
     number of the better image. Its category is the row's ``info``, where it has one."""
     ranks = row.choice("label", {0: FIRST, 1: SECOND, "0": FIRST, "1": SECOND})
     category = str(row.given("info", str | int, ""))
-    pictures = (row.picture("image0"), row.picture("image1"))
-    return Comparison(Prompt(row.text("caption"), row.place), pictures, ranks, row.place, category)
+    images = (row.picture("image0"), row.picture("image1"))
+    return Comparison(Prompt(row.text("caption"), row.place), images, ranks, row.place, category)
 
 
 def votes(row: Row) -> Comparison:

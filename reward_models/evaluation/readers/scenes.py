@@ -62,12 +62,12 @@ def scene_pair(row: Row) -> Comparison:
     return Comparison(prompt, sides, ranks, row.place, row.text("category"))
 
 
-def draw(picture: Mapping[str, Any]) -> Image:
+def draw(image: Mapping[str, Any]) -> Image:
     """The image that a row describes."""
-    drawn = scenes.picture(scenes.parse(picture["scene"]), picture["seed"])
-    if "damage" in picture:
-        name, strength = picture["damage"]
-        drawn = attacks.DAMAGES[name](drawn, np.random.default_rng(picture["seed"]), strength)
+    drawn = scenes.picture(scenes.parse(image["scene"]), image["seed"])
+    if "damage" in image:
+        name, strength = image["damage"]
+        drawn = attacks.DAMAGES[name](drawn, np.random.default_rng(image["seed"]), strength)
     return drawn
 
 
@@ -144,9 +144,9 @@ def write(folder: Path = FOLDER) -> None:
 def sheet(split: str = "heldout", each: int = 2) -> Pil.Image:
     """The first pairs of every category side by side, for people: the better one is named below."""
     chosen = [row for name in CATEGORIES for row in itertools.islice(_of(split, name), each)]
-    pictures = [draw(row.object(side).values) for row in chosen for side in ("left", "right")]
+    images = [draw(row.object(side).values) for row in chosen for side in ("left", "right")]
     captions = [f"{row.text('prompt')}\n{row.text('category')}: {row.text('label')}" for row in chosen]
-    return sample_grid(pictures, [text for caption in captions for text in (caption, "")], columns=4 * each, tile=128)
+    return sample_grid(images, [text for caption in captions for text in (caption, "")], columns=4 * each, tile=128)
 
 
 def _of(split: str, category: str) -> Iterator[Row]:

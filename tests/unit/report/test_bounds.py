@@ -13,7 +13,7 @@ from PIL import Image as Pil
 from mmgrpo.report import groups, html, run_folder
 from mmgrpo.report.audio_player import player
 from mmgrpo.report.cards import selection
-from mmgrpo.report.group_record import jpeg_within, picture_within, webp_within
+from mmgrpo.report.group_record import image_within, jpeg_within, webp_within
 from mmgrpo.report.groups import read_group
 from mmgrpo.report.html import curves, write_report
 from mmgrpo.report.media import (
@@ -153,9 +153,9 @@ def test_a_thousand_boxes_are_drawn_two_pixels_wide_and_one_that_is_none_stops_n
 
 
 def test_a_picture_is_a_png_up_to_its_bound_and_where_that_may_be_within_reach():
-    plain, exact = Pil.new("RGB", (64, 64), "red"), len(picture_within(noise(64), 10**6)[0])
-    assert [picture_within(plain, limit)[1] for limit in (64 * 64 * 3 // 4, 64 * 64 * 3 // 4 - 1)] == [".png", ".jpg"]
-    assert [picture_within(noise(64), limit)[1] for limit in (exact, exact - 1)] == [".png", ".jpg"]
+    plain, exact = Pil.new("RGB", (64, 64), "red"), len(image_within(noise(64), 10**6)[0])
+    assert [image_within(plain, limit)[1] for limit in (64 * 64 * 3 // 4, 64 * 64 * 3 // 4 - 1)] == [".png", ".jpg"]
+    assert [image_within(noise(64), limit)[1] for limit in (exact, exact - 1)] == [".png", ".jpg"]
 
 
 def test_a_jpeg_is_halved_until_it_fits_down_to_64_pixels():

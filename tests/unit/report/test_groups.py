@@ -16,7 +16,7 @@ from PIL import Image as Pil
 from mmgrpo.policies.denoising import Walks
 from mmgrpo.report import group_record
 from mmgrpo.report.group_page import branching, colour, group_page, newest_group
-from mmgrpo.report.group_record import GroupRecord, displayed, jpeg_within, picture_within, webp_within, write_group
+from mmgrpo.report.group_record import GroupRecord, displayed, image_within, jpeg_within, webp_within, write_group
 from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.rollout import Round
@@ -209,9 +209,9 @@ def noise(side: int) -> Pil.Image:
 
 
 def test_pictures_and_clips_get_smaller_until_they_fit():
-    exact, suffix, note = picture_within(noise(64), 64 * 64 * 4)
+    exact, suffix, note = image_within(noise(64), 64 * 64 * 4)
     assert (suffix, note) == (".png", "") and exact.startswith(b"\x89PNG")
-    content, suffix, note = picture_within(noise(256), 100_000)
+    content, suffix, note = image_within(noise(256), 100_000)
     assert suffix == ".jpg" and len(content) <= 100_000 and note == "pictures are compressed with losses"
     playing = Pil.open(BytesIO(webp_within([noise(16), Pil.new("RGB", (16, 16))] * 2, 8.0, 100_000)[0]))
     playing.seek(1)

@@ -188,7 +188,7 @@ def test_only_pictures_and_sounds_of_a_size_that_a_page_can_hold_are_read(tmp_pa
     (tmp_path / "notes.txt").write_bytes(SECRET)
     (tmp_path / "not.png").write_bytes(SECRET)
     (tmp_path / "page.jpg").write_text("<svg onload='alert(1)'>")
-    monkeypatch.setattr("mmgrpo.report.media.MAX_PICTURE_BYTES", 30)
+    monkeypatch.setattr("mmgrpo.report.media.MAX_IMAGE_BYTES", 30)
     write_rows(tmp_path / "after.jsonl", row(media=["large.png", "notes.txt", "not.png", "page.jpg"]))
     html = completions_html(tmp_path)
     assert "(large.png is too large for this page: " in html and "data:" not in html
