@@ -65,7 +65,7 @@ test-libraries: $(STAMP)  ## compare every family and reward with the libraries,
 test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
 	$(PYTEST) -m "slow and not nightly" $(PYTEST_ARGS)
 
-test-nightly: $(STAMP)  ## run the largest tests, and the seeds beyond the first
+test-nightly: $(STAMP)  ## run the largest tests, and the seeds and cases beyond those of test-slow
 	$(PYTEST) -m nightly $(PYTEST_ARGS)
 
 # In a run of its own, since the checks double the time of what they check. Only folders of tensors.

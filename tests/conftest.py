@@ -21,18 +21,31 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.dont_write_bytecode = True
 
 
+CASES = 6
+"""Cases of a slow test outside of nightly runs where its table has more than twice as many: a family or recipe."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process of pytest-xdist is left alone with one at the end.
 
     Slow tests have so much time that only a hang runs out of it, also on a loaded machine. Those with a ``seed`` run at
-    its first value, 0; the others are nightly.
+    its first value, 0, and those of a long table for ``CASES`` cases spread over it; the others are nightly.
     """
+    tables: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        if not item.get_closest_marker("slow"):
+            continue
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))
-        callspec = getattr(item, "callspec", None)
-        if item.get_closest_marker("slow") and callspec and callspec.params.get("seed"):
-            item.add_marker(pytest.mark.nightly)
+        if callspec := getattr(item, "callspec", None):
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            if callspec.params.get("seed"):
+                item.add_marker(pytest.mark.nightly)
+    for table in tables.values():
+        if len(table) > 2 * CASES:
+            stay = {round(number * (len(table) - 1) / (CASES - 1)) for number in range(CASES)}
+            for number in set(range(len(table))) - stay:
+                table[number].add_marker(pytest.mark.nightly)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
