@@ -33,6 +33,7 @@ from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Blocks, Drawable, Family, Settings, family, refuse_engine, refuse_unshardable
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
+from mmgrpo.other_rows import reads_answers, refuse_rows
 from mmgrpo.prompts.ledger import by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
@@ -282,12 +283,14 @@ def make_trainer(
         print("\n".join(absences), flush=True)
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.read(algorithm)
+    if owner is not None:
+        refuse_rows(owner.decisions(config), recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
     bind(config.optim.step, STEPS, "optim.step")
     with checked_by(reward_scorers):
         inputs = start(accelerator)
-    used = {*recipe.fields, *config.eval.groups, *(KEYS if offline else ())}
+    used = {*recipe.fields, *config.eval.groups, *(KEYS if offline or reads_answers(loss) else ())}
     unread = ignored(inputs.keys, inputs.rows, rewards, used, owner, inputs.policy)
     if unread and accelerator.is_main_process:
         print(unread, flush=True)

@@ -1,7 +1,7 @@
 """Rows of a round that the policy did not draw from its prompts as they are: replayed, given, hinted.
 
-    the round's own rows -> groups without success again with a hint -> rows of earlier rounds -> answers of other data
-                         -> the same gather, and one estimate over all
+    the round's own rows -> groups without success again with a hint -> answers, refinements, corrections
+                         -> rows of earlier rounds -> answers of other data -> one gather and one estimate over all
 
 They join the round as further rollouts with an origin of their own, which says what they count: statistics
 (``counted``), pass rates and metrics (OWN and REPLACED only), losses and weights (mmgrpo/objectives/origins.py).
@@ -9,7 +9,7 @@ They join the round as further rollouts with an origin of their own, which says 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,30 +21,41 @@ from torch import Tensor
 
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate
+from mmgrpo.collected import (
+    Collected,
+    Group,
+    groups_of,
+    numbered,
+    unpacked,
+    with_old_log_probs,
+    without_log_probs,
+    without_success,
+)
+from mmgrpo.config.names import nearest
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.objectives.origins import Replay
+from mmgrpo.prompts.added import Addition, without_answer
 from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint
 from mmgrpo.prompts.replay import Buffer, Stored
 from mmgrpo.randomness import derive, stream
-from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_reward_scores, gather_rows, row_counts
+from mmgrpo.runtime.distributed import RankSlice, gather_rows
+from mmgrpo.runtime.networks import name_of
 from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores
+from mmgrpo.second_stage import Estimated, Judge, SecondStage
 from mmgrpo.types import (
     COUNTED,
-    DROPPED,
-    HINTED,
+    GIVEN,
     OWN,
+    REFERENCE,
     REPLACED,
     REPLAYED,
     SUPERVISED,
     Decisions,
     Policy,
     Prompt,
-    Record,
     Request,
-    Rollout,
     Storing,
-    select_rows,
 )
 from mmgrpo.update import Batch, LossRecipe
 
@@ -52,73 +63,7 @@ SPLIT = 1 << 32
 """Added to the key of replayed rows that are compared among themselves."""
 FIRST_GIVEN = 1 << 33
 """First key of supervised rows."""
-
-Judge = Callable[[Request, Rollout], "Callable[[], tuple[Decisions, RewardScores]]"]
-"""Begins to score a rollout; what it returns waits for the decisions and scores."""
-Estimated = Callable[[], "tuple[Decisions, RewardScores, Estimate]"]
-"""All rows so far, their scores and advantages."""
 NO_OTHERS = LossRecipe.of("ppo", "per_sample")
-
-
-@dataclass
-class Collected:
-    """The rows of a round so far: the rollouts of this rank, and the gathered numbers of all ranks, part by part."""
-
-    accelerator: Accelerator
-    rollouts: list[Rollout]
-    places: list[Tensor]
-    decisions: list[Decisions]
-    scores: list[RewardScores]
-
-    def add(self, rollout: Rollout | None, scores: RewardScores | None) -> None:
-        """A further rollout of this rank with its scores; None where only other ranks have one."""
-        template = self.decisions[0]
-        none = torch.arange(0, device=template.origin.device)
-        own = like(rollout.decisions, template) if rollout else select_rows(template, none)
-        scores = scores or self.scores[0].rows(none)
-        first = sum(part.rows for part in self.decisions)
-        first += sum(row_counts(own.origin, self.accelerator)[: self.accelerator.process_index])
-        self.decisions.append(gather_decisions(own, self.accelerator, len(self.decisions)))
-        self.scores.append(gather_reward_scores(scores, self.accelerator))
-        if rollout is not None:
-            self.rollouts.append(rollout)
-            self.places.append(first + torch.arange(own.rows, device=own.origin.device))
-
-
-def like(decisions: Decisions, template: Decisions) -> Decisions:
-    """The decisions with the keys and fields of others: further ones are left out, fields that are missing are 0 and
-    keys that are missing the group's."""
-    rows, width = decisions.loss_mask.shape
-
-    def missing(value: Tensor) -> Tensor:
-        return value.new_zeros((rows, *((width, *value.shape[2:]) if value.dim() > 1 else ())))
-
-    fields = {name: decisions.fields.get(name, missing(value)) for name, value in template.fields.items()}
-    keys = {name: decisions.keys.get(name, decisions.keys["prompt"]) for name in template.keys}
-    return replace(decisions, fields=fields, keys=keys)
-
-
-@dataclass
-class Group:
-    """A group of this rank."""
-
-    key: int
-    prompt: Prompt
-    number: int
-    """Of the prompt in the training set."""
-    size: int = 0
-
-
-def groups_of(rollouts: Sequence[Rollout]) -> list[Group]:
-    """The groups of rollouts by the policy, in the order of their keys."""
-    found: dict[int, Group] = {}
-    for rollout in rollouts:
-        keys, numbers = rollout.decisions.keys["prompt"].tolist(), rollout.decisions.fields["prompt_index"].tolist()
-        for row, origin in enumerate(rollout.decisions.origin.tolist()):
-            if origin == OWN:
-                group = found.setdefault(keys[row], Group(keys[row], rollout.prompts[row], int(numbers[row])))
-                group.size += 1
-    return [found[key] for key in sorted(found)]
 
 
 @dataclass
@@ -144,34 +89,13 @@ class OtherRows:
 
     def check(self, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         """ValueError for rows of other origins that this policy or the other blocks have no place for."""
-        replay, supervision, hint = loss.replay({}), loss.supervised({}), loss.hint({})
-        used = {"algorithm.replay": loss.replay.text if replay.count else ""}
-        used |= {"algorithm.supervised": loss.supervised.text if supervision.count else ""}
-        used |= {"algorithm.hint": loss.hint.text if hint.active else ""}
-        if hint.shares and "greedy_value" in recipe.fields:
-            raise ValueError(
-                f"algorithm.hint: got '{loss.hint.text}' with the baseline greedy; choose another baseline"
-            )
-        for line, text in used.items():
-            if text and not isinstance(self.policy, Storing):
+        refuse_rows(self.policy.kind, recipe, loss)
+        supervision, added = loss.supervised({}), loss.added({})
+        for line, text in used_lines(loss).items():
+            if not isinstance(self.policy, Storing):
                 raise ValueError(
                     f"{line}: got '{text}', which this policy of {self.policy.kind} cannot do; leave it out"
                 )
-            if text and any("inner_products" in rule.block.needs for rule in recipe.weighting):
-                raise ValueError(
-                    f"{line}: got '{text}' and algorithm.weighting gradient, which compares a round's own rows; "
-                    "choose one of them"
-                )
-        if replay.count and (fields := recipe.fields & COMPARISON_FIELDS):
-            raise ValueError(
-                f"algorithm.replay: got '{loss.replay.text}' with a block that compares with {', '.join(fields)}, "
-                "which stored rows do not have; choose another baseline"
-            )
-        if hint.active and (changed := [name for name in loss.scores if "@" in name]):
-            raise ValueError(
-                f"algorithm.hint: got '{loss.hint.text}' with a term that scores under a changed prompt "
-                f"({changed[0]}), expected only one of them"
-            )
         if supervision.source == "data" and not self.given:
             raise ValueError(
                 f"algorithm.supervised: got '{loss.supervised.text}' without rows to learn from; set data.supervised "
@@ -179,18 +103,40 @@ class OtherRows:
             )
         if self.given and supervision.source != "data":
             raise ValueError("data.supervised: no term reads it; add algorithm.supervised, e.g. nll(coef=0.1)")
+        for line, prompts in {
+            "supervised": self.given,
+            "added": self.prompts if added.kind == "answers" else (),
+        }.items():
+            kind = self.policy.answer_kind if prompts and isinstance(self.policy, Storing) else ""
+            if prompts and not kind:
+                raise ValueError(f"algorithm.{line}: this policy takes no answers of a data set; choose another family")
+            for prompt in prompts:
+                if reason := without_answer(prompt, kind):
+                    raise ValueError(
+                        f"algorithm.{line}: prompt '{prompt.id}' {reason}; correct the row, or leave it out"
+                    )
+        known = {"", "reference", *(name_of(rule) for rule in loss.networks)}
+        if added.network not in known:
+            raise ValueError(
+                f"algorithm.added: unknown network '{added.network}'.{nearest(added.network, known - {''})} Add it to "
+                "algorithm.networks"
+            )
         RankSlice.of(supervision.count, self.accelerator, "algorithm.supervised: count")
 
     @property
     def counted(self) -> tuple[int, ...]:
         """Origins of the rows that statistics of groups count."""
         replay: Replay = self.loss.replay({})
-        return (OWN, HINTED, REPLAYED) if replay.count and replay.statistics != "own" else (OWN, HINTED)
+        added: Addition = self.loss.added({})
+        kinds = (REPLAYED,) if replay.count and replay.statistics != "own" else ()
+        kinds += (REFERENCE if added.old == "one" else GIVEN,) if added.counted else ()
+        return (*COUNTED, *kinds)
 
     @property
     def active(self) -> bool:
         """Whether a round has or may have rows of other origins."""
-        return bool(self.loss.replay({}).count or self.loss.supervised({}).count or self.loss.hint({}).active)
+        loss = self.loss
+        return bool(loss.replay({}).count or loss.supervised({}).count or loss.hint({}).active or loss.added({}).active)
 
     def begin(self, loss: LossRecipe, step: int, number: int, sampling: Mapping[str, float]) -> None:
         """Begin round ``number`` after ``step`` optimizer steps, with the loss of its first one."""
@@ -217,13 +163,23 @@ class OtherRows:
         # Ranks sample and score different numbers of such rows.
         with whole_weights(self.policy.network, uneven=True):
             self._again_with_hints(fresh, rows, judge, estimated)
-            self._replayed(fresh, rows)
+            if self.loss.added({}).active:
+                self.metrics |= self._stage(self.loss.added({})).add(rows, judge, estimated)
+            self._replayed(fresh, rows, estimated)
             self._supervised(rows)
         decisions, scores, result = estimated()
         if len(rows.decisions) > before and bool((supervised := decisions.origin == SUPERVISED).any()):
             # Without a reward they have no advantage, and would not be trained.
             result = replace(result, loss_mask=result.loss_mask | (decisions.loss_mask & supervised[:, None]))
         return decisions, scores, result
+
+    def _stage(self, added: Addition) -> SecondStage:
+        return SecondStage(added, self.policy, self.accelerator, self.seed, self.number, self._request())
+
+    def _request(self) -> Request:
+        """What stored rows are unpacked with. It has the seed of the round, so that what a group draws for scoring is
+        the same for all of its rows."""
+        return Request((), (), 0, derive(self.seed, "round", self.number), self.number, self.sampling)
 
     def _again_with_hints(self, fresh: Sequence[Group], rows: Collected, judge: Judge, estimated: Estimated) -> None:
         """Sample groups without success again, with more of the solution in the prompt at every stage."""
@@ -246,34 +202,41 @@ class OtherRows:
                 rollout = rollout.with_decisions(numbered(own, [numbers[key] for key in own.keys["prompt"].tolist()]))
             rows.add(rollout, scores)
             sampled = torch.unique(rows.decisions[-1].keys["prompt"])
-            for place, part in enumerate(rows.decisions[:-1]):
-                late = torch.isin(part.keys["prompt"], sampled)
-                # An own row stays evidence of how hard the prompt is; a row with less of a hint is none.
-                origin = part.origin.masked_fill(late & (part.origin == HINTED), DROPPED)
-                rows.decisions[place] = replace(part, origin=origin.masked_fill(late & (part.origin == OWN), REPLACED))
+            earlier = torch.cat([part.keys["prompt"] for part in rows.decisions[:-1]])
+            rows.replace(torch.isin(earlier, sampled).nonzero()[:, 0])
             again |= {*sampled.tolist()}
         keys = torch.unique(torch.cat([part.keys["prompt"] for part in rows.decisions]))
         self.metrics["hint/groups"] = len(again) / len(keys)
 
-    def _replayed(self, fresh: Sequence[Group], rows: Collected) -> None:
-        replay = self.loss.replay({})
+    def _replayed(self, fresh: Sequence[Group], rows: Collected, estimated: Estimated) -> None:
+        replay: Replay = self.loss.replay({})
         if not replay.count or not self.buffer.rows:
             return
+        failed = None
+        if replay.when == "failed" or replay.replaces:
+            decisions, _, result = estimated()
+            failed = without_success(decisions, result, replay.above) if replay.when == "failed" else None
         drawn: list[tuple[Group, Stored]] = []
         for group in fresh:
+            if failed is not None and group.key not in failed:
+                continue
             generator = stream(self.seed, "replay", self.number, group.key)
             drawn += [(group, row) for row in self.buffer.draw(group.number, replay, self.step, generator)]
         rollout, scores = None, None
         if drawn:
             keys = [group.key + SPLIT * (replay.statistics == "split") for group, _ in drawn]
             numbers = [group.number for group, _ in drawn]
-            rollout = self._unpacked([(group.prompt, row.record) for group, row in drawn], keys, REPLAYED, numbers)
-            if replay.old != "stored":
-                rollout = self._with_old_log_probs(rollout, recomputed=replay.old == "recomputed")
+            stored = [row.record if replay.old == "stored" else without_log_probs(row.record) for _, row in drawn]
+            pairs = [(group.prompt, record) for (group, _), record in zip(drawn, stored, strict=True)]
+            rollout = unpacked(self.policy, pairs, keys, REPLAYED, numbers, self._request())
+            if replay.old == "recomputed":
+                rollout = with_old_log_probs(self.policy, rollout)
             table = torch.stack([row.scores for _, row in drawn])
             scores = RewardScores(table[:, 0], table[:, 1] > 0, table[:, 2] > 0)
         rows.add(rollout, scores)
         last = rows.decisions[-1]
+        if replay.replaces:
+            rows.replace_worst(decisions, result, last.keys["prompt"] % SPLIT)
         self.metrics["replay/rows"] = float(last.rows)
         ages = gather_rows(
             torch.tensor([float(self.step - row.step) for _, row in drawn], device=last.origin.device), self.accelerator
@@ -297,36 +260,14 @@ class OtherRows:
         own = RankSlice.of(len(prompts), self.accelerator, "algorithm.supervised: count")
         share = slice(own.start, own.stop)
         assert isinstance(self.policy, Storing)
-        pairs = list(zip(prompts[share], self.policy.answers(prompts[share]), strict=True))
+        found = self.policy.answers(prompts[share])
+        pairs = [(prompt, records[0]) for prompt, records in zip(prompts[share], found, strict=True)]
         keys = [FIRST_GIVEN + place for place in range(own.start, own.stop)]
-        rollout = self._unpacked(pairs, keys, SUPERVISED, numbers[share])
+        rollout = unpacked(self.policy, pairs, keys, SUPERVISED, numbers[share], self._request())
         columns = rows.scores[0].values.shape[1]
         zeros = torch.zeros(len(pairs), columns)
         rows.add(rollout, RewardScores(zeros, zeros > 0))
         self.metrics["supervised/rows"] = float(rows.decisions[-1].rows)
-
-    def _unpacked(
-        self,
-        pairs: Sequence[tuple[Prompt, Record]],
-        keys: Sequence[int],
-        origin: int,
-        numbers: Sequence[int],
-    ) -> Rollout:
-        assert isinstance(self.policy, Storing)
-        request = Request((), (), 0, derive(self.seed, "stored", self.number, origin), self.number, self.sampling)
-        prompts, records = [prompt for prompt, _ in pairs], [record for _, record in pairs]
-        rollout = self.policy.unpack(prompts, records, keys, origin, request)
-        return rollout.with_decisions(numbered(rollout.decisions, numbers))
-
-    @torch.no_grad()
-    def _with_old_log_probs(self, rollout: Rollout, recomputed: bool, rows: int = 64) -> Rollout:
-        """The old log-probs of the present policy, or zeros."""
-        value = torch.zeros_like(rollout.decisions.log_probs)
-        if recomputed:
-            for part in rollout.steps.split(rollout.decisions.decision_mask, rows):
-                scores = self.policy.score(rollout, part, frozenset({"log_probs"}))
-                value[part.rows, part.positions] = scores["log_probs"].to(value.dtype)
-        return replace(rollout, decisions=replace(rollout.decisions, log_probs=value))
 
     def take_in(self, batch: Batch, totals: Float[Tensor, "B"], scores: RewardScores) -> None:
         """What later rounds need of a finished one: its own rows, and the prompts that all failed."""
@@ -374,18 +315,58 @@ class OtherRows:
         self.waiting = tables["waiting"]["prompts"].tolist() if "waiting" in tables else []
 
 
-def numbered(decisions: Decisions, numbers: Sequence[int]) -> Decisions:
-    """The decisions with the field ``prompt_index``."""
-    index = torch.tensor(list(numbers), dtype=torch.long, device=decisions.origin.device)
-    return replace(decisions, fields={**decisions.fields, "prompt_index": index})
+def used_lines(loss: LossRecipe) -> dict[str, str]:
+    """The lines of a recipe that ask for rows of other origins, and their texts."""
+    counts = {"replay": loss.replay({}).count, "supervised": loss.supervised({}).count}
+    counts |= {"hint": loss.hint({}).active, "added": loss.added({}).active}
+    return {f"algorithm.{name}": getattr(loss, name).text for name, used in counts.items() if used}
 
 
-def without_success(decisions: Decisions, result: Estimate, above: float) -> set[int]:
-    """Keys of the groups whose scored rows all have a reward of at most ``above``; a group without any is none."""
-    counted = torch.tensor(COUNTED, device=decisions.origin.device)
-    rows = torch.isin(decisions.origin, counted) & ~result.rewards.isnan()
-    key = decisions.keys["prompt"]
-    return {*key[rows].tolist()} - {*key[rows & (result.rewards > above)].tolist()}
+def reads_answers(loss: LossRecipe) -> bool:
+    """Whether a run reads the answers of prompts, also those of preference data."""
+    return loss.added({}).kind == "answers" or bool(loss.supervised({}).count)
+
+
+def refuse_rows(kind: str, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
+    """ValueError for rows of other origins that no policy of a kind, or none of the other blocks, has a place for."""
+    replay, hint, added, used = loss.replay({}), loss.hint({}), loss.added({}), used_lines(loss)
+    steps = recipe.fields & {"step_rewards", "step_values"}
+    for line, text in used.items():
+        if any("inner_products" in rule.block.needs for rule in recipe.weighting):
+            raise ValueError(
+                f"{line}: got '{text}' and algorithm.weighting gradient, which compares a round's own rows; choose one "
+                "of them"
+            )
+        if steps and line != "algorithm.supervised":
+            raise ValueError(
+                f"{line}: got '{text}' with a credit that reads {', '.join(sorted(steps))}, which only samples of the "
+                "round have; choose another credit, or leave it out"
+            )
+    if kind != "tokens":
+        asks = {
+            "algorithm.hint": hint.active,
+            "algorithm.replay": bool(replay.count) and replay.old == "one",
+            "algorithm.supervised": loss.supervised({}).phi,
+            "algorithm.added": added.active and (added.kind != "answers" or added.old == "one"),
+        }
+        for line in (line for line, asked in asks.items() if asked):
+            raise ValueError(
+                f"{line}: got '{used[line]}' with decisions of kind {kind}, expected tokens: their log-probs are those "
+                "of no text, and no probabilities; leave out old='one' and phi, or choose another block"
+            )
+    if (hint.shares or added.active) and "greedy_value" in recipe.fields:
+        line = "algorithm.hint" if hint.shares else "algorithm.added"
+        raise ValueError(f"{line}: got '{used[line]}' with the baseline greedy; choose another baseline")
+    if replay.count and (fields := recipe.fields & COMPARISON_FIELDS):
+        raise ValueError(
+            f"algorithm.replay: got '{loss.replay.text}' with a block that compares with {', '.join(fields)}, which "
+            "stored rows do not have; choose another baseline"
+        )
+    if hint.active and (changed := [name for name in loss.scores if "@" in name]):
+        raise ValueError(
+            f"algorithm.hint: got '{loss.hint.text}' with a term that scores under a changed prompt ({changed[0]}), "
+            "expected only one of them"
+        )
 
 
 def gather_stored(stored: Sequence[tuple[int, int, Stored]], accelerator: Accelerator) -> list[tuple[int, int, Stored]]:

@@ -38,7 +38,7 @@ from mmgrpo.prompts.ledger import Ledger, Rows
 from mmgrpo.prompts.samplers import Drawing, Sampling
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
-from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts
+from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts, total
 from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.step_rewards import begin_step_rewards, judged
@@ -176,14 +176,14 @@ def sample_round(
     if others is not None:
         started = time.perf_counter()
         judge = partial(begin_rollout, scorers, recipe, greedy=(), weights=weights)
-        rows_so_far = Collected(accelerator, rollouts, places, gathered, gathered_scores)
+        rows_so_far = Collected(accelerator, rollouts, places, gathered, gathered_scores, weights)
         decisions, scores, result = others.extend(rows_so_far, judge, estimated)
         seconds["rollout"] += time.perf_counter() - started
     metrics = {
         "group/zero_std_fraction": flat,
         "group/advantage": float(result.advantages[result.loss_mask].abs().mean()) if result.loss_mask.any() else 0.0,
         "group/draws": float(len(drawing.draws)),
-        "rollout/evaluations": float(sum(one.evaluations for one in rollouts) * accelerator.num_processes),
+        "rollout/evaluations": total(sum(one.evaluations for one in rollouts), accelerator),
         "rollout/rows": float(rows),
         "time/rollout": seconds["rollout"],
         "time/reward": seconds["reward"],

@@ -165,7 +165,8 @@ UNTRAINED = (CONTRAST, SUPERVISED, REPLACED, DROPPED)
 """Origins of rows that have no advantage."""
 
 Record: TypeAlias = "dict[str, Tensor]"
-"""One row of a rollout as a policy stores it, to be scored again in a later round."""
+"""One row of a rollout as a policy stores it, to be scored again in a later round; its old log-probs are ``log_probs``
+"""
 
 
 @dataclass(frozen=True)
@@ -291,6 +292,8 @@ class Request:
     solutions: Sequence[str] = ()
     """The solution of each prompt, with which ``sampling["forced_members"]`` of its samples begin, as far as
     ``sampling["forced_tokens"]`` tokens; empty: none."""
+    beginnings: Sequence[tuple[int, ...]] = ()
+    """Tokens with which all samples of each prompt begin; empty: none."""
     records: frozenset[str] = frozenset()
     """Names in ``RECORDS`` that the rollout is to have as fields."""
     judge: Callable[[Sequence[Prompt], Sequence[Output]], Float[Tensor, "N"]] | None = None
@@ -310,18 +313,41 @@ class Adjustable(Protocol):
 class Storing(Protocol):
     """A policy whose rows can be stored and scored again in a later round, and that scores answers of a data set."""
 
+    @property
+    def answer_kind(self) -> str:
+        """``text``, ``image`` or ``video``: what an answer is to it; empty where it takes none."""
+        ...
+
     def pack(self, rollout: Rollout, rows: Sequence[int]) -> list[Record]:
         """Some rows of a rollout of this rank, on the CPU."""
         ...
 
-    def answers(self, prompts: Sequence[Prompt]) -> list[Record]:
-        """The answer of each prompt; ValueError for one without."""
+    def answers(self, prompts: Sequence[Prompt], count: int = 1) -> list[list[Record]]:
+        """The best ``count`` answers of each prompt (0: all), without ``log_probs``; ValueError for one without."""
         ...
 
     def unpack(
         self, prompts: Sequence[Prompt], records: Sequence[Record], slots: Sequence[int], origin: int, request: Request
     ) -> Rollout:
-        """A rollout of stored rows, one per prompt, whose key ``prompt`` is ``slots``; its old log-probs are stored."""
+        """A rollout of stored rows, one per prompt, whose key ``prompt`` is ``slots``; its old log-probs are stored, or
+        0 for a record without ``log_probs``, for which whatever else scoring needs is drawn anew."""
+        ...
+
+
+@runtime_checkable
+class Continuing(Protocol):
+    """A policy whose stored rows are texts that can go on."""
+
+    def unfinished(self, record: Record, text: str) -> Record:
+        """A row without its end, and a text behind it, also without."""
+        ...
+
+    def extended(self, record: Record, rest: Record) -> Record:
+        """A row that goes on with another."""
+        ...
+
+    def written(self, text: str) -> Record:
+        """A text with its end as a row, without ``log_probs``."""
         ...
 
 
@@ -411,6 +437,13 @@ class Reference(Protocol):
     def read(self, folder: Path) -> Mapping[str, Tensor]:
         """The values of the trained parameters, by name, in a folder that a run of this model saved."""
         ...
+
+
+def distinct_prompts(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]]:
+    """The different prompt objects among those of rows, in their order, and the place of each row's."""
+    distinct = list({id(prompt): prompt for prompt in prompts}.values())
+    index = {id(prompt): place for place, prompt in enumerate(distinct)}
+    return distinct, [index[id(prompt)] for prompt in prompts]
 
 
 def select_rows(decisions: Decisions, rows: Int[Tensor, "rows"] | slice) -> Decisions:

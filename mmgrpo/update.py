@@ -36,7 +36,8 @@ from mmgrpo.config.registry import Bound, bind_scheduled
 from mmgrpo.data.perturbations import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.objectives.base import owned, owner_index
-from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, weights_by_origin
+from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, of_kinds, weights_by_origin
+from mmgrpo.prompts.added import ADDITIONS
 from mmgrpo.prompts.hints import HINTS
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
@@ -61,11 +62,10 @@ class LossRecipe:
     off_policy: Bound
     """The objective of reference answers (rows of origin REFERENCE)."""
     replay: Bound
-    """Rows of earlier rounds (REPLAYED), and what they count."""
     supervised: Bound
-    """The likelihood of given answers (SUPERVISED)."""
     hint: Bound
-    """Which rows have hints (HINTED)."""
+    added: Bound
+    """Which rows of other origins a round has, and what they count (``mmgrpo.other_rows``)."""
     networks: tuple[Bound, ...] = ()
     """The networks of the run beside the present one and the reference before training, and how they change."""
 
@@ -80,6 +80,7 @@ class LossRecipe:
         replay: str = "none",
         supervised: str = "none",
         hint: str = "none",
+        added: str = "none",
     ) -> LossRecipe:
         """Bind the text of a configuration; unknown names and parameters are errors here, before the run."""
         loss = LossRecipe(
@@ -91,6 +92,7 @@ class LossRecipe:
             bind_scheduled(replay, REPLAYS, "algorithm.replay"),
             bind_scheduled(supervised, LIKELIHOODS, "algorithm.supervised"),
             bind_scheduled(hint, HINTS, "algorithm.hint"),
+            bind_scheduled(added, ADDITIONS, "algorithm.added"),
             bind_networks(networks),
         )
         check_changes(loss.scores)
@@ -121,7 +123,8 @@ class LossRecipe:
     def needs_reference(self) -> bool:
         """True when the loss compares with the network before training, which must then be stored."""
         moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
-        return not moving and any(name.startswith("reference_") for name in self.scores)
+        used = {name.partition("_")[0] for name in self.scores} | {self.added({}).network}
+        return not moving and REFERENCE_NETWORK in used
 
     @property
     def factor_follows_policy(self) -> bool:
@@ -260,9 +263,8 @@ class Step:
         total = (weights * values).sum()
         tally.add("loss", total)
         own = inputs["loss_mask"] & ~off_policy
-        tally.add("entries", own.sum())
-        tally.add("clip/low", (low & own).sum())
-        tally.add("clip/high", (high & own).sum())
+        for name, entries in (("entries", own), ("clip/low", low & own), ("clip/high", high & own)):
+            tally.add(name, entries.sum())
         if "reference_velocity_norm" in inputs:
             tally.add("velocity/norm_ratio", (inputs["velocity_norm"] / inputs["reference_velocity_norm"])[own].sum())
         return total
@@ -311,8 +313,7 @@ def accumulate_gradients(
     kinds = {"off_policy": [REFERENCE, SUPERVISED, *([REPLAYED] if replay.old == "one" else [])]}
     kinds |= {"drawn": [OWN, HINTED], "foreign": [REPLAYED, SUPERVISED], "supervised": [SUPERVISED]}
     for name, several in kinds.items():
-        rows_of_kind = torch.isin(decisions.origin, torch.tensor(several, device=decisions.origin.device))
-        inputs[name] = rows_of_kind[:, None].expand_as(loss_mask)
+        inputs[name] = of_kinds(decisions.origin, several)[:, None].expand_as(loss_mask)
     if "certainty" in decisions.fields:
         inputs["drawn_certainty"] = decisions.fields["certainty"]
     if not loss.factor_follows_policy:
@@ -334,7 +335,7 @@ def rescored(
     without gradient.
     """
     decisions = batch.decisions
-    drawn = ((decisions.origin == OWN) | (decisions.origin == HINTED))[:, None]
+    drawn = of_kinds(decisions.origin, [OWN, HINTED])[:, None]
     # An objective of whole rows compares all decisions of a row, also those that are not trained.
     entries = (owned(decisions) if loss.coupled else batch.loss_mask) & drawn
     value, known = torch.zeros_like(decisions.log_probs), torch.zeros_like(entries)
@@ -387,7 +388,6 @@ def _coupled(step: Step) -> None:
             for at, scores in step.scores(owners):
                 for name, value in dense.items():
                     value[at] = scores[name].to(value.dtype)
-        # Every decision is scored on one rank and zero on all others, so that the sum gathers it.
         dense = {name: sum_over_ranks(value, step.accelerator) for name, value in dense.items()}
     leaves = {name: value.requires_grad_() for name, value in dense.items()}
     inputs = {name: value[rows] for name, value in step.inputs.items()}

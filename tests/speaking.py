@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.types import Output, Prompt, Text
+from mmgrpo.types import Output, Prompt, Reference, Text
 from pipelines.speech.renderers import SpeedRenderer
 from pipelines.training import FrozenCopy
 
@@ -23,7 +23,7 @@ class TableModel:
         self.network: nn.Module = nn.Embedding(prompts, classes)
         with torch.no_grad():
             self.network.weight.copy_(torch.randn(prompts, classes, generator=torch.Generator().manual_seed(seed)))
-        self.reference = FrozenCopy(self.network)
+        self.reference: Reference = FrozenCopy(self.network)
         self.reference.keep()
         self.rendered = 0
 

@@ -61,6 +61,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching
     from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS
+    from mmgrpo.prompts.added import ADDITIONS
     from mmgrpo.prompts.hints import HINTS
     from mmgrpo.prompts.samplers import SAMPLERS
     from mmgrpo.prompts.trackers import TRACKERS
@@ -86,6 +87,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "replay": REPLAYS,
         "supervised": LIKELIHOODS,
         "hint": HINTS,
+        "added": ADDITIONS,
         "link": LINKS,
         "pairs": PAIRS,
         "mismatch": MISMATCH,

@@ -35,6 +35,7 @@ BASE: dict[str, Any] = {
     "replay": "none",
     "supervised": "none",
     "hint": "none",
+    "added": "none",
     "mismatch": "none",
     "aggregation": "per_sample",
     "terms": [],
@@ -541,7 +542,7 @@ CATALOGUE: dict[str, Preset] = {
         replay="replay(count=8, least=16, per_prompt=16, strategy='highest')",
     ),
     # arXiv:2508.11408: mu falls from 0.9 to 0.05 in 200 steps, 64 expert rows beside 256 own ones, no KL.
-    "chord": for_tokens(
+    "chord": for_any(
         "GRPO and the likelihood of expert answers, whose share falls.",
         supervised="nll(coef=cosine(0.9, 0.05, 200), count=64)",
     ),
@@ -564,6 +565,34 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2509.16889: the split point was not found; a random number of steps is ours.
     "hc_grpo": for_tokens("GRPO on prompts that state the first steps of their solution.", hint="steps"),
+    # arXiv:2509.18056: the answer outside of the statistics, at 1.2 times the best advantage; the ratio starts at 1. Of
+    # its alternatives the shaping of rewards is transform soft_threshold, the smaller reward answers(scale=0.8).
+    "tempsamp_r1": for_any(
+        "GRPO in which the data set's answer, text, image or video, joins each group above its best sample.",
+        shape=["anchor"],
+        terms=["kl_k3(coef=0.04)"],
+        added="answers",
+    ),
+    # arXiv:2506.03106 and its released code: every sample refined once with its verdict and the answer, the best in the
+    # place of one of the group; no std; gamma 0.1 for it; own rows with a ratio without clip; constant horizon (L_max
+    # 6144 there); entropy coefficient 0.001.
+    "critique_grpo": for_tokens(
+        "Dr. GRPO with the best of the samples that the policy refines after a critique.",
+        scale="none",
+        objective="ppo(low=1.0, high=1e9)",
+        off_policy="luffy(gamma=0.1)",
+        aggregation="constant_horizon(length=6144)",
+        terms=["entropy_bonus(coef=0.001)"],
+        added="refined",
+    ),
+    # arXiv:2509.25808, option II: groups without a right answer take an earlier one into their statistics, in the place
+    # of a wrong one; stages and samples were not found.
+    "ar3po": for_tokens(
+        "GRPO in stages until a group is right once, and a stored right answer for those that never are.",
+        sampler=["staged(rule='positive', rounds=4)"],
+        replay="replay(count=1, strategy='random', above=0.0, statistics='with', coef=0.0, when='failed', "
+        "replaces=True)",
+    ),
     # arXiv:2507.14988: clip 0.2, beta 0.04 with the k3 estimator; the sample std plus 1e-8 and the least spread 1e-6
     # are its released code's (which uses the raw rewards of a flatter group as advantages; here it is dropped). The
     # code also skips a batch whose normalized rewards span less than 0.01: no group with spread is left in one, since

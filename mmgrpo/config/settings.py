@@ -74,13 +74,17 @@ class Algorithm:
     objective: Annotated[str, ANY_TEXT] = "ppo"
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
     off_policy: Annotated[str, ANY_TEXT] = "importance"
-    """The loss per decision of reference answers in a group (data.reference_in_group): importance, luffy(gamma=...)."""
+    """The loss per decision of reference answers in a group (data.reference_in_group, or algorithm.added with
+    old='one'): importance, luffy(gamma=...)."""
     replay: Annotated[str, ANY_TEXT] = "none"
     """Rows of earlier rounds beside those of the round: replay(count=8, strategy='recent', ...); by default none."""
     supervised: Annotated[str, ANY_TEXT] = "none"
     """A likelihood beside the objective: nll(coef=0.1), of the answers of data.supervised; by default none."""
     hint: Annotated[str, ANY_TEXT] = "none"
     """Parts of solutions that the policy is given: staged(...), steps(...), forced(...); by default none."""
+    added: Annotated[str, ANY_TEXT] = "none"
+    """Rows that join a group: answers of the data set, refined or corrected samples (answers(count=1), refined(...),
+    corrected(...)); by default none."""
     mismatch: Annotated[str, ANY_TEXT] = "none"
     """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
     kl_weight: Annotated[str, ANY_TEXT] = "none"

@@ -3,6 +3,7 @@
     chosen, rejected                            TRL: texts, messages (with or without the prompt), lists of texts
     chosen, rejected                            files of images, videos or audio, or {"path": ...} and bytes of them
     chosen_image, rejected_image                the same; _video, _audio
+    answer_image                                one that is given, or a list, the best first; the same
     image_path[n], human_preference[n] or rank[n]      HPDv2 (arXiv:2306.09341), train and test
     path1, path2                                HPDv3 (arXiv:2508.03789), path1 is preferred
     caption, jpg_0, jpg_1, label_0, label_1     Pick-a-Pic (arXiv:2305.01569), labels 1, 0 or 0.5
@@ -40,6 +41,11 @@ def _chosen(row: Mapping[str, Any], first: str = "chosen", second: str = "reject
     return several
 
 
+def _given(value: Any) -> Graded:
+    several = value if isinstance(value, list) else [value]
+    return [(one, -float(place)) for place, one in enumerate(several)]
+
+
 def _listed(row: Mapping[str, Any], contents: str, numbers: str, sign: float) -> Graded:
     found, grades = row[contents], row[numbers]
     for name, value in ((contents, found), (numbers, grades)):
@@ -69,6 +75,7 @@ LAYOUTS: dict[tuple[str, ...], tuple[str, Callable[[Mapping[str, Any]], Graded]]
         )
         for kind in IN_MEMORY
     },
+    **{(f"answer_{kind}",): (kind, lambda row, kind=kind: _given(row[f"answer_{kind}"])) for kind in IN_MEMORY},
     ("image_path", "human_preference"): ("image", lambda row: _listed(row, "image_path", "human_preference", 1.0)),
     ("image_path", "rank"): ("image", lambda row: _listed(row, "image_path", "rank", -1.0)),
     ("path1", "path2"): ("image", lambda row: [(row["path1"], 1.0), (row["path2"], 0.0)]),

@@ -275,6 +275,18 @@ def diffusion_estimates(x: Latent, output: Latent, now: Level, prediction: str) 
     raise ValueError(f"ddim: got a network that predicts '{prediction}', expected epsilon, v or sample")
 
 
+def output_towards(clean: Latent, x: Latent, step: Step, grid: Grid, prediction: str) -> Latent:
+    """The output of a network at x whose clean estimate is ``clean``: (x - clean) / s of a flow."""
+    now, _ = at(x, step, grid, grid.process)
+    if grid.process == "flow":
+        if prediction != "flow":
+            raise ValueError(f"got a network that predicts '{prediction}', expected the velocity of a flow")
+        return (x - clean) / now
+    signal, spread = now.sqrt(), (1 - now).sqrt()
+    noise = (x - signal * clean) / spread
+    return {"epsilon": noise, "v": signal * noise - spread * clean, "sample": clean.to(noise.dtype)}[prediction]
+
+
 DIFFUSION_KERNELS = ("ddim", "consistency")
 """Kernels of a diffusion process; all others are a flow's."""
 

@@ -11,13 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.pairs import lacking
 from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler, no_history
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import refuse_rms
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.sharding import in_step
-from mmgrpo.types import Media, Output, Prompt, Reference, Request
+from mmgrpo.types import Media, Output, Prompt, Record, Reference, Request
 
 
 @runtime_checkable
@@ -61,6 +62,23 @@ class GivenOutputs(Protocol):
     def latents(self, media: Sequence[Media]) -> tuple[Float[Tensor, "N *latent"], Sequence[Output]]:
         """The latents of media, brought to the size of samples, and the media as outputs of that size."""
         ...
+
+
+@torch.no_grad()
+def given_records(model: DenoisingModel, prompts: Sequence[Prompt], count: int) -> list[list[Record]]:
+    """The latents of the best ``count`` answers of each prompt (0: all), on the CPU, as records without log-probs.
+
+    ValueError for a model that encodes no media, and for a prompt without answers of its kind.
+    """
+    if not isinstance(model, GivenOutputs):
+        raise ValueError("this family does not encode given images or videos; choose another family")
+    found = []
+    for prompt in prompts:
+        if reason := lacking(prompt, model.kind):
+            raise ValueError(f"prompt '{prompt.id}' {reason}; correct the row, or leave it out")
+        media = [answer.media for answer in prompt.answers if answer.media is not None][: count or None]
+        found.append([{"clean": latent} for latent in model.latents(media)[0].float().cpu()])
+    return found
 
 
 @dataclass(frozen=True)

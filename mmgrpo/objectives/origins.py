@@ -11,12 +11,12 @@ terms are those of the round's rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, one_of
@@ -47,6 +47,8 @@ class Replay:
     statistics: str = "split"
     coef: float = 1.0
     apart: bool = True
+    when: str = "always"
+    replaces: bool = False
 
 
 @block(REPLAYS)
@@ -68,6 +70,8 @@ def replay(
     statistics: Annotated[str, one_of("split", "with", "own")] = "split",
     coef: float = 1.0,
     apart: bool = True,
+    when: Annotated[str, one_of("always", "failed")] = "always",
+    replaces: bool = False,
 ) -> Replay:
     """``count`` rows of earlier rounds join the group of their prompt, where at least ``least`` are kept of it.
 
@@ -75,11 +79,14 @@ def replay(
     any age), of reward more than ``above``. ``old``: their old log-probs are those of their round, those of the policy
     before this round's update, or 0. ``statistics``: compared among themselves, with the group, or with the mean and
     std of the group's own rows. ``apart``: normalized by themselves and weighted by ``coef``; else in one mean.
+    ``when`` failed: only groups of which no reward is more than ``above``; ``replaces``: as many of their worst samples
+    give way.
 
-    RePO (arXiv:2506.09340): 8 of 16, least 16, split, stored; AVATAR (arXiv:2508.03100): own; AR3PO (arXiv:2509.25808),
-    option I: with, recomputed.
+    RePO (arXiv:2506.09340): 8 of 16, least 16, split, stored; AVATAR (arXiv:2508.03100): own; AR3PO (arXiv:2509.25808):
+    1, random, above 0, with, when failed, replaces; option I recomputed and not apart, option II of coef 0.
     """
-    return Replay(count, least, per_prompt, capacity, age, strategy, above, old, statistics, coef, apart)
+    numbers = (count, least, per_prompt, capacity, age, strategy, above, old, statistics, coef, apart)
+    return Replay(*numbers, when, replaces)
 
 
 @dataclass(frozen=True)
@@ -137,11 +144,16 @@ def weights_by_origin(
     if not parts:
         return aggregation(inputs)
     mask, rest = inputs["loss_mask"], 1 - supervision.coef * supervision.complement
-    others = torch.isin(origin, torch.tensor(list(parts), device=origin.device))[:, None]
+    others = of_kinds(origin, list(parts))[:, None]
     weights = rest * aggregation({**inputs, "loss_mask": mask & ~others})
     for kind, (coef, own) in parts.items():
         weights = weights + coef * own({**inputs, "loss_mask": mask & (origin == kind)[:, None]})
     return weights
+
+
+def of_kinds(origin: Int[Tensor, "B"], kinds: Sequence[int]) -> Bool[Tensor, "B"]:
+    """Which rows are of one of these origins."""
+    return torch.isin(origin, torch.tensor(kinds, device=origin.device))
 
 
 def likelihood(log_probs: Float[Tensor, "*shape"], phi: bool) -> Float[Tensor, "*shape"]:

@@ -34,11 +34,12 @@ from mmgrpo.diffusion.kernels import (
     level_table,
     no_history,
     noise_table,
+    output_towards,
     over_latent,
     rectifier_table,
     sibling_noise,
 )
-from mmgrpo.diffusion.ode import DenoisingModel, Solver
+from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import planner, step_entropy
 from mmgrpo.diffusion.schedules import Grid
@@ -48,7 +49,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.runtime.distributed import join_decisions
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
-from mmgrpo.types import OWN, Completions, Decisions, Output, Request, Rollout, Scores
+from mmgrpo.types import OWN, Completions, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
 NODES_PER_WALK = 1 << 32
 """Offset between the decision numbers of different walks of a rollout, so that they never coincide."""
@@ -88,6 +89,8 @@ class Walk:
     prompt: Int[Tensor, " rows"]
     """Index of each row's prompt in ``conditioning``."""
     conditioning: Any
+    final: Float[Tensor, "rows *latent"]
+    """The latent of each row's output."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ class DenoisingPolicy:
             for interval in plan.intervals[1:]:
                 coarse = self.drawing.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse, rows))
-            walks.append(walk)
+            walks.append(replace(walk, final=finals[-1]))
             made = self._decisions(part, plan, number, count, walk, log_probs, drawn, alive)
             decisions.append(replace(made, node=made.node + torch.where(made.decision_mask, index * NODES_PER_WALK, 0)))
         order = torch.cat(prompt)
@@ -374,6 +377,7 @@ class DenoisingPolicy:
             target=target[alive],
             prompt=torch.arange(groups, device=self.device).repeat_interleave(plan.rows)[alive],
             conditioning=conditioning,
+            final=x,  # until the rest of the steps are taken
         )
         return walk, log_probs[alive], drawn_log_probs[alive], x, history, alive
 
@@ -421,9 +425,7 @@ class DenoisingPolicy:
         groups = torch.tensor(list(request.slots), device=self.device) * plans + number
         trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
         dt = walk.grid.dt(torch.arange(plan.steps, device=self.device))
-        per_step = {"std": walk.std, "level": walk.level, "dt": dt}
-        if "rectifier" in self.fields:
-            per_step["rectifier"] = rectifier_table(self.kernel, walk.grid)
+        per_step = {"std": walk.std, "level": walk.level, "dt": dt, **self._rectifier(walk.grid)}
         per_step |= {"sampler_log_probs": drawn_log_probs}
         return Decisions(
             log_probs=log_probs,
@@ -486,6 +488,124 @@ class DenoisingPolicy:
             if f"{other}_kl" in names:
                 scores[f"{other}_kl"] = now.kl(transition)
         return scores
+
+    @property
+    def answer_kind(self) -> str:
+        """What the samples are; empty where no image or video can be given."""
+        return self.model.kind if isinstance(self.model, GivenOutputs) and self.outputs == 1 else ""
+
+    def pack(self, rollout: Rollout, rows: Sequence[int]) -> list[Record]:
+        """Some trajectories: the states at both ends of their decisions, with means, log-probs and levels.
+
+        A decision that several rows share is trained with each of them once it is stored.
+        """
+        walks: Walks = rollout.steps  # type: ignore[assignment]
+        decisions, records = rollout.decisions, []
+        trained = torch.isin(decisions.node, decisions.node[decisions.loss_mask]) & decisions.decision_mask
+        for row in rows:
+            walk = next(one for one in walks.walks if one.first_row <= row < one.first_row + len(one.source))
+            own, steps = row - walk.first_row, walk.grid.steps
+            mask = decisions.decision_mask[row, :steps]
+            ends = torch.stack([walk.source[own], walk.target[own]])
+            kept, index = torch.unique(ends[:, mask], return_inverse=True)
+            numbers = {"states": walk.states[kept], "means": walk.means[kept], "final": walk.final[own]}
+            numbers |= {"ends": torch.zeros_like(ends).masked_scatter(mask.expand(2, -1), index)}
+            numbers |= {"levels": walk.grid.levels, "times": walk.grid.times, "decision_mask": mask}
+            numbers["log_probs"] = decisions.log_probs[row, :steps]
+            numbers["loss_mask"] = trained[row, :steps]
+            numbers |= {name: v[row, :steps] for name, v in decisions.fields.items() if name in self.fields}
+            records.append({name: value.detach().cpu().clone() for name, value in numbers.items()})
+        return records
+
+    def answers(self, prompts: Sequence[Prompt], count: int = 1) -> list[list[Record]]:
+        """The latents of the best ``count`` images or videos that each prompt is given."""
+        return given_records(self.model, prompts, count)
+
+    @torch.no_grad()
+    def unpack(
+        self, prompts: Sequence[Prompt], records: Sequence[Record], slots: Sequence[int], origin: int, request: Request
+    ) -> Rollout:
+        """A rollout of stored trajectories, one per prompt. A given output gets one that the kernel draws towards it
+        (``_towards``)."""
+        (distinct, places), device = distinct_prompts(prompts), self.device
+        encoded = self.model.encode(distinct)
+        whole = [
+            self._towards(record["clean"], stream(request.seed, "towards", slot, row)) if "clean" in record else record
+            for row, (record, slot) in enumerate(zip(records, slots, strict=True))
+        ]
+        runs: list[list[int]] = []  # adjacent rows of one grid are scored together
+        for row, record in enumerate(whole):
+            names = ("levels", "times")
+            if not runs or any(not torch.equal(record[name], whole[runs[-1][0]][name]) for name in names):
+                runs.append([])
+            runs[-1].append(row)
+        walks: list[Walk] = []
+        decisions: list[Decisions] = []
+        for run in runs:
+            some = [{name: value.to(device) for name, value in whole[row].items()} for row in run]
+            grid = replace(self.grid, levels=some[0]["levels"], times=some[0]["times"])
+            first = torch.tensor([0, *(len(one["states"]) for one in some)]).cumsum(0).tolist()
+            ends = torch.stack([one["ends"] + start for one, start in zip(some, first)])
+            walk = Walk(
+                grid=grid,
+                std=noise_table(self.kernel, grid, self.outputs),
+                level=level_table(self.kernel, grid, self.outputs),
+                first_row=run[0],
+                states=torch.cat([one["states"] for one in some]),
+                means=torch.cat([one["means"] for one in some]),
+                source=ends[:, 0],
+                target=ends[:, 1],
+                prompt=torch.tensor([places[row] for row in run], device=device),
+                conditioning=encoded,
+                final=torch.stack([one["final"] for one in some]),
+            )
+            mask = torch.stack([one["decision_mask"] for one in some])
+            zeros, keys = torch.zeros_like(walk.std), torch.tensor([slots[row] for row in run], device=device)
+            fields = {name for name in self.fields if all(name in one for one in some)}
+            made = Decisions(
+                log_probs=torch.stack([one.get("log_probs", zeros) for one in some]),
+                loss_mask=torch.stack([one["loss_mask"] for one in some]),
+                decision_mask=mask,
+                node=torch.where(mask, walk.target + len(walks) * NODES_PER_WALK, 0),
+                origin=torch.full((len(run),), origin, device=device),
+                keys={"prompt": keys, "tree": keys},
+                fields={name: torch.stack([one[name] for one in some]) for name in fields},
+            )
+            decisions.append(made)
+            walks.append(walk)
+        final, rows = torch.cat([walk.final for walk in walks]), encoded.take(torch.tensor(places, device=device))
+        return Rollout(list(prompts), list(self.model.decode(final, rows)), join_decisions(decisions), Walks(walks))
+
+    def _towards(self, clean: Float[Tensor, "*latent"], generator: torch.Generator) -> Record:
+        """A trajectory of every step of the grid that ends in a given latent: the network's output is replaced by the
+        one whose clean estimate is that latent, and the kernel draws as ever.
+
+        Its transitions are those of the process given its end, so that their likelihood is, up to a constant, the
+        error of the network's output, weighed as the kernel weighs it.
+        """
+        end, shape = self.grid.steps, clean.shape
+        clean, x = clean.to(self.device)[None], torch.randn(1, *shape, generator=generator).to(self.device)
+        states, means = [x], [x]
+        for t in range(end):
+            step = torch.tensor([t], device=self.device)
+            output = output_towards(clean, x, step, self.grid, self.model.prediction)
+            if t == end - 1:
+                x = self.solver.step(x, output, step, self.grid)
+                continue
+            drawn = self.kernel(x, output, step, self.grid)
+            x = drawn.sample(torch.randn(1, *shape, generator=generator).to(self.device))
+            states.append(x)
+            means.append(drawn.mean)
+        drawn = torch.arange(end, device=self.device) < end - 1
+        at = torch.arange(end, device=self.device)
+        std, level = (table(self.kernel, self.grid) for table in (noise_table, level_table))
+        record = {"states": torch.cat(states), "means": torch.cat(means), "final": x[0], "decision_mask": drawn}
+        record |= {"ends": torch.stack([at, at + 1]) * drawn, "loss_mask": drawn & (std > 0)}
+        record |= {"levels": self.grid.levels, "times": self.grid.times}
+        return record | {"std": std, "level": level, "dt": self.grid.dt(at), **self._rectifier(self.grid)}
+
+    def _rectifier(self, grid: Grid) -> dict[str, Tensor]:
+        return {"rectifier": rectifier_table(self.kernel, grid)} if "rectifier" in self.fields else {}
 
     def sample(self, request: Request) -> list[Output]:
         """Sample with the deterministic solver from noise that depends on the seed and the slot."""

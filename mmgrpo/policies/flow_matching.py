@@ -27,13 +27,13 @@ from torch import Tensor
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.kernels import over_latent
-from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver
+from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
 from mmgrpo.files import share
 from mmgrpo.objectives.matching import SMALLEST, self_normalized
 from mmgrpo.policies.exploring import explore
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
-from mmgrpo.types import GIVEN, OWN, Decisions, Output, Request, Rollout, Scores
+from mmgrpo.types import GIVEN, OWN, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
 ERRORS: dict[str, Block] = {}
 
@@ -97,6 +97,8 @@ class Matches:
     noise: Float[Tensor, "groups T *latent"]
     step: Int[Tensor, "groups T"]
     group: Int[Tensor, " B"]
+    drawn: Sequence[tuple[int, int]]
+    """Seed and slot from which the draws of each group come."""
     conditioning: Any
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
@@ -223,11 +225,8 @@ class FlowMatchingPolicy:
         origin: int,
     ) -> Rollout:
         """Rows of clean samples with the draws of their groups and their log-probs there."""
-        streams = [stream(request.seed, "matching", slot) for slot in request.slots]
-        step = torch.stack([torch.randperm(self.levels, generator=s)[: self.draws] for s in streams])
-        noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
         rows, group = len(clean), self._prompt(counts)
-        matches = Matches(clean, noise.to(self.device), step.to(self.device), group, conditioning)
+        matches = self._matches(clean, [(request.seed, slot) for slot in request.slots], group, conditioning)
         mask = torch.ones(rows, self.draws, dtype=torch.bool, device=self.device)
         log_probs = torch.zeros(rows, self.draws, device=self.device)
         for part in matches.split(mask, self.solver.forward_batch_size):
@@ -249,6 +248,59 @@ class FlowMatchingPolicy:
             steps=matches,
             evaluations=rows * self.draws * self.model.evaluations_per_row,
         )
+
+    def _matches(
+        self, clean: Tensor, drawn: Sequence[tuple[int, int]], group: Int[Tensor, " rows"], conditioning: Any
+    ) -> Matches:
+        """Clean samples with the draws (t, noise) of their groups."""
+        streams = [stream(seed, "matching", slot) for seed, slot in drawn]
+        step = torch.stack([torch.randperm(self.levels, generator=s)[: self.draws] for s in streams])
+        noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
+        return Matches(clean, noise.to(self.device), step.to(self.device), group, drawn, conditioning)
+
+    def pack(self, rollout: Rollout, rows: Sequence[int]) -> list[Record]:
+        """Some samples: their latents and log-probs, and the seeds of their draws in place of the noise."""
+        matches: Matches = rollout.steps  # type: ignore[assignment]
+        decisions, records = rollout.decisions, []
+        for row in rows:
+            numbers = {"clean": matches.clean[row], "log_probs": decisions.log_probs[row]}
+            numbers |= {name: value[row] for name, value in decisions.fields.items() if name in self.fields}
+            record = {name: value.detach().cpu().clone() for name, value in numbers.items()}
+            records.append({**record, "drawn": torch.tensor(matches.drawn[int(matches.group[row])])})
+        return records
+
+    def answers(self, prompts: Sequence[Prompt], count: int = 1) -> list[list[Record]]:
+        """The latents of the best ``count`` images or videos that each prompt is given."""
+        return given_records(self.model, prompts, count)
+
+    @torch.no_grad()
+    def unpack(
+        self, prompts: Sequence[Prompt], records: Sequence[Record], slots: Sequence[int], origin: int, request: Request
+    ) -> Rollout:
+        """A rollout of stored samples, one per prompt, at the draws of their round; one without log-probs gets those of
+        its group, which are those of the policy's own samples under the request's seed, and log-probs of 0."""
+        pairs = zip(records, slots, strict=True)
+        keys = [
+            tuple(record["drawn"].tolist()) if "log_probs" in record else (request.seed, slot) for record, slot in pairs
+        ]
+        drawn, (distinct, place) = list(dict.fromkeys(keys)), distinct_prompts(prompts)
+        group = torch.tensor([drawn.index(key) for key in keys], device=self.device)
+        clean = torch.stack([record["clean"] for record in records]).to(self.device)
+        conditioning = self.model.encode(distinct).take(torch.tensor(place, device=self.device))
+        matches = self._matches(clean, drawn, group, conditioning)
+        mask = torch.ones(len(clean), self.draws, dtype=torch.bool, device=self.device)
+        zeros = torch.zeros(self.draws)
+        fields = {name for name in self.fields if all(name in record for record in records)}
+        decisions = Decisions(
+            log_probs=torch.stack([record.get("log_probs", zeros) for record in records]).to(self.device),
+            loss_mask=mask,
+            decision_mask=mask,
+            node=torch.arange(mask.numel(), device=self.device).view(mask.shape),
+            origin=torch.full((len(clean),), origin, device=self.device),
+            keys={"prompt": torch.tensor(list(slots), device=self.device)},
+            fields={name: torch.stack([record[name] for record in records]).to(self.device) for name in fields},
+        )
+        return Rollout(list(prompts), list(self.model.decode(clean, conditioning)), decisions, matches)
 
     def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
         """The negative errors at the part's draws, under the present parameters."""

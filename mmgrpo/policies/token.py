@@ -48,6 +48,7 @@ from mmgrpo.policies.token_model import (
     TokenModel,
     Tokens,
     answer_of,
+    answers_of,
     next_position,
     with_answers,
 )
@@ -69,6 +70,7 @@ from mmgrpo.types import (
     Rollout,
     Scores,
     Text,
+    distinct_prompts,
 )
 
 MEASURES = {"entropy": entropy_of, "certainty": certainty_of}
@@ -211,7 +213,7 @@ class TokenPolicy:
             for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
         ]
         queries = [form for query in queries for form in self._forms(query)]
-        queries += [*self._contrasts(request), *forced.values()]
+        queries = [*forced.values()] if request.beginnings else [*queries, *self._contrasts(request), *forced.values()]
         certain = "certainty" in request.records
         temperature = request.sampling.get("temperature", self.temperature)
         most = round(request.sampling.get("max_tokens", self.max_tokens))
@@ -359,36 +361,50 @@ class TokenPolicy:
             records.append({name: value.detach().cpu().clone() for name, value in cut.items()})
         return records
 
-    def answers(self, prompts: Sequence[Prompt]) -> list[Record]:
-        """The answer of each prompt, of at most ``max_tokens`` tokens; old log-probs of 0."""
-        records = []
-        for prompt in prompts:
-            ids = torch.tensor(self.model.spell(answer_of(prompt))[: self.max_tokens])
-            zeros = torch.zeros(len(ids))
-            fields = {name: zeros[0] if name == "truncated" else zeros for name in self.fields}
-            mask = self._has_probability(ids[None].to(self.device))[0].cpu()
-            records.append({**fields, "ids": ids, "log_probs": zeros, "loss_mask": mask})
-        return records
+    def answers(self, prompts: Sequence[Prompt], count: int = 1) -> list[list[Record]]:
+        """The best ``count`` answers of each prompt, of at most ``max_tokens`` tokens."""
+        return [[self.written(text) for text in answers_of(prompt)[: count or None]] for prompt in prompts]
+
+    def written(self, text: str) -> Record:
+        """A text as a completion of at most ``max_tokens`` tokens."""
+        ids = torch.tensor(self.model.spell(text)[: self.max_tokens])
+        zeros = torch.zeros(len(ids))
+        fields = {name: zeros[0] if name == "truncated" else zeros for name in self.fields}
+        return {**fields, "ids": ids, "loss_mask": self._has_probability(ids[None].to(self.device))[0].cpu()}
+
+    def unfinished(self, record: Record, text: str) -> Record:
+        """A completion without its end tokens, and a text behind it."""
+        ids = record["ids"]
+        kept = record | {
+            name: value[~torch.isin(ids, self.ends.cpu())] for name, value in record.items() if value.dim()
+        }
+        return (
+            self.extended(kept, {n: v[:-1] if v.dim() else v for n, v in self.written(text).items()}) if text else kept
+        )
+
+    def extended(self, record: Record, rest: Record) -> Record:
+        """A completion that goes on with another, without log-probs; it is cut off if the other is."""
+        both = {name: value for name, value in record.items() if name in rest and name != "log_probs"}
+        return {n: torch.cat([value, rest[n]]) if value.dim() else rest[n] for n, value in both.items()}
 
     @torch.no_grad()
     def unpack(
         self, prompts: Sequence[Prompt], records: Sequence[Record], slots: Sequence[int], origin: int, request: Request
     ) -> Rollout:
         """A rollout of stored completions, one per prompt, at the temperature of the round."""
-        distinct = list({id(prompt): prompt for prompt in prompts}.values())
-        index = {id(prompt): place for place, prompt in enumerate(distinct)}
+        distinct, places = distinct_prompts(prompts)
         context, features = self._encode(distinct)
         width = max(len(record["ids"]) for record in records)
 
         def rows(name: str, padding: float | int = 0) -> Tensor:
-            several = [record[name] for record in records]
+            several = [record[name] if name in record else torch.zeros(len(record["ids"])) for record in records]
             if several[0].dim():
                 several = [nn.functional.pad(one, (0, width - len(one)), value=padding) for one in several]
             return torch.stack(several).to(self.device)
 
         length = torch.tensor([[len(record["ids"])] for record in records], device=self.device)
         real = torch.arange(width, device=self.device) < length
-        prompt = torch.tensor([index[id(one)] for one in prompts], device=self.device)
+        prompt = torch.tensor(places, device=self.device)
         scale = request.sampling.get("temperature", self.temperature)
         ids = rows("ids", self.model.pad_id)
         sequences = Sequences(context, features, prompt, ids, real, request.seed, scale)
@@ -404,9 +420,13 @@ class TokenPolicy:
         return Rollout(list(prompts), self._decode(sequences), decisions, sequences)
 
     def _forced(self, request: Request) -> dict[int, Query]:
-        """The members of groups that begin with a given part of the solution, by the place of their prompt."""
+        """The members of groups that begin with given tokens, by the place of their prompt."""
         members, tokens = (round(request.sampling.get(f"forced_{name}", 0)) for name in ("members", "tokens"))
-        queries = {}
+        pairs = zip(request.prompts, request.slots, request.beginnings) if request.beginnings else ()
+        queries = {
+            place: Query(prompt, slot, request.group_size, HINTED, beginning)
+            for place, (prompt, slot, beginning) in enumerate(pairs)
+        }
         for place, solution in enumerate(request.solutions if members else ()):
             ids = self.model.spell(solution)
             # At least the last token of the solution, and its end, are left to the policy.

@@ -112,9 +112,20 @@ def answer_of(prompt: Prompt) -> str:
     if not isinstance(prompt.answer, str) or not prompt.answer:
         raise ValueError(
             f"prompt '{prompt.id}': got answer {prompt.answer!r}, expected the text of a correct completion, which "
-            "data.reference_in_group trains on; add the column answer, or leave data.reference_in_group out"
+            "data.reference_in_group, algorithm.added and algorithm.supervised train on; add the column answer, or "
+            "leave them out"
         )
     return prompt.answer
+
+
+def answers_of(prompt: Prompt) -> list[str]:
+    """The texts of the prompt's answers, the best first: those of preference data, else the answer, or a list of
+    answers; a prompt without one is an error."""
+    if prompt.answers:
+        return [one.text for one in prompt.answers if one.text] or [answer_of(prompt)]
+    if isinstance(prompt.answer, list | tuple) and prompt.answer and all(isinstance(one, str) for one in prompt.answer):
+        return [*prompt.answer]
+    return [answer_of(prompt)]
 
 
 Features: TypeAlias = Sequence[Any]

@@ -90,6 +90,11 @@ def sum_by_name(values: Mapping[str, float], names: Sequence[str], accelerator: 
     return dict(zip(names, row.tolist(), strict=True))
 
 
+def total(number: float, accelerator: Accelerator) -> float:
+    """The sum over ranks of a number."""
+    return sum_by_name({"": number}, [""], accelerator)[""]
+
+
 def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
     """The sum over ranks of a tensor of equal shape on all of them."""
     return value if accelerator.num_processes == 1 else cast(Tensor, accelerator.reduce(value, reduction="sum"))

@@ -89,7 +89,11 @@ def written(folder: Path) -> set[str]:
     trainer(policy, folder / "offline", prompts, offline=1.0, **algorithm_blocks("dpo")).run_round()
     names |= {name for row in read_metrics(folder / "offline" / "metrics.jsonl") for name in row}
     blocks = algorithm_blocks(
-        "dr_grpo", replay="replay(count=1)", supervised="nll(coef=0.1, count=1)", hint="staged(above=9)"
+        "dr_grpo",
+        replay="replay(count=1)",
+        supervised="nll(coef=0.1, count=1)",
+        hint="staged(above=9)",
+        added="answers",
     )
     prompts = [Prompt("say a", "0", "a b c"), Prompt("say b", "1", "b c a")]
     others = trainer(

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from mmgrpo.config.registry import bind
 from mmgrpo.objectives import AGGREGATIONS
 from mmgrpo.objectives.origins import REPLAYS, Replay, Supervision, likelihood, weights_by_origin
 from mmgrpo.other_rows import SPLIT
+from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.prompts.hints import characters, staged_hint, with_hint
 from mmgrpo.prompts.replay import Buffer, Stored, chosen
 from mmgrpo.randomness import stream
@@ -24,7 +26,8 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import HINT, HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prompt, Request, Turn
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, recipe, trainer
-from tests.toys import toy_policy, toy_prompts
+from tests.speaking import TableModel
+from tests.toys import toy_prompts
 from tests.trees import plain
 from tests.unit.policies.test_beam_search import log_prob_of
 from tests.unit.policies.test_token_policy import completions, kept, rescored, token_policy
@@ -168,7 +171,7 @@ def test_phi_is_a_constant_that_fades_for_sure_and_for_unlikely_tokens():
 
 def test_a_stored_row_scores_as_in_its_round():
     policy = token_policy()
-    made = policy.rollout(Request(PROMPTS, [0, 1], 4, 3))
+    made: Any = policy.rollout(Request(PROMPTS, [0, 1], 4, 3))
     rows = [6, 1, 3]
     again = policy.unpack(
         [made.prompts[row] for row in rows], policy.pack(made, rows), [7, 8, 8], REPLAYED, Request((), (), 0, 0)
@@ -186,7 +189,9 @@ def test_a_stored_row_scores_as_in_its_round():
 
 def test_the_likelihood_of_an_answer_is_that_of_its_tokens():
     policy = token_policy()
-    given = policy.unpack(PROMPTS, policy.answers(PROMPTS), [0, 1], SUPERVISED, Request((), (), 0, 0))
+    given: Any = policy.unpack(
+        PROMPTS, [one for [one] in policy.answers(PROMPTS)], [0, 1], SUPERVISED, Request((), (), 0, 0)
+    )
     assert [output.text for output in given.outputs] == ["a b c d", "d c b a"]
     for row, prompt in enumerate(PROMPTS):
         ids = tuple(completions(given)[row][given.decisions.loss_mask[row]].tolist())
@@ -203,10 +208,10 @@ def length(prompts, outputs) -> list[float]:
     return [1.0 / (1 + output.tokens) for output in outputs]
 
 
-def run(folder: Path, steps: int = 6, given=(), prompts=PROMPTS, reward=length, preset="dr_grpo", **changes) -> Trainer:
+def run(folder: Path, steps: int = 6, data=(), prompts=PROMPTS, reward=length, preset="dr_grpo", **changes) -> Any:
     blocks = algorithm_blocks(preset, aggregation="per_sample", **changes)
     return trainer(
-        token_policy(), folder, prompts, reward=reward, steps=steps, group_size=4, lr=1e-2, save_every=2, given=given,
+        token_policy(), folder, prompts, reward=reward, steps=steps, group_size=4, lr=1e-2, save_every=2, given=data,
         **blocks,
     )  # fmt: skip
 
@@ -231,7 +236,11 @@ FOREIGN = [
     {"replay": "replay(count=2, strategy='random')"},
     {"replay": "replay(count=2, statistics='with', old='recomputed', apart=False)"},
     {"replay": "replay(count=2, statistics='own', old='one', capacity=5)"},
-    {"supervised": "nll(coef=linear(0.5, 0.1), count=2)", "given": GIVEN},
+    {"added": "answers(count=0, counted=True)"},
+    {"added": "answers(old='one', when='failed', above=0.49, scale=0.5)", "off_policy": "luffy"},
+    {"added": "refined(above=0.3)"},
+    {"added": "corrected(above=0.3, tokens=3)"},
+    {"supervised": "nll(coef=linear(0.5, 0.1), count=2)", "data": GIVEN},
     {"supervised": "nll(coef=0.5, count=1, source='failed')"},
     {"hint": "staged(above=0.6)"},
     {"hint": "forced(members=2, tokens=2)"},
@@ -262,7 +271,7 @@ def test_a_replay_of_weight_zero_and_a_likelihood_of_weight_zero_change_nothing(
     replayed.fit()
     for one, other in zip(weights(base), weights(replayed), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
-    given = run(tmp_path / "c", supervised="nll(coef=0.0, count=2)", given=GIVEN)
+    given = run(tmp_path / "c", supervised="nll(coef=0.0, count=2)", data=GIVEN)
     given.fit()
     assert same(base, given)
     late = run(tmp_path / "d", replay="replay(count=2, least=1000)")
@@ -272,8 +281,10 @@ def test_a_replay_of_weight_zero_and_a_likelihood_of_weight_zero_change_nothing(
 
 def test_at_weight_one_only_the_answers_are_learned(tmp_path):
     """CHORD at mu = 1 is supervised training: the gradient of the mean of -log pi over the tokens of both answers."""
-    other = run(tmp_path / "b", supervised="nll(coef=1.0, count=2)", given=GIVEN)
-    given = other.policy.unpack(GIVEN, other.policy.answers(GIVEN), [0, 1], SUPERVISED, Request((), (), 0, 0))
+    other = run(tmp_path / "b", supervised="nll(coef=1.0, count=2)", data=GIVEN)
+    given = other.policy.unpack(
+        GIVEN, [one for [one] in other.policy.answers(GIVEN)], [0, 1], SUPERVISED, Request((), (), 0, 0)
+    )
     mask = given.decisions.loss_mask
     [part] = given.steps.split(mask, 100)
     (-other.policy.score(given, part, frozenset({"log_probs"}))["log_probs"].mean()).backward()
@@ -352,7 +363,7 @@ def test_a_forced_beginning_is_given_and_no_decision():
     policy = token_policy()
     sampling = {"forced_members": 2.0, "forced_tokens": 2.0}
     request = Request(PROMPTS, [0, 1], 4, 3, sampling=sampling, solutions=["a b c d", "d"])
-    made = policy.rollout(request)
+    made: Any = policy.rollout(request)
     # The solution of the second prompt has nothing to force without its last token.
     assert made.decisions.origin.tolist() == [OWN] * 2 + [OWN] * 4 + [HINTED] * 2
     assert made.decisions.keys["prompt"].tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
@@ -373,10 +384,10 @@ def test_a_forced_beginning_is_given_and_no_decision():
     ("changes", "words"),
     [
         ({"supervised": "nll(coef=0.5)"}, r"data\.supervised"),
-        ({"given": GIVEN}, r"algorithm\.supervised"),
+        ({"data": GIVEN}, r"algorithm\.supervised"),
         ({"replay": "replay(count=2)", "weighting": ["gradient(rate=1.0)"]}, "gradient"),
         ({"replay": "replay(count=2, strategy='rcent')"}, "recent"),
-        ({"supervised": "nll(coef=0.5, aggregation='per_decison')", "given": GIVEN}, "per_decision"),
+        ({"supervised": "nll(coef=0.5, aggregation='per_decison')", "data": GIVEN}, "per_decision"),
     ],
 )
 def test_what_has_no_effect_or_no_place_is_refused(changes, words, tmp_path):
@@ -385,5 +396,6 @@ def test_what_has_no_effect_or_no_place_is_refused(changes, words, tmp_path):
 
 
 def test_a_policy_that_stores_no_rows_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"algorithm\.replay.*gaussian"):
-        trainer(toy_policy(), tmp_path, toy_prompts(2), loss=LossRecipe.of("ppo", "per_sample", replay="replay"))
+    with pytest.raises(ValueError, match=r"algorithm\.replay.*policy of tokens"):
+        policy = CategoricalPolicy(TableModel(2, 5))
+        trainer(policy, tmp_path, toy_prompts(2), loss=LossRecipe.of("ppo", "per_sample", replay="replay"))

@@ -39,6 +39,7 @@ MEDIA = [
     {"caption": "a cat", "jpg_0": "b.png", "jpg_1": "a.png", "label_0": 0, "label_1": 1.0, "has_label": True},
     {"prompt": "a cat", "generations": ["a.png", "b.png"], "ranking": [1, 2]},
     {"prompt": "a cat", "left_image": "a.png", "right_image": "b.png", "vote_type": "leftvote"},
+    {"prompt": "a cat", "answer_image": ["a.png", "b.png"]},
 ]
 
 
@@ -71,6 +72,7 @@ def test_files_of_images(row, tmp_path):
 def test_every_layout_is_read_somewhere(tmp_path):
     rows = TEXTS + MEDIA + [{"prompt": "a", "chosen_video": "a.mp4", "rejected_video": "b.mp4"}]
     rows += [{"prompt": "a", "chosen_audio": "a.wav", "rejected_audio": "b.wav"}]
+    rows += [{"prompt": "a", "answer_video": "a.mp4"}, {"prompt": "a", "answer_audio": "a.wav"}]
     rows += [{"prompt": "a", "left_video": "a.mp4", "right_video": "b.mp4", "vote_type": "tievote"}]
     found = [next(keys for keys in LAYOUTS if all(key in row for key in keys)) for row in rows]
     assert set(found) == set(LAYOUTS)

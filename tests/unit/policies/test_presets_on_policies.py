@@ -18,7 +18,7 @@ from mmgrpo.config.reading import refuse_preset
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import Image, Output, Policy, Prompt, Text
+from mmgrpo.types import Answer, Image, Media, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
@@ -92,7 +92,9 @@ def prompts_of(kind: str) -> list[Prompt]:
 def short_run(kind: str, preset: str, folder: Path, **more: Any) -> Trainer:
     """Two steps of a preset, put together as a training script does it."""
     policy = policy_of(kind, preset)
-    answered = [replace(prompt, answer="a b", meta={"steps": ["a", "b"]}) for prompt in prompts_of(kind)]
+    given = (Answer("", Media("image", Image(torch.ones(3, 1, 1))), 1.0),)
+    texts = {"answer": "a b", "meta": {"steps": ["a", "b"]}}
+    answered = [replace(one, **(texts if kind == "tokens" else {"answers": given})) for one in prompts_of(kind)]
     refuse_preset(preset, policy.kind)
     settings: dict[str, Any] = algorithm_blocks(preset, **CHANGES.get(preset, {}), **more)
     if preset == "prorl":  # its reset follows evaluations
@@ -102,7 +104,7 @@ def short_run(kind: str, preset: str, folder: Path, **more: Any) -> Trainer:
     return trainer(
         policy,
         folder,
-        answered if kind == "tokens" else prompts_of(kind),
+        answered,
         reward=never_flat if getattr(policy, "completion_steps", 0) else REWARDS.get(preset, right_or_wrong),
         prompts_per_step=3,
         group_size=8,

@@ -20,16 +20,17 @@ from mmgrpo.data.images import Unreadable
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.files import write_text
 from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import Answer, Media, Output, Prompt, Turn
+from mmgrpo.types import Answer, Image, Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
 from pipelines.readable import filter_readable
 from tests.building import algorithm_blocks, load, misses, module, near_one, recipe, trainer
 from tests.seeing import PICTURE, WORDS, write_model
 from tests.speaking import TableModel, near_answer, table_prompts
-from tests.toys import toy_policy, toy_prompts
+from tests.toys import ToyModel, toy_policy, toy_prompts
 
 
 def rows(folder: Path, accelerator: Accelerator) -> Trainer:
@@ -167,6 +168,43 @@ def offline(folder: Path, accelerator: Accelerator) -> Trainer:
     return trainer(policy, folder, prompts, reward=short, accelerator=accelerator, **more, **blocks)
 
 
+def remembered(changes: dict[str, Any], folder: Path, accelerator: Accelerator) -> Trainer:
+    """What a run keeps between rounds, and rows that only some processes have."""
+    from pipelines.vlm.causal_lm import toy
+
+    def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [float(output.tokens < 3) for output in outputs]  # type: ignore[union-attr]
+
+    policy = TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)
+    prompts = [Prompt(f"say {word}", word, word) for word in ("a", "b", "a b", "b a")]
+    blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", **changes)
+    more: dict[str, Any] = {"prompts_per_step": 2, "steps": 3, "lr": 1e-3, "given": prompts}
+    more = more if "supervised" in changes else {**more, "given": ()}
+    return trainer(policy, folder, prompts, reward=short, accelerator=accelerator, **more, **blocks)
+
+
+def pictured(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Replayed and given images."""
+    policy = FlowMatchingPolicy(
+        ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=9
+    )
+    given = (Answer("", Media("image", Image(torch.ones(3, 1, 1))), 1.0),)
+    prompts = [replace(prompt, answers=given) for prompt in toy_prompts(2)]
+    blocks = algorithm_blocks("grpo", replay="replay(count=2)", added="answers", terms=[])
+    return trainer(policy, folder, prompts, reward=near_one, steps=3, lr=1e-3, accelerator=accelerator, **blocks)
+
+
+REMEMBERED: dict[str, dict[str, Any]] = {
+    "sampled by the ledger": {"sampler": ["variance_weighted", "retire(at=2.0)"]},
+    "replayed": {"replay": "replay(count=2, strategy='random')", "supervised": "nll(coef=0.1, count=2)"},
+    "replayed where it failed": {
+        "replay": "replay(count=1, above=0.0, when='failed', replaces=True, old='recomputed')"
+    },
+    "hinted": {"hint": "staged(above=0.5)"},
+    "refined": {"added": "refined(text=' {sample}', when='failed', above=0.5)"},
+    "corrected": {"added": "corrected(text=' a', answer=' {answer}', tokens=3)"},
+}
+
 CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "rows": rows,
     "tree": tree,
@@ -178,6 +216,8 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "choices": choices,
     "hinge": hinge,
     "networks": networks,
+    "pictured": pictured,
+    **{name: partial(remembered, changes) for name, changes in REMEMBERED.items()},
     **{f"clipped {name}": partial(clipped, name) for name in ("ppo", "gspo", "gspo_token", "sequence_sum")},
 }
 
@@ -191,6 +231,9 @@ def run(folder: Path) -> None:
         made.fit()
         weights = {key: value.detach().contiguous() for key, value in made.trained.items()}
         save_file(weights, folder / name / f"weights-{accelerator.process_index}.safetensors")
+        tables = {"ledger": made.ledger.tensors(), **made.others.tables()}
+        kept = {f"{group}.{one}": value.contiguous() for group, table in tables.items() for one, value in table.items()}
+        save_file(kept, folder / name / f"kept-{accelerator.process_index}.safetensors")
     write_text(
         folder / f"largest-{accelerator.process_index}", str(largest(float(accelerator.process_index), accelerator))
     )

@@ -1,0 +1,191 @@
+"""The rows of a round so far, to which further ones are added: gathered numbers, groups of this rank, stored rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmgrpo.advantages.estimate import Estimate
+from mmgrpo.prompts.added import worst
+from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, row_counts
+from mmgrpo.scoring import RewardScores
+from mmgrpo.types import (
+    COUNTED,
+    DROPPED,
+    HINTED,
+    OWN,
+    REPLACED,
+    Decisions,
+    Policy,
+    Prompt,
+    Record,
+    Request,
+    Rollout,
+    Storing,
+    select_rows,
+)
+
+
+@dataclass
+class Collected:
+    """The rows of a round so far: the rollouts of this rank, and the gathered numbers of all ranks, part by part."""
+
+    accelerator: Accelerator
+    rollouts: list[Rollout]
+    places: list[Tensor]
+    decisions: list[Decisions]
+    scores: list[RewardScores]
+    weights: Float[Tensor, "R"]
+    """Of the rewards, in this round."""
+
+    def totals(self, scores: RewardScores) -> list[float]:
+        """Scores as one number each, -inf where a reward failed."""
+        value = torch.where(scores.valid, scores.values, 0.0).double().cpu() @ self.weights.double().cpu()
+        return torch.where(scores.failed.any(1).cpu(), -torch.inf, value).tolist()
+
+    def add(self, rollout: Rollout | None, scores: RewardScores | None) -> None:
+        """A further rollout of this rank with its scores; None where only other ranks have one."""
+        template = self.decisions[0]
+        none = torch.arange(0, device=template.origin.device)
+        own = like(rollout.decisions, template) if rollout else select_rows(template, none)
+        scores = scores or self.scores[0].rows(none)
+        first = sum(part.rows for part in self.decisions)
+        first += sum(row_counts(own.origin, self.accelerator)[: self.accelerator.process_index])
+        self.decisions.append(gather_decisions(own, self.accelerator, len(self.decisions)))
+        self.scores.append(gather_reward_scores(scores, self.accelerator))
+        if rollout is not None:
+            self.rollouts.append(rollout)
+            self.places.append(first + torch.arange(own.rows, device=own.origin.device))
+
+    def replace(self, places: Int[Tensor, "_"]) -> None:
+        """Samples at these places, the same on all ranks, give way: what the policy drew from its prompt as it is stays
+        evidence of how hard the prompt is; a row with a hint is none."""
+        first = 0
+        for number, part in enumerate(self.decisions):
+            here = torch.isin(first + torch.arange(part.rows, device=part.origin.device), places)
+            origin = part.origin.masked_fill(here & (part.origin == HINTED), DROPPED)
+            self.decisions[number] = replace(part, origin=origin.masked_fill(here & (part.origin == OWN), REPLACED))
+            first += part.rows
+
+    def replace_worst(self, decisions: Decisions, result: Estimate, keys: Int[Tensor, "_"]) -> None:
+        """Of each group as many of its worst samples give way as it has entries in ``keys``."""
+        places: list[int] = []
+        mine = torch.isin(decisions.origin, torch.tensor(COUNTED, device=keys.device)) & ~result.rewards.isnan()
+        for key, count in zip(*(one.tolist() for one in torch.unique(keys, return_counts=True)), strict=True):
+            here = (mine & (decisions.keys["prompt"] == key)).nonzero()[:, 0]
+            places += [int(here[one]) for one in worst(result.rewards[here].tolist(), count)]
+        self.replace(torch.tensor(places, dtype=torch.long, device=keys.device))
+
+
+def like(decisions: Decisions, template: Decisions) -> Decisions:
+    """The decisions with the keys and fields of others: further ones are left out, fields that are missing are 0 and
+    keys that are missing the group's."""
+    rows, width = decisions.loss_mask.shape
+
+    def missing(value: Tensor) -> Tensor:
+        return value.new_zeros((rows, *((width, *value.shape[2:]) if value.dim() > 1 else ())))
+
+    fields = {name: decisions.fields.get(name, missing(value)) for name, value in template.fields.items()}
+    keys = {name: decisions.keys.get(name, decisions.keys["prompt"]) for name in template.keys}
+    return replace(decisions, fields=fields, keys=keys)
+
+
+@dataclass
+class Group:
+    """A group of this rank."""
+
+    key: int
+    prompt: Prompt
+    number: int
+    """Of the prompt in the training set."""
+    size: int = 0
+
+
+def groups_of(rollouts: Sequence[Rollout]) -> list[Group]:
+    """The groups of rollouts by the policy, in the order of their keys."""
+    found: dict[int, Group] = {}
+    for rollout in rollouts:
+        keys, numbers = rollout.decisions.keys["prompt"].tolist(), rollout.decisions.fields["prompt_index"].tolist()
+        for row, origin in enumerate(rollout.decisions.origin.tolist()):
+            if origin == OWN:
+                group = found.setdefault(keys[row], Group(keys[row], rollout.prompts[row], int(numbers[row])))
+                group.size += 1
+    return [found[key] for key in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of this rank: its place among the gathered rows, its reward, and where it is."""
+
+    place: int
+    reward: float
+    rollout: Rollout
+    row: int
+
+
+def samples_of(group: Group, rows: Collected, decisions: Decisions, result: Estimate) -> list[Sample]:
+    """The scored samples of a group of this rank, in their order."""
+    found = []
+    for rollout, places in zip(rows.rollouts, rows.places, strict=True):
+        here = (decisions.keys["prompt"][places] == group.key).nonzero()[:, 0]
+        for row, place in zip(here.tolist(), places[here].tolist(), strict=True):
+            reward = float(result.rewards[place])
+            if int(decisions.origin[place]) in COUNTED and reward == reward:
+                found.append(Sample(place, reward, rollout, row))
+    return found
+
+
+def without_success(decisions: Decisions, result: Estimate, above: float) -> set[int]:
+    """Keys of the groups whose scored rows all have a reward of at most ``above``; a group without any is none."""
+    counted = torch.tensor(COUNTED, device=decisions.origin.device)
+    rows = torch.isin(decisions.origin, counted) & ~result.rewards.isnan()
+    key = decisions.keys["prompt"]
+    return {*key[rows].tolist()} - {*key[rows & (result.rewards > above)].tolist()}
+
+
+def unpacked(
+    policy: Policy,
+    pairs: Sequence[tuple[Prompt, Record]],
+    keys: Sequence[int],
+    origin: int,
+    numbers: Sequence[int],
+    request: Request,
+) -> Rollout:
+    """A rollout of stored rows in the groups ``keys``; ``numbers`` are those of their prompts in the training set."""
+    assert isinstance(policy, Storing)
+    prompts, records = [prompt for prompt, _ in pairs], [record for _, record in pairs]
+    rollout = policy.unpack(prompts, records, keys, origin, request)
+    return rollout.with_decisions(numbered(rollout.decisions, numbers))
+
+
+def numbered(decisions: Decisions, numbers: Sequence[int]) -> Decisions:
+    """The decisions with the field ``prompt_index``."""
+    index = torch.tensor(list(numbers), dtype=torch.long, device=decisions.origin.device)
+    return replace(decisions, fields={**decisions.fields, "prompt_index": index})
+
+
+def without_log_probs(record: Record) -> Record:
+    """The record of a row whose old log-probs are not those of its round."""
+    return {name: value for name, value in record.items() if name != "log_probs"}
+
+
+@torch.no_grad()
+def with_old_log_probs(policy: Policy, rollout: Rollout, undrawn: bool = False, rows: int = 64) -> Rollout:
+    """The old log-probs of the present policy, which scores at most ``rows`` at once. Of rows that no sampler drew
+    (``undrawn``) those are also its log-probs, and the entropies of their tokens are measured, too."""
+    decisions = rollout.decisions
+    names = {"log_probs"} | ({"entropy"} & decisions.fields.keys() if undrawn else set())
+    found = {name: torch.zeros_like(decisions.log_probs) for name in names}
+    for part in rollout.steps.split(decisions.decision_mask, rows):
+        scores = policy.score(rollout, part, frozenset(names))
+        for name in names:
+            found[name][part.rows, part.positions] = scores[name].to(decisions.log_probs.dtype)
+    log_probs = found.pop("log_probs")
+    if undrawn and "sampler_log_probs" in decisions.fields:
+        found["sampler_log_probs"] = log_probs
+    return rollout.with_decisions(replace(decisions, log_probs=log_probs, fields={**decisions.fields, **found}))

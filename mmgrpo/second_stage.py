@@ -1,0 +1,189 @@
+"""The second stage of a round: answers of the data set, refinements and corrections join its groups.
+
+    judged rows -> for some groups: records of further rows -> unpacked under the prompts as they are -> judged
+                -> gathered with an origin that says what they count; samples that give way stay evidence
+
+What joins, and what it counts, is a ``Addition`` (mmgrpo/prompts/added.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from accelerate import Accelerator
+
+from mmgrpo.advantages.estimate import Estimate
+from mmgrpo.collected import (
+    Collected,
+    Group,
+    Sample,
+    groups_of,
+    samples_of,
+    unpacked,
+    with_old_log_probs,
+    without_log_probs,
+    without_success,
+)
+from mmgrpo.prompts.added import Addition, refining, sources, way, written
+from mmgrpo.prompts.hints import solution_of
+from mmgrpo.randomness import derive, stream
+from mmgrpo.runtime.distributed import gather_rows
+from mmgrpo.scoring import RewardScores
+from mmgrpo.types import (
+    GIVEN,
+    HINTED,
+    REFERENCE,
+    Continuing,
+    Decisions,
+    Policy,
+    Record,
+    Request,
+    Rollout,
+    Storing,
+    Text,
+)
+
+MEMBERS = 1 << 16
+"""Numbers that a group has for its second samples, from its own number times this on."""
+
+Judge = Callable[[Request, Rollout], "Callable[[], tuple[Decisions, RewardScores]]"]
+"""Begins to score a rollout; what it returns waits for the decisions and scores."""
+Estimated = Callable[[], "tuple[Decisions, RewardScores, Estimate]"]
+"""All rows so far, their scores and advantages."""
+
+
+@dataclass(frozen=True)
+class SecondStage:
+    """That of one round on this rank."""
+
+    added: Addition
+    policy: Policy
+    accelerator: Accelerator
+    seed: int
+    number: int
+    """Of the round."""
+    request: Request
+    """What stored rows are unpacked with."""
+
+    def add(self, rows: Collected, judge: Judge, estimated: Estimated) -> dict[str, float]:
+        """Add the rows that join, and return metrics."""
+        added, policy = self.added, self.policy
+        assert isinstance(policy, Storing)
+        decisions, _, result = estimated()
+        failed = without_success(decisions, result, added.above) if added.when == "failed" else None
+        groups = [group for group in groups_of(rows.rollouts) if failed is None or group.key in failed]
+        made: list[tuple[Group, Record]] = []
+        gone: list[int] = []
+        if added.kind == "answers" and groups:
+            found = policy.answers([group.prompt for group in groups], added.count)
+            made = [(group, record) for group, records in zip(groups, found, strict=True) for record in records]
+        elif groups:
+            samples = {group.key: samples_of(group, rows, decisions, result) for group in groups}
+            if added.kind == "refined":
+                made = self._refined(groups, samples, rows, judge)
+            else:
+                made, gone = self._corrected(groups, samples)
+        rollout, scores = None, None
+        if made:
+            origin = HINTED if added.kind == "corrected" else REFERENCE if added.old == "one" else GIVEN
+            pairs, keys = [(group.prompt, record) for group, record in made], [group.key for group, _ in made]
+            rollout = unpacked(policy, pairs, keys, origin, [group.number for group, _ in made], self.request)
+            if added.old == "recomputed":
+                rollout = with_old_log_probs(policy, rollout, undrawn=True)
+            own, scores = judge(replace(self.request, prompts=rollout.prompts, slots=keys, group_size=1), rollout)()
+            if scores.values.shape[1] != rows.scores[0].values.shape[1]:
+                raise ValueError(
+                    "algorithm.added: sampling.plan has intervals, whose previews no other row has; use one"
+                )
+            rollout = rollout.with_decisions(own)
+            scores = replace(scores, values=scores.values * added.scale)
+        rows.add(rollout, scores)
+        last = rows.decisions[-1]
+        if added.kind == "corrected":
+            here = torch.tensor(gone, dtype=torch.long, device=last.origin.device)
+            rows.replace(gather_rows(here, self.accelerator))
+        elif added.replaces:
+            rows.replace_worst(decisions, result, last.keys["prompt"])
+        rewards = [one for one in rows.totals(rows.scores[-1]) if one > -torch.inf]
+        return {"added/rows": float(last.rows), "added/reward": sum(rewards) / max(1, len(rewards))}
+
+    def _refined(
+        self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]], rows: Collected, judge: Judge
+    ) -> list[tuple[Group, Record]]:
+        """The best refinements of groups, as rows of their prompts as they are."""
+        added, policy = self.added, self.policy
+        assert isinstance(policy, Storing)
+        chosen = {
+            group.key * MEMBERS + number: (group, samples[group.key][number])
+            for group in groups
+            if samples[group.key]
+            for number in sources([one.reward for one in samples[group.key]], added)
+        }
+        if not chosen:
+            return []
+        prompts = [
+            refining(group.prompt, added, text_of(one), one.reward > added.above) for group, one in chosen.values()
+        ]
+        seed = derive(self.seed, "refined", self.number)
+        request = replace(self.request, prompts=prompts, slots=[*chosen], group_size=1, seed=seed)
+        with policy.networks(added.network):
+            rollout = policy.rollout(request)
+        slots = rollout.decisions.keys["prompt"].tolist()
+        # A reward sees the prompt as it is.
+        _, scores = judge(request, replace(rollout, prompts=[chosen[slot][0].prompt for slot in slots]))()
+        totals, best = rows.totals(scores), []
+        for group in groups:
+            origins = rollout.decisions.origin.tolist()
+            own = [row for row, slot in enumerate(slots) if slot // MEMBERS == group.key and origins[row] == HINTED]
+            best += [(group, row) for row in sorted(own, key=lambda row: -totals[row])[: added.count]]
+        records = policy.pack(rollout, [row for _, row in best])
+        return [(group, without_log_probs(record)) for (group, _), record in zip(best, records, strict=True)]
+
+    def _corrected(
+        self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]]
+    ) -> tuple[list[tuple[Group, Record]], list[int]]:
+        """Corrections of the wrong samples of groups, and the places of those."""
+        added, policy = self.added, self.policy
+        assert isinstance(policy, Storing) and isinstance(policy, Continuing)
+        made: list[tuple[Group, Record]] = []
+        going: dict[int, tuple[Group, Record]] = {}
+        gone: list[int] = []
+        for group in groups:
+            for number, one in enumerate(samples[group.key]):
+                if one.reward > added.above:
+                    continue
+                gone.append(one.place)
+                slot = group.key * MEMBERS + number
+                how = way(added, stream(self.seed, "corrected", self.number, slot))
+                [record] = policy.pack(one.rollout, [one.row])
+                solution = solution_of(group.prompt, added.column)
+                if how == "continued":
+                    going[slot] = group, policy.unfinished(record, added.text)
+                elif how == "replaced" and isinstance(solution, str) and solution:
+                    made.append((group, policy.written(solution)))
+                else:
+                    ending = policy.written(written(added.answer, group.prompt))
+                    made.append((group, policy.extended(policy.unfinished(record, ""), ending)))
+        if going:
+            request = replace(
+                self.request,
+                prompts=[group.prompt for group, _ in going.values()],
+                slots=[*going],
+                group_size=1,
+                seed=derive(self.seed, "corrected", self.number),
+                sampling={**self.request.sampling, "max_tokens": float(added.tokens)},
+                beginnings=[tuple(record["ids"].tolist()) for _, record in going.values()],
+            )
+            rests = policy.pack(policy.rollout(request), range(len(going)))
+            pairs = zip(going.values(), rests, strict=True)
+            made += [(group, policy.extended(record, rest)) for (group, record), rest in pairs]
+        return made, gone
+
+
+def text_of(sample: Sample) -> str:
+    """What a sample says."""
+    output = sample.rollout.outputs[sample.row]
+    assert isinstance(output, Text)
+    return output.whole

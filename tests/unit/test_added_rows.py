@@ -1,0 +1,415 @@
+"""Stored and given rows of denoising policies, and rows that join a group in a second stage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.advantages.estimate import estimate
+from mmgrpo.config.registry import bind
+from mmgrpo.diffusion.kernels import diffusion_estimates, estimates, output_towards
+from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.prompts.added import ADDITIONS, refining, sources, way, worst, written
+from mmgrpo.randomness import stream
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import (
+    DROPPED,
+    GIVEN,
+    HINT,
+    HINTED,
+    OWN,
+    REFERENCE,
+    REPLACED,
+    REPLAYED,
+    SUPERVISED,
+    Answer,
+    Image,
+    Media,
+    Policy,
+    Prompt,
+    Request,
+    Rollout,
+    Text,
+)
+from tests.building import algorithm_blocks, near_one, recipe, trainer
+from tests.toys import ToyModel, toy_policy, toy_prompts
+from tests.trees import plain
+from tests.unit.policies.test_token_policy import token_policy
+
+pytest.importorskip("transformers")
+
+ONES = Media("image", Image(torch.ones(3, 1, 1)))
+ZEROS = Media("image", Image(torch.zeros(3, 1, 1)))
+PICTURED = [replace(one, answers=(Answer("", ONES, 1.0), Answer("", ZEROS, 0.0))) for one in toy_prompts(3)]
+WORDS = [Prompt("say a", "0", "a b"), Prompt("say b", "1", "b")]
+
+
+def matching() -> FlowMatchingPolicy:
+    return FlowMatchingPolicy(
+        ToyModel(), steps=5, draws=3, error="velocity", evaluation_steps=5, forward_batch_size=1024
+    )
+
+
+POLICIES = {
+    "matching": matching,
+    "gaussian": lambda: toy_policy("every_step", steps=5),
+    "tree": lambda: toy_policy("branch_tree(splits=[0,1])", steps=5),
+    "jump": lambda: toy_policy("one_step_branch(draw='all')", steps=5),
+}
+EVERY = Request((), (), 0, 77)
+
+
+def rescored(policy: Policy, made: Rollout) -> torch.Tensor:
+    found = torch.zeros_like(made.decisions.log_probs)
+    for part in made.steps.split(made.decisions.decision_mask, 3):
+        with torch.no_grad():
+            scores = policy.score(made, part, frozenset({"log_probs"}))
+        found[part.rows, part.positions] = scores["log_probs"]
+    return found
+
+
+# ---- rows of denoising policies
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_stored_image_scores_as_in_its_round(kind):
+    policy: Any = POLICIES[kind]()
+    made = policy.rollout(Request(PICTURED, [0, 1, 2], 4, 3))
+    rows = [6, 1, 11]
+    again = policy.unpack([made.prompts[row] for row in rows], policy.pack(made, rows), [7, 8, 8], REPLAYED, EVERY)
+    for place, row in enumerate(rows):
+        torch.testing.assert_close(again.outputs[place].pixels, made.outputs[row].pixels, rtol=0, atol=0)
+    assert again.decisions.keys["prompt"].tolist() == [7, 8, 8] and again.decisions.origin.tolist() == [REPLAYED] * 3
+    for name in ("log_probs", "decision_mask"):
+        assert torch.equal(getattr(again.decisions, name), getattr(made.decisions, name)[rows])
+    for name, value in again.decisions.fields.items():
+        assert torch.equal(value, made.decisions.fields[name][rows]), name
+    mask = again.decisions.loss_mask
+    assert bool(mask.any(1).all()) and not bool((mask & ~again.decisions.decision_mask).any())
+    torch.testing.assert_close(rescored(policy, again)[mask], again.decisions.log_probs[mask], rtol=1e-5, atol=1e-6)
+
+
+def test_without_log_probs_stored_images_share_the_draws_of_their_group():
+    policy = matching()
+    made = policy.rollout(Request(PICTURED, [0, 1, 2], 4, 3))
+    records = [{name: value for name, value in one.items() if name != "log_probs"} for one in policy.pack(made, [0, 1])]
+    later = policy.rollout(Request(PICTURED, [0, 1, 2], 4, 9))
+    again = policy.unpack([PICTURED[1]] * 2, records, [1, 1], REPLAYED, Request((), (), 0, 9))
+    own: Any = later.steps
+    stored: Any = again.steps
+    assert torch.equal(own.noise[1], stored.noise[0]) and torch.equal(own.step[1], stored.step[0])
+    assert len(stored.noise) == 1
+
+
+@pytest.mark.parametrize("prediction", ["flow", "epsilon", "v", "sample"])
+def test_the_output_towards_an_image_estimates_it(prediction):
+    levels = torch.tensor([1.0, 0.6, 0.3, 0.0]) if prediction == "flow" else torch.tensor([0.01, 0.3, 0.7, 1.0])
+    grid = Grid(levels, levels[:-1], "flow" if prediction == "flow" else "diffusion", 0.6)
+    clean, x, step = torch.full((2, 3), 2.0), torch.tensor([[1.0, -1.0, 0.5]] * 2), torch.tensor([1, 2])
+    output = output_towards(clean, x, step, grid, prediction)
+    now = levels[step][:, None]
+    found = estimates(x, output, now)[0] if prediction == "flow" else diffusion_estimates(x, output, now, prediction)[0]
+    torch.testing.assert_close(found, clean)
+
+
+def test_a_given_image_ends_a_trajectory_whose_likelihood_is_the_error_of_the_network():
+    """-log p differs between networks as the squared distance of their means from the transition's, over 2 std^2."""
+    policy: Any = toy_policy("every_step", steps=5)
+    [[best]] = policy.answers(PICTURED[:1])
+    given: Any = policy.unpack(PICTURED[:1] * 2, [best, best], [0, 1], SUPERVISED, EVERY)
+    torch.testing.assert_close(given.outputs[0].pixels, torch.ones(3, 1, 1))
+    walk = given.steps.walks[0]
+    assert not torch.equal(walk.states[0], walk.states[len(walk.states) // 2]), "each row has its own noise"
+    mask, found = given.decisions.loss_mask, rescored(policy, given)
+    assert mask.sum(1).tolist() == [4, 4]
+    with torch.no_grad():
+        policy.network.outer.bias += 0.3
+    other = rescored(policy, given)
+    for row, place in mask.nonzero().tolist():
+        state, after = walk.states[walk.source[row, place]], walk.states[walk.target[row, place]]
+        step = torch.tensor([place])
+        means = []
+        for shift in (0.0, 0.3):
+            with torch.no_grad():
+                out = policy.network(state[None], walk.grid.times[step], torch.zeros(1)) - 0.3 + shift
+            means.append(policy.kernel(state[None], out, step, walk.grid).mean[0])
+        gap = [float((after - mean).square().mean() / (2 * walk.std[place] ** 2)) for mean in means]
+        assert float(found[row, place] - other[row, place]) == pytest.approx(gap[1] - gap[0], rel=1e-3, abs=1e-4)
+
+
+def test_the_likelihood_of_a_given_image_is_the_matching_error():
+    policy = matching()
+    [[best, second]] = policy.answers(PICTURED[:1], 2)
+    given: Any = policy.unpack([PICTURED[0]] * 2, [best, second], [0, 0], SUPERVISED, EVERY)
+    assert torch.equal(best["clean"], torch.ones(3, 1, 1)) and torch.equal(second["clean"], torch.zeros(3, 1, 1))
+    step, noise = given.steps.step[0], given.steps.noise[0]
+    time = policy.grid.levels[step].view(-1, 1, 1, 1)
+    with torch.no_grad():
+        velocity = policy.network((1 - time) + time * noise, time.flatten(), torch.zeros(3))
+    expected = -(velocity - (noise - 1)).square().flatten(1).mean(1)
+    torch.testing.assert_close(rescored(policy, given)[0], expected)
+
+
+# ---- runs
+
+
+def run(kind: str, folder: Path, steps: int = 6, prompts=PICTURED, data=(), **changes) -> Trainer:
+    preset = "dgpo" if kind == "matching" and changes.get("objective") == "dgpo" else "dr_grpo"
+    blocks = algorithm_blocks(preset, aggregation="per_sample", **changes)
+    return trainer(
+        POLICIES[kind](), folder, prompts, reward=near_one, steps=steps, group_size=4, lr=1e-2, save_every=2,
+        given=data, **blocks,
+    )  # fmt: skip
+
+
+def same(one: Trainer, other: Trainer) -> bool:
+    return all(torch.equal(one.trained[name], other.trained[name]) for name in one.trained)
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in row.items() if k not in ("run", "seconds", "memory") and "time/" not in k} for row in rows
+    ]
+
+
+VISUAL = [
+    {"replay": "replay(count=2, strategy='highest')"},
+    {"replay": "replay(count=2, statistics='with', old='recomputed', apart=False)"},
+    {"replay": "replay(count=1, statistics='own')"},
+    {"supervised": "nll(coef=linear(0.5, 0.1), count=2)", "data": PICTURED},
+    {"added": "answers(count=0, counted=True)"},
+    {"added": "answers(replaces=True, scale=0.8)", "shape": ["anchor"]},
+]
+
+
+@pytest.mark.parametrize("changes", VISUAL, ids=lambda one: next(iter(one.values())))
+@pytest.mark.parametrize("kind", ["matching", "gaussian"])
+def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, changes, tmp_path):
+    whole = run(kind, tmp_path / "whole", **changes)
+    whole.fit()
+    first = run(kind, tmp_path / "part", **changes)
+    for _ in range(4):
+        first.run_round()
+    first.save()
+    part = run(kind, tmp_path / "part", **changes)
+    assert part.resume() and part.step == 4
+    part.fit()
+    assert same(part, whole) and lines(tmp_path / "part") == lines(tmp_path / "whole")
+    without = run(kind, tmp_path / "plain")
+    without.fit()
+    assert not same(without, whole), "it had no effect"
+
+
+@pytest.mark.parametrize("kind", ["matching", "gaussian"])
+def test_given_images_are_learned(kind, tmp_path):
+    """By their likelihood alone; the ones are 1 from the mean of samples before."""
+    made = run(kind, tmp_path, steps=60, supervised="nll(coef=1.0, count=2)", data=PICTURED)
+    before = near_one(PICTURED, made.policy.sample(Request(PICTURED, [0, 1, 2], 1, 5)))
+    made.fit()
+    after = near_one(PICTURED, made.policy.sample(Request(PICTURED, [0, 1, 2], 1, 5)))
+    assert sum(after) > 0.6 * sum(before), (before, after)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("matching", {"replay": "replay(old='one')"}, r"algorithm\.replay.*matching"),
+        ("gaussian", {"supervised": "nll(coef=0.1, phi=True)"}, r"algorithm\.supervised.*gaussian"),
+        ("gaussian", {"added": "refined"}, r"algorithm\.added.*gaussian"),
+        ("matching", {"hint": "staged"}, r"algorithm\.hint.*matching"),
+        ("matching", {"added": "answers", "prompts": toy_prompts(2)}, r"algorithm\.added.*'0'"),
+        ("gaussian", {"supervised": "nll(coef=0.1)", "data": toy_prompts(2)}, r"algorithm\.supervised.*'0'"),
+        ("matching", {"added": "answers", "baseline": "greedy"}, r"algorithm\.added.*greedy"),
+    ],
+)
+def test_what_images_have_no_place_for_is_refused(kind, changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        run(kind, tmp_path, **changes)
+
+
+def test_replay_with_rewards_of_steps_is_refused(tmp_path):
+    blocks = algorithm_blocks("grpo", credit="step_return", baseline="none", scale="none", replay="replay(count=1)")
+    with pytest.raises(ValueError, match=r"algorithm\.replay.*step_"):
+        trainer(toy_policy(steps=4, completion_steps=4), tmp_path, toy_prompts(2), **blocks)
+
+
+# ---- what joins a group
+
+
+def test_numbers_of_the_papers():
+    """Critique-GRPO: seven wrong rows and a right refinement, without std; EDGE-GRPO: two of four corrected to 2."""
+    values = torch.tensor([[0.0]] * 7 + [[1.0]])
+    rows = replace(plain([1] * 8), origin=torch.tensor([OWN] * 7 + [REFERENCE]))
+    made = estimate(values, values >= 0, torch.ones(1), rows, recipe(scale="none"), counted_origins=(OWN, REFERENCE))
+    assert made.samples.tolist() == pytest.approx([-0.125] * 7 + [0.875])
+    values = torch.tensor([[0.0], [0.0], [2.0], [2.0]])
+    rows = replace(plain([1] * 4), origin=torch.tensor([OWN, OWN, HINTED, HINTED]))
+    made = estimate(values, values >= 0, torch.ones(1), rows, recipe())
+    assert made.samples.tolist() == pytest.approx([-0.86595] * 2 + [0.86595] * 2, abs=1e-4)
+    # AR3PO, option II: the stored right answer counts in mean and std.
+    values = torch.tensor([[0.0], [0.0], [0.0], [1.0]])
+    rows = replace(plain([1] * 4), origin=torch.tensor([OWN] * 3 + [REPLAYED]))
+    made = estimate(values, values >= 0, torch.ones(1), rows, recipe(), counted_origins=(OWN, REPLAYED))
+    assert made.samples.tolist() == pytest.approx([-0.5] * 3 + [1.5], abs=1e-3)
+
+
+def test_which_samples_are_refined_and_which_give_way():
+    rewards = [0.5, 0.0, 1.0, 0.0]
+    assert [sources(rewards, bind(text, ADDITIONS, "")({})) for text in ("refined", "refined(of='best')")] == [
+        [0, 1, 2, 3], [2]
+    ]  # fmt: skip
+    assert sources(rewards, bind("refined(of='wrong', above=0.5)", ADDITIONS, "")({})) == [0, 1, 3]
+    assert worst(rewards, 1) == [1] and worst(rewards, 3) == [0, 1, 3]
+
+
+def test_the_text_of_a_critique_names_columns_of_the_row():
+    prompt = Prompt("1+1?", "p", "2", columns={"criteria": "be brief"})
+    given = bind("refined(text=' [{sample}|{verdict}|{answer}|{criteria}]')", ADDITIONS, "")({})
+    asked = refining(prompt, given, "3", False)
+    assert asked.text == "1+1? [3|wrong|2|be brief]" and HINT in asked.meta
+    with pytest.raises(ValueError, match="'p'.*'missing'"):
+        written("{missing}", prompt)
+
+
+def test_corrections_are_drawn_by_their_shares():
+    given = bind("corrected", ADDITIONS, "")({})
+    drawn = [way(given, stream(0, number)) for number in range(400)]
+    counts = [drawn.count(name) / 400 for name in ("continued", "told", "replaced")]
+    assert counts == pytest.approx([0.5, 0.25, 0.25], abs=4 * (0.25 / 400) ** 0.5)
+    with pytest.raises(ValueError, match="continued 0.8"):
+        bind("corrected(continued=0.8)", ADDITIONS, "")({})
+
+
+def says_b(prompts, outputs) -> list[float]:
+    """Reward: the last word is b, whatever the prompt says of an attempt."""
+    assert not any(HINT in prompt.meta for prompt in prompts), "a reward sees the prompt as it is"
+    return [float(output.text.split()[-1:] == ["b"]) for output in outputs]
+
+
+def round_of(folder: Path, reward=says_b, group_size: int = 4, prompts=WORDS, **changes) -> Any:
+    """A round of a token policy: the trainer, and the batch that it trained."""
+    blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", **changes)
+    made: Any = trainer(
+        token_policy(keep_reference=True), folder, prompts, reward=reward, group_size=group_size, steps=3, **blocks
+    )
+    taken: list[Any] = []
+    original = made.others.take_in
+    made.others.take_in = lambda batch, *rest: (taken.append((batch, *rest)), original(batch, *rest))[1]
+    made.run_round()
+    [(batch, totals, _)] = taken
+    return made, batch, totals
+
+
+def test_an_answer_joins_its_group_and_is_no_evidence(tmp_path):
+    made, batch, totals = round_of(tmp_path, added="answers(replaces=True)")
+    origin, index = batch.decisions.origin, batch.decisions.fields["prompt_index"]
+    assert [int((origin == kind).sum()) for kind in (OWN, REPLACED, GIVEN)] == [6, 2, 2]
+    for number in (0, 1):
+        here = index == number
+        gone, left = totals[here & (origin == REPLACED)], totals[here & (origin == OWN)]
+        assert float(gone) <= float(left.min())
+        row = next(one for one in made.ledger.entries(WORDS) if one["id"] == str(number))
+        assert row["draws"] == 4
+        assert row["mean"] == pytest.approx(float(totals[here & (origin != GIVEN)].mean()))
+    assert totals[origin == GIVEN].tolist() == [1.0, 1.0]
+    [given] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == GIVEN]
+    assert sorted(output.text for output in given.outputs) == ["a b", "b"]
+    line = lines(tmp_path)[0]
+    assert line["added/rows"] == 2 and line["added/reward"] == 1 and line["ratio/first_minus_one"] < 1e-5
+    mask = given.decisions.loss_mask
+    assert torch.equal(mask, given.decisions.decision_mask) and bool((given.decisions.log_probs[mask] < 0).all())
+
+
+def test_only_groups_without_success_are_given_an_answer(tmp_path):
+    _, batch, totals = round_of(tmp_path, added="answers(when='failed')", group_size=6)
+    origin, index = batch.decisions.origin, batch.decisions.fields["prompt_index"]
+    for number in (0, 1):
+        solved = bool((totals[(index == number) & (origin == OWN)] > 0).any())
+        assert int(((index == number) & (origin == GIVEN)).sum()) == (0 if solved else 1)
+
+
+def test_a_refinement_is_scored_under_the_prompt_as_it_is(tmp_path):
+    """Critique-GRPO, arXiv:2506.03106: the best of the refinements takes the place of a wrong row."""
+    _, batch, totals = round_of(tmp_path, added="refined(text=' {sample}')", off_policy="luffy(gamma=0.1)")
+    origin, key = batch.decisions.origin, batch.decisions.keys["prompt"]
+    assert [int((origin == kind).sum()) for kind in (OWN, REPLACED, REFERENCE)] == [6, 2, 2]
+    assert sorted(key[origin == REFERENCE].tolist()) == sorted({*key.tolist()})
+    [given] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == REFERENCE]
+    assert not any(HINT in prompt.meta for prompt in given.prompts)
+    assert float(given.decisions.log_probs.abs().sum()) == 0
+    for place in (origin == REFERENCE).nonzero()[:, 0].tolist():
+        rest = (key == key[place]) & (origin == OWN)
+        mean = (totals[rest].sum() + totals[place]) / (rest.sum() + 1)
+        assert float(batch.advantages[place][batch.loss_mask[place]].max()) == pytest.approx(
+            float(totals[place] - mean), abs=1e-5
+        )
+    again, _, _ = round_of(tmp_path / "again", added="refined(text=' {sample}', network='reference')")
+    assert again.loss.needs_reference and again.others.metrics["added/rows"] == 2
+
+
+def test_a_corrected_sample_goes_on_or_gives_way(tmp_path):
+    """EDGE-GRPO, arXiv:2507.21848: all wrong rows are corrected, and their tokens trained with a ratio of 1."""
+    prompts = [replace(one, columns={"solution": "c b"}) for one in WORDS]
+    text = "corrected(text=' c', answer=' {answer}', tokens=3)"
+    made, batch, totals = round_of(tmp_path, added=text, prompts=prompts, group_size=8)
+    origin = batch.decisions.origin
+    wrong = int(((origin == OWN) | (origin == REPLACED)).sum()) - int((totals[origin == OWN] > 0).sum())
+    assert int((origin == REPLACED).sum()) == int((origin == HINTED).sum()) == wrong > 4
+    assert not bool(batch.loss_mask[origin == REPLACED].any()) and not bool((origin == DROPPED).any())
+    [corrected] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == HINTED]
+    texts = [output.text for output in corrected.outputs]
+    assert "c b" in texts and sum(" c" in one for one in texts) > 2
+    mask = corrected.decisions.loss_mask
+    assert torch.equal(mask, corrected.decisions.decision_mask)
+    assert bool((corrected.decisions.log_probs[mask] < 0).all()) and bool(
+        (corrected.decisions.fields["entropy"][mask] > 0).all()
+    )
+    assert all(isinstance(one, Text) for one in corrected.outputs)
+    assert lines(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
+    own = totals[(origin == OWN) | (origin == REPLACED)]
+    assert sum(row["mean"] * row["draws"] for row in made.ledger.entries(prompts)) == pytest.approx(float(own.sum()))
+
+
+def test_a_group_that_fails_takes_an_earlier_success_into_its_statistics(tmp_path):
+    """AR3PO, arXiv:2509.25808, option II: of four wrong rows one gives way, the others are compared with the stored."""
+    rounds: list[int] = []
+
+    def only_at_first(prompts, outputs) -> list[float]:
+        rounds.append(0)
+        return [float(len(rounds) == 1 and place % 4 == 0) for place in range(len(outputs))]
+
+    text = "replay(count=1, strategy='random', above=0.0, statistics='with', coef=0.0, when='failed', replaces=True)"
+    made, _, _ = round_of(tmp_path, reward=only_at_first, replay=text)
+    taken: list[Any] = []
+    original = made.others.take_in
+    made.others.take_in = lambda batch, *rest: (taken.append(batch), original(batch, *rest))[1]
+    assert len(made.others.buffer.rows) == 2
+    made.run_round()
+    origin, advantages = taken[0].decisions.origin, taken[0].advantages.amin(1)
+    assert [int((origin == kind).sum()) for kind in (OWN, REPLACED, REPLAYED)] == [6, 2, 2]
+    assert advantages[origin == OWN].tolist() == pytest.approx([-0.25] * 6)
+    made.run_round()  # a group with a success again is left alone
+    assert len(made.others.buffer.rows) == 2
+
+
+def test_right_groups_are_left_as_they_are(tmp_path):
+    def right(prompts, outputs) -> list[float]:
+        return [1.0 + output.tokens for output in outputs]
+
+    weights = []
+    for number, given in enumerate(("none", "corrected", "answers(when='failed')", "refined(when='failed')")):
+        made, _, _ = round_of(tmp_path / str(number), reward=right, added=given)
+        weights.append(torch.cat([one.detach().flatten() for one in made.trained.values()]))
+    assert all(torch.equal(weights[0], other) for other in weights[1:])
+
+
+def test_an_unknown_network_that_refines_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"algorithm\.added.*'referense'.*'reference'"):
+        round_of(tmp_path, added="refined(network='referense')")
