@@ -44,7 +44,7 @@ def table_prompts(count: int) -> list[Prompt]:
 
 def near_answer(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """Reward: minus the distance of the chosen class from the prompt's answer."""
-    return [-abs(int(output.text) - prompt.answer) for prompt, output in zip(prompts, outputs, strict=True)]
+    return [-abs(int(output.text) - prompt.answer) for prompt, output in zip(prompts, outputs, strict=True)]  # type: ignore[union-attr]
 
 
 def hum(text: str, speed: float) -> np.ndarray:
