@@ -24,6 +24,10 @@ MAX_TEXT = 10_000
 """Characters of one value."""
 
 
+OTHER = re.compile(r"(?:^|[./_])(?:\w*sft|dpo|distill|preprocess|sample|inference|main_generation)(?:[._]|$)")
+"""Names of programs of these projects that fine-tune by another method, prepare data or sample."""
+
+
 @dataclass
 class Source:
     """What a configuration says."""
@@ -155,6 +159,11 @@ def flatten(source: Source, section: Mapping[Any, Any], nested: bool, prefix: st
 def from_script(source: Source, text: str) -> None:
     """Put the settings of the one command of a shell script that starts a training."""
     command = command_of(text, source.name)
+    if OTHER.search(command.program) and "grpo" not in command.program:
+        raise ValueError(
+            f"{source.name}: starts {command.program}, which is no group-relative training; give the script or "
+            "configuration of one"
+        )
     source.processes, source.program, source.launcher = command.processes, command.program, list(command.launcher)
     source.branches = dict(command.branches)
     for name, value in command.environment.items():

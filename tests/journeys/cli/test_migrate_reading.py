@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ from mmgrpo.cli.migrate import page
 from mmgrpo.cli.migrate.draft import Draft
 from mmgrpo.cli.migrate.python_file import from_python
 from mmgrpo.cli.migrate.script import command_of
-from mmgrpo.cli.migrate.sources import Source, flatten, from_words, json_of, plain, text_of
+from mmgrpo.cli.migrate.sources import Source, flatten, from_script, from_words, json_of, plain, text_of
 from mmgrpo.cli.migrate.tables import PROJECTS, table
 
 
@@ -49,6 +50,24 @@ def settings(script: str) -> dict[str, Any]:
 )
 def test_the_command_of_a_script(script: str, values: dict[str, Any]):
     assert settings(script) == values
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("-m verl.trainer.fsdp_sft_trainer", "-m verl.trainer.main_generation", "fastvideo/distill.py"),
+        *(
+            "fastvideo/data_preprocess/preprocess_vae_latents.py",
+            "fastvideo/sample/sample_t2v_mochi.py",
+            "train_dpo.py",
+        ),
+    ],
+)
+def test_a_script_of_another_method_is_refused_by_its_program(program: str):
+    with pytest.raises(ValueError, match=re.escape(program.split()[-1])):
+        from_script(Source("a.sh"), f"torchrun {program} --x 1")
+    for right in ("-m verl.trainer.main_ppo", "train_grpo_flux.py", "sft_then_grpo.py"):
+        from_script(Source("a.sh"), f"python {right} --x 1")
 
 
 def test_a_quote_is_open_for_at_most_five_hundred_lines():
