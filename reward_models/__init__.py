@@ -19,6 +19,7 @@ TASKS = (
         "relative_accuracy",
         "count_fuzzy",
         "jaccard",
+        "ranking",
         "edit",
         "edit_ratio",
         "ocr_wer",
@@ -261,6 +262,14 @@ REWARDS: dict[str, RewardEntry] = {
         manifest=replace(SCHEMA, high=inf, reads=("answer", "meta.schema"), source="RL-Struct, arXiv:2512.00319"),
     ),
     "tool_format": RewardEntry("reward_models.rules.tool_calls:tool_format", manifest=TOOLS),
+    "strict_verdict": RewardEntry(
+        "reward_models.rules.tags:strict_verdict",
+        manifest=replace(ANSWER, low=-1, source="RM-R1, arXiv:2505.02387"),
+    ),
+    "tool_economy": RewardEntry(
+        "reward_models.rules.tool_calls:tool_economy",
+        manifest=replace(TOOLS, group=True, source="OTC, arXiv:2504.14870"),
+    ),
     "tool_match": RewardEntry("reward_models.rules.tool_calls:tool_match", manifest=replace(TOOLS, low=-3, high=3)),
     "rules": RewardEntry(
         "reward_models.rules.rule_table:rules",
@@ -270,6 +279,10 @@ REWARDS: dict[str, RewardEntry] = {
         "reward_models.rules.tasks:inverted", manifest=replace(MATH, high=6, reads=("answer", "task", "meta.invert"))
     ),
     "format": RewardEntry("reward_models.rules.tags:format", manifest=replace(ANSWER, reads=())),
+    "ended": RewardEntry(
+        "reward_models.rules.lengths:ended",
+        manifest=replace(LENGTH, low=-1, high=0, source="Tulu 3, arXiv:2411.15124"),
+    ),
     "soft_overlong": RewardEntry("reward_models.rules.lengths:soft_overlong", manifest=LENGTH),
     "cosine_length": RewardEntry(
         "reward_models.rules.lengths:cosine_length", manifest=replace(ANSWER, low=-inf, high=inf)

@@ -169,6 +169,32 @@ def _labels(text: str) -> set[str]:
     return {without_end(label).strip() for label in folded(text).split(";")} - {""}
 
 
+def ranking(answer: str, prompt: Prompt, output: Text) -> float:
+    """The share of the pairs of the gold order, "B > A > C" or a list, that stand in the same order in the answer: (tau
+    + 1) / 2 of Kendall's tau. 0 for an answer that does not name each once. "A > B > C" for "B > A > C": 2/3.
+
+    The reward of rankings of a policy that judges (URPO, arXiv:2507.17515, whose own was not found).
+    """
+    answers = prompt.answer
+    wanted = (
+        [folded(str(one)).casefold() for one in answers]
+        if isinstance(answers, list | tuple)
+        else _order(gold_text(prompt))
+    )
+    if len(wanted) < 2 or len(set(wanted)) < len(wanted):
+        malformed(prompt, 'an order of at least two different names, such as "B > A > C"')
+    given = _order(answer)
+    if sorted(given) != sorted(wanted):
+        return 0.0
+    place = {name: number for number, name in enumerate(given)}
+    pairs = [(one, other) for number, one in enumerate(wanted) for other in wanted[number + 1 :]]
+    return sum(place[one] < place[other] for one, other in pairs) / len(pairs)
+
+
+def _order(text: str) -> list[str]:
+    return [name for part in re.split(r"[>,;\n]", text) if (name := without_end(folded(part)).strip().casefold())]
+
+
 def edit(answer: str, prompt: Prompt, output: Text) -> float:
     """1 - edit distance / length of the longer text, in characters (Fact-R1)."""
     from rapidfuzz.distance import Levenshtein

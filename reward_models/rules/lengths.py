@@ -25,6 +25,12 @@ def soft_overlong(prompts: Sequence[Prompt], outputs: Sequence[Output], max_toke
     return [overlong(text.tokens, max_tokens, buffer) for text in texts(outputs, "soft_overlong")]
 
 
+def ended(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """-1 for an answer that was cut off at the limit, 0 for one that came to an end: of weight 10 the penalty of Tulu 3
+    (arXiv:2411.15124) for answers without an end."""
+    return [-float(text.truncated) for text in texts(outputs, "ended")]
+
+
 def cosine(tokens: int, max_tokens: int, short: float, long: float) -> float:
     """From ``short`` at length 0 to ``long`` at max_tokens: long + (short - long) (1 + cos(pi L / L_max)) / 2."""
     return long + (short - long) * (1 + math.cos(math.pi * min(tokens / max_tokens, 1))) / 2

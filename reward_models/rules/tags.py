@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mmgrpo.config.names import nearest
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules.parsing import literal, malformed, meta_number, numbers
+from reward_models.rules.parsing import gold_text, literal, malformed, meta_number, numbers
 
 Check = Callable[[str, Prompt], bool]
 
@@ -88,6 +88,21 @@ def format(prompts: Sequence[Prompt], outputs: Sequence[Output], style: str = "t
     check = STYLES[style]
     rows = zip(prompts, texts(outputs, "format"), strict=True)
     return [float(any(check(form, prompt) for form in _forms(text))) for prompt, text in rows]
+
+
+def strict_verdict(prompts: Sequence[Prompt], outputs: Sequence[Output], window: int = 80) -> list[float]:
+    """1 if the last ``window`` characters hold the row's verdict in its tag, ``<answer>[[A]]</answer>`` or ``[[B]]``,
+    and not the other one, else -1: judges that are trained by RM-R1 (arXiv:2505.02387), without a reward of form."""
+    values = []
+    for prompt, text in zip(prompts, texts(outputs, "strict_verdict"), strict=True):
+        gold = gold_text(prompt).strip("[]")
+        if gold not in ("A", "B"):
+            malformed(prompt, "A or B")
+        right, wrong = (
+            f"<answer>[[{name}]]</answer>" in text.text[-window:] for name in (gold, "B" if gold == "A" else "A")
+        )
+        values.append(1.0 if right and not wrong else -1.0)
+    return values
 
 
 def _forms(text: Text) -> list[str]:

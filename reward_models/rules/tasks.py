@@ -53,6 +53,7 @@ TASKS: Mapping[str, Task] = {
         answers.relative_accuracy,
         answers.count_fuzzy,
         answers.jaccard,
+        answers.ranking,
         answers.edit,
         answers.edit_ratio,
         answers.ocr_wer,

@@ -10,6 +10,7 @@ in each, after its thought. A row whose answer is an empty list expects none, bu
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,11 @@ from itertools import permutations
 from typing import Any
 
 from mmgrpo.types import Output, Prompt
+from reward_models.rules.groups import groups
 from reward_models.rules.json_answers import same
 from reward_models.rules.parsing import MAX_CHARACTERS, malformed
 from reward_models.rules.tags import texts
+from reward_models.rules.tasks import task
 
 Call = tuple[str, dict[str, Any]]
 
@@ -143,3 +146,40 @@ def gold_calls(prompt: Prompt) -> list[Call]:
 def responds(prompt: Prompt) -> bool:
     """Whether a row expects a response: where it expects no call, or says so."""
     return bool(prompt.meta.get("response", not gold_calls(prompt)))
+
+
+def tool_economy(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], c: float = 4.0, right: float = 0.5, tags: bool | str = True
+) -> list[float]:
+    """``calls_value`` of the number of calls of a right answer, 0 for a wrong one, by the task of the row: OTC
+    (arXiv:2504.14870), whose reward this is times a coefficient.
+
+    n is the smallest number of calls with which one of the group is right, where the paper has the smallest so far, and
+    ``c`` is ours. Calls that cannot be read count as one for each tag.
+    """
+    if not c > 0:
+        raise ValueError(f"tool_economy: c: got {c}, expected above 0")
+    values = task(prompts, outputs, tags)
+    calls = [number_of_calls(text.whole) for text in texts(outputs, "tool_economy")]
+    rewards = [0.0] * len(values)
+    for rows in groups(prompts):
+        good = [row for row in rows if values[row] >= right]
+        for row in good:
+            rewards[row] = calls_value(calls[row], min(calls[other] for other in good), c)
+        for row in rows:
+            if values[row] != values[row]:
+                rewards[row] = values[row]
+    return rewards
+
+
+def number_of_calls(completion: str) -> int:
+    """Calls in the tags of a completion; of a tag that cannot be read one."""
+    return sum(len(calls_in(f"<tool_call>{content}</tool_call>") or [None]) for content in _TAG.findall(completion))
+
+
+def calls_value(calls: int, least: int, c: float) -> float:
+    """sin(f pi / (2 n)), f = 2 n m / (m + n), of m calls where n are the least, cos(m pi / (2 m + c)) where none are
+    needed: (m, n) of (0, 0), (2, 2): 1; (1, 0), (4, 2), (1, 2): .866; (0, 2): 0; (8, 2): .588, with c 4."""
+    if least == 0:
+        return math.cos(calls * math.pi / (2 * calls + c))
+    return math.sin(math.pi * calls / (calls + least))

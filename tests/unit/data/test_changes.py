@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.config.registry import bind
-from mmgrpo.data.perturbations import CHANGES, Mask, check_changes, masked
+from mmgrpo.data.perturbations import CHANGES, Mask, Pixels, check_changes, masked
 from mmgrpo.randomness import derive
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
@@ -111,3 +111,17 @@ def test_a_prompt_with_nothing_to_change_is_returned_itself(text):
     if text != "blank":
         heard = prompt(SOUND)
         assert changed(text, heard) is heard
+
+
+def test_a_pixelated_image_keeps_its_layout_and_size():
+    halves = torch.zeros(3, 20, 20)
+    halves[:, :, 10:] = 1.0
+    halves[:, ::2] += torch.where(halves[:, ::2] > 0, -0.2, 0.2)  # detail that a tenth of the rows cannot show
+    few = Pixels(0.1).apply(halves)
+    assert few.shape == halves.shape and few.unique().numel() <= 4
+    assert (few[:, :, :10] < 0.3).all() and (few[:, :, 10:] > 0.7).all()
+    assert torch.equal(Pixels(1.0).apply(halves), halves)
+    clip = (halves * 255).round().to(torch.uint8).expand(2, 3, 20, 20)
+    assert Pixels(0.1).apply(clip).dtype == torch.uint8 and Pixels(0.1).apply(clip).shape == clip.shape
+    heard, shown = prompt(SOUND), changed("pixelated(ratio=0.5)", prompt(PICTURE))
+    assert changed("pixelated", heard) is heard and shown.media[0].options["mask"] == Pixels(0.5)

@@ -103,6 +103,9 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("rouge_l", "", "the cat", 0),
         ("rouge", "", "!", 0),  # no word on either side
         ("rouge_l", "", "!", 0),
+        ("ranking", "A > B > C", "B > A > C", 2 / 3),  # one of three pairs is wrong
+        ("ranking", "C, A, B", ["B", "A", "C"], 0),
+        ("ranking", "B > A", "B > A > C", 0),
     ],
 )
 def test_worked_values(task, answer, gold, expected):

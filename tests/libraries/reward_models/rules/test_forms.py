@@ -10,6 +10,7 @@ from mmgrpo.types import Prompt, Text
 from reward_models.rules import json_answers, rule_table, tasks, tool_calls
 from reward_models.rules.single import reward
 from reward_models.rules.speech import biased_wer, neg_wer
+from reward_models.rules.tags import strict_verdict
 
 # ---- JSON
 
@@ -193,3 +194,32 @@ def test_rare_words_count_more(hypothesis, errors):
     prompt = Prompt("", answer="call zoe now", meta={"keywords": ["Zoe", "absent"]})
     assert biased_wer([prompt], [Text(hypothesis)]) == [pytest.approx(-errors / 7)]
     assert biased_wer([prompt], [Text(hypothesis)], weight=1) == neg_wer([prompt], [Text(hypothesis)])
+
+
+@pytest.mark.parametrize(
+    ("calls", "least", "value"),
+    [(0, 0, 1), (1, 0, 0.866025), (2, 2, 1), (4, 2, 0.866025), (1, 2, 0.866025), (0, 2, 0), (8, 2, 0.587785)],
+)
+def test_a_right_answer_with_few_calls_is_worth_more(calls, least, value):
+    assert tool_calls.calls_value(calls, least, 4.0) == pytest.approx(value, abs=1e-6)
+
+
+def test_the_fewest_calls_are_those_of_a_right_answer_of_the_group():
+    one = '<tool_call>{"name": "zoom", "parameters": {}}</tool_call>'
+    said = [one * 2 + "<answer>4</answer>", one * 4 + "<answer>4</answer>", "<answer>5</answer>", "<answer>4</answer>"]
+    prompts = [Prompt("2 + 2", id=key, task="numeric", answer=4) for key in "aaab"]
+    made = tool_calls.tool_economy(prompts, [Text(text) for text in said])
+    assert made == pytest.approx([1, 0.866025, 0, 1], abs=1e-6)
+    assert tool_calls.number_of_calls(one + "<tool_call>broken</tool_call>") == 2
+    with pytest.raises(ValueError, match="tool_economy.*c: got 0"):
+        tool_calls.tool_economy([], [], c=0)
+
+
+def test_a_strict_verdict_stands_at_the_end_and_alone():
+    def verdict(text):
+        return strict_verdict([Prompt("?", answer="A")], [Text(text)])[0]
+
+    assert verdict("so <answer>[[A]]</answer>\n") == 1
+    assert verdict("<answer>[[B]]</answer> or <answer>[[A]]</answer>") == -1
+    assert verdict("<answer>[[A]]</answer>" + 80 * ".") == -1
+    assert verdict("[[A]]") == -1

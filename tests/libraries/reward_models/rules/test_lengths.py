@@ -10,7 +10,7 @@ from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import groups
-from reward_models.rules.lengths import cosine, cosine_length, overlong, repeated_fraction
+from reward_models.rules.lengths import cosine, cosine_length, ended, overlong, repeated_fraction
 
 SUM = Prompt("2 + 3?", "sum", answer=5, task="numeric")
 RIGHT, WRONG = "<answer>5</answer>", "<answer>6</answer>"
@@ -148,3 +148,8 @@ def test_defaults_of_the_bonuses_of_video_r1():
     assert groups.temporal_bonus(mixed, texts) == [0, 0, 0]  # 0.15 < 0.8 * 0.2
     same = Prompt("label", answer="a", task="exact")
     assert list(groups.groups([same, tenth, same, Prompt("label")])) == [[0, 2], [1], [3]]
+
+
+def test_an_answer_without_an_end_is_a_loss():
+    outputs = [Text("a", 9, truncated=True), Text("a", 9)]
+    assert ended([Prompt("?")] * 2, outputs) == [-1, 0]

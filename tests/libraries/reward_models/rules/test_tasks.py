@@ -78,6 +78,7 @@ GOLD: dict[str, tuple] = {
     "tracking_frames": (PATH, json.dumps(PATH)),
     "spatio_temporal": ({"time": [2, 8], "boxes": PATH}, json.dumps({"time": [2, 8], "boxes": PATH})),
     "segmentation_points": (REGION, json.dumps(REGION)),
+    "ranking": ("B > A > C", "b > a > c"),
     "vlm_r1": ("red cat", "red cat"),
     "rouge_l": ("red cat", "Red cat"),
     "latex_structure": (LATEX, LATEX),
