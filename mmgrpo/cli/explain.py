@@ -210,21 +210,57 @@ def record(paper: Paper) -> str:
 
 
 def command(paper: Paper) -> str:
-    """The command line that begins a run of the paper: its first recipe; or its first preset, else the first of each of
-    its blocks, with its rewards and settings."""
+    """The command line that begins a run of the paper: its first recipe; or its first preset, with the first of each of
+    its blocks of which the preset has none, and with its rewards and settings. ``...`` is the user's to fill in."""
     if "recipe" in paper.uses:
         return f"mmgrpo train --recipe {paper.uses['recipe'][0]}"
-    from mmgrpo.config.presets import BASE
+    from mmgrpo.config.presets import BASE, PRESETS
 
     lines = {LINES.get(line, line): line for line in BASE}
-    if "preset" in paper.uses:
-        words = [f"--algorithm.preset {paper.uses['preset'][0]}"]
-    else:
-        words = [f"--algorithm.{lines[kind]} {shlex.quote(n[0])}" for kind, n in paper.uses.items() if kind in lines]
-    rewards = [*paper.uses.get("reward", ()), *(["task"] if "task" in paper.uses else [])]
+    preset = paper.uses["preset"][0] if "preset" in paper.uses else ""
+    words = [f"--algorithm.preset {preset}"] if preset else []
+    for kind, names in paper.uses.items():
+        if kind in lines and (not preset or PRESETS[preset][lines[kind]] == BASE[lines[kind]] == []):
+            row = tables()[kind].get(names[0].partition("(")[0])
+            words.append(f"--algorithm.{lines[kind]} {shlex.quote(required(names[0], row.fn) if row else names[0])}")
+    rewards = [*map(required_of_reward, paper.uses.get("reward", ())), *(["task"] if "task" in paper.uses else [])]
     words += [f"--rewards {' '.join(map(shlex.quote, rewards))}"] if rewards else []
     words += [f"--{key} {value}" for key, value in paper.settings.items()]
     return " ".join(["mmgrpo train", *words]) if words else ""
+
+
+def required(text: str, function: Callable[..., Any]) -> str:
+    """A block or reward as a record writes it, with ``...`` for each parameter of its ``function`` that it does not
+    state and that has no default."""
+    from mmgrpo.config.registry import parse
+
+    name, given = parse(text)
+    more = [
+        f"{key}=..."
+        for key, one in inspect.signature(function).parameters.items()
+        if one.kind is one.KEYWORD_ONLY and one.default is one.empty and key not in given
+    ]
+    stated = text.partition("(")[2].removesuffix(")")
+    return f"{name}({', '.join([*([stated] if stated else []), *more])})" if more else text
+
+
+def required_of_reward(text: str) -> str:
+    """``required`` of a reward, whose own parameters follow those that the run gives it."""
+    from mmgrpo.config.plugins import load_object
+    from mmgrpo.rewards import entries
+    from mmgrpo.types import RECORDS
+
+    function = load_object(entries()[text.partition("(")[0]].function, "rewards", own=False)
+    own = [
+        one.replace(kind=one.KEYWORD_ONLY)
+        for key, one in inspect.signature(function).parameters.items()
+        if key not in {"prompts", "outputs", "rollout", *RECORDS} and one.kind is not one.VAR_KEYWORD
+    ]
+
+    def parameters() -> None: ...
+
+    parameters.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    return required(text, parameters)
 
 
 # ---- blocks, rewards, recipes, families

@@ -133,9 +133,13 @@ def test_a_paper_is_explained_with_a_command_and_its_tests() -> None:
         text = explain.record(paper)
         assert text.startswith(f"paper {paper.id}: ") and all(test in text for test in paper.tests)
         assert ("mmgrpo train" in text) or not {"preset", "recipe", "reward", "objective"} & paper.uses.keys()
-    verpo, mixed = (explain.command(papers()[name]) for name in ("verpo", "toolrl_rewards"))
-    assert verpo == "mmgrpo train --algorithm.scale none --rewards code_weighted task"
-    assert mixed == "mmgrpo train --algorithm.preset grpo --rewards tool_format tool_match"
+    verpo, mixed = (explain.command(papers()[name]) for name in ("verpo", "grpo_lead"))
+    assert verpo == (
+        "mmgrpo train --algorithm.scale none --rewards 'code_weighted(alpha=..., sigma=..., delta=...)' task"
+    )  # what has to be filled in
+    assert mixed == "mmgrpo train --algorithm.preset grpo_lead --algorithm.transform short_right"
+    assert explain.required_of_reward("judge_steps(weight=0)") == "judge_steps(weight=0, judge=...)"
+    assert explain.required_of_reward("jpeg_compressibility") == "jpeg_compressibility"
 
 
 def test_every_status_has_a_meaning_on_the_page() -> None:
