@@ -25,7 +25,8 @@ def changed(text: str, asked: Prompt, seen=(), seed: int = 1) -> Prompt:
     return bind(text, CHANGES, "change")({"prompt": asked, "seen": seen, "seed": seed})
 
 
-PICTURE = Media("image", Image(torch.ones(3, 8, 12)))
+SHOWN = Image(torch.ones(3, 8, 12))
+PICTURE = Media("image", SHOWN)
 CLIP = Media("video", Video(torch.ones(4, 3, 8, 8), 2.0), {"fps": 1.0})
 SOUND = Media("audio", Audio(torch.ones(1, 10), 10))
 
@@ -62,9 +63,9 @@ def test_bytes_stay_bytes_and_every_frame_hides_the_same():
 
 def test_a_mask_is_that_of_its_seed_and_of_the_place_of_its_medium():
     asked = prompt(PICTURE, PICTURE)
-    first, second = (masked(one, PICTURE.source.pixels) for one in changed("mask_patches(patch=2)", asked).media)
-    again = masked(changed("mask_patches(patch=2)", asked).media[0], PICTURE.source.pixels)
-    other = masked(changed("mask_patches(patch=2)", asked, seed=2).media[0], PICTURE.source.pixels)
+    first, second = (masked(one, SHOWN.pixels) for one in changed("mask_patches(patch=2)", asked).media)
+    again = masked(changed("mask_patches(patch=2)", asked).media[0], SHOWN.pixels)
+    other = masked(changed("mask_patches(patch=2)", asked, seed=2).media[0], SHOWN.pixels)
     assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first, other)
 
 
@@ -99,7 +100,7 @@ def test_a_change_leaves_text_order_and_other_options():
 def test_blank_hides_everything_and_shuffling_concerns_clips_only():
     blank = changed("blank", prompt(CLIP, SOUND, PICTURE))
     assert all("mask" in one.options for one in blank.media)
-    assert masked(blank.media[2], PICTURE.source.pixels).unique().tolist() == [0.5]
+    assert masked(blank.media[2], SHOWN.pixels).unique().tolist() == [0.5]
     shuffled = changed("shuffle_frames", prompt(CLIP, PICTURE))
     assert "shuffle" in shuffled.media[0].options and shuffled.media[1] is PICTURE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ SUM = Prompt("2 + 3?", "sum", answer=5, task="numeric")
 RIGHT, WRONG = "<answer>5</answer>", "<answer>6</answer>"
 
 
-def score(reward: str, prompts, outputs) -> list[float]:
+def score(reward: str, prompts, outputs) -> list[Any]:
     return list(scorer(reward).fn(prompts, outputs))
 
 

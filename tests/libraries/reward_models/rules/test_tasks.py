@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any, cast
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ ROW = {
 }
 """Further keys that tasks read."""
 
-HERE = [name for name in TASKS if not obstacle(REWARDS[name].read_manifest())]
+HERE = [name for name in TASKS if not obstacle(cast(Any, REWARDS[name].read_manifest()))]
 """Tasks whose packages are installed."""
 
 GOLD: dict[str, tuple] = {
@@ -137,9 +138,11 @@ APART = ("code", "code_share", "sql", "sql_partial")
 )
 def test_no_answer_is_worth_more_than_the_most_nor_stops_the_run(name):
     outputs = [Text(f"<answer>{answer}</answer>") for answer in HOSTILE] + [Text(other) for _, other in GOLD.values()]
-    values = scorer("task(tags=False)").fn([row(name)] * len(outputs), outputs)
+    values = cast(Any, scorer("task(tags=False)").fn([row(name)] * len(outputs), outputs))
     assert all(0 <= value <= MAXIMA.get(name, 1.0) + 1e-12 for value in values)
-    assert all(value < 0.25 for value in scorer("task").fn([row(name)] * len(HOSTILE), outputs[: len(HOSTILE)]))
+    assert all(
+        value < 0.25 for value in cast(Any, scorer("task").fn([row(name)] * len(HOSTILE), outputs[: len(HOSTILE)]))
+    )
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -230,6 +233,6 @@ def test_one_task_reads_answers_in_their_tags():
 
 def test_a_verdict_that_cannot_be_given_is_not_a_number():
     prompt = Prompt("a proverb", "7", answer="a bird in the hand", task="math")
-    values = scorer("task").fn([prompt, row("numeric")], [Text("<answer>3</answer>")] * 2)
+    values: Any = scorer("task").fn([prompt, row("numeric")], [Text("<answer>3</answer>")] * 2)
     assert math.isnan(values[0])
     assert values[1] == 1
