@@ -347,7 +347,7 @@ def refuse_rows(kind: str, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
             "algorithm.hint": hint.active,
             "algorithm.replay": bool(replay.count) and replay.old == "one",
             "algorithm.supervised": loss.supervised({}).phi,
-            "algorithm.added": added.active and (added.kind != "answers" or added.old == "one"),
+            "algorithm.added": added.active and (added.kind not in ("answers", "drawn") or added.old == "one"),
         }
         for line in (line for line, asked in asks.items() if asked):
             raise ValueError(

@@ -34,6 +34,7 @@ from mmgrpo.scoring import RewardScores
 from mmgrpo.types import (
     GIVEN,
     HINTED,
+    OWN,
     REFERENCE,
     Continuing,
     Decisions,
@@ -79,6 +80,8 @@ class SecondStage:
         if added.kind == "answers" and groups:
             found = policy.answers([group.prompt for group in groups], added.count)
             made = [(group, record) for group, records in zip(groups, found, strict=True) for record in records]
+        elif added.kind == "drawn" and groups:
+            made = self._drawn(groups)
         elif groups:
             samples = {group.key: samples_of(group, rows, decisions, result) for group in groups}
             if added.kind == "refined":
@@ -109,6 +112,21 @@ class SecondStage:
         rewards = [one for one in rows.totals(rows.scores[-1]) if one > -torch.inf]
         return {"added/rows": float(last.rows), "added/reward": sum(rewards) / max(1, len(rewards))}
 
+    def _drawn(self, groups: Sequence[Group]) -> list[tuple[Group, Record]]:
+        """Samples of another network on the prompts as they are."""
+        policy = self.policy
+        assert isinstance(policy, Storing)
+        prompts, keys = [group.prompt for group in groups], [group.key for group in groups]
+        seed = derive(self.seed, "drawn", self.number)
+        request = replace(self.request, prompts=prompts, slots=keys, group_size=self.added.count, seed=seed)
+        with policy.networks.drawing(self.added.network):
+            rollout = policy.rollout(request)
+        rows = [row for row, kind in enumerate(rollout.decisions.origin.tolist()) if kind == OWN]
+        of = {group.key: group for group in groups}
+        slots = rollout.decisions.keys["prompt"].tolist()
+        records = policy.pack(rollout, rows)
+        return [(of[slots[row]], without_log_probs(record)) for row, record in zip(rows, records, strict=True)]
+
     def _refined(
         self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]], rows: Collected, judge: Judge
     ) -> list[tuple[Group, Record]]:
@@ -128,7 +146,7 @@ class SecondStage:
         ]
         seed = derive(self.seed, "refined", self.number)
         request = replace(self.request, prompts=prompts, slots=[*chosen], group_size=1, seed=seed)
-        with policy.networks(added.network):
+        with policy.networks.drawing(added.network):
             rollout = policy.rollout(request)
         slots = rollout.decisions.keys["prompt"].tolist()
         # A reward sees the prompt as it is.

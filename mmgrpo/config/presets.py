@@ -1001,6 +1001,14 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2405.19320, offline form: alpha beta 0.01 on the preferred answers, with minus sign; constants ours. The
     # online form is bonus=0.01 on samples of the reference, which is xpo.
     "vpo": preferred("DPO that is pessimistic about what it has not seen.", "beta=0.1, bonus=-0.01, bonus_on='chosen'"),
+    # arXiv:2405.21046 and TRL: one sample of the policy against one of the reference, the better preferred; beta 0.1,
+    # alpha 1e-5, without a mean over the length. Every sample of a group is paired, where the paper draws one.
+    "xpo": preferred(
+        "DPO against samples of the reference, which are made less likely: exploration.",
+        "pairs='other_origin', beta=0.1, bonus=1e-5",
+        added="drawn(count=1, network='reference')",
+        select=[],
+    ),
     # arXiv:2404.09656, the soft form: after a round 0.6 of the policy enters the reference (renewal(every=512) is the
     # hard form, by optimizer steps); beta 0.1 is DPO's.
     "tr_dpo": preferred(

@@ -1,5 +1,6 @@
 """Rows that join a group: answers of the data set, and samples that are refined or corrected in a second stage.
 
+    drawn        samples of another network, such as the reference
     answers      what the data set gives to a prompt, one or several, as further members of its group
     refined      a sample and what is said of it stand in the prompt; of the new samples the best joins the group
     corrected    wrong samples go on behind a phrase, are told the answer, or give way to the solution
@@ -114,6 +115,17 @@ def refined(
     (arXiv:2511.12344): of best, when failed at above=0.999.
     """
     return Addition("refined", count, old, when, above, counted, replaces, of=of, text=text, network=network)
+
+
+@block(ADDITIONS)
+def drawn(
+    count: Annotated[int, COUNT] = 1,
+    network: Annotated[str, ANY_TEXT] = "reference",
+    counted: bool = False,
+) -> Addition:
+    """``count`` samples of another network, the reference or one of ``algorithm.networks``, join every group: those
+    with which XPO (arXiv:2405.21046) compares the policy's own, by ``preference(pairs='other_origin')``."""
+    return Addition("drawn", count, counted=counted, network=network)
 
 
 @block(ADDITIONS)

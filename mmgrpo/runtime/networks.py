@@ -232,6 +232,18 @@ class Networks:
             with exchanged(self.trained, values):
                 yield self.model.network
 
+    @contextmanager
+    def drawing(self, name: str) -> Iterator[None]:
+        """The present network is that of this name within a ``with`` block, so that the policy draws by it: also by a
+        reference that is a copy of its own."""
+        with self(name) as network:
+            if network is self.model.network:
+                yield
+                return
+            values = {key: one.detach() for key, one in network.named_parameters() if key in self.trained}
+        with exchanged(self.trained, values):
+            yield
+
     @torch.no_grad()
     def evaluate(
         self, name: str, tasks: Sequence[str], evaluate: Callable[[nn.Module, Int[Tensor, " some"]], Tensor]

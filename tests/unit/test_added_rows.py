@@ -186,6 +186,7 @@ VISUAL = [
     {"supervised": "nll(coef=linear(0.5, 0.1), count=2)", "data": PICTURED},
     {"added": "answers(count=0, counted=True)"},
     {"added": "answers(replaces=True, scale=0.8)", "shape": ["anchor"]},
+    {"added": "drawn(count=2)", "objective": "preference(pairs='other_origin')", "baseline": "none", "scale": "none"},
 ]
 
 
@@ -352,6 +353,26 @@ def test_a_refinement_is_scored_under_the_prompt_as_it_is(tmp_path):
         )
     again, _, _ = round_of(tmp_path / "again", added="refined(text=' {sample}', network='reference')")
     assert again.loss.needs_reference and again.others.metrics["added/rows"] == 2
+
+
+def test_samples_of_the_reference_are_drawn_by_it_and_are_no_evidence(tmp_path):
+    """XPO, arXiv:2405.21046."""
+    policy: Any = token_policy()
+    request = Request(WORDS, [0, 1], 4, 7)
+    policy.keep_reference()
+    before = policy.rollout(request)
+    for parameter in policy.network.parameters():
+        parameter.data.add_(5 * torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+    after = policy.rollout(request)
+    with policy.networks.drawing("reference"):
+        again = policy.rollout(request)
+    texts = [[output.text for output in one.outputs] for one in (before, after, again, policy.rollout(request))]
+    assert texts[0] == texts[2] != texts[1] == texts[3]
+
+    made, batch, totals = round_of(tmp_path, added="drawn(count=2)", objective="preference(pairs='other_origin')")
+    origin = batch.decisions.origin
+    assert [int((origin == kind).sum()) for kind in (OWN, GIVEN)] == [8, 4]
+    assert made.ledger.entries(WORDS)[0]["draws"] == 4 and bool((totals[origin == GIVEN] >= 0).all())
 
 
 def test_a_corrected_sample_goes_on_or_gives_way(tmp_path):

@@ -59,7 +59,7 @@ VISUAL = [
 
 COMPARED = {"grpo", "papo_g", "prdp", "tree_grpo", "mp_grpo", "dmospeech2", "flow_grpo", "flow_grpo_cps", "tempflow"}
 COMPARED |= {"dpo", "semi_online_dpo", "ipo", "slic", "robust_dpo", "exo", "inpo", "rpo", "mpo", "trpa", "copg", "vpo"}
-COMPARED |= {"d3po", "gepo", "tr_dpo", "tgdpo", "rto", "tulu_3_rlvr", "dpo_norm"}
+COMPARED |= {"d3po", "gepo", "tr_dpo", "tgdpo", "rto", "xpo", "tulu_3_rlvr", "dpo_norm"}
 COMPARED |= {"grpo_d", "prorl", "prorl_v2"}
 COMPARED |= {"unlikeliness", "chi_squared", "rapo"}
 COMPARED |= {"diffusion_nft", "dgpo", "crd", "diffusion_dpo", "gdro", "gardo"}
