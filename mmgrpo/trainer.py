@@ -58,7 +58,7 @@ from mmgrpo.scoring.progress import report
 from mmgrpo.stepping import take_step
 from mmgrpo.tracking import send_evaluation
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import Batch, LossRecipe, Tally, accumulate_gradients, minibatches, rescored
+from mmgrpo.update import VELOCITY_METRICS, Batch, LossRecipe, Tally, accumulate_gradients, minibatches, rescored
 
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
@@ -369,7 +369,7 @@ class Trainer:
             self.ema.update(self.step)
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
-        entries, ratio = max(1.0, sums.pop("entries")), sums.pop("velocity/norm_ratio", 0.0)
+        entries = max(1.0, sums.pop("entries"))
         line = {
             "loss": sums.pop("loss"),
             "clip/low": sums.pop("clip/low") / entries,
@@ -382,7 +382,7 @@ class Trainer:
             "decisions": float(trainable),
             "skipped": float(trainable == 0),
             "nonfinite": float(not finite),
-            **({"velocity/norm_ratio": ratio / entries} if ratio else {}),
+            **{name: mean for name in VELOCITY_METRICS if (mean := sums.pop(name) / entries)},
             **scheduled,
             **sums,
         }

@@ -36,6 +36,7 @@ from mmgrpo.config.registry import Bound, bind_scheduled
 from mmgrpo.data.perturbations import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.objectives.base import owned, owner_index
+from mmgrpo.objectives.matching import VELOCITY_METRICS, velocity_metrics
 from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, of_kinds, weights_by_origin
 from mmgrpo.prompts.added import ADDITIONS
 from mmgrpo.prompts.hints import HINTS
@@ -135,8 +136,7 @@ class LossRecipe:
     def tallied(self) -> list[str]:
         """Names of the sums of a ``Tally``, the same on all ranks, also where one has no rows."""
         names = ["loss", "entries", "clip/low", "clip/high", *(f"term/{name}" for name in self.term_names)]
-        compared = any(name.startswith("reference_") for name in self.scores)
-        return [*names, "velocity/norm_ratio"] if compared else names
+        return [*names, *VELOCITY_METRICS]
 
     @property
     def term_names(self) -> list[str]:
@@ -265,8 +265,8 @@ class Step:
         own = inputs["loss_mask"] & ~off_policy
         for name, entries in (("entries", own), ("clip/low", low & own), ("clip/high", high & own)):
             tally.add(name, entries.sum())
-        if "reference_velocity_norm" in inputs:
-            tally.add("velocity/norm_ratio", (inputs["velocity_norm"] / inputs["reference_velocity_norm"])[own].sum())
+        for name, norms in velocity_metrics(inputs).items():
+            tally.add(name, norms[own].sum())
         return total
 
     def as_drawn(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -118,7 +118,7 @@ def refuse_other_process(name: str, process: Process, sampling: DenoisingSamplin
     plan = parse(sampling.plan)[1]
     flows_only = {
         "grid": (sampling.grid != CHECKPOINT, CHECKPOINT),
-        "policy": (sampling.policy != "transitions", "transitions"),
+        "solver": (sampling.solver != "euler", "euler"),
         "plan": (
             plan.get("tail", "euler") != "euler" or plan.get("tail_ratio", 1) != 1,
             "it without tail and tail_ratio",

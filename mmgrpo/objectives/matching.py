@@ -6,12 +6,15 @@ average, ``reference``, ``earlier``, ``teacher``) predict at the same noised sam
     gap     v - v*, v* = noise - x_0, over the latent
     error   e = mean(gap^2), ``normalized_error`` = mean(gap^2) / mean|gap| with a detached divisor
 
-Any solver may draw the samples, with or without guidance. -t gap is the gap of the clean estimate. Diffusion-DPO
-(2311.12908) is ``preference(reduce='step')`` on errors, with half of its beta.
+Any solver may draw the samples, with or without guidance. -t gap is the gap of the clean estimate. A UNet predicts
+epsilon, v or x0 of its own process: v* is then its target, and ``time`` the scale that t is here
+(``mmgrpo.diffusion.noising``). Diffusion-DPO (2311.12908) is ``preference(reduce='step')`` on errors, with half of its
+beta.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -35,6 +38,18 @@ def self_normalized(gap: Float[Tensor, "*shape"], entries: int) -> Float[Tensor,
     """mean(gap^2) / max(mean|gap|, 1e-5) over all axes behind the first ``entries``, the divisor without gradient."""
     flat = gap.flatten(entries)
     return flat.square().mean(-1) / flat.detach().abs().mean(-1).clamp_min(SMALLEST)
+
+
+VELOCITY_METRICS = ("velocity/norm", "velocity/norm_ratio")
+"""Metrics of denoising runs, whose zero stands for none."""
+
+
+def velocity_metrics(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """|v| of every decision, and over that of the reference where the loss evaluates it (NormGuard, 2606.27771)."""
+    found = {"velocity/norm": inputs["velocity_norm"].detach()} if "velocity_norm" in inputs else {}
+    if "reference_velocity_norm" in inputs:
+        found["velocity/norm_ratio"] = found["velocity/norm"] / inputs["reference_velocity_norm"]
+    return found
 
 
 def group_sum(

@@ -469,8 +469,8 @@ class DenoisingPolicy:
             scores["progress"] = torch.where(last > 0, before / last.clamp(min=1), 1.0)
         if "dt" in names:
             scores["dt"] = walk.grid.dt(part.positions)
-        if "velocity_norm" in names:
-            scores["velocity_norm"] = norm_of(self.solver.mean(output))[inverse]
+        norm = norm_of(self.solver.mean(output))[inverse]
+        scores["velocity_norm"] = norm if "velocity_norm" in names else norm.detach()  # for the metric velocity/norm
         for other in self.networks.asked(names):
             tasks = [rollout.prompts[row].task for row in part.rows[entry].tolist()]
             original = self.networks.evaluate(
@@ -484,7 +484,6 @@ class DenoisingPolicy:
             scores[f"{other}_velocity_gap"] = over_latent((output - original).square())[inverse]
             if f"{other}_velocity_norm" in names or other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
                 scores[f"{other}_velocity_norm"] = norm_of(self.solver.mean(original))[inverse]
-                scores.setdefault("velocity_norm", norm_of(self.solver.mean(output.detach()))[inverse])
             if f"{other}_kl" in names:
                 scores[f"{other}_kl"] = now.kl(transition)
         return scores

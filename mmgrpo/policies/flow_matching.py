@@ -5,9 +5,10 @@ Samples come from any solver (here the ODE); only their clean latents are stored
 
     log_prob = -error(v(x_t, t) - v*)
 
-which a policy-gradient objective raises for good samples and lowers for bad ones. There is no trajectory, no
-transition density and no SDE. This is the training of Advantage Weighted Matching (AWM), and of DiffusionNFT
-(arXiv:2509.16117) at its first update, where its two branches coincide with the sampling policy and the
+which a policy-gradient objective raises for good samples and lowers for bad ones. Of a UNet v is its prediction and v*
+the target of its process (``mmgrpo.diffusion.noising``), and t below the scale by which a gap moves the clean estimate.
+There is no trajectory, no transition density and no SDE. This is the training of Advantage Weighted Matching (AWM), and
+of DiffusionNFT (arXiv:2509.16117) at its first update, where its two branches coincide with the sampling policy and the
 gradient becomes (2 rho - 1) = A / 5 times that of the self-normalized error.
 
 All samples of a group share their draws, as in DGPO, so that what the group has in common cancels.
@@ -27,6 +28,7 @@ from torch import Tensor
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.kernels import over_latent
+from mmgrpo.diffusion.noising import clean_scale, noised, target
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
 from mmgrpo.files import share
 from mmgrpo.objectives.matching import SMALLEST, self_normalized
@@ -48,7 +50,7 @@ def velocity_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"]) -
 def weighted_error(
     gap: Float[Tensor, "N *latent"], time: Float[Tensor, " N"], power: Annotated[float, ANY_NUMBER] = 1.0
 ) -> Float[Tensor, " N"]:
-    """t^power mean((v - v*)^2): high noise levels count more."""
+    """t^power mean((v - v*)^2): high noise levels count more; power 2 is the error of the clean estimate."""
     return time**power * over_latent(gap.square())
 
 
@@ -164,10 +166,10 @@ class FlowMatchingPolicy:
                     f"sampling.solver: got {solver} with sampling.explore_steps={explore_steps}, expected euler, by "
                     "which exploration draws; leave out one of them"
                 )
-        if self.grid.process != "flow":
+        if self.grid.process != "flow" and self.multistep:
             raise ValueError(
-                f"flow-matching errors: got a network of a {self.grid.process} process, expected a flow; "
-                "choose sampling.policy transitions, or a family of flow models"
+                f"sampling.solver: got {solver} with a network of a {self.grid.process} process, expected euler, whose "
+                "steps are those of DDIM there"
             )
         self.levels = round(noisy_fraction * steps)
         if not 1 <= draws <= self.levels:
@@ -308,9 +310,10 @@ class FlowMatchingPolicy:
         velocity = self._velocity(self.network, matches, part)
         clean, noise, step = self._draws(matches, part)
         scores: Scores = {"log_probs": self._log_probs(matches, part, velocity)}
-        scores |= errors(velocity, noise - clean, names)
+        wanted = target(clean, noise, self.grid.levels[step], self.model.prediction)
+        scores |= errors(velocity, wanted, names)
         if "time" in names:
-            scores["time"] = self.grid.levels[step]
+            scores["time"] = clean_scale(self.grid.levels[step], self.model.prediction)
         for other in self.networks.asked(names):
             tasks = [rollout.prompts[row].task for row in part.rows.tolist()]
             original = self.networks.evaluate(
@@ -322,14 +325,10 @@ class FlowMatchingPolicy:
             )
             scores[f"{other}_log_probs"] = self._log_probs(matches, part, original)
             scores[f"{other}_velocity_gap"] = over_latent((velocity - original).square())
-            scores |= errors(original, noise - clean, names, f"{other}_")
+            scores |= errors(original, wanted, names, f"{other}_")
             if other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
-                pair = {"": velocity.detach(), f"{other}_": original}
-                scores |= {
-                    f"{p}velocity_norm": one.flatten(1).norm(dim=1)
-                    for p, one in pair.items()
-                    if f"{p}velocity_norm" not in scores
-                }
+                scores.setdefault(f"{other}_velocity_norm", original.flatten(1).norm(dim=1))
+        scores.setdefault("velocity_norm", velocity.detach().flatten(1).norm(dim=1))  # for the metric velocity/norm
         return scores
 
     def sample(self, request: Request) -> list[Output]:
@@ -347,14 +346,15 @@ class FlowMatchingPolicy:
 
     def _velocity(self, network: Any, matches: Matches, part: Draws, name: str = "") -> Float[Tensor, "N *latent"]:
         clean, noise, step = self._draws(matches, part)
-        time = self.grid.levels[step].view(-1, *[1] * (clean.dim() - 1))
-        noisy = (1 - time) * clean + time * noise
+        noisy = noised(clean, noise, self.grid.levels[step], self.grid)
         solver = self.referring if name == REFERENCE_NETWORK else self.solver
         return solver.predict(network, noisy, step, matches.conditioning.take(part.rows), self.grid)
 
     def _log_probs(self, matches: Matches, part: Draws, velocity: Tensor) -> Float[Tensor, " N"]:
         clean, noise, step = self._draws(matches, part)
-        return -self.error({"gap": velocity - (noise - clean), "time": self.grid.levels[step]})
+        level, prediction = self.grid.levels[step], self.model.prediction
+        gap = velocity - target(clean, noise, level, prediction)
+        return -self.error({"gap": gap, "time": clean_scale(level, prediction)})
 
     def _draws(self, matches: Matches, part: Draws) -> tuple[Tensor, Tensor, Tensor]:
         group = matches.group[part.rows]

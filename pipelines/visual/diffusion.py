@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mmgrpo.diffusion.schedules import Grid, ddim_grid, diffusion_grid
 from pipelines.lora import lora_weights
 from pipelines.pretrained import locate, read_network, read_pipeline, reading
 from pipelines.training import Training, freeze, make_trainable
-from pipelines.visual.flow import Architecture, FlowModel
+from pipelines.visual.flow import Architecture, FlowModel, latents_of_pixels
 from pipelines.visual.options import StableDiffusionOptions
 from pipelines.visual.sizes import at_least_one, latent_size
 
@@ -41,6 +43,9 @@ MULTIPLE = 8
 
 class UnetArchitecture(Architecture):
     """A family whose network is the pipeline's UNet."""
+
+    def encode_pixels(self, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        return latents_of_pixels(self.pipeline.vae, pixels)
 
     def save(self, folder: Path, network: Any) -> None:
         network.save_pretrained(folder / UNET)

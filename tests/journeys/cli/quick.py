@@ -46,6 +46,12 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
         groups = ["--data.group-size", 48]  # as many as its plan begins with
     if name == "vgpo":
         reward = "jpeg_incompressibility"  # not negative, as its credit needs
+    rewards, more = [reward], []
+    if name == "gardo":  # judges that disagree with the reward, and a distance
+        rewards += ["jpeg_incompressibility(weight=0)", "nearest_distance(weight=0)"]
+        more = ["--algorithm.kl-weight", f"uncertain_part(of='{reward}', auxiliary=['jpeg_incompressibility'])"]
+    if name == "flow_opd":  # a teacher that is there
+        more = ["--algorithm.networks", f"frozen(path='{output / 'flow_grpo' / 'model'}')"]
     # With a visible step and no average, so that the LoRA that is saved draws something else.
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
     small = dict(EXAMPLES[family].model)
@@ -61,8 +67,8 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
         *("--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256),
         *("--optim.micro-batch-size", 64, "--steps", 2, "--threads", 1),
         *("--eval.prompts", 2, "--samples-shown", 2),
-        *("--rewards", reward, *visible),
-        *few_prompts(output / name, media if families()[family].pictures == "required" else None),
+        *("--rewards", *rewards, *visible, *more),
+        *few_prompts(output / name, media if families()[family].pictures == "required" else None),  # type: ignore
     ]
 
 

@@ -13,7 +13,12 @@ from tests.unit.policies.test_denoising_policy import rescored
 
 def policy(draws: int = 3, error: str = "velocity", steps: int = 6) -> FlowMatchingPolicy:
     return FlowMatchingPolicy(
-        ToyModel(), steps=steps, draws=draws, error=error, evaluation_steps=steps, forward_batch_size=1024
+        ToyModel(),  # type: ignore
+        steps=steps,
+        draws=draws,
+        error=error,
+        evaluation_steps=steps,
+        forward_batch_size=1024,  # type: ignore
     )
 
 
@@ -28,15 +33,15 @@ def test_the_self_normalized_error_has_the_gradient_of_its_numerator_alone():
     gap = torch.tensor([[3.0, -1.0]], requires_grad=True)
     self_normalized_error(gap, torch.tensor([0.5])).sum().backward()
     # d/dg of 0.5 * mean(g^2) / 2 is 0.5 * g / 2.
-    assert gap.grad.tolist() == [[0.75, -0.25]]
+    assert gap.grad.tolist() == [[0.75, -0.25]]  # type: ignore
 
 
 @pytest.mark.parametrize("error", ["velocity", "weighted(power=2.0)", "self_normalized"])
 def test_log_probs_scored_again_are_those_of_the_rollout(error):
     made = policy(error=error)
     drawn = made.rollout(Request(toy_prompts(3), [0, 1, 2], 4, seed=5))
-    assert torch.equal(rescored(made, drawn), drawn.decisions.log_probs)
-    gap = (rescored(made, drawn, limit=5) - drawn.decisions.log_probs).abs().max()
+    assert torch.equal(rescored(made, drawn), drawn.decisions.log_probs)  # type: ignore
+    gap = (rescored(made, drawn, limit=5) - drawn.decisions.log_probs).abs().max()  # type: ignore
     assert gap <= 1e-6 * drawn.decisions.log_probs.abs().max()
 
 
@@ -45,25 +50,25 @@ def test_a_draw_is_the_flow_matching_error_at_its_noise_level():
     drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
     kept = drawn.steps
     row, position = 5, 2
-    noise, step = kept.noise[1, position], kept.step[1, position]
+    noise, step = kept.noise[1, position], kept.step[1, position]  # type: ignore
     time = made.grid.levels[step]
-    noisy = (1 - time) * kept.clean[row] + time * noise
-    velocity = made.network(noisy[None], time[None], kept.conditioning.number[row : row + 1])[0]
-    expected = -((velocity - (noise - kept.clean[row])) ** 2).mean()
+    noisy = (1 - time) * kept.clean[row] + time * noise  # type: ignore
+    velocity = made.network(noisy[None], time[None], kept.conditioning.number[row : row + 1])[0]  # type: ignore
+    expected = -((velocity - (noise - kept.clean[row])) ** 2).mean()  # type: ignore
     torch.testing.assert_close(drawn.decisions.log_probs[row, position], expected.detach(), rtol=0, atol=1e-6)
 
 
 def test_a_group_shares_its_draws_and_groups_differ():
     kept = policy().rollout(Request(toy_prompts(2), [0, 1], 4, seed=5)).steps
-    assert kept.group.tolist() == [0] * 4 + [1] * 4
-    assert not torch.equal(kept.noise[0], kept.noise[1])
-    assert all(len(row.unique()) == 3 for row in kept.step)
+    assert kept.group.tolist() == [0] * 4 + [1] * 4  # type: ignore
+    assert not torch.equal(kept.noise[0], kept.noise[1])  # type: ignore
+    assert all(len(row.unique()) == 3 for row in kept.step)  # type: ignore
 
 
 def test_the_counted_evaluations_are_those_that_the_network_did():
     made = policy()
     drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
-    assert made.model.forwards == drawn.evaluations == 8 * (6 + 3)
+    assert made.model.forwards == drawn.evaluations == 8 * (6 + 3)  # type: ignore
 
 
 def test_on_policy_the_gradient_is_that_of_advantage_weighted_flow_matching(tmp_path):
@@ -83,17 +88,17 @@ def test_on_policy_the_gradient_is_that_of_advantage_weighted_flow_matching(tmp_
     accumulate_gradients(
         made, batch, rows, fitted.loss, micro_batch_size=100, accelerator=fitted.accelerator, on_policy=True
     )
-    found = [p.grad.clone() for p in made.network.parameters()]
+    found = [p.grad.clone() for p in made.network.parameters()]  # type: ignore
     made.network.zero_grad()
     kept, total = batch.rollouts[0].steps, 0.0
     for row in range(4):
         for position in range(2):
-            time = made.grid.levels[kept.step[0, position]]
-            noise = kept.noise[0, position]
-            noisy = (1 - time) * kept.clean[row] + time * noise
-            gap = made.network(noisy[None], time[None], kept.conditioning.number[:1])[0] - (noise - kept.clean[row])
+            time = made.grid.levels[kept.step[0, position]]  # type: ignore
+            noise = kept.noise[0, position]  # type: ignore
+            noisy = (1 - time) * kept.clean[row] + time * noise  # type: ignore
+            gap = made.network(noisy[None], time[None], kept.conditioning.number[:1])[0] - (noise - kept.clean[row])  # type: ignore
             total = total + batch.advantages[row, position] * gap.square().mean() / 8
-    total.backward()
+    total.backward()  # type: ignore
     for ours, theirs in zip(found, made.network.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs.grad, rtol=1e-4, atol=1e-6)
 
@@ -117,7 +122,7 @@ def test_a_flow_learns_a_known_answer_from_errors_alone(tmp_path):
     assert result["before"]["reward"]["mean"] < -1
     assert result["after"]["reward"]["mean"] > -0.7
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert "velocity/norm_ratio" not in lines[0]
+    assert "velocity/norm_ratio" not in lines[0] and lines[0]["velocity/norm"] > 0
     assert max(line["ratio/first_minus_one"] for line in lines) <= 1e-5
 
 
@@ -125,12 +130,12 @@ def test_the_reference_is_the_network_before_training_and_its_velocity_gap_the_s
     made = policy(error="weighted")
     drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
     with torch.no_grad():
-        made.network.outer.bias += 0.1
-    torch.testing.assert_close(rescored(made, drawn, name="reference_log_probs"), drawn.decisions.log_probs)
-    gap = rescored(made, drawn, limit=5, name="reference_velocity_gap")
+        made.network.outer.bias += 0.1  # type: ignore
+    torch.testing.assert_close(rescored(made, drawn, name="reference_log_probs"), drawn.decisions.log_probs)  # type: ignore
+    gap = rescored(made, drawn, limit=5, name="reference_velocity_gap")  # type: ignore
     torch.testing.assert_close(gap, torch.full_like(gap, 0.01), rtol=1e-4, atol=0)
     [part] = drawn.steps.split(drawn.decisions.loss_mask, 100)
-    assert made.score(drawn, part, frozenset({"log_probs"})).keys() == {"log_probs"}
+    assert made.score(drawn, part, frozenset({"log_probs"})).keys() == {"log_probs", "velocity_norm"}  # type: ignore
     made.keep_reference()
 
 
@@ -148,7 +153,7 @@ def test_an_error_of_zero_has_a_finite_gradient():
     gap = torch.zeros(1, 2, requires_grad=True)
     error = self_normalized_error(gap, torch.tensor([0.5]))
     error.sum().backward()
-    assert error.item() == 0 and gap.grad.tolist() == [[0, 0]]
+    assert error.item() == 0 and gap.grad.tolist() == [[0, 0]]  # type: ignore
     # the divisor is at least 1e-5: .5 * 1e-12 / 1e-5
     small = self_normalized_error(torch.full((1, 2), 1e-6), torch.tensor([0.5]))
     assert small.item() == pytest.approx(5e-8)
@@ -158,7 +163,7 @@ def test_from_one_draw_to_one_of_every_step_is_possible_and_none_is_not():
     for draws in (1, 6):
         drawn = policy(draws=draws).rollout(Request(toy_prompts(1), [0], 2, seed=5))
         assert drawn.decisions.log_probs.shape == (2, draws)
-        assert sorted(drawn.steps.step[0].tolist()) == sorted(set(drawn.steps.step[0].tolist()))
+        assert sorted(drawn.steps.step[0].tolist()) == sorted(set(drawn.steps.step[0].tolist()))  # type: ignore
     with pytest.raises(ValueError, match=r"1.*sampling\.steps=6.*0"):
         policy(draws=0)
 
@@ -170,10 +175,10 @@ def test_draws_beyond_the_steps_are_refused():
 
 def test_rollouts_of_second_order_have_the_draws_of_those_of_the_first_and_other_samples():
     settings = {"steps": 4, "draws": 2, "error": "velocity", "evaluation_steps": 4, "forward_batch_size": 64}
-    made = [FlowMatchingPolicy(ToyModel(), solver=solver, **settings) for solver in ("euler", "dpmpp_2m")]
+    made = [FlowMatchingPolicy(ToyModel(), solver=solver, **settings) for solver in ("euler", "dpmpp_2m")]  # type: ignore
     first, second = (one.rollout(Request(toy_prompts(1), [0], 2, seed=5)).steps for one in made)
-    assert torch.equal(first.noise, second.noise) and torch.equal(first.step, second.step)
-    assert not torch.equal(first.clean, second.clean)
+    assert torch.equal(first.noise, second.noise) and torch.equal(first.step, second.step)  # type: ignore
+    assert not torch.equal(first.clean, second.clean)  # type: ignore
 
 
 @pytest.mark.learning

@@ -153,7 +153,7 @@ def test_unets_that_read_more_than_latents_and_words_are_refused(folders, tmp_pa
     with pytest.raises(ValueError, match="in_channels=9.*4"):
         refuse_other_inputs("there", SimpleNamespace(**plain | {"in_channels": 9}), 4)
     nine = diffusers.UNet2DConditionModel.from_config(folders[sdxl] / "unet", in_channels=9)
-    nine.save_pretrained(edited(folders[sdxl], tmp_path / "nine") / "unet")
+    nine.save_pretrained(edited(folders[sdxl], tmp_path / "nine") / "unet")  # type: ignore
     with pytest.raises(ValueError, match="/nine.*unet/config.json.*in_channels=9"):
         ours(sdxl, tmp_path / "nine")
     with pytest.raises(ValueError, match="time_cond_proj_dim=256"):
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_family_is_named(folders):
     with pytest.raises(ValueError, match="StableDiffusionPipeline.*'sdxl'.*model.family=st"):
         family("sdxl").policy(config, "cpu")
     with pytest.raises(ValueError, match="StableDiffusionXLPipeline.*model.family=sdxl"):
-        family("sd3").refuse_other_architectures(str(folders[sdxl]))
+        family("sd3").refuse_other_architectures(str(folders[sdxl]))  # type: ignore
 
 
 # ---- settings of the other process
@@ -207,7 +207,7 @@ def test_a_checkpoint_of_another_family_is_named(folders):
             {"grid": "shifted_linspace(shift=3.0)"},
             "sampling.grid.*shifted_l",
         ),
-        ("sdxl", {"policy": "matching"}, "sampling.policy.*matching"),
+        ("sdxl", {"policy": "matching", "solver": "dpmpp_2m"}, "sampling.solver.*dpmpp_2m"),
         ("sdxl", {"plan": "sliding_window(tail='dpmpp_2m')"}, "sampling.plan.*tail_r"),
         ("sdxl", {"plan": "sliding_window(tail_ratio=0.4)"}, "sampling.plan.*tail_r"),
         ("sdxl", {"kernel": "ddim(prediction='v')"}, "'ddim'.*prediction"),
