@@ -6,6 +6,7 @@ one depth of a tree are at one position.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import torch
@@ -14,7 +15,16 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.config.ranges import COUNT_OR_ZERO, DDOF, FRACTION, POSITIVE_FRACTION, UPPER_BOUND, one_of, within
+from mmgrpo.config.ranges import (
+    ANY_NUMBER,
+    COUNT_OR_ZERO,
+    DDOF,
+    FRACTION,
+    POSITIVE_FRACTION,
+    UPPER_BOUND,
+    one_of,
+    within,
+)
 from mmgrpo.config.registry import Block, block
 
 CREDITS: dict[str, Block] = {}
@@ -543,6 +553,39 @@ def conflict(
     if divide:
         factor = factor / shared.sum(1, keepdim=True).clamp(min=1)
     return factor * broadcast(advantages, keep, node, decision_mask)
+
+
+@block(CREDITS, level="group")
+def marked_step(
+    values: Values,
+    raw: Float[Tensor, "B R"],
+    names: Sequence[str],
+    key: Key,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    segment: Node,
+    *,
+    by: str,
+    whole: float = 2.0,
+    process: float = 1.0,
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+    ddof: Annotated[int, DDOF] = 1,
+    eps: float = 1e-4,
+) -> Matrix:
+    """whole [r >= right] - process [the token is in the step that is marked wrong], standardized over all tokens of the
+    group (CAPO, arXiv:2508.02298; 2 and 1 of a re-implementation).
+
+    ``by`` is the share of the steps before the first wrong one (``judge_steps``), which marks that one alone, where the
+    paper marks all wrong ones. Rewards 2 2 1 1 of a right answer with a wrong end, 0 0 and -1 0 of wrong ones: 1.296
+    twice, .354 twice, -.589 twice, -1.532, -.589.
+    """
+    share = raw[:, list(names).index(by)]
+    steps = torch.where(decision_mask, segment, 0).amax(1) + 1
+    wrong = torch.where(share < 1, (share.nan_to_num(1.0) * steps).round(), -1.0)
+    marked = decision_mask & (segment == wrong[:, None])
+    rewards = whole * (values >= right).to(values.dtype)[:, None] - process * marked.to(values.dtype)
+    return standardized(rewards, key, stat, node, decision_mask, "group", ddof, eps)
 
 
 def _shared_runs(texts: list[list[int]], good: list[bool]) -> list[int]:

@@ -160,7 +160,15 @@ class AdvantageRecipe:
     @property
     def named_rewards(self) -> frozenset[str]:
         """Rewards that a block names; they take part in training, whatever their weight."""
-        bounds = (*self.transform, *self.weighting, self.combine, *self.shape, self.kl_weight, *self.before)
+        bounds = (
+            *self.transform,
+            *self.weighting,
+            self.combine,
+            *self.shape,
+            self.credit,
+            self.kl_weight,
+            *self.before,
+        )
         bounds = (*bounds, *self.after)
         given = [bound.parameters for bound in bounds]
         names = [one for parameters in given for name in ("by", "of") for one in [parameters.get(name)] if one]

@@ -6,6 +6,7 @@ sample's log-prob with respect to the last hidden state (G2RL, arXiv:2512.15687)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -111,3 +112,22 @@ def visual_dependency(
             gap = torch.where(torch.isfinite(with_media), with_media - without, 0.0)
             found[part.rows[piece], part.positions[piece]] = (with_media.exp() * gap).sum(-1)
     return found
+
+
+def segments(sequences: Sequences, decode: Callable[[Sequence[int]], str]) -> Int[Tensor, "B T"]:
+    """The number of the step of each token, from 0: steps are the parts of the text between empty lines, which belong to
+    the step that they end, and a token is where its first character is."""
+    found = torch.zeros_like(sequences.ids)
+    for row, (ids, real) in enumerate(zip(sequences.ids, sequences.real, strict=True)):
+        own = ids[real].tolist()
+        text, begun = decode(own), 0
+        for gap in re.finditer(r"\n\s*\n", text):
+            if not text[begun : gap.start()].strip() or not text[gap.end() :].strip():
+                continue  # an empty step is none
+            low, high = 0, len(own)  # the fewest tokens whose text reaches the end of the gap
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if len(decode(own[:middle])) >= gap.end() else (middle + 1, high)
+            found[row, low:] += 1
+            begun = gap.end()
+    return found * sequences.real

@@ -37,7 +37,7 @@ from mmgrpo.policies.generation import (
     pad_beams,
 )
 from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS, ChangedPrompts
-from mmgrpo.policies.records import answer_likelihood, gradient_features, visual_dependency
+from mmgrpo.policies.records import answer_likelihood, gradient_features, segments, visual_dependency
 from mmgrpo.policies.token_model import (
     AUTOCAST,
     Context,
@@ -452,6 +452,8 @@ class TokenPolicy:
                 lambda hidden, first: self._log_softmax(network, hidden, first, sequences.temperature),
                 self.logits_chunk_size,
             )
+        if "segment" in names:
+            found["segment"] = segments(sequences, self.model.decode)
         if "token_id" in names:
             found["token_id"] = sequences.ids
         return found

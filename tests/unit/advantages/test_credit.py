@@ -44,7 +44,9 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     names = ("entropy", "divergence", "step_rewards", "step_values", "visual_dependency", "certainty")
     fields = dict.fromkeys(names, of_tokens)
     texts = {"looking": "looking(threshold=0.1, gain=1.0)", "position_bonus": "position_bonus(gamma=0.1, slope=1.0)"}
-    made = credit(texts.get(name, name), [0.1, 0.2, 0.3, 0.4], made, **fields, token_id=TREE)
+    texts["marked_step"] = "marked_step(by='b')"
+    raw = {"raw": torch.zeros(4, 1).double(), "names": ("b",), "segment": TREE * 0}
+    made = credit(texts.get(name, name), [0.1, 0.2, 0.3, 0.4], made, **fields, **raw, token_id=TREE)
     assert made.dtype == torch.float64
 
 
@@ -333,3 +335,15 @@ def test_tokens_that_good_and_bad_samples_share_are_not_punished():
     # the same text on both sides is a conflict from either end
     same = credit("conflict(divide=False)", [1.0, -1.0], plain([2, 2]), token_id=torch.tensor([[a, b], [a, b]]))
     assert same == near([[4, 4], [0, 0]])
+
+
+def test_the_step_that_a_judge_marks_is_blamed_alone():
+    segment = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 1, 1]])
+    share = {"raw": torch.tensor([[1, 0.5], [0, 1.0], [0, 0.0]]).double(), "names": ("task", "b")}
+    made = credit("marked_step(by='b', eps=0)", [1.0, 0, 0], plain([4, 2, 2]), segment=segment, **share)
+    assert made == near(
+        [[1.296362, 1.296362, 0.353553, 0.353553], [-0.589256, -0.589256, 0, 0], [-1.532065, -0.589256, 0, 0]]
+    )
+    right = {**share, "raw": torch.tensor([[1, 1.0], [0, 1.0], [0, 1.0]]).double()}
+    unmarked = credit("marked_step(by='b')", [1.0, 0, 0], plain([4, 2, 2]), segment=segment, **right)
+    assert (unmarked[0] > 0).all() and unmarked[0].unique().numel() == 1  # GRPO over tokens

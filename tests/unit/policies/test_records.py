@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from mmgrpo.advantages.credit import CREDITS
 from mmgrpo.config.registry import bind
 from mmgrpo.data.answers import answer_start, reference_text
 from mmgrpo.policies.generation import certainty_of
-from mmgrpo.policies.records import thought_length, visual_dependency
+from mmgrpo.policies.records import segments, thought_length, visual_dependency
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Request, Text
@@ -155,3 +157,18 @@ def test_dependency_is_the_divergence_from_what_the_changed_prompt_says():
             assert found[row, t].item() == pytest.approx(wanted, abs=1e-5)
     texts = one.rollout(Request(plain, [0], 3, 3, records=frozenset({"visual_dependency"})))
     assert not texts.decisions.fields["visual_dependency"].any()  # a prompt without media
+
+
+def test_a_token_belongs_to_the_step_in_which_it_begins():
+    pieces = ["a", "b\n", "\n", "\n", "c", "\n\nd", "\n", "\n"]
+
+    def decode(ids):
+        return "".join(pieces[number] for number in ids)
+
+    ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 0, 4, 0, 0, 0, 0]])
+    real = torch.tensor([[True] * 8, [True] * 4 + [False] * 4])
+    sequences: Any = SimpleNamespace(ids=ids, real=real)
+    made = segments(sequences, decode)
+    assert made.tolist() == [[0, 0, 0, 0, 1, 1, 2, 2], [0] * 8]  # "ab", "c", "d": the token of the gap begins before it
+    one = policy().rollout(Request([Prompt("say a", "0")], [0], 3, 3, records=frozenset({"segment"})))
+    assert one.decisions.fields["segment"].shape == one.decisions.decision_mask.shape
