@@ -46,7 +46,7 @@ def test_certainty_is_the_mean_logit_below_their_sum():
 def test_nothing_is_recorded_unasked_and_samples_are_the_same():
     _, plain = rolled()
     _, more = rolled("certainty", "gradient_feature", "answer_probability", "answer_prior")
-    assert [one.text for one in plain.outputs] == [one.text for one in more.outputs]
+    assert plain.outputs == more.outputs
     assert more.decisions.fields.keys() - plain.decisions.fields.keys() == {
         "certainty", "gradient_feature", "answer_probability", "answer_prior",
     }  # fmt: skip
@@ -86,8 +86,10 @@ def test_certainty_and_likelihood_against_single_forward_passes():
 def test_the_gradient_feature_is_that_of_the_log_prob_by_the_head():
     one, made = rolled("gradient_feature", group=2)
     feature = made.decisions.fields["gradient_feature"]
-    head = one.network.get_output_embeddings().weight.detach()
+    network: Any = one.network
+    head = network.get_output_embeddings().weight.detach()
     for row, (prompt, output) in enumerate(zip(made.prompts, made.outputs, strict=True)):
+        assert isinstance(output, Text)
         ids = list(output.ids)
         with torch.no_grad():
             p = torch.stack([distribution(one, prompt.text, ids[:t]).exp() for t in range(len(ids))])
@@ -141,7 +143,7 @@ def test_dependency_is_the_divergence_from_what_the_changed_prompt_says():
     plain, other = ([Prompt(text, name)] for text, name in (("say a", "0"), ("say b", "0")))
     made = one.rollout(Request(plain, [0], 3, 3))
     context, features = one._encode(other)
-    steps = made.steps
+    steps: Any = made.steps
     changed = replace(steps, context=context, features=features)  # type: ignore[type-var]
     found = visual_dependency(
         steps, changed, torch.tensor([True, True, False]), lambda s, rows: one.states(one.network, s, rows),
