@@ -11,14 +11,15 @@ from tests.toys import ToyModel, toy_prompts
 from tests.unit.policies.test_denoising_policy import rescored
 
 
-def policy(draws: int = 3, error: str = "velocity", steps: int = 6) -> FlowMatchingPolicy:
+def policy(draws: int = 3, error: str = "velocity", steps: int = 6, noisy_fraction: float = 1.0) -> FlowMatchingPolicy:
     return FlowMatchingPolicy(
         ToyModel(),  # type: ignore
         steps=steps,
         draws=draws,
         error=error,
         evaluation_steps=steps,
-        forward_batch_size=1024,  # type: ignore
+        forward_batch_size=1024,
+        noisy_fraction=noisy_fraction,
     )
 
 
@@ -63,6 +64,14 @@ def test_a_group_shares_its_draws_and_groups_differ():
     assert kept.group.tolist() == [0] * 4 + [1] * 4  # type: ignore
     assert not torch.equal(kept.noise[0], kept.noise[1])  # type: ignore
     assert all(len(row.unique()) == 3 for row in kept.step)  # type: ignore
+
+
+def test_draws_are_of_the_noisiest_levels():
+    kept = policy(noisy_fraction=0.5).rollout(Request(toy_prompts(4), [0, 1, 2, 3], 2, seed=5)).steps
+    steps = kept.step  # type: ignore
+    assert [sorted(row) for row in steps.tolist()] == [[0, 1, 2]] * 4  # three draws of six levels, half of them
+    with pytest.raises(ValueError, match="draws"):
+        policy(draws=4, noisy_fraction=0.5)
 
 
 def test_the_counted_evaluations_are_those_that_the_network_did():

@@ -57,6 +57,15 @@ def test_a_value_that_is_no_finite_number_is_invalid_and_means_nothing(failure):
     assert reward_scores.values[:, 0].tolist() == [1, 0, 3]
 
 
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_none_abstains_and_nan_fails(weight):
+    made = score_outputs([Scorer("some", lambda p, o: [None, math.nan, 3.0], weight)], PROMPTS, OUTPUTS)
+    assert made.abstentions.tolist() == [[True], [False], [False]]
+    assert made.failed.tolist() == [[False], [True], [False]]
+    assert made.valid.tolist() == [[False], [False], [True]] and made.values.tolist() == [[0], [0], [3]]
+    assert mean_of_valid(made, 0) == (3.0, 0.0, 1)
+
+
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_another_number_of_values_than_outputs_stops_the_run_by_name(count):
     with pytest.raises(ValueError, match=f"'few'.*{count}.*3"):
