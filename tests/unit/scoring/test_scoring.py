@@ -83,7 +83,7 @@ def test_a_reward_that_raises_is_named_with_the_first_prompt_and_the_reason():
 
 def test_values_that_are_no_numbers_are_named_too():
     with pytest.raises(ValueError, match="'words'.*'good'.*0"):
-        score_outputs([Scorer("words", lambda p, o: ["good", "bad", "good"])], PROMPTS, OUTPUTS)
+        score_outputs([Scorer("words", lambda p, o: ["good", "bad", "good"])], PROMPTS, OUTPUTS)  # type: ignore
 
 
 def test_statistics_of_a_reward_are_over_what_could_be_scored():
@@ -179,7 +179,7 @@ def test_a_reward_without_weight_warns_once_for_each_reason_and_name():
         warnings.simplefilter("always")
         for name, reason in (("x", "once"), ("x", "once"), ("x", "twice"), ("y", "once"), ("y", "once")):
             [first, *_] = column_or_nan(f"warned {name}", failing(reason), PROMPTS, OUTPUTS, True, False)
-            assert math.isnan(first)
+            assert math.isnan(first)  # type: ignore
     assert [str(one.message).partition(" has")[0] for one in caught] == [
         *2 * ["reward 'warned x'"],
         "reward 'warned y'",
@@ -199,7 +199,7 @@ def test_a_device_that_was_set_before_is_set_afterwards_and_none_is_set_where_no
         return [1.0]
 
     call_reward(moves, PROMPTS[:1], OUTPUTS[:1])
-    assert torch.utils._device.CURRENT_DEVICE is None, "not the CPU by name, which slows every call of torch"
+    assert torch.utils._device.CURRENT_DEVICE is None, "not the CPU by name, which slows every call of torch"  # type: ignore
     torch.set_default_device("meta")
     try:
         call_reward(comes_home, PROMPTS[:1], OUTPUTS[:1])
@@ -313,7 +313,7 @@ def test_an_array_holds_one_real_number_for_each_output(values):
     with pytest.raises(ValueError, match=r"3.*shape \[3\]"):
         score_outputs([Scorer("odd", lambda p, o: values)], PROMPTS, OUTPUTS)
     mixed = np.array([1, True, 0.5], dtype=object)
-    assert score_outputs([Scorer("odd", lambda p, o: mixed)], PROMPTS, OUTPUTS).values[:, 0].tolist() == [1, 1, 0.5]
+    assert score_outputs([Scorer("odd", lambda p, o: mixed)], PROMPTS, OUTPUTS).values[:, 0].tolist() == [1, 1, 0.5]  # type: ignore
 
 
 def test_an_error_that_cannot_say_what_it_is_has_its_name():
