@@ -196,6 +196,24 @@ def execute(
     Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
     that cannot start removes nothing.
     """
+    config, accelerator = begin(config)
+    again = f"{again}, name={config.name!r}" if again else resume_command(config)
+    with deterministic(config.deterministic), claimed(config, accelerator):
+        trainer = make_trainer(config, owner, start, rewards, accelerator, again)
+        if config.resume or config.resume_from:
+            last = step_of(config.resume_from) if config.resume_from else None
+            if not trainer.resume(last):
+                print(f"{trainer.folder} has no checkpoint yet; starting from the beginning", flush=True)
+        tracking.begin(accelerator, config, trainer.step)
+        started = time.perf_counter()
+        with watched(accelerator, again):
+            evaluations = trainer.fit(trainer.folder / "model")
+        wall = time.perf_counter() - started
+        return finish(config, owner, trainer, evaluations, wall, accelerator)
+
+
+def begin(config: Config) -> tuple[Config, Accelerator]:
+    """The configuration as all processes agree on it, and their accelerator, after threads and seeds are set."""
     if asked := devices.asked_to_shard(os.environ):
         config = replace(config, distributed=Distributed(*asked))
     config.check()
@@ -207,31 +225,19 @@ def execute(
     accelerator = devices.accelerator(
         config.model.device, log_with=[*config.trackers] or None, project_dir=config.output_dir
     )
-    config = agreed(given, accelerator)
-    with deterministic(config.deterministic), claimed(config, accelerator):
-        again = f"{again}, name={config.name!r}" if again else resume_command(config)
-        return run(config, owner, start, rewards, accelerator, again)
+    return agreed(given, accelerator), accelerator
 
 
-def run(
+def finish(
     config: Config,
     owner: Family | None,
-    start: Callable[[Accelerator], RunInputs],
-    rewards: Sequence[Any],
+    trainer: Trainer,
+    evaluations: Mapping[str, Any],
+    wall_seconds: float,
     accelerator: Accelerator,
-    again: str,
 ) -> Result:
-    """``execute`` after threads, seeds and kernels are set, in a folder that no other process writes."""
-    trainer = make_trainer(config, owner, start, rewards, accelerator, again)
+    """The summary and the report of a run that has ended."""
     folder = trainer.folder
-    if config.resume or config.resume_from:
-        last = step_of(config.resume_from) if config.resume_from else None
-        if not trainer.resume(last):
-            print(f"{folder} has no checkpoint yet; starting from the beginning", flush=True)
-    tracking.begin(accelerator, config, trainer.step)
-    started = time.perf_counter()
-    with watched(accelerator, again):
-        evaluations = trainer.fit(folder / "model")
     additions = owner.summary(config, trainer) if owner else {}
     summary = {
         "run": trainer.checkpoints.run,
@@ -240,7 +246,7 @@ def run(
         "preset": config.algorithm.preset,
         "steps": trainer.step,
         "seconds": round(trainer.seconds, 3),
-        "wall_seconds": round(time.perf_counter() - started, 3),
+        "wall_seconds": round(wall_seconds, 3),
         "seed": config.seed,
         "skipped_steps": trainer.skipped,
         "nonfinite_steps": trainer.nonfinite_steps,

@@ -167,11 +167,16 @@ class Trainer:
         The trained weights are saved in the folder ``model`` before the last evaluation, so that no error in it loses
         them. A signal or an error leaves a checkpoint of the last round.
         """
+        bar = {"desc": "train", "unit": "step", "disable": not self.accelerator.is_main_process}
         with self.interruption:
             try:
                 self._raise_alarms()
                 self._evaluate_before()
-                self._train()
+                with tqdm(total=self.steps, initial=self.step, **bar) as progress:
+                    while self.step < self.steps:
+                        start = self.step
+                        self.run_round(progress)
+                        self._after_round(start)
                 self._raise_alarms(ended=True)
                 if model is not None:
                     self.save_model(model)
@@ -182,28 +187,18 @@ class Trainer:
                 raise
         return sections(self.before, self.after, self.members)
 
-    def _train(self) -> None:
-        """Rounds until the last step, with checkpoints and evaluations between them."""
-        with tqdm(
-            total=self.steps,
-            initial=self.step,
-            desc="train",
-            unit="step",
-            disable=not self.accelerator.is_main_process,
-        ) as bar:
-            while self.step < self.steps:
-                start = self.step
-                self.run_round(bar)
-                every = self.evaluation.every
-                self.evaluation_due = bool(every) and self.step < self.steps and self.step // every > start // every
-                if self.checkpoints.due(start, self.step, self.steps):
-                    self.save()
-                # A signal may reach one rank only, and all must stop at the same place.
-                if stop := int(largest(float(self.interruption.requested), self.accelerator)):
-                    if self.checkpoints.saved < self.step:
-                        self.save()
-                    raise Interrupted(stop)
-                self._evaluate_between()
+    def _after_round(self, start: int) -> None:
+        """Checkpoints and evaluations that are due since step ``start``; the end of an interrupted run."""
+        every = self.evaluation.every
+        self.evaluation_due = bool(every) and self.step < self.steps and self.step // every > start // every
+        if self.checkpoints.due(start, self.step, self.steps):
+            self.save()
+        # A signal may reach one rank only, and all must stop at the same place.
+        if stop := int(largest(float(self.interruption.requested), self.accelerator)):
+            if self.checkpoints.saved < self.step:
+                self.save()
+            raise Interrupted(stop)
+        self._evaluate_between()
 
     def _evaluate_between(self) -> None:
         """The evaluation that is due at this step, in a resumed run also one that the interruption prevented."""

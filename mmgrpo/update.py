@@ -321,7 +321,12 @@ def accumulate_gradients(
     weights = weights_by_origin(loss.aggregation, inputs, decisions.origin, replay, supervision)
     step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy)
     with whole_weights(policy.network):
-        (_coupled if loss.coupled else _elementwise)(step)
+        if loss.coupled:
+            _coupled(step)
+        else:  # one pass, since the total is a sum over decisions
+            for at, scores in step.scores(loss_mask):
+                entries = {name: value[at] for name, value in inputs.items() if value.dim() == 2}
+                accelerator.backward(step.total({**entries, **scores}, weights[at]))
     return step.tally
 
 
@@ -353,13 +358,6 @@ def rescored(
         value, known = value.reshape(-1)[shared], known.reshape(-1)[shared]
     log_probs = torch.where(known & drawn, value, decisions.log_probs)
     return replace(batch, decisions=replace(decisions, log_probs=log_probs))
-
-
-def _elementwise(step: Step) -> None:
-    """One pass, since the total is a sum over decisions."""
-    for at, scores in step.scores(step.inputs["loss_mask"]):
-        inputs = {name: value[at] for name, value in step.inputs.items() if value.dim() == 2}
-        step.accelerator.backward(step.total({**inputs, **scores}, step.weights[at]))
 
 
 def _coupled(step: Step) -> None:

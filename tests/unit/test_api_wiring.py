@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import traceback
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,7 +61,7 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     splits = Splits(prompts[:2], prompts[2:3], {"more": prompts[3:]})
     accelerator = Accelerator(cpu=True)
     inputs = RunInputs(policy, splits, keys={"level": 4, "voice": 4}, rows=4)
-    made = api.make_trainer(settings, None, lambda _: inputs, [first_number], accelerator)
+    made: Any = api.make_trainer(settings, None, lambda _: inputs, [first_number], accelerator)
     out = capsys.readouterr().out
     assert "'voice'" in out and "'level'" not in out, "a column that divides the evaluation is read"
     folder = tmp_path / "mine"
@@ -75,10 +77,22 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     assert made.recipe.baseline.text == "leave_one_out"
     kept = made.checkpoints
     assert (kept.folder, kept.every, kept.every_minutes, kept.keep) == (folder, 14, 15.0, 16)
-    assert kept.run == Identity.read(folder).run != ""
+    identity = Identity.read(folder)
+    assert identity and kept.run == identity.run != ""
     groups = made.groups
     assert (groups.folder, groups.kept, groups.steps, groups.per_round) == (folder, 17, 7, 6)
     assert made.write_samples(folder / "after", SimpleNamespace()) is None  # no family knows how
+
+
+def test_six_frames_lead_from_train_to_the_first_backward(tmp_path, monkeypatch):
+    def backward(self, loss):
+        rooms = [frame for frame in traceback.extract_stack() if f"{Path(api.__file__).parent}/" in frame.filename]
+        raise ZeroDivisionError(" ".join(frame.name for frame in rooms))
+
+    monkeypatch.setattr(Accelerator, "backward", backward)
+    options = {"steps": 1, "prompts_per_step": 2, "trackers": [], "output_dir": str(tmp_path)}
+    with pytest.raises(ZeroDivisionError, match="^train execute fit run_round _step accumulate_gradients$"):
+        api.train(toy_policy(), toy_prompts(2), [first_number], preset="flow_grpo", **options)
 
 
 def test_the_metrics_of_a_run_are_those_of_its_file(tmp_path):
@@ -91,7 +105,7 @@ def test_a_run_of_a_handmade_policy_has_no_family_no_path_and_any_device():
 
 
 def owner(**given):
-    """A family of pictures, but for what is given."""
+    """A family of images, but for what is given."""
     return type("Owner", (VisualFamily,), given)(name="mine", about="", module="", architectures=())
 
 
@@ -106,8 +120,8 @@ def test_a_run_of_a_family_is_written_and_refused_as_the_family_says(tmp_path):
         inputs = RunInputs(toy_policy(), Splits(toy_prompts(2)))
         return api.make_trainer(settings, theirs, lambda _: inputs, [first_number], accelerator, "say it again")
 
-    found = made("gaussian")
-    assert found.groups.displayed("a picture") == ("small", "a picture")
+    found: Any = made("gaussian")
+    assert found.groups.displayed("an image") == ("small", "an image")
     assert found.write_samples(tmp_path, "shown") == (tmp_path, "shown") and found.again == "say it again"
     with pytest.raises(ValueError, match="'gfpo'"):
         made("gaussian", "gfpo")
@@ -125,7 +139,7 @@ def test_the_network_is_kept_for_a_term_that_compares_with_it_and_for_no_other(t
 
 
 class Started:
-    """What ``run`` asks of a trainer."""
+    """What ``execute`` asks of a trainer."""
 
     def __init__(self, folder, checkpoint: bool) -> None:
         self.folder, self.policy, self.checkpoint = folder, toy_policy(), checkpoint
@@ -143,7 +157,7 @@ class Started:
 
 
 def ran(settings, monkeypatch, checkpoint=True, owner=None, main=True):
-    """``run`` of a trainer that is none, between 2 s and 5.45678 s."""
+    """``execute`` with a trainer that is none, between 2 s and 5.45678 s."""
     folder = api.run_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     clock = iter([2.0, 5.45678])
@@ -158,7 +172,9 @@ def ran(settings, monkeypatch, checkpoint=True, owner=None, main=True):
     monkeypatch.setattr(Accelerator, "is_main_process", main)
     accelerator, ended = Accelerator(cpu=True), []
     monkeypatch.setattr(accelerator, "end_training", lambda: ended.append(True))
-    result = api.run(settings, owner, lambda _: pytest.fail("not asked"), [first_number], accelerator, "again")
+    monkeypatch.setattr(api, "begin", lambda config: (config, accelerator))
+    monkeypatch.setattr(api, "claimed", lambda config, accelerator: nullcontext())
+    result = api.execute(settings, owner, lambda _: pytest.fail("not asked"), [first_number], "again")
     assert begun == [(settings, 4)] and ended == [True]
     assert (result.folder, result.policy) == (folder, trainer.policy)
     return result.summary, trainer.resumed, reports
@@ -209,12 +225,13 @@ def test_threads_seed_and_kernels_are_set_before_anything_is_made(deterministic,
 
     def look(*given):
         seen.append((torch.initial_seed(), torch.are_deterministic_algorithms_enabled()))
-        return api.Result(tmp_path, {}, toy_policy())
+        raise ZeroDivisionError
 
-    monkeypatch.setattr(api, "run", look)
+    monkeypatch.setattr(api, "make_trainer", look)
     settings = config(tmp_path, threads=threads, deterministic=deterministic)
     before = torch.are_deterministic_algorithms_enabled()
-    api.execute(settings, None, lambda _: pytest.fail("not asked"), [first_number], "again")
+    with pytest.raises(ZeroDivisionError):
+        api.execute(settings, None, lambda _: pytest.fail("not asked"), [first_number], "again")
     assert seen == [(3, deterministic or before)] and numbers == [threads] * bool(threads)
 
 
@@ -237,7 +254,7 @@ def test_a_folder_of_something_else_is_refused_before_there_is_an_accelerator(tm
 
 
 def test_what_cannot_start_is_refused_before_anything_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(api, "run", lambda *_: pytest.fail("it runs"))
+    monkeypatch.setattr(api, "make_trainer", lambda *_: pytest.fail("it runs"))
     for changes, message in (({"steps": 0}, "steps.*0"), ({"resume_from": "step-000001"}, "step-000001")):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             api.execute(config(tmp_path, **changes), None, lambda _: pytest.fail("it loads"), [first_number], "again")

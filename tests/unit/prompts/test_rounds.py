@@ -17,13 +17,13 @@ from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.rollout import Round, sample_round
 from mmgrpo.runtime import distributed
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import Output, Prompt, Request, Rollout
+from mmgrpo.types import Prompt, Request, Rollout
 from tests.building import algorithm_blocks, trainer
 from tests.speaking import TableModel, table_prompts
 from tests.unit.runtime.test_ranks import Meeting, Rank
 
 
-def hard(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+def hard(prompts: Sequence[Prompt], outputs: Sequence[Any]) -> list[float]:
     """1 for a class that is at least the prompt's number: the first is always solved, the last never."""
     return [float(int(output.text) >= int(prompt.id)) for prompt, output in zip(prompts, outputs, strict=True)]
 
@@ -35,7 +35,8 @@ def made(folder: Path, preset: str = "grpo", count: int = 8, **changes: Any) -> 
     }
     blocks = algorithm_blocks(preset, terms=[], **blocks)
     settings = {"prompts_per_step": 4, "group_size": 4, "steps": 6, "lr": 0.1, **changes}
-    return trainer(CategoricalPolicy(TableModel(count, 7)), folder, prompts, reward=hard, **blocks, **settings)
+    model: Any = TableModel(count, 7)
+    return trainer(CategoricalPolicy(model), folder, prompts, reward=hard, **blocks, **settings)
 
 
 def drawn(one: Trainer, number: int = 0, accelerator: Accelerator | None = None) -> Round:
@@ -57,14 +58,14 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_that_stops_and_goes_on_is_the_run_that_did_not(preset, tmp_path):
     size = {"group_size": 1 if preset == "spo" else 4}
     whole = made(tmp_path / "whole", preset, **size)
-    whole._train()
+    whole.fit()
     first = made(tmp_path / "parts", preset, **size)
     for _ in range(3):
         first.run_round()
     first.save()
     second = made(tmp_path / "parts", preset, **size)
     assert second.resume()
-    second._train()
+    second.fit()
     assert numbers(tmp_path / "whole") == numbers(tmp_path / "parts")
     for name, value in whole.ledger.tensors().items():
         assert torch.equal(value, second.ledger.tensors()[name]), name
@@ -168,7 +169,7 @@ def test_a_prompt_that_was_changed_is_not_that_of_the_ledger(tmp_path):
 
 def test_the_number_of_a_sampler_may_follow_a_schedule(tmp_path):
     one = made(tmp_path, sampler=["variance_weighted(share=linear(0, 1, 4))"], steps=5)
-    one._train()
+    one.fit()
     shares = [row["schedule/variance_weighted.share"] for row in numbers(tmp_path)]
     assert shares == [0, 0.25, 0.5, 0.75, 1] and one.cursor == 4 + 3 + 2 + 1 + 0
 

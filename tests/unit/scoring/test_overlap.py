@@ -137,7 +137,7 @@ def test_a_server_that_dies_stops_the_run_with_a_checkpoint_from_which_it_goes_o
         client = Client([url(server)], "number", patience=0.05, pause=0.001)
         run = trained(folder, Scorer("reward", client, elsewhere=True), steps=5)
         run.steps = 2
-        run._train()
+        run.fit()
     run.steps = 5
     failed = r"'reward'.*0.05 s"
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=failed):
@@ -165,7 +165,8 @@ def test_errors_are_those_of_the_first_reward_and_held_out_ones_are_only_told():
     with pytest.warns(UserWarning, match="'held_out'.*0"):
         scores = score_outputs([Scorer("held_out", fails, 0.0, elsewhere=True)], prompts, outputs)
     assert not scores.valid.any()
-    for values in ([1.0, 2.0], "1"):
+    wrong: list[Any] = [[1.0, 2.0], "1"]
+    for values in wrong:
         with pytest.raises(ValueError, match="reward 'r'"):
             score_outputs([Scorer("r", lambda p, o, values=values: values, elsewhere=True)], prompts, outputs)
 
