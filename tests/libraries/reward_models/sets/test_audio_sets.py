@@ -26,7 +26,7 @@ def loudness(outputs):
     return torch.stack([output.samples.square().mean().sqrt()[None] for output in outputs])
 
 
-LOUDNESS = "tests.libraries.reward_models.sets.test_sound_sets:loudness"
+LOUDNESS = "tests.libraries.reward_models.sets.test_audio_sets:loudness"
 
 
 def constants(*levels, samples=100):
