@@ -29,10 +29,9 @@ class Stored:
         """The decoded output; ValueError that names the row for a file that is missing or damaged."""
         from mmgrpo.data.images import read_picture
         from mmgrpo.data.limits import Unreadable
-        from reward_models.evaluation.audio import read_wav
-        from reward_models.evaluation.clips import read_clip
+        from reward_models.evaluation.media import read_video, read_wav
 
-        read = {"video": read_clip, "audio": read_wav}.get(self.kind, read_picture)
+        read = {"video": read_video, "audio": read_wav}.get(self.kind, read_picture)
         try:
             return read(self.source)
         except (OSError, Unreadable) as error:

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.isolation import score_column
 from mmgrpo.statistics import Interval
+from reward_models.evaluation import metrics
 from reward_models.evaluation.comparison import Comparison, Pairs, pairs
-from reward_models.evaluation.metrics import accuracy, calibration, correlation, selection, significance
 from reward_models.evaluation.protocols import Benchmark, Protocol
 
 Scores = Sequence[Sequence[float]]
@@ -57,10 +57,10 @@ def credits(protocol: Protocol, comparisons: Sequence[Comparison], scores: Score
     if protocol.headline in ("pairs", "thresholded"):
         every = pairs(comparisons, scores)
         if protocol.headline == "pairs":
-            values = accuracy.without_ties(every.human, every.difference, protocol.ties)
+            values = metrics.without_ties(every.human, every.difference, protocol.ties)
         else:
-            threshold, _ = accuracy.best_threshold(every.human, every.difference)
-            values = accuracy.with_ties(every.human, every.difference, threshold)
+            threshold, _ = metrics.best_threshold(every.human, every.difference)
+            values = metrics.with_ties(every.human, every.difference, threshold)
         return Credits(values, every.cluster, np.array(every.category))
     values = [
         math.nan if np.isnan(one).any() else _of_comparison(protocol, np.array(one), np.array(comparison.ranks))
@@ -73,8 +73,8 @@ def credits(protocol: Protocol, comparisons: Sequence[Comparison], scores: Score
 
 def _of_comparison(protocol: Protocol, scores: np.ndarray, ranks: np.ndarray) -> float:
     if protocol.headline == "inversions":
-        return selection.inversions(scores, ranks)
-    return selection.best_is_correct(scores, ranks == ranks.min())
+        return metrics.inversions(scores, ranks)
+    return metrics.best_is_correct(scores, ranks == ranks.min())
 
 
 def evaluate(benchmark: Benchmark, scores: Scores, seed: int = 0) -> dict[str, Any]:
@@ -86,22 +86,22 @@ def evaluate(benchmark: Benchmark, scores: Scores, seed: int = 0) -> dict[str, A
     protocol, comparisons = benchmark.protocol, benchmark.comparisons
     every, one = pairs(comparisons, scores), credits(protocol, comparisons, scores)
     categories = {name: one.values[one.category == name] for name in dict.fromkeys(one.category.tolist()) if name}
-    by_category = {name: accuracy.mean_credit(values) for name, values in categories.items()}
+    by_category = {name: metrics.mean_credit(values) for name, values in categories.items()}
     if protocol.headline == "best" and "Ties" in by_category:
         by_category["Ties"] = ties_subset(comparisons, scores)
-    macro = accuracy.mean_credit(np.array(list(by_category.values())))
+    macro = metrics.mean_credit(np.array(list(by_category.values())))
     averages = {
-        "pairs": accuracy.mean_credit(one.values),
-        "prompts": accuracy.mean_of_means(one.values, one.cluster),
+        "pairs": metrics.mean_credit(one.values),
+        "prompts": metrics.mean_of_means(one.values, one.cluster),
         "categories": macro,
     }
-    threshold, tuned = accuracy.best_threshold(every.human, every.difference)
-    counts = correlation.counts(every.human, every.difference)
+    threshold, tuned = metrics.best_threshold(every.human, every.difference)
+    counts = metrics.counts(every.human, every.difference)
     flat = np.array(list(itertools.chain.from_iterable(scores)))
     return plain(
         {
             "headline": averages[protocol.average],
-            "interval": _interval(significance.accuracy_interval(one.values, one.cluster, seed)),
+            "interval": _interval(metrics.accuracy_interval(one.values, one.cluster, seed)),
             "macro": macro,
             "categories": by_category,
             "comparisons": len(comparisons),
@@ -113,18 +113,18 @@ def evaluate(benchmark: Benchmark, scores: Scores, seed: int = 0) -> dict[str, A
             "failed_pairs": every.failed,
             "reward_ties": int((every.difference == 0).sum()),
             "without_ties": {
-                rule: accuracy.mean_credit(accuracy.without_ties(every.human, every.difference, rule))
+                rule: metrics.mean_credit(metrics.without_ties(every.human, every.difference, rule))
                 for rule in ("wrong", "half", "right")
             },
             "with_ties": {
                 "best_threshold": threshold,
                 "tuned_on_the_same_pairs": tuned,
-                "tuned_on_the_other_half": accuracy.mean_credit(
-                    accuracy.cross_tuned(every.human, every.difference, every.cluster, seed)
+                "tuned_on_the_other_half": metrics.mean_credit(
+                    metrics.cross_tuned(every.human, every.difference, every.cluster, seed)
                 ),
             },
             "tau_b": counts.tau_b,
-            "tau_23": correlation.counts(every.human, every.difference, threshold).tau_23,
+            "tau_23": metrics.counts(every.human, every.difference, threshold).tau_23,
             **_correlations(comparisons, scores),
             "calibration": _calibration(every, seed),
             "selection": _selection(comparisons, scores),
@@ -139,7 +139,7 @@ def ties_subset(comparisons: Sequence[Comparison], scores: Scores) -> float:
         if one.category == "Ties" and not np.isnan(values).any():
             kind, _, number = one.prompt.task.partition(":")
             sides[kind][number] = (np.array(values), np.array(one.ranks) == min(one.ranks))
-    return selection.ties_score(sides["ref"], sides["tied"])
+    return metrics.ties_score(sides["ref"], sides["tied"])
 
 
 def _correlations(comparisons: Sequence[Comparison], scores: Scores) -> dict[str, float]:
@@ -152,14 +152,14 @@ def _correlations(comparisons: Sequence[Comparison], scores: Scores) -> dict[str
     ]
     x, y = np.array(rated).T if len(rated) > 1 else np.zeros((2, 1))
     within = [
-        correlation.spearman(np.array(values), -np.array(one.ranks))
+        metrics.spearman(np.array(values), -np.array(one.ranks))
         for one, values in zip(comparisons, scores, strict=True)
         if len(values) > 2 and not np.isnan(values).any()
     ]
     return {
-        "srcc": correlation.spearman(x, y),
-        "plcc": correlation.pearson(x, y),
-        "srcc_within_prompts": accuracy.mean_credit(np.array(within or [math.nan])),
+        "srcc": metrics.spearman(x, y),
+        "plcc": metrics.pearson(x, y),
+        "srcc_within_prompts": metrics.mean_credit(np.array(within or [math.nan])),
     }
 
 
@@ -167,29 +167,29 @@ def _calibration(every: Pairs, seed: int) -> dict[str, float]:
     """Calibration of sigmoid(beta d) on pairs with a human preference; adaptive bins too where pairs are few."""
     strict = (every.human != 0) & ~np.isnan(every.difference)
     won = every.human[strict] > 0
-    p, beta = calibration.cross_fitted(won, every.difference[strict], every.cluster[strict], seed)
+    p, beta = metrics.cross_fitted(won, every.difference[strict], every.cluster[strict], seed)
     fitted = ~np.isnan(p)
     won, p = won[fitted], p[fitted]
     return {
         "beta": beta,
-        "ece": calibration.expected_calibration_error(won, p),
-        "ece_adaptive": calibration.expected_calibration_error(won, p, adaptive=True),
-        "brier": calibration.brier(won, p),
-        "log_loss": calibration.log_loss(won, p),
+        "ece": metrics.expected_calibration_error(won, p),
+        "ece_adaptive": metrics.expected_calibration_error(won, p, adaptive=True),
+        "brier": metrics.brier(won, p),
+        "log_loss": metrics.log_loss(won, p),
     }
 
 
 def _selection(comparisons: Sequence[Comparison], scores: Scores) -> dict[str, dict[str, float]]:
     """n to the mean win rate of the output selected among n, and to its regret against people's own choice."""
     usable = [
-        (np.array(values), selection.win_rate(np.array(one.ranks)))
+        (np.array(values), metrics.win_rate(np.array(one.ranks)))
         for one, values in zip(comparisons, scores, strict=True)
         if not np.isnan(values).any()
     ]
-    every = selection.sizes([len(values) for values, _ in usable])
+    every = metrics.sizes([len(values) for values, _ in usable])
     return {
         name: {str(n): float(np.mean([measure(values, gold, n) for values, gold in usable])) for n in every}
-        for name, measure in (("best_of", selection.best_of), ("regret", selection.regret))
+        for name, measure in (("best_of", metrics.best_of), ("regret", metrics.regret))
     }
 
 
@@ -199,18 +199,16 @@ def compare(benchmark: Benchmark, scores: Mapping[str, Scores], seed: int = 0) -
     differences = {name: pairs(benchmark.comparisons, values).difference for name, values in scores.items()}
     return plain(
         {
-            "agreement": {
-                a: {b: significance.agreement(differences[a], differences[b]) for b in scores} for a in scores
-            },
+            "agreement": {a: {b: metrics.agreement(differences[a], differences[b]) for b in scores} for a in scores},
             "differences": [
                 {
                     "first": a,
                     "second": b,
                     **(
-                        _interval(significance.accuracy_difference(one[a].values, one[b].values, one[a].cluster, seed))
+                        _interval(metrics.accuracy_difference(one[a].values, one[b].values, one[a].cluster, seed))
                         or {"mean": None, "low": None, "high": None, "n": 0}
                     ),
-                    "mcnemar": significance.mcnemar(one[a].values, one[b].values),
+                    "mcnemar": metrics.mcnemar(one[a].values, one[b].values),
                 }
                 for a, b in itertools.combinations(scores, 2)
             ],

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
 from reward_models.evaluation.comparison import Comparison
-from reward_models.evaluation.metrics.accuracy import TieRule
+from reward_models.evaluation.metrics import TieRule
 from reward_models.evaluation.readers import answers, images, scenes
 from reward_models.evaluation.readers.rows import Row, read_rows
 

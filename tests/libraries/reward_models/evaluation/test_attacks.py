@@ -6,6 +6,7 @@ import io
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from PIL import Image as Pil
 
 from mmgrpo.types import Audio, Image, Prompt, Text, Video
 from reward_models.evaluation import attacks
-from reward_models.evaluation.clips import read_clip
 from reward_models.evaluation.comparison import FIRST, TIE, Comparison, Stored, pairs
+from reward_models.evaluation.media import read_video
 from tests.libraries.reward_models.evaluation.benchmarks import png
 
 
@@ -114,25 +115,25 @@ def written(file: Path, levels: list[int], rate: int = 4) -> Path:
 def test_of_a_long_clip_frames_at_even_distances_are_kept(tmp_path, frames, chosen, fps):
     file = written(tmp_path / "a.mp4", [0, 50, 100, 150, 200])
     for source in (file, file.read_bytes()):
-        clip = read_clip(source, frames)
+        clip = read_video(source, frames)
         assert [round(255 * float(frame.mean())) for frame in clip.frames] == pytest.approx(chosen, abs=3)
         assert clip.frames.shape[1:] == (3, 32, 32) and clip.fps == pytest.approx(fps)
 
 
 def test_a_clip_has_at_most_64_frames(tmp_path):
     for count, kept in ((64, 64), (65, 64)):
-        assert len(read_clip(written(tmp_path / f"{count}.mp4", [9] * count)).frames) == kept
+        assert len(read_video(written(tmp_path / f"{count}.mp4", [9] * count)).frames) == kept
 
 
 def test_a_clip_that_cannot_be_read_is_an_error(tmp_path):
     pytest.importorskip("av")
     (tmp_path / "torn.mp4").write_bytes(b"no clip")
     with pytest.raises(FileNotFoundError, match="gone.mp4"):
-        read_clip(tmp_path / "gone.mp4")
+        read_video(tmp_path / "gone.mp4")
     with pytest.raises(OSError, match="torn.mp4"):
-        read_clip(tmp_path / "torn.mp4")
+        read_video(tmp_path / "torn.mp4")
     with pytest.raises(OSError, match="decoded"):
-        read_clip(b"no clip")
+        read_video(b"no clip")
 
 
 class Container:
@@ -158,7 +159,7 @@ class Container:
 def test_a_clip_without_a_rate_has_a_frame_a_second(rate, fps, monkeypatch):
     av = pytest.importorskip("av")
     monkeypatch.setattr(av, "open", lambda *_: Container(rate, 51, 51))
-    clip = read_clip(b"clip")
+    clip = read_video(b"clip")
     assert clip.fps == fps and clip.frames.shape == (2, 3, 2, 3) and float(clip.frames.mean()) == pytest.approx(0.2)
 
 
@@ -166,9 +167,9 @@ def test_a_clip_without_a_frame_is_an_error(tmp_path, monkeypatch):
     av = pytest.importorskip("av")
     monkeypatch.setattr(av, "open", lambda *_: Container(2))
     (tmp_path / "empty.mp4").touch()
-    for source, name in ((tmp_path / "empty.mp4", "empty.mp4"), (b"clip", "a clip")):
+    for source, name in ((tmp_path / "empty.mp4", "empty.mp4"), (b"clip", "a video")):
         with pytest.raises(OSError, match=f"{name}.*frame"):
-            read_clip(source)
+            read_video(source)
 
 
 def compared(*texts: str, ranks=FIRST, **others) -> Comparison:
@@ -188,7 +189,8 @@ def test_a_prompt_asks_about_files_by_name_and_about_bytes_decoded(tmp_path):
     assert compared("a", "b").asked() == Prompt("which?")
     prompt = compared("a", "b", about=(file, held)).asked()
     (turn,) = prompt.turns
-    path, decoded, question = turn.parts
+    parts: Any = turn.parts
+    path, decoded, question = parts
     assert (turn.role, question, path.kind, path.source) == ("user", "which?", "image", str(tmp_path / "a.png"))
     assert decoded.kind == "image" and float(decoded.source.pixels.mean()) == pytest.approx(20 / 255)
 

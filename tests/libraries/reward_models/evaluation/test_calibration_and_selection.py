@@ -6,85 +6,86 @@ import itertools
 import math
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from reward_models.evaluation import metrics
 from reward_models.evaluation.comparison import pairs
 from reward_models.evaluation.evaluate import _calibration, _selection
-from reward_models.evaluation.metrics import calibration, selection, significance
 
 WON = np.array([True, True, True, False])
 
 
 def test_beta_is_that_of_the_largest_likelihood():
     """Three of four pairs with difference 1 are won: sigmoid(beta) = 3/4, beta = log 3."""
-    assert calibration.fit_beta(WON, np.ones(4)) == pytest.approx(math.log(3))
-    assert calibration.fit_beta(WON, 2 * np.ones(4)) == pytest.approx(math.log(3) / 2)
-    assert calibration.fit_beta(WON, -np.ones(4)) == 0.0
-    assert calibration.fit_beta(np.array([True]), np.ones(1)) == 1e6
+    assert metrics.fit_beta(WON, np.ones(4)) == pytest.approx(math.log(3))
+    assert metrics.fit_beta(WON, 2 * np.ones(4)) == pytest.approx(math.log(3) / 2)
+    assert metrics.fit_beta(WON, -np.ones(4)) == 0.0
+    assert metrics.fit_beta(np.array([True]), np.ones(1)) == 1e6
     # never wrong: a tie is not, however small the other differences are
-    assert calibration.fit_beta(np.array([True, True, False]), np.array([0.5, 0, -0.25])) == 1e6
+    assert metrics.fit_beta(np.array([True, True, False]), np.array([0.5, 0, -0.25])) == 1e6
     # a coin, and differences that would want more than the largest
-    assert calibration.fit_beta(np.array([True, False]), np.ones(2)) == 0
-    assert calibration.fit_beta(WON, 1e-9 * np.ones(4)) == pytest.approx(1e6)
-    assert calibration.fit_beta(WON, 1e-4 * np.ones(4)) == pytest.approx(1e4 * math.log(3))
-    assert calibration.fit_beta(WON, 1e-9 * np.ones(4), largest=50.0) == pytest.approx(50)
+    assert metrics.fit_beta(np.array([True, False]), np.ones(2)) == 0
+    assert metrics.fit_beta(WON, 1e-9 * np.ones(4)) == pytest.approx(1e6)
+    assert metrics.fit_beta(WON, 1e-4 * np.ones(4)) == pytest.approx(1e4 * math.log(3))
+    assert metrics.fit_beta(WON, 1e-9 * np.ones(4), largest=50.0) == pytest.approx(50)
 
 
 def test_beta_is_fitted_on_the_other_half_of_the_prompts():
     won, cluster = np.array([True, True, True, False] * 2), np.repeat([0, 1], 4)
     won[4:] = [True, False, True, False]
-    p, beta = calibration.cross_fitted(won, np.ones(8), cluster)
+    p, beta = metrics.cross_fitted(won, np.ones(8), cluster)
     np.testing.assert_allclose(p, [0.5] * 4 + [0.75] * 4)
     assert beta == pytest.approx(math.log(5 / 3))
-    assert np.isnan(calibration.cross_fitted(WON, np.ones(4), np.zeros(4, int))[0]).all()
+    assert np.isnan(metrics.cross_fitted(WON, np.ones(4), np.zeros(4, int))[0]).all()
 
 
 def test_errors_of_four_probabilities():
     """At p = 0.9 three of four are right: |0.75 - 0.9|; Brier (3 * 0.01 + 0.81) / 4."""
     p = np.full(4, 0.9)
-    assert calibration.expected_calibration_error(WON, p) == pytest.approx(0.15)
-    assert calibration.brier(WON, p) == pytest.approx(0.21)
-    assert calibration.log_loss(WON, p) == pytest.approx(-(3 * math.log(0.9) + math.log(0.1)) / 4)
-    assert calibration.log_loss(WON, np.array([1.0, 1, 1, 1])) == pytest.approx(-math.log(1e-12) / 4)
+    assert metrics.expected_calibration_error(WON, p) == pytest.approx(0.15)
+    assert metrics.brier(WON, p) == pytest.approx(0.21)
+    assert metrics.log_loss(WON, p) == pytest.approx(-(3 * math.log(0.9) + math.log(0.1)) / 4)
+    assert metrics.log_loss(WON, np.array([1.0, 1, 1, 1])) == pytest.approx(-math.log(1e-12) / 4)
 
 
 def test_bins_are_of_equal_width_or_of_equal_counts():
     """Two confident pairs are right, two at 0.6 wrong: the bins differ, one bin for all would hide it."""
     won, p = np.array([True, False, False, True]), np.array([1.0, 0.0, 0.6, 0.4])
-    assert calibration.expected_calibration_error(won, p) == pytest.approx(0.5 * 0 + 0.5 * 0.6)
-    assert calibration.expected_calibration_error(won, p, bins=1) == pytest.approx(abs(0.5 - 0.8))
-    assert calibration.expected_calibration_error(won, p, bins=2, adaptive=True) == pytest.approx(0.3)
-    assert calibration.expected_calibration_error(won[:1], np.array([0.5])) == 0
-    assert math.isnan(calibration.expected_calibration_error(won[:0], p[:0]))
+    assert metrics.expected_calibration_error(won, p) == pytest.approx(0.5 * 0 + 0.5 * 0.6)
+    assert metrics.expected_calibration_error(won, p, bins=1) == pytest.approx(abs(0.5 - 0.8))
+    assert metrics.expected_calibration_error(won, p, bins=2, adaptive=True) == pytest.approx(0.3)
+    assert metrics.expected_calibration_error(won[:1], np.array([0.5])) == 0
+    assert math.isnan(metrics.expected_calibration_error(won[:0], p[:0]))
 
 
 def test_edges_of_bins_belong_to_the_upper_one_and_certainty_to_the_last():
     won = np.array([True, False])
-    assert calibration.expected_calibration_error(won, np.array([0.6, 0.75]), bins=2) == pytest.approx(0.575)
-    assert calibration.expected_calibration_error(won, np.array([0.9, 1.0]), bins=2) == pytest.approx(0.45)
+    assert metrics.expected_calibration_error(won, np.array([0.6, 0.75]), bins=2) == pytest.approx(0.575)
+    assert metrics.expected_calibration_error(won, np.array([0.9, 1.0]), bins=2) == pytest.approx(0.45)
     # 15 bins of 1/30: 0.535 and 0.565 share none, which they would in 14 or fewer; 0.55 and 0.56 share the second
-    assert calibration.expected_calibration_error(won, np.array([0.55, 0.56])) == pytest.approx(0.055)
-    assert calibration.expected_calibration_error(won, np.array([0.532, 0.535])) == pytest.approx((0.468 + 0.535) / 2)
+    assert metrics.expected_calibration_error(won, np.array([0.55, 0.56])) == pytest.approx(0.055)
+    assert metrics.expected_calibration_error(won, np.array([0.532, 0.535])) == pytest.approx((0.468 + 0.535) / 2)
     # fewer pairs than bins: each is alone
-    assert calibration.expected_calibration_error(won, np.array([0.6, 0.9]), adaptive=True) == pytest.approx(0.65)
+    assert metrics.expected_calibration_error(won, np.array([0.6, 0.9]), adaptive=True) == pytest.approx(0.65)
 
 
 def test_equally_confident_pairs_stay_in_their_order():
     won = np.repeat([True, False], 50)
     p = np.full(100, 0.6)
-    assert calibration.expected_calibration_error(won, p, bins=2, adaptive=True) == pytest.approx((0.4 + 0.6) / 2)
+    assert metrics.expected_calibration_error(won, p, bins=2, adaptive=True) == pytest.approx((0.4 + 0.6) / 2)
 
 
 def test_best_of_two_of_three():
     """Gold 0, 1, 5 by rising score: of the three subsets one selects 1 and two select 5."""
     scores, gold = np.array([1.0, 2, 3]), np.array([0.0, 1, 5])
-    assert selection.best_of(scores, gold, 2) == pytest.approx(11 / 3)
-    assert selection.best_of(-scores, gold, 2) == pytest.approx(1 / 3)
-    assert selection.regret(-scores, gold, 2) == pytest.approx(10 / 3) and selection.regret(scores, gold, 3) == 0
+    assert metrics.best_of(scores, gold, 2) == pytest.approx(11 / 3)
+    assert metrics.best_of(-scores, gold, 2) == pytest.approx(1 / 3)
+    assert metrics.regret(-scores, gold, 2) == pytest.approx(10 / 3) and metrics.regret(scores, gold, 3) == 0
     with pytest.raises(ValueError, match="n = 4"):
-        selection.best_of(scores, gold, 4)
+        metrics.best_of(scores, gold, 4)
 
 
 def test_best_of_is_the_mean_over_all_subsets():
@@ -97,26 +98,26 @@ def test_best_of_is_the_mean_over_all_subsets():
                 best = scores[subset] == scores[subset].max()
                 means.append(gold[subset][best].mean())
             # A tie is broken at random before a subset is drawn, or after: the expectation is the same.
-            assert selection.best_of(scores, gold, n) == pytest.approx(float(np.mean(means)))
+            assert metrics.best_of(scores, gold, n) == pytest.approx(float(np.mean(means)))
 
 
 def test_win_rates_and_inversions():
-    np.testing.assert_allclose(selection.win_rate(np.array([1.0, 2, 2])), [1, 0.25, 0.25])
+    np.testing.assert_allclose(metrics.win_rate(np.array([1.0, 2, 2])), [1, 0.25, 0.25])
     ranks = np.array([1.0, 2, 3])
-    assert selection.inversions(np.array([3.0, 2, 1]), ranks) == 1
-    assert selection.inversions(np.array([2.0, 3, 1]), ranks) == pytest.approx(2 / 3)
-    assert selection.inversions(np.zeros(3), ranks) == 0.5  # a constant reward is a coin
-    assert selection.inversions(np.array([2.0, 2, 1]), ranks) == pytest.approx(1 - 0.5 / 3)
-    assert selection.inversions(np.array([3.0, 2, 1]), np.array([1, 1, 2])) == 1  # people tied the first two
-    assert selection.inversions(np.array([1.0, 2, 3]), ranks) == 0
-    assert selection.inversions(np.array([1.0, 2, 3]), ranks[::-1]) == 1
+    assert metrics.inversions(np.array([3.0, 2, 1]), ranks) == 1
+    assert metrics.inversions(np.array([2.0, 3, 1]), ranks) == pytest.approx(2 / 3)
+    assert metrics.inversions(np.zeros(3), ranks) == 0.5  # a constant reward is a coin
+    assert metrics.inversions(np.array([2.0, 2, 1]), ranks) == pytest.approx(1 - 0.5 / 3)
+    assert metrics.inversions(np.array([3.0, 2, 1]), np.array([1, 1, 2])) == 1  # people tied the first two
+    assert metrics.inversions(np.array([1.0, 2, 3]), ranks) == 0
+    assert metrics.inversions(np.array([1.0, 2, 3]), ranks[::-1]) == 1
 
 
 def test_equal_highest_scores_share():
     correct = np.array([True, False, False, False])
-    assert selection.best_is_correct(np.array([2.0, 1, 1, 1]), correct) == 1
-    assert selection.best_is_correct(np.array([2.0, 2, 1, 1]), correct) == 0.5
-    assert selection.best_is_correct(np.array([1.0, 2, 1, 1]), correct) == 0
+    assert metrics.best_is_correct(np.array([2.0, 1, 1, 1]), correct) == 1
+    assert metrics.best_is_correct(np.array([2.0, 2, 1, 1]), correct) == 0.5
+    assert metrics.best_is_correct(np.array([1.0, 2, 1, 1]), correct) == 0
 
 
 def test_the_score_of_ties_term_by_term():
@@ -124,26 +125,26 @@ def test_the_score_of_ties_term_by_term():
     both, one = np.array([True, True, False]), np.array([True, False])
     good = {"1": (np.array([5.0, 4, 2]), both)}
     alone = {"1": (np.array([3.0, 1]), one)}
-    assert selection.ties_score(alone, good) == pytest.approx(1 + 0.01 * math.tanh(1))
+    assert metrics.ties_score(alone, good) == pytest.approx(1 + 0.01 * math.tanh(1))
     good["2"], alone["2"] = (np.array([3.0, 1, 2]), both), (np.array([0.0, 1]), one)
-    assert selection.ties_score(alone, good) == pytest.approx(0.5 + 0.01 * (math.tanh(1) + math.tanh(-1.5)) / 2)
+    assert metrics.ties_score(alone, good) == pytest.approx(0.5 + 0.01 * (math.tanh(1) + math.tanh(-1.5)) / 2)
     exact = {"1": (np.array([4.0, 4, 4]), both)}
-    assert selection.ties_score({"1": (np.array([1.0, 1]), one)}, exact) == 0  # 0 / 0 is 0, and no margin is above
-    assert selection.ties_score({}, {"1": (np.array([5.0, 4, 2]), both)}) == pytest.approx(0.3)
+    assert metrics.ties_score({"1": (np.array([1.0, 1]), one)}, exact) == 0  # 0 / 0 is 0, and no margin is above
+    assert metrics.ties_score({}, {"1": (np.array([5.0, 4, 2]), both)}) == pytest.approx(0.3)
 
 
 def test_the_score_of_ties_where_the_two_kinds_differ():
     two, one = np.array([True, True, False, False]), np.array([True, False])
     clear = {"1": (np.array([9.0, 8, 3, 0]), two)}  # margin 5 over a spread of 1
     narrow, lost = {"1": (np.array([0.5, 0]), one)}, {"1": (np.array([3.0, 1, 2, 0]), two)}  # margin 1/2; -1 over 2
-    assert selection.ties_score(narrow, clear) == pytest.approx(0.6 + 0.2 + 0.01 * math.tanh(0.5 - 1))
-    assert selection.ties_score(narrow, lost) == pytest.approx(0.3 + 0.01 * math.tanh(-0.5 - 1))
-    assert selection.ties_score(narrow, {}) == selection.ties_score({}, clear) == pytest.approx(0.3)
-    assert selection.ties_score(narrow, {"2": clear["1"]}) == pytest.approx(0.6)  # no prompt has both
+    assert metrics.ties_score(narrow, clear) == pytest.approx(0.6 + 0.2 + 0.01 * math.tanh(0.5 - 1))
+    assert metrics.ties_score(narrow, lost) == pytest.approx(0.3 + 0.01 * math.tanh(-0.5 - 1))
+    assert metrics.ties_score(narrow, {}) == metrics.ties_score({}, clear) == pytest.approx(0.3)
+    assert metrics.ties_score(narrow, {"2": clear["1"]}) == pytest.approx(0.6)  # no prompt has both
 
 
 def test_sizes_double():
-    assert selection.sizes([9, 4]) == [1, 2, 4] and selection.sizes([]) == []
+    assert metrics.sizes([9, 4]) == [1, 2, 4] and metrics.sizes([]) == []
 
 
 def test_answers_that_are_all_equal_warn_of_nothing():
@@ -151,8 +152,8 @@ def test_answers_that_are_all_equal_warn_of_nothing():
     far = {"7": (np.array([3.0, 1.0]), np.array([True, False]))}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert selection.ties_score(one, one) == 0.0  # margin and spread are 0
-        assert selection.ties_score(far, far) == pytest.approx(0.3 + 0.3 + 0.2 + 0.2 + 0.01)  # a spread of 0
+        assert metrics.ties_score(one, one) == 0.0  # margin and spread are 0
+        assert metrics.ties_score(far, far) == pytest.approx(0.3 + 0.3 + 0.2 + 0.2 + 0.01)  # a spread of 0
 
 
 def test_calibration_is_the_same_seen_from_the_other_side():
@@ -160,35 +161,35 @@ def test_calibration_is_the_same_seen_from_the_other_side():
     difference = generator.normal(size=200)
     human = np.where(generator.random(200) < 1 / (1 + np.exp(-2 * difference)), 1, -1)
     human[::10] = 0  # ties are left out
-    cluster = np.arange(200)
-    made, turned = (
-        _calibration(SimpleNamespace(human=sign * human, difference=sign * difference, cluster=cluster), 0)
-        for sign in (1, -1)
-    )
+
+    def pairs(sign: int, of: int) -> Any:
+        return SimpleNamespace(human=sign * human, difference=of * difference, cluster=np.arange(200))
+
+    made, turned = (_calibration(pairs(sign, sign), 0) for sign in (1, -1))
     assert made == pytest.approx(turned) and 1 < made["beta"] < 3 and made["brier"] < 0.2
     assert made["ece"] != made["ece_adaptive"]  # bins of equal width, and of equal counts
-    assert _calibration(SimpleNamespace(human=human, difference=-difference, cluster=cluster), 0)["brier"] > 0.24
+    assert _calibration(pairs(1, -1), 0)["brier"] > 0.24
 
 
 def test_bins_are_of_equal_width_from_a_half_to_one():
     """Two bins meet at 3/4: 0.6 and 0.74 are in one, wrong on average by |1 - 0.67|, 0.76 and 1 in the other."""
     p, won = np.array([0.6, 0.74, 0.76, 1.0]), np.array([True, True, False, False])
-    assert calibration.expected_calibration_error(won, p, bins=2) == pytest.approx(0.5 * 0.33 + 0.5 * 0.88)
+    assert metrics.expected_calibration_error(won, p, bins=2) == pytest.approx(0.5 * 0.33 + 0.5 * 0.88)
     # Three meet at 2/3 and 5/6: one of 0.6, one of 0.74 and 0.76, one of 1
-    assert calibration.expected_calibration_error(won, p, bins=3) == pytest.approx(0.25 * 0.4 + 0.5 * 0.25 + 0.25 * 1)
+    assert metrics.expected_calibration_error(won, p, bins=3) == pytest.approx(0.25 * 0.4 + 0.5 * 0.25 + 0.25 * 1)
 
 
 def test_rewards_agree_where_both_have_a_sign():
     nan = math.nan
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert math.isnan(significance.agreement(np.array([nan, 1.0]), np.array([1.0, nan])))
-    assert significance.agreement(np.array([1.0, -2.0, nan, 3.0]), np.array([5.0, 1.0, 1.0, 0.5])) == 2 / 3
+        assert math.isnan(metrics.agreement(np.array([nan, 1.0]), np.array([1.0, nan])))
+    assert metrics.agreement(np.array([1.0, -2.0, nan, 3.0]), np.array([5.0, 1.0, 1.0, 0.5])) == 2 / 3
 
 
 def test_an_output_without_a_score_leaves_its_comparison_out_of_selection():
     def one(*values: float) -> dict:
-        some = SimpleNamespace(ranks=(0.0, 1.0))
+        some: Any = SimpleNamespace(ranks=(0.0, 1.0))
         return _selection([some] * 2, [values, (0.0, 1.0)])
 
     assert (
@@ -210,4 +211,4 @@ def test_no_comparison_has_no_pair():
 def test_pairs_of_one_confidence_fall_into_bins_in_their_order():
     """The first half of 40 pairs was won, at 0.6 and 0.9 in turn: four bins of ten, off by 0.4, 0.6, 0.1 and 0.9."""
     won, p = np.arange(40) < 20, np.where(np.arange(40) % 2, 0.9, 0.6)
-    assert calibration.expected_calibration_error(won, p, bins=4, adaptive=True) == pytest.approx(0.5)
+    assert metrics.expected_calibration_error(won, p, bins=4, adaptive=True) == pytest.approx(0.5)

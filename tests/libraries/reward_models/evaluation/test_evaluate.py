@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Prompt, Text
+from reward_models.evaluation import metrics
 from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison
 from reward_models.evaluation.evaluate import Scores, _correlations, compare, evaluate, plain, score, ties_subset
-from reward_models.evaluation.metrics import correlation, significance
 from reward_models.evaluation.protocols import PROTOCOLS, Benchmark, Protocol
 
 
-def benchmark(*ranks, headline="pairs", **more) -> Benchmark:
+def benchmark(*ranks, headline: Any = "pairs", **more) -> Benchmark:
     rows = [
         Comparison(Prompt(f"{number}"), (Text("a"), Text("b")), rank, "row", **more)
         for number, rank in enumerate(ranks)
@@ -31,8 +32,8 @@ def test_numbers_are_those_of_their_metrics():
     made = evaluate(MIXED, SCORES)
     human, difference = np.array([1, -1, 1, 1, 0] * 4), np.array([one for one, _ in SCORES])
     threshold = made["with_ties"]["best_threshold"]
-    assert made["tau_23"] == correlation.counts(human, difference, threshold).tau_23
-    assert made["tau_b"] == correlation.counts(human, difference).tau_b != made["tau_23"]
+    assert made["tau_23"] == metrics.counts(human, difference, threshold).tau_23
+    assert made["tau_b"] == metrics.counts(human, difference).tau_b != made["tau_23"]
     assert made == evaluate(MIXED, SCORES, 0)
     assert (made["pairs"], made["human_ties"], made["outputs"], made["prompts"]) == (20, 4, 40, 20)
     assert made["macro"] is made["srcc"] is None and made["categories"] == {}
@@ -59,9 +60,9 @@ def test_rewards_are_compared_pair_by_pair():
     assert second["mean"] is second["low"] is second["high"] is None and second["n"] == 0
     credit = np.array([np.nan if human == 0 else float(np.sign(one) == human)
                        for human, (one, _) in zip([1, -1, 1, 1, 0] * 4, SCORES)])  # fmt: skip
-    interval = significance.accuracy_difference(credit, 1 - credit, np.arange(20), 0)
+    interval = metrics.accuracy_difference(credit, 1 - credit, np.arange(20), 0)
     assert interval is not None and {key: first[key] for key in interval.as_dict()} == interval.as_dict()
-    assert first["mcnemar"] == significance.mcnemar(credit, 1 - credit)
+    assert first["mcnemar"] == metrics.mcnemar(credit, 1 - credit)
     assert made["agreement"]["a"] == {"a": 1, "b": 0, "c": None}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reward_models.evaluation.audio import read_wav
+from reward_models.evaluation.media import read_wav
 
 
 def written(levels: np.ndarray, channels: int = 1, width: int = 2) -> bytes:
