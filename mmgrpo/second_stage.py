@@ -49,6 +49,9 @@ from mmgrpo.types import (
 MEMBERS = 1 << 16
 """Numbers that a group has for its second samples, from its own number times this on."""
 
+REWRITTEN = ("corrected", "interrupted")
+"""Kinds whose rows go on with samples of the policy."""
+
 Judge = Callable[[Request, Rollout], "Callable[[], tuple[Decisions, RewardScores]]"]
 """Begins to score a rollout; what it returns waits for the decisions and scores."""
 Estimated = Callable[[], "tuple[Decisions, RewardScores, Estimate]"]
@@ -90,7 +93,7 @@ class SecondStage:
                 made, gone = self._corrected(groups, samples)
         rollout, scores = None, None
         if made:
-            origin = HINTED if added.kind == "corrected" else REFERENCE if added.old == "one" else GIVEN
+            origin = HINTED if added.kind in REWRITTEN else REFERENCE if added.old == "one" else GIVEN
             pairs, keys = [(group.prompt, record) for group, record in made], [group.key for group, _ in made]
             rollout = unpacked(policy, pairs, keys, origin, [group.number for group, _ in made], self.request)
             if added.old == "recomputed":
@@ -104,7 +107,7 @@ class SecondStage:
             scores = replace(scores, values=scores.values * added.scale)
         rows.add(rollout, scores)
         last = rows.decisions[-1]
-        if added.kind == "corrected":
+        if added.kind in REWRITTEN:
             here = torch.tensor(gone, dtype=torch.long, device=last.origin.device)
             rows.replace(gather_rows(here, self.accelerator))
         elif added.replaces:
@@ -170,10 +173,16 @@ class SecondStage:
         gone: list[int] = []
         for group in groups:
             for number, one in enumerate(samples[group.key]):
+                slot = group.key * MEMBERS + number
+                if added.kind == "interrupted":
+                    output = one.rollout.outputs[one.row]
+                    if isinstance(output, Text) and output.truncated and added.answer not in output.whole:
+                        gone.append(one.place)
+                        going[slot] = group, self._cut(one, slot)
+                    continue
                 if one.reward > added.above:
                     continue
                 gone.append(one.place)
-                slot = group.key * MEMBERS + number
                 how = way(added, stream(self.seed, "corrected", self.number, slot))
                 [record] = policy.pack(one.rollout, [one.row])
                 solution = solution_of(group.prompt, added.column)
@@ -198,6 +207,18 @@ class SecondStage:
             pairs = zip(going.values(), rests, strict=True)
             made += [(group, policy.extended(record, rest)) for (group, record), rest in pairs]
         return made, gone
+
+    def _cut(self, sample: Sample, slot: int) -> Record:
+        """A thought up to a random token, and the text that ends it, of which nothing is trained."""
+        added, policy = self.added, self.policy
+        assert isinstance(policy, Storing) and isinstance(policy, Continuing)
+        [record] = policy.pack(sample.rollout, [sample.row])
+        length = len(record["ids"])
+        low = min(added.count or length, length)
+        kept = low + int(torch.randint(length - low + 1, (), generator=stream(self.seed, "cut", self.number, slot)))
+        record = policy.unfinished({n: v[:kept] if v.dim() else v for n, v in record.items()}, added.text)
+        mask = record["loss_mask"] & (torch.arange(len(record["ids"])) < kept)
+        return record | {"loss_mask": mask}
 
 
 def text_of(sample: Sample) -> str:

@@ -98,6 +98,13 @@ def tracker(tracker_value: Values) -> Values:
     return tracker_value
 
 
+@block(BASELINES, level="group")
+def measured(values: Values, measured_value: Values, key: Key, stat: Rows) -> Values:
+    """The prompt's mean reward under an earlier policy, as the tracker ``reference_mean`` keeps it (PVPO,
+    arXiv:2508.21104); at a prompt's first visit, unless it was measured before (``data.ledger``), the group's mean."""
+    return torch.where(measured_value.isnan(), groups.group_mean(values, key, stat), measured_value)
+
+
 @block(BASELINES)
 def greedy(greedy_value: Values) -> Values:
     """The weighted reward of the prompt's greedy decode, noise-free ODE sample or most likely choice (ReMax,

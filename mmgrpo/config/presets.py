@@ -585,6 +585,14 @@ CATALOGUE: dict[str, Preset] = {
         terms=["entropy_bonus(coef=0.001)"],
         added="refined",
     ),
+    # arXiv:2508.21104: no std, clip and KL of GRPO's base are left out since they were not found; M is that of
+    # data.ledger (mmgrpo evaluate --weights untrained). For prompts never solved: added answers(when='failed').
+    "pvpo": for_any(
+        "Compared with what the policy before training gets of the prompt, not with the group.",
+        baseline="measured",
+        scale="none",
+        trackers=["reference_mean"],
+    ),
     # arXiv:2509.25808, option II: groups without a right answer take an earlier one into their statistics, in the place
     # of a wrong one; stages and samples were not found.
     "ar3po": for_tokens(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -148,6 +149,14 @@ class Optim:
         check_ranges(self, prefix="optim.")
         if self.optimizer != "adamw":
             refuse_missing("bitsandbytes", f"optim.optimizer: '{self.optimizer}'", "set optim.optimizer=adamw")
+        if self.step.partition("(")[0].strip() == "natural":
+            unread = ("lr", "weight_decay", "beta1", "beta2", "eps", "optimizer", "warmup", "decay")
+            if set_ones := [name for name in unread if getattr(self, name) != getattr(Optim(), name)]:
+                warnings.warn(
+                    f"optim.step: {self.step} has a step length of its own, so that {', '.join(set_ones)} of optim "
+                    "have no effect; delta is the KL of a step",
+                    stacklevel=2,
+                )
 
     @property
     def steps_per_round(self) -> int:

@@ -367,20 +367,19 @@ class TokenPolicy:
 
     def written(self, text: str) -> Record:
         """A text as a completion of at most ``max_tokens`` tokens."""
-        ids = torch.tensor(self.model.spell(text)[: self.max_tokens])
+        return self._spelled(self.model.spell(text)[: self.max_tokens])
+
+    def _spelled(self, tokens: Sequence[int]) -> Record:
+        ids = torch.tensor(tokens, dtype=torch.long)
         zeros = torch.zeros(len(ids))
         fields = {name: zeros[0] if name == "truncated" else zeros for name in self.fields}
         return {**fields, "ids": ids, "loss_mask": self._has_probability(ids[None].to(self.device))[0].cpu()}
 
     def unfinished(self, record: Record, text: str) -> Record:
         """A completion without its end tokens, and a text behind it."""
-        ids = record["ids"]
-        kept = record | {
-            name: value[~torch.isin(ids, self.ends.cpu())] for name, value in record.items() if value.dim()
-        }
-        return (
-            self.extended(kept, {n: v[:-1] if v.dim() else v for n, v in self.written(text).items()}) if text else kept
-        )
+        going = ~torch.isin(record["ids"], self.ends.cpu())
+        kept = record | {name: value[going] for name, value in record.items() if value.dim()}
+        return self.extended(kept, self._spelled(self.model.spell(text)[:-1])) if text else kept
 
     def extended(self, record: Record, rest: Record) -> Record:
         """A completion that goes on with another, without log-probs; it is cut off if the other is."""

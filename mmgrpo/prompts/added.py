@@ -4,6 +4,7 @@
     answers      what the data set gives to a prompt, one or several, as further members of its group
     refined      a sample and what is said of it stand in the prompt; of the new samples the best joins the group
     corrected    wrong samples go on behind a phrase, are told the answer, or give way to the solution
+    interrupted  thoughts that are cut off are ended, and an answer follows
 
 They are scored like the group's own rows, under the prompt as it is, whatever they were drawn from, and are no evidence
 of how hard it is.
@@ -152,6 +153,22 @@ def corrected(
         "corrected", above=above, counted=True, replaces=True, text=text, answer=answer, shares=shares, tokens=tokens,
         column=column,
     )  # fmt: skip
+
+
+@block(ADDITIONS)
+def interrupted(
+    least: Annotated[int, COUNT_OR_ZERO] = 0,
+    tokens: Annotated[int, COUNT] = 2048,
+    text: Annotated[str, ANY_TEXT] = "\n</think>\n\n",
+    marker: Annotated[str, ANY_TEXT] = "</think>",
+) -> Addition:
+    """Samples that are cut off before ``marker`` are forced to an end, and give way: after a random number of tokens
+    from ``least`` (0: all) to all that they have, ``text`` follows, which is given and no decision, and at most
+    ``tokens`` more.
+
+    ScaleRL (arXiv:2510.13786): a thought of 10240 to 12288 tokens (``sampling.max_tokens`` 12288), then 2048.
+    """
+    return Addition("interrupted", counted=True, replaces=True, text=text, answer=marker, count=least, tokens=tokens)
 
 
 def written(text: str, prompt: Prompt, sample: str = "", right: bool = False) -> str:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages.groups import papers
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, FRACTION, POSITIVE, POSITIVE_FRACTION, within
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, FRACTION, POSITIVE, POSITIVE_FRACTION, within
 from mmgrpo.config.registry import Block, Bound, block
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -143,6 +143,18 @@ def moving_average(
 
 
 @block(TRACKERS, level="group")
+@keeps(reference=0.0, reference_age=0.0)
+def reference_mean(
+    reference: float, reference_age: float, seen: Seen, *, renewed: Annotated[int, COUNT_OR_ZERO] = 0
+) -> dict[str, float]:
+    """The mean reward of the prompt under one policy, kept for ``renewed`` visits (0: for good) and then that of the
+    next: the static value of PVPO (arXiv:2508.21104). Of the policy before training where it was measured
+    (``data.ledger``), otherwise of the first visit. The paper renews all prompts every 500 steps."""
+    due = seen.first or (renewed > 0 and reference_age >= renewed)
+    return {"reference": seen.mean if due else reference, "reference_age": 0.0 if due else reference_age + 1}
+
+
+@block(TRACKERS, level="group")
 @keeps(shortest=0.0)
 def shortest(shortest: float, seen: Seen, *, least: Annotated[float, ANY_NUMBER] = 0.5) -> dict[str, float]:
     """The smallest number of decisions with which the prompt was solved, a reward of more than ``least`` (HAPO,
@@ -235,6 +247,7 @@ READS: dict[str, Read] = {
     "pass_rate": Read(PROMPTS, "", _where("last_mean", lambda columns: columns["visits"] > 0)),
     "tracker_value": Read(PROMPTS, "beta", _ratio),
     "average_reward": Read(PROMPTS, "moving_average", _where("average", lambda columns: columns["visits"] > 0)),
+    "measured_value": Read(PROMPTS, "reference_mean", _where("reference", lambda columns: columns["visits"] > 0)),
     "shortest_length": Read(PROMPTS, "shortest", _where("shortest", lambda columns: columns["shortest"] > 0)),
     "window_mean": Read(
         PROMPTS, "window", lambda columns: columns["window"].sum(1) / columns["window_size"].clamp(min=1)

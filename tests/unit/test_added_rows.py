@@ -294,11 +294,17 @@ def says_b(prompts, outputs) -> list[float]:
     return [float(output.text.split()[-1:] == ["b"]) for output in outputs]
 
 
-def round_of(folder: Path, reward=says_b, group_size: int = 4, prompts=WORDS, **changes) -> Any:
+def round_of(folder: Path, reward=says_b, group_size: int = 4, prompts=WORDS, max_tokens: int = 6, **changes) -> Any:
     """A round of a token policy: the trainer, and the batch that it trained."""
     blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", **changes)
     made: Any = trainer(
-        token_policy(keep_reference=True), folder, prompts, reward=reward, group_size=group_size, steps=3, **blocks
+        token_policy(max_tokens, keep_reference=True),
+        folder,
+        prompts,
+        reward=reward,
+        group_size=group_size,
+        steps=3,
+        **blocks,
     )
     taken: list[Any] = []
     original = made.others.take_in
@@ -418,6 +424,30 @@ def test_a_group_that_fails_takes_an_earlier_success_into_its_statistics(tmp_pat
     assert advantages[origin == OWN].tolist() == pytest.approx([-0.25] * 6)
     made.run_round()  # a group with a success again is left alone
     assert len(made.others.buffer.rows) == 2
+
+
+def test_a_thought_that_is_cut_off_is_ended_by_given_tokens(tmp_path):
+    """ScaleRL, arXiv:2510.13786: the phrase is no decision, what comes before and behind it is trained."""
+
+    def any_reward(prompts, outputs) -> list[float]:
+        return [float(len(output.text)) for output in outputs]
+
+    text = "interrupted(least=2, tokens=3, text=' d d', marker='d d')"
+    made, batch, _ = round_of(tmp_path, reward=any_reward, added=text, group_size=8, max_tokens=2)
+    origin = batch.decisions.origin
+    own = [
+        output for one in batch.rollouts for output, kind in zip(one.outputs, one.decisions.origin.tolist())
+        if kind != HINTED
+    ]  # fmt: skip
+    cut = sum(output.truncated and "d d" not in output.text for output in own)
+    assert int((origin == HINTED).sum()) == int((origin == REPLACED).sum()) == cut > 0
+    [ended] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == HINTED]
+    phrase = made.policy.model.spell(" d d")[:-1]
+    for row, ids in enumerate(ended.steps.ids.tolist()):
+        given = (ended.decisions.decision_mask[row] & ~ended.decisions.loss_mask[row]).nonzero()[:, 0].tolist()
+        assert [ids[place] for place in given] == phrase and given[0] == 2
+        assert int(ended.decisions.loss_mask[row].sum()) > given[0]
+    assert lines(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
 
 
 def test_right_groups_are_left_as_they_are(tmp_path):

@@ -25,7 +25,7 @@ from tests.unit.runtime.test_ranks import Meeting, Rank
 
 def hard(prompts: Sequence[Prompt], outputs: Sequence[Any]) -> list[float]:
     """1 for a class that is at least the prompt's number: the first is always solved, the last never."""
-    return [float(int(output.text) >= int(prompt.id)) for prompt, output in zip(prompts, outputs, strict=True)]
+    return [float(int(output.text) >= int(prompt.id)) for prompt, output in zip(prompts, outputs, strict=True)]  # type: ignore[union-attr]
 
 
 def made(folder: Path, preset: str = "grpo", count: int = 8, **changes: Any) -> Trainer:
@@ -46,7 +46,19 @@ def drawn(one: Trainer, number: int = 0, accelerator: Accelerator | None = None)
     )  # fmt: skip
 
 
-MEMORIES = ["spo", "vas", "pcl", "sec", "knapsack", "adaptive_dapo", "reinforce_ada", "risk_po", "hapo", "scale_rl"]
+MEMORIES = [
+    "spo",
+    "vas",
+    "pcl",
+    "sec",
+    "knapsack",
+    "adaptive_dapo",
+    "reinforce_ada",
+    "risk_po",
+    "hapo",
+    "scale_rl",
+    "pvpo",
+]
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.config.registry import bind
 from mmgrpo.prompts.trackers import COLUMNS, TRACKERS, Seen
 
@@ -97,3 +98,17 @@ def test_a_keep_rate_only_falls():
     assert step("keep_rate", rows, keep_rate=1.0)["keep_rate"] == 0.5
     assert step("keep_rate", rows, keep_rate=0.25)["keep_rate"] == 0.25
     assert step("keep_rate(least=0.2)", seen([1, 1]), keep_rate=1.0)["keep_rate"] == 0.2
+
+
+def test_a_reference_mean_stays_until_it_is_renewed():
+    """PVPO, arXiv:2508.21104: rewards 1, 0, 0, 1 against a reference of .25 are .75, -.25, -.25, .75."""
+    before = step("reference_mean", seen([0, 0, 1, 0], first=True, offline=True))
+    assert before == {"reference": 0.25, "reference_age": 0}
+    kept = step("reference_mean", seen([1.0, 1.0]), **before)
+    assert kept == {"reference": 0.25, "reference_age": 1}
+    renewed = step("reference_mean(renewed=1)", seen([1.0, 0.0]), **kept)
+    assert renewed == {"reference": 0.5, "reference_age": 0}
+    rewards, key, rows = torch.tensor([1.0, 0, 0, 1, 1, 0]), torch.tensor([0, 0, 0, 0, 1, 1]), torch.ones(6) > 0
+    value = torch.tensor([0.25] * 4 + [torch.nan] * 2)
+    base = bind("measured", BASELINES, "")({"values": rewards, "measured_value": value, "key": key, "stat": rows})
+    assert (rewards - base).tolist() == [0.75, -0.25, -0.25, 0.75, 0.5, -0.5]
