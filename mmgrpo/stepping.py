@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmgrpo.config.registry import Block, Bound, bind
 from mmgrpo.config.settings import Optim
 from mmgrpo.objectives.base import Loss, unclipped
-from mmgrpo.runtime.distributed import sum_by_name, sum_gradients
+from mmgrpo.runtime.distributed import sum_gradients
 from mmgrpo.runtime.optimizers import STEPS
 from mmgrpo.types import Policy
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
@@ -58,7 +58,7 @@ def take_step(
         sum_gradients(parameters, accelerator)
         if which == "loss":
             torch.nn.utils.clip_grad_norm_(parameters, optim.max_grad_norm or math.inf)
-        return sum_by_name(tally.sums, recipe.tallied, accelerator)["loss"]
+        return tally.summed(recipe.tallied, accelerator)[0]["loss"]
 
     inputs = {"optimizer": optimizer, "parameters": parameters, "evaluate": evaluate}
     bind(optim.step, STEPS, "optim.step")(inputs)

@@ -45,9 +45,9 @@ from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.reward_weights import directions, held_out_means, next_weights, weights_after_evaluation
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
-from mmgrpo.runtime.distributed import RankSlice, largest, sum_by_name, sum_gradients
+from mmgrpo.runtime.distributed import RankSlice, largest, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
-from mmgrpo.runtime.metrics import MetricsLog, peak_memory_gib, read_metrics
+from mmgrpo.runtime.metrics import MetricsLog, Tally, peak_memory_gib, read_metrics
 from mmgrpo.runtime.optimizers import make_optimizer
 from mmgrpo.runtime.progress import Checkpoints, Interrupted, Interruption
 from mmgrpo.runtime.saved_model import write_model
@@ -58,7 +58,7 @@ from mmgrpo.scoring.progress import report
 from mmgrpo.stepping import take_step
 from mmgrpo.tracking import send_evaluation
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import VELOCITY_METRICS, Batch, LossRecipe, Tally, accumulate_gradients, minibatches, rescored
+from mmgrpo.update import VELOCITY_METRICS, Batch, LossRecipe, accumulate_gradients, minibatches, rescored
 
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
@@ -344,10 +344,10 @@ class Trainer:
             sum_gradients(parameters, self.accelerator)
             limit = self.optim.max_grad_norm or math.inf
             norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
-        sums = sum_by_name(tally.sums, self.loss.tallied, self.accelerator)
+        sums, ratio_gap = tally.summed(self.loss.tallied, self.accelerator)
         finite = math.isfinite(norm) and math.isfinite(sums["loss"])
         self.at_boundary = False
-        gap = largest(tally.ratio_gap, self.accelerator) if on_policy else 0.0
+        gap = largest(ratio_gap, self.accelerator) if on_policy else 0.0
         if trainable and finite:
             if further and gap > RESCORED * range_in_force(self.loss):
                 batch = rescored(self.policy, batch, self.loss, tally, **settings)

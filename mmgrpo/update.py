@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +40,7 @@ from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, of_kinds
 from mmgrpo.prompts.added import ADDITIONS
 from mmgrpo.prompts.hints import HINTS
 from mmgrpo.runtime.distributed import sum_over_ranks
+from mmgrpo.runtime.metrics import Tally
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
 from mmgrpo.runtime.sharding import in_step, whole_weights
 from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Decisions, Part, Policy, Rollout, Scores
@@ -173,26 +173,6 @@ class Batch:
     """Trained decisions, after all selectors."""
 
 
-@dataclass
-class Tally:
-    """Sums over the parts of one optimizer step, on this rank."""
-
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    ratio_gap: float = 0.0
-    """Largest |ratio - 1| of present and stored log-probs, of decisions that the policy drew in this round."""
-    present: list[tuple[tuple[Tensor, Tensor], Tensor]] = field(default_factory=list)
-    """The log-probs that a step on policy computed, in parts: their (rows, positions) in the batch and their values."""
-
-    def add(self, name: str, value: Tensor) -> None:
-        self.sums[name] += float(value.detach())
-
-    def compare(self, present: Tensor, stored: Tensor, entries: Tensor) -> None:
-        """Measure the ratio gap of some entries."""
-        if bool(entries.any()):
-            gap = (torch.exp(present.detach() - stored) - 1).abs()
-            self.ratio_gap = max(self.ratio_gap, float(gap[entries].max()))
-
-
 def scored(
     policy: Policy, batch: Batch, entries: Bool[Tensor, "B T"], names: frozenset[str], micro_batch_size: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
@@ -229,6 +209,8 @@ class Step:
     tally: Tally
     on_policy: bool
     """The parameters are those of the rollout."""
+    kinds: frozenset[str] = frozenset()
+    """Which of the inputs off_policy, foreign and supervised are true for some row of the batch."""
 
     def scores(self, entries: Bool[Tensor, "B T"]) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
         """Score this rank's part of the entries: in parts, their (rows, positions) in the batch and their scores."""
@@ -248,16 +230,16 @@ class Step:
         factor = loss.mismatch(inputs) if loss.factor_follows_policy else inputs["factor"]
         values = factor * value
         foreign, supervised = inputs["foreign"], inputs["supervised"]
-        if bool(off_policy.any()):
+        if "off_policy" in self.kinds:
             # Without the factor: no sampler drew these decisions, so that there is no mismatch.
             values = torch.where(off_policy, loss.off_policy(inputs).values, values)
-        if bool(supervised.any()):
+        if "supervised" in self.kinds:
             nll = likelihood(inputs["log_probs"], loss.supervised({}).phi)
             values = torch.where(supervised, nll, values)
             tally.add("term/nll", (weights * nll)[supervised].sum())
         for term in loss.terms:
             penalty = term(inputs) * (inputs.get("kl_weight", 1.0) if term.text.startswith("kl_") else 1.0)
-            penalty = torch.where(foreign, 0.0, penalty) if bool(foreign.any()) else penalty
+            penalty = torch.where(foreign, 0.0, penalty) if "foreign" in self.kinds else penalty
             tally.add(f"term/{term.text.split('(')[0]}", (weights * penalty).sum())
             values = values + penalty
         total = (weights * values).sum()
@@ -319,7 +301,9 @@ def accumulate_gradients(
     if not loss.factor_follows_policy:
         inputs["factor"] = loss.mismatch(inputs)
     weights = weights_by_origin(loss.aggregation, inputs, decisions.origin, replay, supervision)
-    step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy)
+    origins = {*decisions.origin.tolist()}
+    there = frozenset(name for name, several in kinds.items() if origins.intersection(several))
+    step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy, there)
     with whole_weights(policy.network):
         if loss.coupled:
             _coupled(step)

@@ -15,7 +15,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.policies.token_model import Context, Features, Query, TokenModel
-from mmgrpo.runtime.finite import refuse_nan
+from mmgrpo.runtime.finite import refuse, refuse_nan
+
+UPLOADED = 32
+"""Positions whose random numbers are moved to the device together."""
 
 CLAMP = 11.0
 """Bound of a difference of log-probs before exp, as in the paper's released code."""
@@ -153,10 +156,15 @@ def draw(
     group = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
     rows, alive = torch.arange(count, device=device), torch.ones(count, dtype=torch.bool, device=device)
     for position in range(max_tokens):
-        distribution = refuse_nan(next_token(state.hidden, position == 0), "the probabilities of the next token")
-        # A number is drawn for finished rows too, so that a row's tokens do not depend on when the others end.
-        numbers = torch.cat([torch.rand(number, generator=stream) for stream, number in streams])
-        uniform = numbers.to(device)[chosen][rows]
+        distribution = next_token(state.hidden, position == 0)
+        if position % UPLOADED == 0:
+            # A number is drawn for finished rows too, so that a row's tokens do not depend on when the others end.
+            several = [
+                torch.cat([torch.rand(number, generator=stream) for stream, number in streams])
+                for _ in range(min(UPLOADED, max_tokens - position))
+            ]
+            numbers = torch.stack(several).to(device)[:, chosen]
+        uniform = numbers[position % UPLOADED, rows]
         choice = distribution.argmax(-1) if greedy else draw_tokens(distribution, uniform, top_p)
         token = torch.where(alive, choice, state.model.pad_id)
         ids[rows, position], real[rows, position] = token, alive
@@ -168,9 +176,12 @@ def draw(
             gaps = group_divergence(distribution[alive], group[rows[alive]], sizes)
             divergence[rows, position] = gaps[group[rows]] * alive
         open_rows = alive & ~torch.isin(token, ends)
-        if position + 1 == max_tokens or not bool(open_rows.any()):
+        # The one copy of a token to the host.
+        unfinished, bad = torch.stack([open_rows.sum(), distribution.isnan().any().long()]).tolist()
+        refuse(bool(bad), "the probabilities of the next token")
+        if position + 1 == max_tokens or not unfinished:
             break
-        if 2 * int(open_rows.sum()) <= len(rows):
+        if 2 * unfinished <= len(rows):
             rest = open_rows.nonzero()[:, 0]
             state, rows, token = state.select(rest), rows[rest], token[rest]
             alive, open_rows = alive[rest], open_rows[rest]

@@ -676,9 +676,8 @@ class TokenPolicy:
     def _decode(self, sequences: Sequences) -> list[Output]:
         seen, prefilled = sequences.context.seen, sequences.context.prefilled
         outputs: list[Output] = []
-        for row, ids, real, ended in zip(
-            sequences.prompt.tolist(), sequences.ids, sequences.real, self._ended(sequences), strict=True
-        ):
+        tables = sequences.ids.cpu(), sequences.real.cpu(), self._ended(sequences).cpu()
+        for row, ids, real, ended in zip(sequences.prompt.tolist(), *tables, strict=True):
             given = list(sequences.context.forced[row]) if sequences.context.forced else []
             text, sizes = self.model.decode(given + ids[real].tolist()), seen[row] if seen else ()
             opening = str(prefilled[row]) if prefilled else ""

@@ -20,9 +20,11 @@ class TooLarge(NotFinite):
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all entries of all tensors are finite; integers are. Of shards, on all processes, which must all call."""
-    tensors = list(tensors)
-    finite = [torch.isfinite(local(tensor)).all().cpu() for tensor in tensors]
-    return everywhere(not finite or bool(torch.stack(finite).all()), tensors)
+    tensors, flags = list(tensors), {}
+    for one in map(local, tensors):
+        flags.setdefault(one.device, []).append(torch.isfinite(one).all())
+    # One copy to the host for all tensors of a device.
+    return everywhere(all([bool(torch.stack(some).all()) for some in flags.values()]), tensors)
 
 
 def refuse_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
@@ -38,18 +40,20 @@ def refuse_nan(values: Tensor, what: str) -> Tensor:
 
     Infinite log-probabilities are in order: tokens that may not be chosen have them.
     """
-    return _refuse(values, what, values.isnan())
+    refuse(bool(values.isnan().any()), what)
+    return values
 
 
 def refuse_nonfinite(values: Tensor, what: str) -> Tensor:
     """``refuse_nan`` that refuses infinite values too."""
-    return _refuse(values, what, ~values.isfinite())
+    refuse(not bool(values.isfinite().all()), what)
+    return values
 
 
-def _refuse(values: Tensor, what: str, bad: Tensor) -> Tensor:
-    if bool(bad.any()):
+def refuse(bad: bool, what: str) -> None:
+    """``NotFinite`` of what was sampled, where it is ``bad``."""
+    if bad:
         raise NotFinite(
             f"{what} are not finite, so that nothing can be sampled: the weights have diverged (lower optim.lr and go "
             "back with --resume-from), or the precision is too low (try --model.dtype bfloat16 or float32)"
         )
-    return values

@@ -6,17 +6,66 @@ import json
 import math
 import os
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 import torch
+from accelerate import Accelerator
+from torch import Tensor
 
 from mmgrpo.files import naming, write_text
+from mmgrpo.runtime.distributed import sum_by_name
 
 Row = dict[str, Any]
+
+
+@dataclass
+class Tally:
+    """Sums over the parts of one optimizer step, on this rank."""
+
+    added: list[tuple[str, Tensor]] = field(default_factory=list)
+    """Summands by name, on the device."""
+    gaps: list[Tensor] = field(default_factory=list)
+    present: list[tuple[tuple[Tensor, Tensor], Tensor]] = field(default_factory=list)
+    """The log-probs that a step on policy computed, in parts: their (rows, positions) in the batch and their values."""
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a number on the device, which is not waited for."""
+        self.added.append((name, value.detach()))
+
+    def compare(self, present: Tensor, stored: Tensor, entries: Tensor) -> None:
+        """Measure the ratio gap of some entries."""
+        gap = (torch.exp(present.detach() - stored) - 1).abs().masked_fill(~entries, 0.0)
+        self.gaps += [gap.max()] if gap.numel() else []
+
+    def read(self) -> tuple[dict[str, float], float]:
+        """The sums by name, and the largest |ratio - 1| of present and stored log-probs of decisions that the policy
+        drew in this round: one copy to the host."""
+        everything = [value for _, value in self.added] + self.gaps
+        everything = [one.float() if one.device.type == "mps" else one.double() for one in everything]
+        values, sums = torch.stack(everything).tolist() if everything else [], dict[str, float]()
+        for (name, _), value in zip(self.added, values):
+            sums[name] = sums.get(name, 0.0) + value
+        return sums, max([0.0, *values[len(self.added) :]])
+
+    def summed(self, names: Sequence[str], accelerator: Accelerator) -> tuple[dict[str, float], float]:
+        """``read`` with the sums over all ranks."""
+        sums, gap = self.read()
+        return sum_by_name(sums, names, accelerator), gap
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """The sums by name; each access is a copy to the host."""
+        return self.read()[0]
+
+    @property
+    def ratio_gap(self) -> float:
+        """The largest |ratio - 1|; each access is a copy to the host."""
+        return self.read()[1]
 
 
 class MetricsLog:

@@ -21,20 +21,42 @@ NAME = "by_clip"
 
 
 @dataclass(frozen=True)
+class Clips:
+    """Which transcripts are of which clip: read once for all layers and tokens, with one copy to the host."""
+
+    clip: Int[Tensor, "rows"]
+    """Number of each transcript's clip."""
+    rows: tuple[tuple[int, Int[Tensor, "_"]], ...]
+    """The numbers of the clips, and the transcripts of each."""
+    back: Int[Tensor, "rows"]
+    """Where each transcript stands among those of all clips, one clip after the other."""
+
+    @staticmethod
+    def of(clip: Int[Tensor, "rows"]) -> Clips:
+        """From the number of each transcript's clip."""
+        numbers = clip.tolist()
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        ordered, places = torch.tensor([order, back], dtype=torch.long).view(2, -1).to(clip.device)
+        distinct = sorted(set(numbers))
+        parts = ordered.split([numbers.count(number) for number in distinct]) if distinct else ()
+        return Clips(clip, tuple(zip(distinct, parts, strict=True)), places)
+
+
+@dataclass(frozen=True)
 class ClipCache:
     """The decoder's cache with one row of keys and values per clip, and the clip of each transcript."""
 
     cache: Any
     """A cache of transformers: self-attention has a row per transcript, cross-attention a row per clip."""
-    clip: Int[Tensor, "rows"]
-    """Number of each transcript's clip."""
+    clips: Clips
 
     def spread(self, rows: Int[Tensor, "continuations"]) -> ClipCache:
         """A cache whose transcript i continues transcript ``rows[i]`` of this one; the clips are shared."""
         cache = copy.copy(self.cache)
         cache.self_attention_cache = spread_cache(self.cache.self_attention_cache, rows)
         cache.is_updated = dict(self.cache.is_updated)
-        return ClipCache(cache, self.clip[rows])
+        return ClipCache(cache, Clips.of(self.clips.clip[rows]))
 
 
 def attend(
@@ -43,10 +65,10 @@ def attend(
     key: Float[Tensor, "_ heads S width"],
     value: Float[Tensor, "_ heads S width"],
     attention_mask: Tensor | None,
-    clip: Int[Tensor, "rows"] | None = None,
+    clip: Clips | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "rows T heads width"], None]:
-    """Scaled dot-product attention; cross-attention of row i reads keys and values number ``clip[i]``.
+    """Scaled dot-product attention; cross-attention of row i reads keys and values number ``clip.clip[i]``.
 
     The queries of all transcripts of a clip are concatenated along the time axis, so that its keys and values are read
     once and never copied.
@@ -55,16 +77,14 @@ def attend(
 
     if clip is None or module.is_causal:  # a transcript's attention to itself
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    order, outputs = [], []
-    for number in clip.unique().tolist():
-        rows = (clip == number).nonzero()[:, 0]
+    outputs = []
+    for number, rows in clip.rows:
         count, heads, length, width = len(rows), *query.shape[1:]
         queries = query[rows].transpose(0, 1).reshape(1, heads, count * length, width)
         one = slice(number, number + 1)
         output = nn.functional.scaled_dot_product_attention(queries, key[one], value[one], scale=kwargs["scaling"])
         outputs.append(output.view(heads, count, length, width).permute(1, 2, 0, 3))
-        order.append(rows)
-    return torch.cat(outputs)[torch.cat(order).argsort()], None
+    return torch.cat(outputs)[clip.back], None
 
 
 def attend_by_clip(network: Any) -> None:

@@ -30,7 +30,7 @@ from pipelines import require
 from pipelines.conversation import completion_ids
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import MAX_SECONDS, clip_samples, duration_of, in_windows, setting_to_raise
-from pipelines.speech.by_clip import ClipCache, attend_by_clip
+from pipelines.speech.by_clip import ClipCache, Clips, attend_by_clip
 from pipelines.speech.options import WhisperOptions
 from pipelines.speech.whisper_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
@@ -120,7 +120,7 @@ class Whisper:
         network.eval()
         # A cache contains the keys and values of the clips; the decoder then only checks that there are states.
         states = torch.stack(list(features)) if len(features) else torch.empty(len(ids), 1, 1, device=ids.device)
-        clip = cache.clip if cache else torch.arange(len(ids), device=ids.device)
+        clips = cache.clips if cache else Clips.of(torch.arange(len(ids), device=ids.device))
         with autocast(self.dtype, self.device):
             out = network.model.decoder(
                 input_ids=ids,
@@ -129,9 +129,9 @@ class Whisper:
                 past_key_values=cache.cache if cache else None,
                 position_ids=positions[:, 0],
                 use_cache=True,
-                clip=clip,
+                clip=clips,
             )
-        return out.last_hidden_state, ClipCache(out.past_key_values, clip)
+        return out.last_hidden_state, ClipCache(out.past_key_values, clips)
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
         """The cache with rows of transcripts repeated; keys and values of a clip are stored once."""

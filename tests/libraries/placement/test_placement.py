@@ -1,0 +1,64 @@
+"""Placement on a device without one: every family runs on a simulated device, without a tensor on the wrong side."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmgrpo.family import families
+from tests import ROOT
+from tests.building import module
+from tests.tiny import tiny_checkpoint
+
+FAULTS = ["mask", "noise", "index", "embedding", "array", "generator", "write"]
+QUICK = ["sd3", "causal_lm", "whisper"]
+SPEAKING = ["causal_lm", "whisper", "qwen_vl"]
+
+
+def on_device(names: list[str], place: Path) -> dict[str, Any]:
+    """What the worker found, in a process of its own: the device changes how torch moves modules."""
+    out = place / "found.json"
+    several = [f"{name}:{tiny_checkpoint(module(name).tiny)}" for name in names]
+    command = [sys.executable, "-m", "tests.libraries.placement.worker", str(out), *several]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    if "NotImplementedError" in done.stderr and "backend" in done.stderr:
+        pytest.skip("this version of torch has no backends in Python")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+def check_runs(found: dict[str, Any], name: str) -> None:
+    """Three updates, the last after a resume: numbers of the device are the CPU's."""
+    cpu, sim = found[name]["runs"]
+    assert len(cpu) == len(sim) == 3
+    for one, other in zip(cpu, sim, strict=True):
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_families_run_on_a_device_without_mixing_and_wait_once_a_token(tmp_path):
+    found = on_device(QUICK, tmp_path)
+    assert found["mixed"] == FAULTS  # the device refuses what a GPU refuses
+    for name in QUICK:
+        check_runs(found, name)
+    for name in set(QUICK) & set(SPEAKING):
+        waits = found[name]["waits"]
+        assert waits["own per token"] <= 1, waits
+        assert waits["all per token"] <= 3, waits  # what transformers itself asks, of masks
+        assert waits["update in 4"] - waits["update in 1"] == 0, waits  # of tallies, whatever the number of parts
+        assert waits["finite"] == 1, waits
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*families()} - {*QUICK}))
+def test_every_family_runs_on_a_device_without_mixing(name, tmp_path):
+    check_runs(on_device([name], tmp_path), name)
