@@ -13,7 +13,7 @@ from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.pixels import pictures
 from reward_models.vlm.instructions import hpsv3_instruction
-from reward_models.vlm.qwen2_vl import PICTURE, QwenScorer, build, picture_pixels, read_base, renamed
+from reward_models.vlm.qwen2_vl import PICTURE, QwenScorer, build, picture_pixels, precision_of, read_base, renamed
 
 WEIGHTS, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 BASE = "Qwen/Qwen2-VL-7B-Instruct"
@@ -28,15 +28,17 @@ def hpsv3(
     weights: str = WEIGHTS,
     base: str = BASE,
     instruction: str = "",
+    dtype: str = "",
     device: str = "cpu",
 ) -> list[float]:
     """HPSv3 of each image for its prompt: mu, about -0.2 to 15 and without bounds; NaN for broken pixels.
 
     ``weights`` has ``HPSv3.safetensors``, which holds the whole model; of ``base`` only configuration and tokenizer are
     read. The instruction is that of the package hpsv3, or of the file ``instruction``. Images above 15 are often a
-    mess: log another reward beside it.
+    mess: log another reward beside it. ``dtype``: float32, bfloat16 or float16; by default float32 on a CPU and
+    bfloat16 elsewhere, whose scores differ.
     """
-    model, text = load(weights, base, device), _instruction(instruction)
+    model, text = load(weights, base, device, dtype), _instruction(instruction)
     values = []
     for prompt, image in zip(prompts, pictures(outputs, "hpsv3"), strict=True):
         if image is None:
@@ -51,11 +53,12 @@ _instruction = functools.cache(hpsv3_instruction)
 
 
 @functools.cache
-def load(weights: str, base: str, device: str) -> QwenScorer:
+def load(weights: str, base: str, device: str, dtype: str = "") -> QwenScorer:
     """The published network; every key of its file is used, but for the language head."""
     file = weight_file(weights, FILE, "hpsv3")
     config, tokenizer = read_base(base, [TOKEN], "hpsv3")
-    network = build(config, head(config.text_config.hidden_size), device)
+    precision = precision_of(dtype, device, "hpsv3")
+    network = build(config, head(config.text_config.hidden_size), device, precision)
     load_exactly(network, read_tensors(file, "hpsv3"), file, "hpsv3", renamed)
     return QwenScorer(network, tokenizer, (TOKEN,), torch.device(device))
 

@@ -29,6 +29,7 @@ from reward_models.vlm.qwen2_vl import (
     build,
     clip_pixels,
     folder_of,
+    precision_of,
     read_base,
     renamed,
 )
@@ -64,17 +65,19 @@ def videoalign(
     instruction: str = "",
     fps: float = 0.0,
     allow_pickle: bool = False,
+    dtype: str = "",
     device: str = "cpu",
 ) -> list[float]:
     """VQ, MQ, TA, or their sum (``overall``), of each clip for its prompt: standardized by the model's own mean and
     deviation, so that 0 is an average clip and negative values are ordinary; NaN for broken frames and single ones.
 
     ``fps`` frames a second are seen, by default as many as in training (2), four at least; values at other rates
-    cannot be compared.
+    cannot be compared. ``dtype``: float32, bfloat16 or float16; by default float32 on a CPU and bfloat16 elsewhere,
+    whose scores differ.
     """
     if dimension not in (*DIMENSIONS, "overall"):
         raise ValueError(f"videoalign: got dimension {dimension!r}, expected VQ, MQ, TA or overall")
-    model = load(weights, base, instruction, allow_pickle, device)
+    model = load(weights, base, instruction, allow_pickle, device, dtype)
     chosen = DIMENSIONS if dimension == "overall" else (dimension,)
     values = []
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -106,7 +109,7 @@ def frame_places(total: int, clip_fps: float, fps: float) -> list[int]:
 
 
 @functools.cache
-def load(weights: str, base: str, instruction: str, allow_pickle: bool, device: str) -> VideoAlign:
+def load(weights: str, base: str, instruction: str, allow_pickle: bool, device: str, dtype: str = "") -> VideoAlign:
     """The published network with its adapters merged into the base; every key of the files is used."""
     folder = folder_of(weights, "videoalign", ("model_config.json", "checkpoint-*", TEMPLATE))
     settings = _settings(folder)
@@ -119,7 +122,7 @@ def load(weights: str, base: str, instruction: str, allow_pickle: bool, device: 
     [text] = texts(Path(instruction).expanduser() if instruction else folder / TEMPLATE, [CONSTANT], "videoalign")
     config, tokenizer = read_base(base, TOKENS, "videoalign")
     width, out = config.text_config.hidden_size, int(settings["model_config"]["output_dim"])
-    network = build(config, nn.Linear(width, out, bias=False), device)
+    network = build(config, nn.Linear(width, out, bias=False), device, precision_of(dtype, device, "videoalign"))
     tensors, named = _tensors(_checkpoint(folder), base, settings["peft_lora_config"], network, allow_pickle)
     load_exactly(network, tensors, named, "videoalign")
     scorer = QwenScorer(network, tokenizer, TOKENS, torch.device(device))

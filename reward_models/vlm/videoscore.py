@@ -20,7 +20,7 @@ from mmgrpo.types import Image, Output, Prompt, Video
 from reward_models.checkpoints import load_exactly, read_tensors
 from reward_models.pixels import to_pil
 from reward_models.vlm.instructions import texts
-from reward_models.vlm.qwen2_vl import folder_of
+from reward_models.vlm.qwen2_vl import folder_of, precision_of
 
 WEIGHTS, CONSTANT = "TIGER-Lab/VideoScore", "REGRESSION_QUERY_PROMPT"
 SIDES = ("visual_quality", "temporal_consistency", "dynamic_degree", "text_alignment", "factual_consistency")
@@ -52,19 +52,21 @@ def videoscore(
     side: str = "mean",
     frames: int = 16,
     weights: str = WEIGHTS,
+    dtype: str = "",
     device: str = "cpu",
 ) -> list[float]:
     """One ``side`` of each clip, or the mean of all five, about 1 to 4; NaN for frames that are not finite.
 
     ``frames`` are seen, evenly from the first on: 16 for version 1, 48 for 1.1. ``instruction`` is the file of the
-    published text.
+    published text. ``dtype``: float32, bfloat16 or float16; by default float32 on a CPU and bfloat16 elsewhere, whose
+    scores differ.
     """
     if side not in (*SIDES, "mean") or frames < 1:
         raise ValueError(
             f"videoscore: got side={side!r} and frames={frames}, expected a positive number, and one of mean, "
             f"{', '.join(SIDES)}"
         )
-    model, [text] = load(weights, device), texts(Path(instruction).expanduser(), [CONSTANT], "videoscore")
+    model, [text] = load(weights, device, dtype), texts(Path(instruction).expanduser(), [CONSTANT], "videoscore")
     values = []
     for prompt, output in zip(prompts, outputs, strict=True):
         if not isinstance(output, Video):
@@ -80,7 +82,7 @@ def videoscore(
 
 
 @functools.cache
-def load(weights: str, device: str) -> VideoScore:
+def load(weights: str, device: str, dtype: str = "") -> VideoScore:
     """The published network; every key of its files is used."""
     from transformers import AutoConfig, AutoProcessor, Idefics2Model
 
@@ -95,7 +97,6 @@ def load(weights: str, device: str) -> VideoScore:
     processor: Any = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
     score = nn.Linear(config.text_config.hidden_size, len(SIDES), bias="score.bias" in tensors)
     network = nn.ModuleDict({"model": Idefics2Model(config), "score": score})
-    if device != "cpu":
-        network = network.to(device, torch.bfloat16)
+    network = network.to(device, precision_of(dtype, device, "videoscore"))
     network = load_exactly(network, tensors, folder, "videoscore")
     return VideoScore(network, processor, torch.device(device))

@@ -5,6 +5,7 @@
     mmgrpo bench vlm                      # a training step on images, compared with TRL
     mmgrpo bench speech                   # a training step on speech, with and without shared encodings
     mmgrpo bench rewards                  # rewards in process, in a process of their own, served; overlap with sampling
+    mmgrpo bench gpu                      # rounds of networks of published sizes, random weights (minutes on a card)
     mmgrpo bench algorithms               # 24 presets on equal budgets, three tasks, three seeds (hours)
 
 Everything is measured in one run, on one model. Speed is never asserted by a test: it depends on the machine, which the
@@ -23,7 +24,7 @@ from pathlib import Path
 from mmgrpo.cli.options import options, words
 from mmgrpo.config.names import nearest
 
-BENCHMARKS = ("visual", "vlm", "speech", "rewards", "algorithms")
+BENCHMARKS = ("visual", "vlm", "speech", "rewards", "gpu", "algorithms")
 """Modules with the options of a benchmark (``Args``) and the function ``run``."""
 
 

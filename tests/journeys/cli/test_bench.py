@@ -87,3 +87,13 @@ def test_the_benchmark_beside_trl_runs_both_on_the_same_work(tmp_path):
 def test_a_benchmark_that_does_not_exist_is_an_error_that_names_those_that_do():
     with pytest.raises(ValueError, match="'opera'"):
         call("bench", "opera")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_cards_runs_at_toy_size(tmp_path):
+    networks = ["sd3.5-medium", "qwen2.5-vl-3b", "whisper-large-v3"]
+    call("bench", "gpu", "--toy", "--rounds", 1, "--device", "cpu", "--networks", *networks, "--output", tmp_path)
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert [row["network"] for row in rows] == networks and not any("error" in row for row in rows), rows
+    assert all(row["operations"] > 1e6 and row["evaluations per second"] > 0 for row in rows)
+    assert all(f"| {name} |" in (tmp_path / "gpu.md").read_text() for name in networks)

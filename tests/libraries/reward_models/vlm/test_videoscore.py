@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from mmgrpo.types import Image, Prompt, Video
 from pipelines.vlm.qwen_vl_tiny import word_tokenizer
 from reward_models.pixels import to_pil
+from reward_models.vlm.qwen2_vl import precision_of
 from reward_models.vlm.videoscore import SIDES, load, videoscore
 from tests.libraries.reward_models.vlm.tiny_qwen import amplified
 
@@ -105,6 +106,15 @@ def test_one_frame_is_the_first_and_marks_of_the_instruction_are_places_of_frame
     marked = videoscore([Prompt("red circle")], [clip(8)], str(tmp_path / "marked.txt"), frames=4, **where)
     plain = videoscore([Prompt("red circle")], [clip(8)], str(made[0] / "asked.txt"), frames=4, **where)
     assert marked == [pytest.approx(plain[0], abs=1e-5)]
+
+
+def test_the_precision_is_that_of_the_device_or_as_asked(made):
+    for dtype, wanted in (("", torch.float32), ("bfloat16", torch.bfloat16)):
+        network = load(str(made[0]), "cpu", dtype).network
+        assert {one.dtype for one in network.parameters()} == {wanted}
+    assert precision_of("", "cuda:0", "hpsv3") == torch.bfloat16
+    with pytest.raises(ValueError, match="videoscore.*dtype 'half'"):
+        load(str(made[0]), "cpu", "half")
 
 
 def test_a_head_may_have_no_bias_and_the_network_is_frozen(made, tmp_path):
