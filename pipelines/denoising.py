@@ -23,7 +23,7 @@ Process = Literal["flow", "diffusion"]
 CHECKPOINT = "checkpoint"
 """Name of the noise levels of the checkpoint's own scheduler."""
 
-DECISIONS = {"transitions": "gaussian", "matching": "matching"}
+DECISIONS = {"transitions": "gaussian", "matching": "matching", "neighbors": "neighbors"}
 """``sampling.policy`` to the kind of its decisions, for which presets are defined."""
 
 
@@ -34,7 +34,7 @@ def check_decisions(config: Config) -> None:
     from mmgrpo.compatibility import refuse_step_rewards
 
     recipe, completes = AdvantageRecipe.of(config.algorithm), bool(config.sampling.completion_steps)
-    if config.sampling.policy != "matching" and ("step_rewards" in recipe.fields) != completes:
+    if config.sampling.policy == "transitions" and ("step_rewards" in recipe.fields) != completes:
         refuse_step_rewards(recipe, completes)
     if config.sampling.completion_steps and parse(config.sampling.plan)[0] == "expand_prune":
         raise ValueError(
@@ -52,7 +52,12 @@ def check_decisions(config: Config) -> None:
             f"sampling.explore_keep: got {config.sampling.explore_keep}, expected at most data.group_size="
             f"{config.data.group_size}, the samples that are explored; lower it or explore more"
         )
-    if config.sampling.plan_per == "prompt" and (config.sampling.policy == "matching" or not draws_plans(config)):
+    if config.sampling.policy == "neighbors" and config.sampling.anchors > config.data.group_size:
+        raise ValueError(
+            f"sampling.anchors: got {config.sampling.anchors}, expected at most data.group_size="
+            f"{config.data.group_size}, the samples among which anchors are drawn"
+        )
+    if config.sampling.plan_per == "prompt" and (config.sampling.policy != "transitions" or not draws_plans(config)):
         raise ValueError(
             f"sampling.plan_per: got prompt, which has no effect with sampling.policy={config.sampling.policy} and "
             f"sampling.plan={config.sampling.plan}, which is the same for all prompts; set plan_per=round, or take a "
@@ -85,10 +90,10 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
     bind(sampling.plan, PLANS, "sampling.plan")
     bind(sampling.error, ERRORS, "sampling.error")
     refuse_other_process(name, process, sampling)
-    if sampling.policy == "matching" and sampling.completion_steps:
+    if sampling.policy != "transitions" and sampling.completion_steps:
         raise ValueError(
-            f"sampling.completion_steps: got {sampling.completion_steps}, expected 0 with sampling.policy=matching, "
-            "which has no decisions between which rewards could be compared; set policy=transitions"
+            f"sampling.completion_steps: got {sampling.completion_steps}, expected 0 with sampling.policy="
+            f"{sampling.policy}, which has no decisions between which rewards could be compared; set policy=transitions"
         )
     for key, without in {"noisy_fraction": 1.0, "solver": "euler"}.items():
         if sampling.policy != "matching" and getattr(sampling, key) != without:
@@ -96,8 +101,14 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
                 f"sampling.{key}: got {getattr(sampling, key)}, expected {without}, since it has an effect with "
                 "sampling.policy=matching only; set that, or leave it out"
             )
+    for key, without in {"anchors": 4, "spread": 0.3, "temperature": 1.0}.items():
+        if sampling.policy != "neighbors" and getattr(sampling, key) != without:
+            raise ValueError(
+                f"sampling.{key}: got {getattr(sampling, key)}, expected {without}, since it has an effect with "
+                "sampling.policy=neighbors only; set that, or leave it out"
+            )
     levels = round(sampling.noisy_fraction * sampling.steps)
-    if sampling.policy == "matching" and sampling.draws > levels:
+    if sampling.policy != "transitions" and sampling.draws > levels:
         raise ValueError(
             f"sampling.draws: got {sampling.draws}, expected at most {levels}, the number of noise levels "
             f"(sampling.steps={sampling.steps} times sampling.noisy_fraction={sampling.noisy_fraction}); lower it or "
@@ -151,6 +162,11 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
         steps = data.group_size * sampling.explore_steps + kept * sampling.steps
         sampled = drawing * steps + passes * per_prompt
         decisions, trained = data.prompts_per_step * per_prompt, passes * per_prompt
+    elif sampling.policy == "neighbors":
+        branch_points, samples = 1, data.prompts_per_step * data.group_size
+        sampled = passes * data.group_size * sampling.steps
+        decisions = samples * sampling.draws * sampling.anchors
+        trained = passes * sampling.draws * sampling.anchors
     else:
         drawing, generator, alike = planner(sampling.plan), stream(config.seed, "arithmetic"), data.prompts_per_step
         times, alike = (alike, 1) if sampling.plan_per == "prompt" else (1, alike)
@@ -193,6 +209,7 @@ def policy_over(
     that is the reference of errors."""
     from mmgrpo.policies.denoising import DenoisingPolicy
     from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+    from mmgrpo.policies.neighbors import NeighborPolicy
 
     sampling = config.sampling
     arguments: dict[str, Any] = {
@@ -207,6 +224,10 @@ def policy_over(
         of_draws = {"draws": sampling.draws, "noisy_fraction": sampling.noisy_fraction, "solver": sampling.solver}
         of_draws |= {"explore_steps": sampling.explore_steps, "explore_keep": sampling.explore_keep}
         policy: Any = FlowMatchingPolicy(model, error=sampling.error, referring=referring, **of_draws, **arguments)
+    elif sampling.policy == "neighbors":
+        del arguments["drawing"]
+        of_groups = {"draws": sampling.draws, "anchors": sampling.anchors, "spread": sampling.spread}
+        policy = NeighborPolicy(model, temperature=sampling.temperature, **of_groups, **arguments)
     else:
         of_steps = {"kernel_text": sampling.kernel, "completion_steps": sampling.completion_steps}
         policy = DenoisingPolicy(model, plan=sampling.plan, plan_per=sampling.plan_per, **of_steps, **arguments)

@@ -100,16 +100,23 @@ class DenoisingSampling:
     kernel: Annotated[str, ANY_TEXT] = "flow_sde(a=0.7)"
     """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...); of a diffusion model
     ddim(eta=...), consistency."""
-    policy: Annotated[str, one_of("transitions", "matching")] = "transitions"
-    """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan) or matching
-    (flow-matching errors at sampled noise levels, with rollouts by the ODE; options draws and error)."""
+    policy: Annotated[str, one_of("transitions", "matching", "neighbors")] = "transitions"
+    """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan), matching
+    (errors at sampled noise levels, with rollouts by the ODE; options draws and error) or neighbors (which of a group's
+    samples a step of the ODE comes nearest to; options draws, anchors, spread and temperature)."""
     plan: Annotated[str, ANY_TEXT] = "every_step"
     """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
     plan_per: Annotated[str, one_of("round", "prompt")] = "round"
     """Whether a plan is drawn once a round, for all prompts, or for each prompt; the samples of one always share it."""
     draws: Annotated[int, within("[1, 10000]")] = 2
-    """matching: noise levels sampled per group."""
+    """matching: noise levels sampled per group; neighbors: steps that are trained."""
+    anchors: Annotated[int, COUNT] = 4
+    """neighbors: samples of a group that take a trained step again."""
+    spread: Annotated[float, within("(0, 1]")] = 0.3
+    """neighbors: how far the noises of a group lie apart; 1 is independent noises."""
+    temperature: Annotated[float, within("(0, 1e9]")] = 1.0
+    """neighbors: divisor of the squared distances, which are sums over the latent; about its size for images."""
     noisy_fraction: Annotated[float, POSITIVE_FRACTION] = 1.0
     """matching: fraction of the noise levels, the noisiest, of which draws are made (DGPO: .7 or .5 of 10 steps)."""
     solver: Annotated[str, one_of("euler", "dpmpp_2m")] = "euler"

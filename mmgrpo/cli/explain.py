@@ -59,7 +59,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
     from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS
     from mmgrpo.objectives.preference import LINKS, PAIRS
-    from mmgrpo.policies import denoising, flow_matching
+    from mmgrpo.policies import denoising, flow_matching, neighbors
     from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS
     from mmgrpo.prompts.added import ADDITIONS
     from mmgrpo.prompts.hints import HINTS
@@ -99,7 +99,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
             **{name: Block(function, inputs=("memory", "measured")) for name, function in RULES.items()},
         },
         "kl_weight": estimate.KL_WEIGHTS,
-        "policy": {"transitions": denoising, "matching": flow_matching},
+        "policy": {"transitions": denoising, "matching": flow_matching, "neighbors": neighbors},
         "plan": PLANS,
         "kernel": KERNELS,
         "grid": GRIDS,

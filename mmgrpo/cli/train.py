@@ -47,7 +47,7 @@ DEFAULT = "sd3"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "o_proj")
 """Adapted layers of families that name none."""
 
-KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "gaussian": ("prompt", "tree")}
+KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "neighbors": ("prompt",), "gaussian": ("prompt", "tree")}
 """The kind of a policy's decisions to the keys of its samples (``Policy.keys``)."""
 
 
@@ -379,7 +379,7 @@ def bind_blocks(config: Config) -> None:
     loss = LossRecipe.read(algorithm)
     if config.data.offline:
         refuse_algorithm(recipe, loss)
-        if kind == "gaussian":
+        if kind in ("gaussian", "neighbors"):
             raise ValueError(UNFIT)
     Sampling.of(algorithm.sampler, algorithm.trackers)
     for text in config.rewards:

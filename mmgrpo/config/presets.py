@@ -906,6 +906,11 @@ CATALOGUE: dict[str, Preset] = {
     "fpo": for_matching(
         "One clipped ratio per sample, of its mean flow-matching error.", objective="fpo(clip=0.05, bound=3.0)"
     ),
+    # arXiv:2511.16955, for sampling.policy neighbors: the quasi-norm of p = .8. Its clip was not found; PPO's is taken.
+    "neighbor_grpo": for_any(
+        "GRPO whose advantages are divided by a quasi-norm of the group; made for sampling.policy: neighbors.",
+        scale="power_norm(p=0.8)",
+    ),
     # arXiv:2311.12908, beta 2000, of which the preference takes half. For pairs of own samples Flow-Factory has
     # 100, i.e. beta=50.
     "diffusion_dpo": for_matching(

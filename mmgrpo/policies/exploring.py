@@ -54,12 +54,15 @@ def explore(
 
 def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
     """How a round was drawn. ``rollout/explored_rank``, of rollouts that explore: ``rank_agreement`` of the policy's
-    own rows. ``rollout/sampler_gap`` and ``/sampler_gap_most``, where another sampler drew: mean and largest difference
-    between its log-probs and the trainer's, in nats per decision."""
+    own rows. ``rollout/neighbor_entropy``, of neighbors: mean entropy of the softmax, at most ln G.
+    ``rollout/sampler_gap`` and ``/sampler_gap_most``, where another sampler drew: mean and largest difference between
+    its log-probs and the trainer's, in nats per decision."""
     metrics, fields, rows = {}, decisions.fields, decisions.origin == OWN
     if "explored_reward" in fields:
         cheap, key = fields["explored_reward"], decisions.keys["prompt"]
         metrics["rollout/explored_rank"] = rank_agreement(cheap, rewards.to(cheap), key, rows)
+    if "neighbor_entropy" in fields:
+        metrics["rollout/neighbor_entropy"] = float(fields["neighbor_entropy"].mean())
     if "sampler_log_probs" in fields and bool((real := decisions.decision_mask & rows[:, None]).any()):
         gap = (fields["sampler_log_probs"] - decisions.log_probs).abs()[real].double()
         metrics |= {"rollout/sampler_gap": float(gap.mean()), "rollout/sampler_gap_most": float(gap.max())}

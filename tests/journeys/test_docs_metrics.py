@@ -11,6 +11,7 @@ import torch
 
 from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.policies.neighbors import NeighborPolicy
 from mmgrpo.rollout import reward_metrics
 from mmgrpo.runtime.metrics import MetricsLog, read_metrics
 from mmgrpo.scoring import RewardScores, Scorer
@@ -104,6 +105,11 @@ def written(folder: Path) -> set[str]:
         others.run_round()
     others.log.flush()
     names |= {name for row in read_metrics(folder / "others" / "metrics.jsonl") for name in row}
+    group = NeighborPolicy(
+        ToyModel(), steps=3, draws=1, anchors=1, spread=0.3, temperature=1.0, evaluation_steps=3, forward_batch_size=9
+    )
+    drawn = group.rollout(Request(toy_prompts(1), [0], 2, seed=0))
+    names |= set(sampling_metrics(drawn.decisions, torch.zeros(2)))
     lower = token_policy(sampling_dtype="bfloat16")
     made = lower.rollout(Request(prompts, [0, 1], 2, seed=0))
     names |= set(sampling_metrics(made.decisions, torch.zeros(4)))
