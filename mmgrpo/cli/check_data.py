@@ -1,11 +1,11 @@
-"""Check a data set before training: rows, images, clips, recordings, tasks, answers, and their length in tokens.
+"""Check a data set before training: rows, images, videos, recordings, tasks, answers, and their length in tokens.
 
     mmgrpo check-data data.jsonl
     mmgrpo check-data data.jsonl --media-root /data/images --skipped bad.jsonl
     mmgrpo check-data data.jsonl --model Qwen/Qwen2.5-VL-3B-Instruct --max-pixels 401408
     mmgrpo check-data hf:hiyouga/geometry3k@train --limit 100
 
-Every row is read, every image and audio is decoded, and of every clip the first and the last frame. Tokens are
+Every row is read, every image and audio is decoded, and of every video the first and the last frame. Tokens are
 computed from sizes: exactly with a --model of Qwen-VL's kind or a language model, whose processor and tokenizer are
 read (but not its weights), not at all with another one; otherwise as for Qwen2.5-VL, with four characters of text per
 token and no tokens for recordings. Problems are listed with their place in the file. The exit status is 1 if there are
@@ -85,11 +85,11 @@ class Args:
     max_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest size of an image in pixels, to which it is scaled down (model.max_pixels); 0: the model's."""
     frame_pixels: Annotated[int, COUNT_OR_ZERO] = 0
-    """Largest size of a frame of a clip in pixels; 0: the model's."""
+    """Largest size of a frame of a video in pixels; 0: the model's."""
     max_frames: Annotated[int, within("[0, 1e6]")] = 0
-    """Largest number of frames per clip; 0: the model's."""
+    """Largest number of frames per video; 0: the model's."""
     fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
-    """Frames to sample per second of a clip; 0: the model's."""
+    """Frames to sample per second of a video; 0: the model's."""
     seconds: Annotated[float, within("[0.02, 1800]")] = 30.0
     """Maximum duration of a recording (model.seconds)."""
     windows: Annotated[int, within("[1, 60]")] = 1
@@ -295,7 +295,7 @@ def blind_scores(path: str) -> dict[str, float]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"--blind {path}: got another content, expected values without media; write it with mmgrpo evaluate, of "
-            "prompts with images, clips or audio"
+            "prompts with images, videos or audio"
         ) from error
     return {key: statistics.mean(scored) for key, scored in values.items() if scored}
 

@@ -13,10 +13,11 @@ Intervals are 95 % bootstrap intervals over prompts. "best of k" is the expected
 (k is at most that), for rewards in [0, 1].
 
 For completions there is also "majority@k", the reward of the most frequent answer of k samples, and for prompts with
-images or clips "blind", the rewards with blank media: without a difference, answers were guessed from the text.
+images or videos "blind", the rewards with blank media: without a difference, answers were guessed from the text.
 
 For transcripts and translations there are the corpus scores that papers report: word and character error rate, or BLEU
-and chrF, also per group (voice, noise, ...), counts of substitutions, deletions and insertions, and the worst clips.
+and chrF, also per group (voice, noise, ...), counts of substitutions, deletions and insertions, and the worst
+recordings.
 
 The configuration of a run is a recipe, which can name functions: it is code, so name only runs that you trust.
 """
@@ -71,12 +72,12 @@ class Evaluate(Source):
     success: Annotated[float, ANY_NUMBER] = 1.0
     """Smallest reward at which a sample counts as passed."""
     blind: bool = True
-    """Also evaluate with blank images and clips, if prompts have any."""
+    """Also evaluate with blank images and videos, if prompts have any."""
     groups: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Columns of the rows by whose values rewards and corpus scores are reported too, e.g. voice; by default those of
     eval.groups of the run, and for corpus scores columns with few values."""
     worst: Annotated[int, COUNT_OR_ZERO] = 10
-    """Number of worst clips to list."""
+    """Number of worst recordings to list."""
     output: Annotated[str, ANY_TEXT] = ""
     """Output file; if empty, evaluation.json in the run folder, or in the working directory without a run."""
 

@@ -6,7 +6,7 @@
     mmgrpo evaluate-rewards --rewards ... --data "genai(config='image_edition', split='test_v1'):TIGER-Lab/GenAI-Bench"
 
 --data is FORMAT:PATH. PATH is a file (Parquet, JSONL, JSON, CSV), a folder of them, or a hub id, which takes config and
-split; FORMAT is one of hpdv2, hpdv3, imagereward, pickapic, genai, mjbench (images), videogen, genai (clips),
+split; FORMAT is one of hpdv2, hpdv3, imagereward, pickapic, genai, mjbench (images), videogen, genai (videos),
 vlrewardbench, mmrewardbench, videorewardbench, rewardbench2 (answers), votes (of the demo), ratings, and scenes (train
 or heldout: the embedded set of pairs with known truth).
 

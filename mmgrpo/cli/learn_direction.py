@@ -1,6 +1,6 @@
 """Learn the direction by which ``d2_align`` corrects a reward, from images of the policy before it is trained:
 
-    mmgrpo learn-direction --pictures drawn.jsonl --reward hpsv2 --out direction.safetensors
+    mmgrpo learn-direction --images drawn.jsonl --reward hpsv2 --out direction.safetensors
 
 Each line of the file is {"text": a prompt, "image": an image file beside it}: several images for each of many
 prompts.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def options() -> argparse.ArgumentParser:
     """The options of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=Path, required=True)
+    parser.add_argument("--images", "--pictures", type=Path, required=True)
     parser.add_argument("--reward", default="hpsv2")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--omega", type=float, help="(default: that of the paper)")
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     from reward_models.clip import d2_align
 
     omega = d2_align.OMEGA if given.omega is None else given.omega
-    texts, images = captioned(given.pictures)
+    texts, images = captioned(given.images)
     prompts = [Prompt(text) for text in texts]
     match = d2_align.matched(given.reward, given.device)
     direction = d2_align.learn_direction(match, prompts, images, omega, given.steps, given.rate)

@@ -1,6 +1,6 @@
 """Learn the map of texts to real images by which ``transported`` judges (PISCES), from any collection of images:
 
-    mmgrpo learn-map --pictures real.jsonl --embed-text my_clip:texts --embed my_clip:pictures --out map.safetensors
+    mmgrpo learn-map --images real.jsonl --embed-text my_clip:texts --embed my_clip:images --out map.safetensors
 
 Each line of the file is {"text": a caption, "image": an image file beside it}. The embeddings are the reward's own.
 """
@@ -17,7 +17,7 @@ from mmgrpo.cli.learn_direction import captioned
 def options() -> argparse.ArgumentParser:
     """The options of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=Path, required=True)
+    parser.add_argument("--images", "--pictures", type=Path, required=True)
     parser.add_argument("--embed-text", required=True)
     parser.add_argument("--embed", required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -36,9 +36,9 @@ def main(arguments: list[str] | None = None) -> None:
     from reward_models.sets.embeddings import embedded
     from reward_models.sets.neural_map import save_map, train_map
 
-    captions, pictures = captioned(given.pictures)
+    captions, images = captioned(given.images)
     texts = load_object(given.embed_text, "--embed-text")([Prompt(text) for text in captions]).detach().cpu().float()
-    seen = embedded(pictures, given.embed, given.device, "transported").float()
+    seen = embedded(images, given.embed, given.device, "transported").float()
     save_map(train_map(texts, seen, given.steps, given.hidden, given.rate), given.out)
     print(f"{given.out}: a map learned from {len(captions)} captions and images")
 

@@ -1,4 +1,4 @@
-"""Prompts of the command line: texts, and images, clips and audio in files."""
+"""Prompts of the command line: texts, and images, videos and audio in files."""
 
 from __future__ import annotations
 

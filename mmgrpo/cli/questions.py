@@ -1,10 +1,10 @@
-"""Write questions about images and clips as files: JSONL rows, PNG images, lossless MP4 clips.
+"""Write questions about images and videos as files: JSONL rows, PNG images, lossless MP4 videos.
 
     mmgrpo questions                           # data/questions: train, tune, heldout in seconds
     mmgrpo questions --train 5000 --seed 1 --output /tmp/more
     mmgrpo questions --easy-vqa                # data/easy_vqa: the open questions of easy-VQA
 
-The images and clips are those of mmgrpo/toy/questions.py and clips.py, which need no files; this script writes them
+The images and videos are those of mmgrpo/toy/questions.py and clips.py, which need no files; this script writes them
 in the format of a data set on disk. A row:
 
     {"id": "...", "messages": [{"role": "user", "content": [
@@ -42,7 +42,7 @@ class Args:
     )
     """Output folder: train.jsonl, tune.jsonl, heldout.jsonl and media/."""
     train: int = 4000
-    """Training questions. Five of eight are about images, three about clips, all kinds equally often."""
+    """Training questions. Five of eight are about images, three about videos, all kinds equally often."""
     tune: int = 320
     """Questions for the choice of settings."""
     heldout: int = 640

@@ -1,11 +1,11 @@
-"""Score files with rewards: images, clips, recordings and texts.
+"""Score files with rewards: images, videos, recordings and texts.
 
-    mmgrpo score --reward jpeg_compressibility picture.png other.png
+    mmgrpo score --reward jpeg_compressibility image.png other.png
     mmgrpo score --reward ocr --prompt "a sign that says exit" --answer exit *.png
     mmgrpo score --reward dnsmos --reward seconds --json speech.wav
-    mmgrpo score --reward "served(reward='ocr')" --prompt "a sign" picture.png
+    mmgrpo score --reward "served(reward='ocr')" --prompt "a sign" image.png
 
-The kind of a file is that of its suffix; a .txt file is one text. Of a clip all frames are read. What a reward
+The kind of a file is that of its suffix; a .txt file is one text. Of a video all frames are read. What a reward
 cannot score is shown as failed, and as null in JSON; the exit status is then 1.
 """
 
@@ -38,7 +38,7 @@ class Args:
     """The files to score, and with what."""
 
     files: Annotated[tyro.conf.Positional[list[str]], ANY_TEXT]
-    """Images, clips, recordings or texts."""
+    """Images, videos, recordings or texts."""
     reward: Annotated[tyro.conf.UseAppendAction[list[str]], ANY_TEXT] = field(default_factory=list)
     """A reward, written name(parameter=value) as in a recipe; repeat the option for several."""
     prompt: Annotated[str, LONG_TEXT] = ""
@@ -140,8 +140,8 @@ def read_output(file: str) -> Output:
         from mmgrpo.types import Video
         from pipelines.vlm.frames import decode
 
-        clip = decode(file, lambda frames, fps: range(frames))
-        return Video(clip.frames.float() / 255, clip.fps)
+        video = decode(file, lambda frames, fps: range(frames))
+        return Video(video.frames.float() / 255, video.fps)
     from mmgrpo.types import Text
 
     try:

@@ -58,7 +58,7 @@ class Args:
     max_pixels: Annotated[int, COUNT] = 1 << 24
     """Largest image or frame, in pixels."""
     max_seconds: Annotated[float, within("(0, 1e6]")] = 1800.0
-    """Longest clip or audio of a request, in seconds."""
+    """Longest video or audio of a request, in seconds."""
     max_in_flight: Annotated[int, within("[1, 1e6]")] = 4096
     """Bodies of all requests that are being read or scored, and their media once decoded, in MiB; further requests are
     told to come later."""

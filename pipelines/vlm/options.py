@@ -108,4 +108,4 @@ class VlmEval(Eval):
     """Evaluation on prompts that are never trained on."""
 
     blind: bool = True
-    """After training, also evaluate with blank images and clips; rewards that remain do not depend on the media."""
+    """After training, also evaluate with blank images and videos; rewards that remain do not depend on the media."""

@@ -62,7 +62,7 @@ def dance_sampling(draft: Draft) -> None:
         if draft[key := "fps"] is not None:
             draft.set("model.fps", float(draft.number(key)), key)
     else:
-        draft.leave("t", "a picture has no frames")
+        draft.leave("t", "an image has no frames")
     fixed = {"qwen_image": 1.0, "qwen_image_edit": 1.0, "flux": 3.5, "hunyuan_video": 6.018}
     guidance = draft["cfg_infer"]
     if draft.family == "skyreels_i2v":
@@ -123,11 +123,11 @@ def dance_data(draft: Draft) -> None:
         "a .txt file of prompts, one a line (its assets/prompts.txt), is read as it is; videos2caption.json and its "
         "encoded prompts are not, since prompts are encoded at the start",
     )
-    film = draft.family in VIDEO
+    video = draft.family in VIDEO
     found = []
     for key, text in (("use_hpsv2", "hpsv2"), ("use_hpsv3", "hpsv3"), ("use_pickscore", "pickscore(scale='cosine')")):
         if draft[key]:
-            found.append((f'frames(reward="{text}")' if film else text, key))
+            found.append((f'frames(reward="{text}")' if video else text, key))
     if draft["use_videoalign"]:
         for key, dimension in (("vq_coef", "VQ"), ("mq_coef", "MQ")):
             if weight := draft.number(key, -1e6):
