@@ -139,12 +139,15 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
 
     chosen = named["preset"][name]
     users = [paper.id for paper in papers().values() if name in paper.uses.get("preset", ())]
+    run = f"mmgrpo train --algorithm.preset {name}"
+    if len(users) == 1 and "..." in (whole := command(papers()[users[0]])) and whole.startswith(f"{run} "):
+        run = whole  # with what it cannot run without
     recipes = [recipe for recipe, path in named["recipe"].items() if trains(path, name)]
     facts = {
         "policies": chosen.policies,
         "source": source(name),
         "papers": ", ".join(users) if len(users) <= MANY else f"{len(users)}: mmgrpo papers --search 'preset {name}'",
-        "run": f"mmgrpo train --algorithm.preset {name}",
+        "run": run,
         "recipes": ", ".join(recipes),
     }
     parts = [f"preset {name}: {chosen.about}", *facts_of(facts), ""]
@@ -170,7 +173,7 @@ def source(name: str) -> str:
     """The comment above the entry of a preset: its paper, and where its numbers stand there."""
     from mmgrpo.config import presets
 
-    found = re.search(rf'((?:^ +# [^\n]*\n)+) +"{name}": for_', inspect.getsource(presets), re.MULTILINE)
+    found = re.search(rf'((?:^ +# [^\n]*\n)+) +"{name}": (?:for_|preferred)', inspect.getsource(presets), re.MULTILINE)
     return " ".join(line.strip().lstrip("# ") for line in found[1].splitlines()) if found else ""
 
 

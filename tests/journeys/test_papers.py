@@ -121,6 +121,8 @@ def test_a_block_a_reward_a_recipe_and_a_paper_are_explained() -> None:
     dapo = explain.explain("dapo")
     assert "* objective: ppo(low=0.2, high=0.28)" in dapo and "clip(r, 1 - low, 1 + high)" in dapo
     assert "2503.14476, section 4.1" in dapo and "\npaper dapo: " in dapo
+    assert "arXiv:2405.21046" in explain.explain("xpo")  # of a preference too
+    assert "--algorithm.networks 'frozen(path=...)'" in explain.explain("va_opd")
     assert explain.explain("kl_k3").startswith("term kl_k3(")
     assert explain.explain("jpeg_compressibility").startswith("reward jpeg_compressibility\n")
     assert "mmgrpo train --recipe visual/ddpo" in explain.explain("visual/ddpo")

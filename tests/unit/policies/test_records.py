@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,8 +168,8 @@ def test_a_token_belongs_to_the_step_in_which_it_begins():
 
     ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 0, 4, 0, 0, 0, 0]])
     real = torch.tensor([[True] * 8, [True] * 4 + [False] * 4])
-    sequences: Any = SimpleNamespace(ids=ids, real=real)
-    made = segments(sequences, decode)
+    steps: Any = policy().rollout(Request([Prompt("say a", "0")], [0], 2, 3)).steps
+    made = segments(replace(steps, ids=ids, real=real), decode)
     assert made.tolist() == [[0, 0, 0, 0, 1, 1, 2, 2], [0] * 8]  # "ab", "c", "d": the token of the gap begins before it
     one = policy().rollout(Request([Prompt("say a", "0")], [0], 3, 3, records=frozenset({"segment"})))
     assert one.decisions.fields["segment"].shape == one.decisions.decision_mask.shape
