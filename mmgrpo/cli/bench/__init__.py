@@ -7,6 +7,7 @@
     mmgrpo bench rewards                  # rewards in process, in a process of their own, served; overlap with sampling
     mmgrpo bench gpu                      # rounds of networks of published sizes, random weights (minutes on a card)
     mmgrpo bench algorithms               # 24 presets on equal budgets, three tasks, three seeds (hours)
+    mmgrpo bench twins                    # every recipe at the size of a processor: does it learn? (minutes)
 
 Everything is measured in one run, on one model. Speed is never asserted by a test: it depends on the machine, which the
 files under benchmarks/ name.
@@ -24,7 +25,7 @@ from pathlib import Path
 from mmgrpo.cli.options import options, words
 from mmgrpo.config.names import nearest
 
-BENCHMARKS = ("visual", "vlm", "speech", "rewards", "gpu", "algorithms")
+BENCHMARKS = ("visual", "vlm", "speech", "rewards", "gpu", "algorithms", "twins")
 """Modules with the options of a benchmark (``Args``) and the function ``run``."""
 
 
