@@ -26,7 +26,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-nightly test-shapes test-roundings faults mutants check resolve lock lowest docs format bench clean
+.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-nightly test-shapes test-roundings faults mutants check resolve lock lowest docs format bench twins twins-calibrate clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -133,6 +133,14 @@ format: $(STAMP)  ## format the code and mend what lint can mend
 
 bench: $(STAMP)  ## measure sampling and training speed on this machine
 	$(BIN)/mmgrpo bench visual
+
+twins: $(STAMP)  ## train every recipe at the size of a processor, and compare what it learns with stored thresholds
+	$(BIN)/mmgrpo bench twins
+
+# After a change of worlds, recipes or presets: thresholds are those of runs of equal settings (about an hour of one core).
+twins-calibrate: $(STAMP)  ## make the runs from which the thresholds of twins are derived, under two roundings
+	$(BIN)/mmgrpo bench twins --calibrate --resume --seeds 5
+	ATEN_CPU_CAPABILITY=default $(BIN)/mmgrpo bench twins --calibrate --resume --seeds 5
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .ruff_cache build dist

@@ -7,9 +7,9 @@
     mmgrpo bench twins --calibrate --seeds 5    # the runs from which thresholds are derived, once per rounding
     mmgrpo bench twins --faults             # plant ten faults, one after the other: each must turn a twin red
 
-A twin keeps the blocks of a recipe or preset and changes what size demands (``derive``). Its gain is the mean difference
-of a held-out prompt's reward after and before training. The threshold is the mean of the calibrated gains minus three
-standard deviations, never below zero. A twin is in one of four states:
+A twin keeps the blocks of a recipe or preset and changes what size demands (``derive``). Its gain is the mean
+difference of a held-out prompt's reward after and before training. The threshold is the mean of the calibrated gains
+minus three standard deviations, never below zero. A twin is in one of four states:
 
     learns                  the mean gain of its seeds is above zero and not below the threshold
     does not learn          it is not
@@ -268,8 +268,8 @@ def report(result: Mapping[str, Any]) -> str:
             lines[-1] += f"{len(runs)} runs in {seconds / 60:.0f} processor minutes, sums as of {roundings}."
     lines += [
         "",
-        "The threshold is the mean of the calibrated gains minus three standard deviations, never below zero; *curve* is "
-        "the mean training reward, of the runs or else of the calibration, from its least to its largest value.",
+        "The threshold is the mean of the calibrated gains minus three standard deviations, never below zero; *curve* "
+        "is the mean training reward, of the runs or else of the calibration, from its least to its largest value.",
         "",
         "| twin | world | hash | calibrated gain | threshold | gain per seed | state | curve | processor s |",
         "| --- " * 9 + "|",

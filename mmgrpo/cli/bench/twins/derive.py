@@ -42,7 +42,7 @@ MOST_STEPS = 20
 """Largest number of denoising steps."""
 
 MOST_GUIDANCE = 2.0
-"""Largest classifier-free guidance: the network of a plane, whose two numbers it knows exactly, overshoots with more."""
+"""Largest classifier-free guidance, since two numbers overshoot with more."""
 
 ALL = 1_000_000
 """A limit of memory that is none."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, ddim_grid, flow_grid
-from mmgrpo.types import Image, Output, Prompt, Text
+from mmgrpo.types import Image, Output, Prompt, Reference, Text
 from pipelines.training import FrozenCopy
 
 WIDTH = 64
@@ -89,8 +89,9 @@ class Plane:
     def __init__(self, prediction: str, frames: int = 1, levels: str = "checkpoint", guidance: float = 1.0) -> None:
         self.prediction, self.frames, self.levels, self.guidance = prediction, frames, levels, guidance
         self.network: nn.Module = copy.deepcopy(pretrained_plane(prediction, frames))
-        self.reference = FrozenCopy(self.network)
-        self.reference.keep()
+        kept = FrozenCopy(self.network)
+        kept.keep()
+        self.reference: Reference = kept
 
     @property
     def evaluations_per_row(self) -> int:
@@ -247,8 +248,9 @@ class Scale:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.network: nn.Module = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, CLASSES))
-        self.reference = FrozenCopy(self.network)
-        self.reference.keep()
+        kept = FrozenCopy(self.network)
+        kept.keep()
+        self.reference: Reference = kept
 
     def logits(self, network: nn.Module, prompts: Sequence[Prompt]) -> Tensor:
         return network(torch.tensor([[math.cos(p.answer), math.sin(p.answer)] for p in prompts]))
