@@ -1,7 +1,7 @@
 """Benchmarks: the cost of rounds under each plan, the overhead of the trainer, and reward against training time.
 
     mmgrpo bench visual                   # cost of rounds and overhead (a minute or two)
-    mmgrpo bench visual --learn           # also reward against time, 3 seeds per method
+    mmgrpo bench visual --learn           # reward against processor time, every method, 5 seeds (days; --resume)
     mmgrpo bench vlm                      # a training step on images, compared with TRL
     mmgrpo bench speech                   # a training step on speech, with and without shared encodings
     mmgrpo bench rewards                  # rewards in process, in a process of their own, served; overlap with sampling

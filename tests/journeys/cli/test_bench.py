@@ -8,29 +8,72 @@ import shlex
 import pytest
 
 from mmgrpo.cli.bench import visual, vlm
+from mmgrpo.cli.bench import visual_learning as learning
+from mmgrpo.config.reading import refuse_preset
+from mmgrpo.family import family
 from tests.journeys.cli.running import call
 
 
 def test_time_to_a_level_lies_on_the_line_between_two_evaluations():
-    curve = {"points": [(0, 0.0, 0.2), (10, 50.0, 0.4), (20, 100.0, 0.8)]}
-    assert visual.time_to(curve, 0.2) == 0.0
-    assert visual.time_to(curve, 0.3) == pytest.approx(25.0)  # half way from 0.2 to 0.4
-    assert visual.time_to(curve, 0.7) == pytest.approx(87.5)  # 50 + 50 * 0.3 / 0.4
-    assert visual.time_to(curve, 0.9) is None
+    curve = [(0, 0.0, 0.2), (10, 50.0, 0.4), (20, 100.0, 0.8)]
+    assert learning.time_to(curve, 0.2) == 0.0
+    assert learning.time_to(curve, 0.3) == pytest.approx(25.0)  # half way from 0.2 to 0.4
+    assert learning.time_to(curve, 0.7) == pytest.approx(87.5)  # 50 + 50 * 0.3 / 0.4
+    assert learning.time_to(curve, 0.9) is None
 
 
-def test_the_learning_table_names_what_was_not_reached():
-    ends = {
-        "Flow-GRPO": 0.8,
-        "MixGRPO": 0.5,
-        "one-step branch": 0.9,
-        "one-step branch, 4 epochs": 0.9,
-        "BranchGRPO-Mix": 0.8,
-    }
-    curves = [{"method": m, "seed": 0, "points": [(0, 0.0, 0.4), (10, 100.0, ends[m])]} for m in visual.LEARNING]
-    rows = {line.split("|")[1].strip(): line for line in visual.learning_table(curves, 1) if line.startswith("| ")}
-    assert "not reached" in rows["MixGRPO"]
-    assert rows["one-step branch"].endswith("| 80 | 0.80 |")  # (0.8 - 0.4) / (0.9 - 0.4) of 100 s
+def test_a_curve_that_falls_back_does_not_stay():
+    curve = [(0, 0.0, 0.2), (10, 50.0, 0.6), (20, 100.0, 0.5)]
+    assert learning.stays(curve, 0.5) and not learning.stays(curve, 0.55) and not learning.stays(curve, 0.9)
+
+
+def learned(method: str, last: float, seed: int = 0, lr: float = 1e-3, tuning: bool = False) -> dict[str, object]:
+    points = [(0, 0.0, 0.4), (10, 100.0, last)]
+    head = {"method": method, "seed": seed, "lr": lr, "tuning": tuning}
+    return {**head, "points": points, "evaluations": 8, "memory": 0.5}
+
+
+def test_the_learning_table_is_of_the_mean_curve_and_names_what_was_not_reached():
+    runs = [learned("Flow-GRPO", 0.7), learned("Flow-GRPO", 0.9, 1), learned("MixGRPO", 0.5), learned("AWM", 0.9)]
+    runs += [learned("AWM", 0.99, tuning=True), {**learned("FPO", 0), "problem": "a | b"}]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in learning.table(runs)[4:]]
+    by_name = {row[0]: row for row in rows}
+    assert [row[0] for row in rows] == ["AWM", "Flow-GRPO", "MixGRPO", "FPO"]
+    assert by_name["AWM"][6:9] == ["80", "0.80", "yes"]  # (.8 - .4) / (.9 - .4) of 100 s
+    assert by_name["MixGRPO"][6:9] == ["not reached", "", ""] and "a / b" in by_name["FPO"]
+    assert by_name["Flow-GRPO"][2:6] == ["2", "0.400", "0.800 (0.700 to 0.900)", "100"]
+
+
+def test_each_method_has_the_rate_that_was_best_on_the_tuning_split():
+    runs = [learned("AWM", 0.5, lr=1e-4, tuning=True), learned("AWM", 0.6, lr=1e-3, tuning=True)]
+    runs += [learned("AWM", 0.9, lr=1e-4), {"method": "FPO", "lr": 1e-4, "tuning": True, "problem": "x"}]
+    assert learning.best_rate("AWM", runs, [1e-4, 1e-3]) == 1e-3
+    assert learning.best_rate("FPO", runs, [1e-4, 1e-3]) is None and learning.best_rate("FPO", runs, [5e-4]) == 5e-4
+
+
+@pytest.mark.parametrize("method", learning.CURVES)
+def test_a_method_of_the_curve_is_a_configuration_that_its_family_takes(method):
+    config = visual.config_of(method, visual.Args())
+    config.check()
+    family("sd3").check(config)
+    refuse_preset(config.algorithm.preset, family("sd3").decisions(config))
+    assert config.data.prompts_per_step * config.data.group_size == 128 and config.sampling.steps == visual.STEPS
+
+
+@pytest.mark.slow
+def test_learning_curves_are_tuned_drawn_and_resumed(tmp_path, capsys):
+    options = ["--learn", "--rates", 1e-4, 1e-3, "--seconds", 0.01, "--tune-seconds", 0.01, "--prompts", 1]
+    options += ["--eval-prompts", 2, "--threads", 1, "--output", tmp_path, "--seeds", 1]
+    call("bench", "visual", *options, "--learn-methods", "one-step branch")
+    stored = json.loads((tmp_path / "visual_learning.json").read_text())["runs"]
+    assert [(one["tuning"], len(one["points"])) for one in stored] == [(True, 2), (True, 2), (False, 2)]
+    assert all(points[-1][0] == 1 and points[-1][1] > 0 for points in (one["points"] for one in stored))
+    capsys.readouterr()
+    call("bench", "visual", *options, "--learn-methods", "one-step branch", "DiffusionNFT", "--resume")
+    again = json.loads((tmp_path / "visual_learning.json").read_text())["runs"]
+    assert again[:3] == stored and [one["method"] for one in again[3:]] == ["DiffusionNFT"] * 3
+    assert (tmp_path / "visual_learning.png").read_bytes()[:4] == b"\x89PNG"
+    assert "| DiffusionNFT |" in (tmp_path / "visual_learning.md").read_text()
 
 
 @pytest.mark.slow

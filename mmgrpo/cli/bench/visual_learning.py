@@ -1,0 +1,285 @@
+"""Reward against processor time of every method that the embedded model trains by, each at its best learning rate.
+
+    mmgrpo bench visual --learn                             # all methods, 5 seeds (many hours; --resume goes on)
+    mmgrpo bench visual --learn --learn-methods Flow-GRPO DiffusionNFT --seeds 1 --seconds 60
+
+Every method has the same budget of processor seconds for training (evaluations are not counted). Before that each of
+the same learning rates has the same smaller budget; the one with the highest reward on the split ``tune`` is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.files import write_bytes, write_text
+
+if TYPE_CHECKING:
+    from mmgrpo.cli.bench.visual import Args
+
+BASELINE = "Flow-GRPO"
+REWARD = "scene_all"
+TREE = "splits=[0, 2, 4, 6]"
+MATCHING: Mapping[str, Any] = {"policy": "matching", "draws": 4, "error": "velocity", "solver": "euler"}
+
+CURVES: dict[str, dict[str, Any]] = {
+    "Flow-GRPO": {"plan": "every_step", "preset": "flow_grpo_fast"},
+    "DanceGRPO subset": {"plan": "random_subset(fraction=0.6)", "preset": "dance_grpo"},
+    "MixGRPO": {"plan": "sliding_window(size=2, interval=8)", "preset": "mix_grpo"},
+    "one-step branch": {"plan": "one_step_branch(first=0.5)", "preset": "flow_grpo_fast"},
+    "one-step branch, 4 epochs": {
+        "plan": "one_step_branch(first=0.5)",
+        "preset": "flow_grpo_fast",
+        "epochs": 4,
+        "objective": "ppo(low=1e-2, high=1e-2)",
+    },
+    "BranchGRPO": {"plan": f"branch_tree({TREE})", "preset": "branch_grpo"},
+    "BranchGRPO pruned": {"plan": f"branch_tree({TREE})", "preset": "branch_grpo_pruned"},
+    "BranchGRPO-Mix": {"plan": f"branch_mix({TREE}, window=1)", "preset": "branch_grpo"},
+    "TempFlow-GRPO": {"plan": "one_step_branch(first=0.5, roots=4)", "preset": "tempflow", "terms": []},
+    "E-GRPO": {"plan": "entropy_branch(first=0.5)", "preset": "e_grpo"},
+    "Pro-GRPO": {"plan": "expand_prune(at=[4, 6], keep=[12, 8])", "preset": "pro_grpo"},
+    "Flash-GRPO": {"plan": "one_step_branch(first=0.5)", "plan_per": "prompt", "preset": "flash_grpo"},
+    "TP-GRPO": {"plan": "every_step", "completion_steps": 8, "preset": "tp_grpo"},
+    "VGPO": {"plan": "every_step", "completion_steps": 1, "preset": "vgpo", "terms": []},
+    "DenseGRPO": {"plan": "every_step", "completion_steps": 8, "preset": "dense_grpo", "terms": []},
+    "Stepwise-Flow-GRPO": {"plan": "every_step", "completion_steps": 5, "preset": "stepwise_flow_grpo", "terms": []},
+    "GRPO-Guard": {"plan": "every_step", "preset": "grpo_guard"},
+    "Flow-DPPO": {"plan": "every_step", "preset": "flow_dppo"},
+    "DPPO": {"plan": "every_step", "preset": "dppo"},
+    "D3PO": {"plan": "every_step", "preset": "d3po"},
+    "AWM": {**MATCHING, "preset": "awm"},
+    "DiffusionNFT": {**MATCHING, "error": "self_normalized", "preset": "diffusion_nft"},
+    "GARDO": {**MATCHING, "error": "self_normalized", "preset": "gardo"},
+    "DGPO": {**MATCHING, "preset": "dgpo"},
+    "CRD": {**MATCHING, "error": "self_normalized", "preset": "crd"},
+    "FPO": {**MATCHING, "preset": "fpo"},
+    "GDRO": {**MATCHING, "preset": "gdro"},
+    "Diffusion-DPO": {**MATCHING, "preset": "diffusion_dpo"},
+    "SePPO": {**MATCHING, "preset": "seppo"},
+}
+"""Plan, sampling and algorithm of each method. Flow-GRPO and those that share its KL run without it, whose reference
+passes the others do not have."""
+
+OF_ALGORITHM = ("preset", "objective", "terms")
+OF_OPTIM = ("epochs",)
+
+
+def sections_of(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What a method changes in the sections sampling, algorithm and optim."""
+    settings = CURVES[method]
+    algorithm = {name: settings[name] for name in OF_ALGORITHM if name in settings}
+    if "BranchGRPO" in method:
+        algorithm["aggregation"] = "per_decision"
+    optim = {name: settings[name] for name in OF_OPTIM if name in settings}
+    sampling = {name: value for name, value in settings.items() if name not in (*OF_ALGORITHM, *OF_OPTIM)}
+    return sampling, algorithm, optim
+
+
+def curve(method: str, lr: float, seed: int, seconds: float, split: str, args: Args) -> dict[str, Any]:
+    """Train for so many processor seconds; held-out rewards between, network evaluations and memory."""
+    from mmgrpo.cli.bench.visual import make_config, make_trainer
+
+    sampling, algorithm, optim = sections_of(method)
+    optim |= {"lr": lr, "decay": "constant"}
+    config = make_config(method, args, sampling, algorithm, optim, steps=10**6, seed=seed)
+    config.eval.prompts = args.eval_prompts
+    config.data.heldout = f"embedded:visual/scenes/{split}.jsonl"
+    folder = Path(tempfile.mkdtemp())
+    try:
+        trainer = make_trainer(config, folder)
+        points: list[tuple[int, float, float]] = []
+
+        def measure(spent: float) -> None:
+            values = trainer.measure(f"point-{len(points)}", trainer.evaluation.prompts).values[REWARD]
+            points.append((trainer.step, spent, sum(values) / len(values)))
+
+        measure(0.0)
+        spent = 0.0
+        while spent < seconds:
+            start = time.process_time()
+            trainer.run_round()
+            spent += time.process_time() - start
+            if spent >= seconds * len(points) / args.points or spent >= seconds:
+                measure(spent)
+        lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()]
+    finally:
+        shutil.rmtree(folder)
+    return {"points": points, "evaluations": lines[-1]["rollout/evaluations"], "memory": lines[-1]["memory"]}
+
+
+def bench_learning(args: Args, machine: str, command: str, out: Path) -> None:
+    """Tune and train every method; write ``visual_learning.json``, ``.md`` and ``.png`` after each run."""
+    methods = args.learn_methods or list(CURVES)
+    settings = {name: vars(args)[name] for name in ("seconds", "tune_seconds", "rates", "points", "prompts")}
+    settings["eval_prompts"] = args.eval_prompts
+    file = out / "visual_learning.json"
+    result: dict[str, Any] = {"command": command, "machine": machine, "settings": settings, "runs": []}
+    if args.resume and file.is_file():
+        from mmgrpo.cli.bench.algorithms import kept
+
+        result["runs"] = kept(json.loads(file.read_text(encoding="utf-8")), settings, machine)
+
+    def once(method: str, lr: float, seed: int, tuning: bool) -> None:
+        known = {(one["method"], one["lr"], one["seed"], one["tuning"]) for one in result["runs"]}
+        if (method, lr, seed, tuning) in known:
+            return
+        seconds, split = (args.tune_seconds, "tune") if tuning else (args.seconds, "heldout")
+        one: dict[str, Any] = {"method": method, "lr": lr, "seed": seed, "tuning": tuning}
+        try:
+            one |= curve(method, lr, seed, seconds, split, args)
+        except (ValueError, RuntimeError) as error:  # a method that diverges must not stop the others
+            one["problem"] = " ".join(str(error).split())[:300]
+        result["runs"].append(one)
+        print(line(one), flush=True)
+        write_results(result, out)
+
+    for method in methods:
+        for lr in args.rates if len(args.rates) > 1 else []:
+            once(method, lr, 0, tuning=True)
+    for seed in range(args.seeds):
+        for method in methods:
+            if (lr := best_rate(method, result["runs"], args.rates)) is not None:
+                once(method, lr, seed, tuning=False)
+    print(f"\nwritten: {out / 'visual_learning.md'}")
+
+
+def best_rate(method: str, runs: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> float | None:
+    """The learning rate with the highest final reward on the split ``tune``; None where all failed."""
+    if len(rates) == 1:
+        return rates[0]
+    tuned = [one for one in runs if one["method"] == method and one["tuning"] and "problem" not in one]
+    return max(tuned, key=lambda one: one["points"][-1][2])["lr"] if tuned else None
+
+
+def line(one: Mapping[str, Any]) -> str:
+    """A run in a line."""
+    head = f"{'tune' if one['tuning'] else 'seed ' + str(one['seed']):7} {one['method']:26} lr {one['lr']:g}: "
+    if "problem" in one:
+        return head + one["problem"]
+    (_, _, first), (step, seconds, last) = one["points"][0], one["points"][-1]
+    return head + f"{first:.3f} -> {last:.3f} in {step} steps, {seconds:.0f} s"
+
+
+def time_to(points: Sequence[Sequence[float]], level: float) -> float | None:
+    """Training seconds until the held-out reward first reaches a level, interpolated linearly between evaluations."""
+    before = None
+    for _, seconds, value in points:
+        if value >= level:
+            if before is None or value == before[1]:
+                return seconds
+            return before[0] + (seconds - before[0]) * (level - before[1]) / (value - before[1])
+        before = (seconds, value)
+    return None
+
+
+def stays(points: Sequence[Sequence[float]], level: float) -> bool:
+    """Whether the reward is at or above a level from the first time on that it reaches it, to the end."""
+    values = [value for _, _, value in points]
+    reached = [number for number, value in enumerate(values) if value >= level]
+    return bool(reached) and all(value >= level for value in values[reached[0] :])
+
+
+def mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float]]:
+    """Means over seeds of step, seconds and reward, point by point; the points that all have."""
+    columns = zip(*curves, strict=False)
+    return [tuple(statistics.fmean(numbers) for numbers in zip(*column, strict=True)) for column in columns]  # type: ignore[misc]
+
+
+def finished(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The runs of each method that are no tuning."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for one in runs:
+        if not one["tuning"]:
+            found.setdefault(one["method"], []).append(one)
+    return found
+
+
+def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Markdown: final reward and, on the mean curve, the time to the baseline's final reward; the best first."""
+    methods = finished(runs)
+    base = [one["points"] for one in methods.get(BASELINE, []) if "problem" not in one]
+    level = mean_curve(base)[-1][2] if base else None
+    whole = mean_curve(base)[-1][1] if base else None
+    head = "No run of Flow-GRPO, so that there is no level to reach."
+    if level is not None:
+        head = f"The level to reach is the mean final reward of {BASELINE}, {level:.3f}, after {whole:.0f} processor s."
+    lines = [head, ""]
+    lines += [
+        "| method | lr | seeds | before | after (range) | s | s to the level | fraction | stays | evaluations | GiB |"
+    ]
+    lines += ["| --- " * 11 + "|"]
+    rows: list[tuple[float, str]] = []
+    for method, several in methods.items():
+        ran = [one for one in several if "problem" not in one]
+        if not ran:
+            rows.append((-1.0, f"| {method} | | 0 | | {several[0]['problem'].replace('|', '/')} | | | | | | |"))
+            continue
+        finals = [one["points"][-1][2] for one in ran]
+        mean = mean_curve([one["points"] for one in ran])
+        reached = None if level is None else time_to(mean, level)
+        fraction = "" if reached is None or not whole else f"{reached / whole:.2f}"
+        shown = "not reached" if reached is None else f"{reached:.0f}"
+        steady = "" if level is None or reached is None else "yes" if stays(mean, level) else "no"
+        failed = f" ({len(several) - len(ran)} failed)" if len(ran) < len(several) else ""
+        after = f"{statistics.fmean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})"
+        cells = [method, f"{ran[0]['lr']:g}", f"{len(ran)}{failed}", f"{mean[0][2]:.3f}", after, f"{mean[-1][1]:.0f}"]
+        cells += [shown, fraction, steady, f"{ran[0]['evaluations']:.0f}", f"{ran[0]['memory']:.2f}"]
+        rows.append((statistics.fmean(finals), f"| {' | '.join(cells)} |"))
+    return lines + [text for _, text in sorted(rows, key=lambda row: -row[0])]
+
+
+def write_results(result: Mapping[str, Any], out: Path) -> None:
+    """Write every run, the table and the plot."""
+    settings = result["settings"]
+    rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
+    text = [
+        "# Reward against processor time",
+        "",
+        f"`{result['command']}` on {result['machine']}. {settings['prompts']} prompts a round, the embedded model, "
+        f"{settings['seconds']:g} processor seconds of training for every method and seed. The learning rate of each "
+        f"is that of {rates} with the highest reward on the split `tune` after {settings['tune_seconds']:g} s. All "
+        "that were run are shown. *Fraction* is of the baseline's time, on the mean curve; *stays* says whether it "
+        "remains above the level; *evaluations* are those of the network to sample a round; GiB is the peak of the process by then.",
+        "",
+        *table(result["runs"]),
+        "",
+        "![Held-out reward against processor seconds, per method](visual_learning.png)",
+    ]
+    write_text(out / "visual_learning.json", json.dumps(result))
+    write_text(out / "visual_learning.md", "\n".join(text) + "\n")
+    write_bytes(out / "visual_learning.png", picture(result["runs"]))
+
+
+def picture(runs: Sequence[Mapping[str, Any]]) -> bytes:
+    """Learning curves: every seed as a thin line, their mean as a thick one."""
+    import io
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(9, 5), dpi=120)
+    for number, (method, several) in enumerate(finished(runs).items()):
+        curves = [one["points"] for one in several if "problem" not in one]
+        style: dict[str, Any] = {"color": f"C{number % 10}", "ls": ("-", "--", ":")[number // 10 % 3]}
+        for points in curves:
+            axis.plot([p[1] for p in points], [p[2] for p in points], alpha=0.2, lw=0.7, **style)
+        mean = mean_curve(curves)
+        axis.plot([m[1] for m in mean], [m[2] for m in mean], lw=1.8, label=method, **style)
+    axis.set_xlabel("processor seconds of training")
+    axis.set_ylabel("all-correct, held-out prompts")
+    axis.spines[["top", "right"]].set_visible(False)
+    if finished(runs):
+        axis.legend(frameon=False, fontsize=7, ncol=2)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
+    plt.close(figure)
+    return buffer.getvalue()
