@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import tempfile
@@ -11,19 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from mmgrpo.cli.bench.visual_learning import CURVES, bench_learning, sections_of
-from mmgrpo.config.plugins import recipe
+from mmgrpo.cli.bench.visual_learning import CURVES, GROUP, STEPS, bench_learning, config_of, make_trainer
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, one_of, within
-from mmgrpo.config.reading import build, load_yaml
-from mmgrpo.config.settings import Config, config_class
-from mmgrpo.family import family
 from mmgrpo.files import write_text
-
-GROUP, STEPS = 16, 8
-"""Samples per prompt and denoising steps of all methods."""
-
-OF_TRANSITIONS = ("kernel", "plan", "plan_per", "completion_steps")
-"""Settings of sampling without an effect on matching policies."""
 
 METHODS = list(CURVES)[:8]
 """Methods whose rounds are measured: those that differ in their plans."""
@@ -63,32 +52,12 @@ class Args:
     """Output folder."""
 
 
-def config_of(method: str, args: Args, **changes: Any) -> Config:
-    """The recipe visual/demo with the plan, preset and epochs of a method."""
-    return make_config(method, args, *sections_of(method), **changes)
-
-
-def make_config(
-    method: str, args: Args, sampling: dict[str, Any], algorithm: dict[str, Any], optim: dict[str, Any], **changes: Any
-) -> Config:
-    """The recipe visual/demo with another algorithm, and changes of its sampling and optimizer."""
-    section = load_yaml(recipe("visual/demo"))
-    section["algorithm"] = algorithm
-    section["sampling"] |= {"steps": STEPS, **sampling}
-    if sampling.get("policy") == "matching":
-        section["sampling"] = {name: value for name, value in section["sampling"].items() if name not in OF_TRANSITIONS}
-    section["optim"] |= {"epochs": 1, **optim}
-    section["data"] |= {"prompts_per_step": args.prompts, "group_size": GROUP}
-    section |= {"trackers": [], "save_every": 10**9, **changes}
-    return build(config_class(family("sd3").sections), section, f"bench {method}")
-
-
 def bench_rounds(args: Args) -> list[dict[str, Any]]:
     """Seconds and network evaluations of a round of each method, and the time of its passes without the trainer."""
     rows = []
     for method in args.methods:
         with tempfile.TemporaryDirectory() as folder:
-            config = config_of(method, args)
+            config = config_of(method, args.prompts)
             epochs = config.optim.epochs
             config = replace(config, steps=(args.rounds + 1) * epochs)
             config.eval.skip = True
@@ -132,19 +101,6 @@ def _row(row: dict[str, Any]) -> str:
         f"reward {row['reward']:5.2f}  update {row['update']:6.2f})  evaluations {row['evaluations to sample']:5d} + "
         f"{row['evaluations to train']:4d}  bare passes {row['bare passes']:6.2f} s  overhead {row['overhead']:+.1%}"
     )
-
-
-def make_trainer(config: Config, folder: Path) -> Any:
-    """A trainer of the embedded model in a folder."""
-    from accelerate import Accelerator
-
-    from mmgrpo import api
-    from mmgrpo.inputs import load
-
-    sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
-    accelerator = Accelerator(cpu=True)
-    policy = functools.partial(sd3.policy, config, "cpu")
-    return api.make_trainer(config, sd3, lambda _: load(config, sd3, policy), config.rewards, accelerator)
 
 
 def _record(model: Any, calls: list[tuple[int, bool]]) -> None:

@@ -9,19 +9,28 @@ the same learning rates has the same smaller budget; the one with the highest re
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from mmgrpo.config.plugins import recipe
+from mmgrpo.config.reading import build, load_yaml
+from mmgrpo.config.settings import Config, config_class
+from mmgrpo.family import family
 from mmgrpo.files import write_bytes, write_text
 
-if TYPE_CHECKING:
-    from mmgrpo.cli.bench.visual import Args
+GROUP, STEPS = 16, 8
+"""Samples per prompt and denoising steps of all methods."""
+
+OF_TRANSITIONS = ("kernel", "plan", "plan_per", "completion_steps")
+"""Settings of sampling without an effect on matching policies."""
 
 BASELINE = "Flow-GRPO"
 REWARD = "scene_all"
@@ -71,6 +80,20 @@ OF_ALGORITHM = ("preset", "objective", "terms")
 OF_OPTIM = ("epochs",)
 
 
+class Budget(Protocol):
+    """The options of the command that concern learning curves (``mmgrpo.cli.bench.visual.Args``)."""
+
+    learn_methods: list[str]
+    seconds: float
+    tune_seconds: float
+    rates: list[float]
+    seeds: int
+    points: int
+    eval_prompts: int
+    prompts: int
+    resume: bool
+
+
 def sections_of(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What a method changes in the sections sampling, algorithm and optim."""
     settings = CURVES[method]
@@ -82,13 +105,36 @@ def sections_of(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
     return sampling, algorithm, optim
 
 
-def curve(method: str, lr: float, seed: int, seconds: float, split: str, args: Args) -> dict[str, Any]:
-    """Train for so many processor seconds; held-out rewards between, network evaluations and memory."""
-    from mmgrpo.cli.bench.visual import make_config, make_trainer
+def config_of(method: str, prompts: int, lr: float = 0.0, **changes: Any) -> Config:
+    """The recipe visual/demo with a method's sampling, algorithm and optimizer; 0 keeps the recipe's learning rate and
+    its decay."""
+    section = load_yaml(recipe("visual/demo"))
+    sampling, section["algorithm"], optim = sections_of(method)
+    section["sampling"] |= {"steps": STEPS, **sampling}
+    if sampling.get("policy") == "matching":
+        section["sampling"] = {name: value for name, value in section["sampling"].items() if name not in OF_TRANSITIONS}
+    section["optim"] |= {"epochs": 1, **optim, **({"lr": lr, "decay": "constant"} if lr else {})}
+    section["data"] |= {"prompts_per_step": prompts, "group_size": GROUP}
+    section |= {"trackers": [], "save_every": 10**9, **changes}
+    return build(config_class(family("sd3").sections), section, f"bench {method}")
 
-    sampling, algorithm, optim = sections_of(method)
-    optim |= {"lr": lr, "decay": "constant"}
-    config = make_config(method, args, sampling, algorithm, optim, steps=10**6, seed=seed)
+
+def make_trainer(config: Config, folder: Path) -> Any:
+    """A trainer of the embedded model in a folder."""
+    from accelerate import Accelerator
+
+    from mmgrpo import api
+    from mmgrpo.inputs import load
+
+    sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
+    accelerator = Accelerator(cpu=True)
+    policy = functools.partial(sd3.policy, config, "cpu")
+    return api.make_trainer(config, sd3, lambda _: load(config, sd3, policy), config.rewards, accelerator)
+
+
+def curve(method: str, lr: float, seed: int, seconds: float, split: str, args: Budget) -> dict[str, Any]:
+    """Train for so many processor seconds; held-out rewards between, network evaluations and memory."""
+    config = config_of(method, args.prompts, lr, steps=10**6, seed=seed)
     config.eval.prompts = args.eval_prompts
     config.data.heldout = f"embedded:visual/scenes/{split}.jsonl"
     folder = Path(tempfile.mkdtemp())
@@ -114,7 +160,7 @@ def curve(method: str, lr: float, seed: int, seconds: float, split: str, args: A
     return {"points": points, "evaluations": lines[-1]["rollout/evaluations"], "memory": lines[-1]["memory"]}
 
 
-def bench_learning(args: Args, machine: str, command: str, out: Path) -> None:
+def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
     """Tune and train every method; write ``visual_learning.json``, ``.md`` and ``.png`` after each run."""
     methods = args.learn_methods or list(CURVES)
     settings = {name: vars(args)[name] for name in ("seconds", "tune_seconds", "rates", "points", "prompts")}
@@ -246,7 +292,8 @@ def write_results(result: Mapping[str, Any], out: Path) -> None:
         f"{settings['seconds']:g} processor seconds of training for every method and seed. The learning rate of each "
         f"is that of {rates} with the highest reward on the split `tune` after {settings['tune_seconds']:g} s. All "
         "that were run are shown. *Fraction* is of the baseline's time, on the mean curve; *stays* says whether it "
-        "remains above the level; *evaluations* are those of the network to sample a round; GiB is the peak of the process by then.",
+        "remains above the level; *evaluations* are those of the network to sample a round; GiB is the peak of "
+        "the process by then.",
         "",
         *table(result["runs"]),
         "",

@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from mmgrpo.cli.bench import visual, vlm
 from mmgrpo.cli.bench import visual_learning as learning
+from mmgrpo.cli.bench import vlm
 from mmgrpo.config.reading import refuse_preset
 from mmgrpo.family import family
 from tests.journeys.cli.running import call
@@ -53,11 +53,11 @@ def test_each_method_has_the_rate_that_was_best_on_the_tuning_split():
 
 @pytest.mark.parametrize("method", learning.CURVES)
 def test_a_method_of_the_curve_is_a_configuration_that_its_family_takes(method):
-    config = visual.config_of(method, visual.Args())
+    config = learning.config_of(method, 8)
     config.check()
     family("sd3").check(config)
     refuse_preset(config.algorithm.preset, family("sd3").decisions(config))
-    assert config.data.prompts_per_step * config.data.group_size == 128 and config.sampling.steps == visual.STEPS
+    assert config.data.prompts_per_step * config.data.group_size == 128 and config.sampling.steps == learning.STEPS
 
 
 @pytest.mark.slow

@@ -76,9 +76,7 @@ def run(args: Args, machine: str, command: str) -> None:
     result = read(out / "twins.json")
     names = chosen(args, list(twins()))
     if args.faults:
-        from mmgrpo.cli.bench.twins.faults import planted
-
-        planted(result, args.only, lambda: write_results(result, out))
+        plant(result, args.only, out)
         return
     part = "calibration" if args.calibrate else "runs"
     seeds = range(args.seeds)
@@ -107,6 +105,19 @@ def run(args: Args, machine: str, command: str) -> None:
     print(f"written: {out / 'twins.md'}")
     if "does not learn" in states.values() or "cannot be compared" in states.values():
         raise SystemExit(1)
+
+
+def plant(result: dict[str, Any], only: Sequence[str], out: Path) -> None:
+    """Plant every fault while twins of a panel, or those in ``only``, are trained."""
+    from mmgrpo.cli.bench.twins.derive import twins
+    from mmgrpo.cli.bench.twins.faults import PANEL, planted
+
+    found = {name: threshold(twins()[name].hash, result) for name in only or PANEL}
+    result["faults"] = {"commit": commit(), "faults": []}
+    for one in planted({name: least for name, least in found.items() if least is not None}, once):
+        result["faults"]["faults"].append(one)
+        print(f"{one['fault']}: {len(one['caught'])} of {len(one['gains'])} twins are red: {', '.join(one['caught'])}")
+        write_results(result, out)
 
 
 def keeps(one: Mapping[str, Any], args: Args, names: Sequence[str], rounding: str) -> bool:

@@ -7,7 +7,8 @@ of the trainer: what no twin sees, they do not protect.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -51,7 +52,6 @@ def another(count: int) -> Tensor:
 @contextlib.contextmanager
 def mixed_groups() -> Iterator[None]:
     """Rows are counted to the groups as if those of a group were not adjacent."""
-    from dataclasses import replace
 
     import mmgrpo.rollout as rollout
 
@@ -150,26 +150,16 @@ FAULTS: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def planted(result: dict[str, Any], only: Sequence[str], write: Callable[[], None]) -> None:
-    """Train the panel (or the twins in ``only``) under every fault; the gains, and which twins are red."""
-    from mmgrpo.cli.bench.twins import commit, once, threshold
-    from mmgrpo.cli.bench.twins.derive import twins
-
-    result["faults"] = {"commit": commit(), "faults": []}
+def planted(thresholds: Mapping[str, float], once: Callable[[str, int], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Train the twins that have a threshold under every fault, by ``once(name, seed)``; for each fault the gains, and
+    which twins are red."""
     for name, fault in FAULTS.items():
-        gains, caught, least = {}, [], {}
-        for twin in only or PANEL:
-            least[twin] = threshold(twins()[twin].hash, result)
-            if least[twin] is None:
-                continue
+        gains: dict[str, float | None] = {}
+        for twin in thresholds:
             with fault():
-                one = once(twin, 0)
-            gains[twin] = one.get("gain")
-            if gains[twin] is None or gains[twin] <= 0 or gains[twin] < least[twin]:
-                caught.append(twin)
-        result["faults"]["faults"].append({"caught": caught, "fault": name, "gains": gains})
-        print(f"{name}: {len(caught)} of {len(gains)} twins are red: {', '.join(caught)}", flush=True)
-        write()
+                gains[twin] = once(twin, 0).get("gain")
+        caught = [twin for twin, gain in gains.items() if gain is None or gain <= 0 or gain < thresholds[twin]]
+        yield {"caught": caught, "fault": name, "gains": gains}
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
