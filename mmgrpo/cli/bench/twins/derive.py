@@ -51,11 +51,11 @@ SCALES: Mapping[str, Mapping[str, Any]] = {
     "visual/prdp": {"objective": "regression_proximal(beta=0.1, clip=1.6, dimensions=2)"},
     "speech/dragon_audio": {"objective": "diffusion_kto(beta=5)"},
     "speech/f5r_tts": {"terms": ["kl_transition(coef=0.01)"]},
-    "preset/seppo": {"objective": "seppo(beta=2.0)"},
+    "visual/seppo": {"objective": "seppo(beta=2.0)"},
     "preset/diffusion_dpo": {
         "objective": "preference(link='logistic', pairs='best_worst', anchor='reference', reduce='step', beta=1.0)"
     },
-    "preset/gdro": {"objective": "gdro(beta=1.2, tau=0.05, gamma=0.5)"},
+    "visual/gdro": {"objective": "gdro(beta=1.2, tau=0.05, gamma=0.5)"},
 }
 """Constants that belong to the scale of rewards or to the numbers of a latent: temperatures between log-ratios, or
 errors, and rewards, which are a thousand times smaller where two numbers take the place of thousands."""
@@ -64,6 +64,8 @@ FRAMES = 2
 """Frames of twins of video recipes."""
 
 NO_TWIN = {
+    "visual/flow_opd": "it needs teachers",
+    "visual/gardo": "its gate and its diversity name rewards of images",
     "vlm/ttrv": "its reward is a vote, whose gain says nothing of a right answer",
     "vlm/video_r1": "it compares with shuffled frames",
     "vlm/vision_r1": "its weights follow two rewards of boxes",
@@ -110,9 +112,8 @@ def twins() -> dict[str, Twin]:
     used: set[str] = set()
     for name, path in sorted(recipes().items()):
         section = load_yaml(path)
-        algorithm = section["algorithm"]
-        used.add(algorithm["preset"])
         if name not in NO_TWIN:
+            used.add(section["algorithm"]["preset"])
             made[name] = derived(name, section)
     for preset, entry in CATALOGUE.items():
         if entry.policies in BASES and preset not in used and preset not in NEEDS:
