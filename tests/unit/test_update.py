@@ -242,6 +242,15 @@ def test_rows_that_the_policy_did_not_draw_keep_their_own_old_log_probs(objectiv
     assert own == pytest.approx(-0.5) and other == pytest.approx(-1.105171 / 2)
 
 
+@pytest.mark.parametrize(("origin", "held"), [(OWN, True), (REFERENCE, True), (REPLAYED, False)])
+def test_terms_hold_the_policy_where_it_drew_or_was_given_an_answer_and_not_on_replayed_rows(origin, held):
+    """(log p)^2 / 2 has the slope log p = -1, of two rows each half."""
+    loss = LossRecipe.of("policy_gradient", "per_decision", terms=["kl_k2(coef=1.0)"])
+    origins = torch.tensor([OWN, origin])
+    [[own], [other]] = slopes(Leaf([[-1.0], [-1.0]]), [0.0, 0.0], loss, origin=origins)
+    assert (own, other) == (-0.5, -0.5 if held else 0.0)
+
+
 def test_a_shared_decision_of_a_tree_has_the_ratio_one_in_all_its_rows():
     node, mask = torch.tensor([[0, 1], [0, 2]]), torch.tensor([[True, True], [False, True]])
     loss = LossRecipe.of("gspo(low=1e-6, high=1e-6)", "per_decision")
