@@ -137,7 +137,7 @@ def slopes(
     )
     policy.log_probs.grad = None
     accumulate_gradients(
-        policy, batch, torch.ones_like(rows, dtype=torch.bool), loss,
+        policy, batch, torch.ones_like(rows, dtype=torch.bool), loss,  # type: ignore
         micro_batch_size=1, accelerator=ALONE, on_policy=on_policy,
     )  # fmt: skip
     grad = policy.log_probs.grad
@@ -260,7 +260,13 @@ def test_a_shared_decision_of_a_tree_has_the_ratio_one_in_all_its_rows():
     )
     batch = Batch([Rollout([], [], decisions, policy)], [torch.arange(2)], decisions, torch.ones(2, 2), mask)
     tally = accumulate_gradients(
-        policy, batch, torch.ones(2).bool(), loss, micro_batch_size=1, accelerator=ALONE, on_policy=True
+        policy,  # type: ignore
+        batch,
+        torch.ones(2).bool(),
+        loss,
+        micro_batch_size=1,
+        accelerator=ALONE,
+        on_policy=True,  # type: ignore
     )
     assert tally.sums["clip/low"] + tally.sums["clip/high"] == 0
     assert tally.ratio_gap == pytest.approx(math.exp(0.02) - 1)
@@ -276,7 +282,13 @@ def test_the_difference_to_the_stored_log_probs_is_measured_all_the_same(objecti
     )
     batch = replace(batch, decisions=replace(decisions, log_probs=torch.zeros(2, 2)))
     tally = accumulate_gradients(
-        policy, batch, torch.ones(2).bool(), loss, micro_batch_size=1, accelerator=ALONE, on_policy=True
+        policy,  # type: ignore
+        batch,
+        torch.ones(2).bool(),
+        loss,
+        micro_batch_size=1,
+        accelerator=ALONE,
+        on_policy=True,  # type: ignore
     )
     assert tally.ratio_gap == pytest.approx(math.exp(0.3) - 1)
 
@@ -290,19 +302,19 @@ def test_what_the_first_update_scored_is_kept_and_only_the_rest_is_scored_again(
     ones = torch.ones(3, 2)
     batch = Batch([Rollout([], [], decisions, policy)], [torch.arange(3)], decisions, ones, decisions.loss_mask)
     settings = {"micro_batch_size": 1, "accelerator": ALONE}
-    tally = accumulate_gradients(policy, batch, torch.tensor([True, False, False]), loss, on_policy=True, **settings)
+    tally = accumulate_gradients(policy, batch, torch.tensor([True, False, False]), loss, on_policy=True, **settings)  # type: ignore
     before = policy.passes
-    found = rescored(policy, batch, loss, tally, **settings)
+    found = rescored(policy, batch, loss, tally, **settings)  # type: ignore
     assert policy.passes == before + more
     torch.testing.assert_close(found.decisions.log_probs, torch.tensor([*present[:2], [0.0, 0.0]]))
     assert not found.decisions.log_probs.requires_grad and batch.decisions.log_probs.eq(0).all()
     with torch.no_grad():
-        policy.log_probs += torch.tensor([[0.05], [0.05], [0.0]])  # an update that raises both rows by 0.05
+        policy.log_probs += torch.tensor([[0.05], [0.05], [0.0]])  # an update that raises both rows by 0.05  # type: ignore
     policy.log_probs.grad = None
-    accumulate_gradients(policy, found, torch.tensor([False, True, False]), loss, on_policy=False, **settings)
+    accumulate_gradients(policy, found, torch.tensor([False, True, False]), loss, on_policy=False, **settings)  # type: ignore
     kl = torch.tensor([-0.15, 0.25]) / 2
     # -A r / 2 with r = e^0.05, of a decision and of a row's mean alike; stored log-probs would give e^-0.15 and e^0.25.
-    torch.testing.assert_close(policy.log_probs.grad[1] - kl, torch.tensor([-1.051271, -1.051271]) / 2)
+    torch.testing.assert_close(policy.log_probs.grad[1] - kl, torch.tensor([-1.051271, -1.051271]) / 2)  # type: ignore
 
 
 @pytest.mark.parametrize(
@@ -328,7 +340,7 @@ def tallied(present, advantages, loss: LossRecipe, origin: Tensor | None = None)
     wanted = torch.tensor(advantages)[:, None].expand(shape)
     batch = Batch([Rollout([], [], decisions, policy)], [rows], decisions, wanted, everywhere)
     tally = accumulate_gradients(
-        policy, batch, torch.ones_like(rows, dtype=torch.bool), loss,
+        policy, batch, torch.ones_like(rows, dtype=torch.bool), loss,  # type: ignore
         micro_batch_size=1, accelerator=ALONE, on_policy=False,
     )  # fmt: skip
     return dict(tally.sums), tally.ratio_gap
@@ -418,7 +430,7 @@ def test_a_rollout_of_fewer_decisions_is_asked_about_its_own():
 
     for objective in ("policy_gradient", "gspo"):
         tally = accumulate_gradients(
-            Both([[0.0]]), batch, torch.tensor([True, True]), LossRecipe.of(objective, "per_decision"),
+            Both([[0.0]]), batch, torch.tensor([True, True]), LossRecipe.of(objective, "per_decision"),  # type: ignore
             micro_batch_size=1, accelerator=ALONE, on_policy=False,
         )  # fmt: skip
         assert tally.sums["entries"] == 3
@@ -437,6 +449,12 @@ def test_a_term_that_is_no_kl_counts_once_and_no_factor_of_the_kl_reaches_it():
         [Rollout([], [], decisions, policy)], [torch.tensor([0])], decisions, torch.zeros(1, 1), decisions.loss_mask
     )
     tally = accumulate_gradients(
-        policy, batch, torch.tensor([True]), loss, micro_batch_size=1, accelerator=ALONE, on_policy=False
+        policy,  # type: ignore
+        batch,
+        torch.tensor([True]),
+        loss,
+        micro_batch_size=1,
+        accelerator=ALONE,
+        on_policy=False,  # type: ignore
     )
     assert tally.sums["term/entropy_bonus"] == -1.0  # minus 0.5 times 2

@@ -172,6 +172,8 @@ def test_what_was_said_is_worth_the_most(reward, expected):
         ("hallucination", "", "", 0.0),
         ("hallucination", "", "thank you", -1.0),
         ("hallucination", "a b", "", 0.0),
+        ("hallucination", "a b", "a x y b", 0.0),  # two words more are a mistake, three are invented
+        ("hallucination", "a b", "a x y z b", -1.0),
         ("transcript_length", "", "a", -1.0),
     ],
 )
@@ -369,7 +371,7 @@ def test_each_is_known_by_name_and_wants_texts_and_transcripts(name):
     prompts = [Prompt("", "1", "hello there", "", {"keywords": ["hello"]})] * 2
     assert len(reward(prompts, [Text("hello there"), Text("so long")])) == 2
     good, bad = reward(prompts, [Text("hello there"), Text("so long my dear friend")])
-    assert good > bad
+    assert good > bad  # type: ignore
     with pytest.raises(TypeError, match=f"'{name}'.*Image.*Text"):
         reward(prompts[:1], [Image(torch.zeros(3, 2, 2))])
     with pytest.raises(ValueError, match="'1'.*answer.*None"):
