@@ -90,7 +90,7 @@ def sum_by_name(values: Mapping[str, float], names: Sequence[str], accelerator: 
     return dict(zip(names, row.tolist(), strict=True))
 
 
-def total(number: float, accelerator: Accelerator) -> float:
+def total(number: float | int, accelerator: Accelerator) -> float:
     """The sum over ranks of a number."""
     return sum_by_name({"": number}, [""], accelerator)[""]
 
