@@ -464,3 +464,24 @@ def test_right_groups_are_left_as_they_are(tmp_path):
 def test_an_unknown_network_that_refines_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"algorithm\.added.*'referense'.*'reference'"):
         round_of(tmp_path, added="refined(network='referense')")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_was_found_once_is_learned_with_replay(seed, tmp_path):
+    """Answers that one of 250 samples is: 0.33 and 0.25 of the last samples with replay, none without."""
+    words = [("say a c", "c b a"), ("say b c", "d c a"), ("say b d", "b b c")]
+    prompts = [Prompt(text, str(number), answer) for number, (text, answer) in enumerate(words)]
+
+    def exact(prompts, outputs) -> list[float]:
+        return [float(output.text.strip() == prompt.answer) for prompt, output in zip(prompts, outputs, strict=True)]
+
+    last = []
+    replay = "replay(count=2, strategy='random', above=0.0, statistics='with', old='recomputed')"
+    for number, text in enumerate(("none", replay)):
+        blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", replay=text)
+        folder = tmp_path / str(number)
+        more: dict[str, Any] = {"group_size": 8, "prompts_per_step": 3, "steps": 90, "lr": 1e-2, "seed": seed}
+        trainer(token_policy(5), folder, prompts, reward=exact, **more, **blocks).fit()
+        last.append(sum(line["reward/reward/mean"] for line in lines(folder)[-10:]) / 10)
+    assert last[1] > last[0] + 0.1
