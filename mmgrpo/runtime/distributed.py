@@ -92,7 +92,7 @@ def sum_by_name(values: Mapping[str, float], names: Sequence[str], accelerator: 
 
 def total(number: float | int, accelerator: Accelerator) -> float:
     """The sum over ranks of a number."""
-    return sum_by_name({"": number}, [""], accelerator)[""]
+    return sum_by_name({"": float(number)}, [""], accelerator)[""]
 
 
 def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
