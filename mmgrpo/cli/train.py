@@ -5,10 +5,10 @@
     mmgrpo train --config my_run.yaml --optim.lr 1e-4        # a file of your own; every field is an option
     mmgrpo train --model.family qwen_vl --help               # the options of another model family
     mmgrpo train --recipe flow_grpo --dry-run                # sizes and costs of the run; nothing is loaded
-    accelerate launch -m mmgrpo.cli.train --recipe ...       # several GPUs, data parallel
+    mmgrpo launch --recipe ... --distributed.shard full      # several GPUs; weights divided among them (FSDP2)
 
-Weights are replicated on every process (data parallel); sharding of models that do not fit one GPU is not built yet, so
-that accelerate's FSDP and DeepSpeed are refused.
+Without ``distributed.shard`` weights are replicated on every process. ``accelerate launch`` works too: its FSDP settings
+are translated, DeepSpeed is refused.
 
 A recipe can name functions of your own (rewards, renderers): it is code, so run only recipes that you trust.
 """

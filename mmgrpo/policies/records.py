@@ -115,8 +115,8 @@ def visual_dependency(
 
 
 def segments(sequences: Sequences, decode: Callable[[Sequence[int]], str]) -> Int[Tensor, "B T"]:
-    """The number of the step of each token, from 0: steps are the parts of the text between empty lines, which belong to
-    the step that they end, and a token is where its first character is."""
+    """The number of the step of each token, from 0: steps are the parts of the text between empty lines, which belong
+    to the step that they end, and a token is where its first character is."""
     found = torch.zeros_like(sequences.ids)
     for row, (ids, real) in enumerate(zip(sequences.ids, sequences.real, strict=True)):
         own = ids[real].tolist()

@@ -142,9 +142,9 @@ def test_a_setting_takes_a_schedule_in_the_place_of_its_number():
         with pytest.raises(ValueError, match="schedules") as error:
             of_settings(read_command([*base, "--schedules", text], ""))
         assert word in str(error.value)
-    other = SimpleNamespace(schedules=["sampling.temperature=linear(1, 2)"], sampling=read_command([], "").sampling)
-    with pytest.raises(ValueError, match=r"sampling\.temperature"):
-        of_settings(other)  # a denoising family has no temperature
+    other = SimpleNamespace(schedules=["sampling.max_tokens=linear(1, 2)"], sampling=read_command([], "").sampling)
+    with pytest.raises(ValueError, match=r"sampling\.max_tokens"):
+        of_settings(other)  # a denoising family draws no tokens
 
 
 def test_every_schedule_is_on_the_page():
