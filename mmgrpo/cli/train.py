@@ -7,8 +7,8 @@
     mmgrpo train --recipe flow_grpo --dry-run                # sizes and costs of the run; nothing is loaded
     mmgrpo launch --recipe ... --distributed.shard full      # several GPUs; weights divided among them (FSDP2)
 
-Without ``distributed.shard`` weights are replicated on every process. ``accelerate launch`` works too: its FSDP settings
-are translated, DeepSpeed is refused.
+Without ``distributed.shard`` weights are replicated on every process. ``accelerate launch`` works too: its FSDP
+settings are translated, DeepSpeed is refused.
 
 A recipe can name functions of your own (rewards, renderers): it is code, so run only recipes that you trust.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,7 +162,7 @@ def test_ranks_draw_a_round_together_and_know_all_of_it(tmp_path, monkeypatch):
     asked: list[list[list[int]]] = [[], []]
 
     def work(rank: int) -> Round:
-        meeting.rank.number, made = rank, trainers[rank]
+        made = trainers[rank]
         rollout = made.policy.rollout
         made.policy.rollout = lambda request: (asked[rank].append(list(request.slots)), rollout(request))[1]
         return sample_round(
@@ -171,8 +170,7 @@ def test_ranks_draw_a_round_together_and_know_all_of_it(tmp_path, monkeypatch):
             cursor=0, number=0, seed=0, accelerator=Rank(rank, meeting),
         )  # fmt: skip
 
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(work, range(2))
+    first, second = meeting.of_all(work)
     assert asked == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert [place.tolist() for place in first.batch.places] == [[*range(8)], [*range(16, 24)]]
     assert [place.tolist() for place in second.batch.places] == [[*range(8, 16)], [*range(24, 32)]]

@@ -114,6 +114,7 @@ def test_every_option_of_a_model_reaches_its_training():
         "device": "cuda:1",
         "weights": "w",
         "sharded": False,
+        "lora": None,
     }
     assert not Training.of(options, seed=7, device="cpu", training=False).gradient_checkpointing
 

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from mmgrpo import trainer as module
 from mmgrpo.report.group_record import GroupRecord
+from mmgrpo.runtime import metrics
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.progress import Interrupted
 from mmgrpo.scoring import Scorer
@@ -132,8 +133,8 @@ def test_either_a_loss_or_a_gradient_that_is_not_finite_skips_the_step(tmp_path,
         made.policy.network.outer.weight.register_hook(lambda gradient: gradient * math.nan)
 
     def broken_loss(made):
-        sums = module.sum_by_name
-        monkeypatch.setattr(module, "sum_by_name", lambda *given: {**sums(*given), "loss": math.nan})
+        sums = metrics.sum_by_name
+        monkeypatch.setattr(metrics, "sum_by_name", lambda *given: {**sums(*given), "loss": math.nan})
 
     for name, damage in (("gradient", broken_gradient), ("loss", broken_loss)):
         made = trainer(toy_policy(steps=3), tmp_path / name, toy_prompts(2), steps=1)
@@ -148,7 +149,9 @@ def test_either_a_loss_or_a_gradient_that_is_not_finite_skips_the_step(tmp_path,
 def test_clips_are_shares_of_decisions_also_of_a_single_one(tmp_path, monkeypatch):
     made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(2), steps=1)
     monkeypatch.setattr(
-        module, "sum_by_name", lambda *_: {"loss": 0.5, "entries": 1.0, "clip/low": 1.0, "clip/high": 0.0}
+        metrics,
+        "sum_by_name",
+        lambda _, names, __: dict.fromkeys(names, 0.0) | {"loss": 0.5, "entries": 1.0, "clip/low": 1.0},
     )
     made.fit()
     [line] = lines(tmp_path)

@@ -257,12 +257,12 @@ def test_only_the_first_process_prints(trained, monkeypatch):
     assert trained(TEXT)[0].startswith("a rollout: ")
 
 
-@pytest.mark.parametrize(("about", "shown"), [((), "accelerate launch -m"), (("What it is.",), "What it is.")])
+@pytest.mark.parametrize(("about", "shown"), [((), "mmgrpo launch"), (("What it is.",), "What it is.")])
 def test_help_of_training_begins_with_what_it_is_about(about, shown, capsys):
     with pytest.raises(SystemExit):
         main(["--help"], *about)
     said = capsys.readouterr().out
-    assert shown in said and ("accelerate launch -m" in said) is not bool(about)
+    assert shown in said and ("mmgrpo launch" in said) is not bool(about)
 
 
 def test_the_keys_of_samples_are_those_of_the_policies():

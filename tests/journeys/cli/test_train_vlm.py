@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import sqlite3
+import sys
 
 import pytest
 import yaml
@@ -12,7 +14,7 @@ from mmgrpo.runtime.identity import Identity
 from pipelines.vlm import causal_lm, image_text
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call, read_lines, summary, write_rows
-from tests.journeys.cli.test_recipes import TASKS
+from tests.journeys.cli.test_recipes import OF_TEXT, TASKS
 
 VIDEOS = {"video_r1": ("video", "image"), "time_r1": ("video",)}
 """Recipe to what its rows show, where that is not pictures alone."""
@@ -81,6 +83,22 @@ def test_a_model_of_words_trains_in_the_same_way(tmp_path):
     assert result["family"] == "causal_lm" and "blind" not in result
     assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()
     assert "is a blue red" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox of queries needs Linux")
+@pytest.mark.parametrize("name", OF_TEXT)
+def test_a_recipe_of_a_language_model_trains(name, tmp_path):
+    with sqlite3.connect(tmp_path / "singers.sqlite") as database:
+        database.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
+    row = {"text": "how many", "database": str(tmp_path / "singers.sqlite"), **OF_TEXT[name]}
+    files = [("--data.train", [row]), ("--data.heldout", [{**row, "text": "is a blue red"}])]
+    words = [w for option, rows in files for w in (option, write_rows(tmp_path / f"{option[7:]}.jsonl", rows))]
+    words += ["--model.path", causal_lm.tiny(tmp_path / "model"), "--sampling.max-tokens", 4, "--trackers"]
+    words += ["--data.prompts-per-step", 1, "--steps", 2, "--eval.every", 0, "--output-dir", tmp_path]
+    call("train", "--recipe", f"vlm/{name}", *words)
+    for line in read_lines(tmp_path / name / "metrics.jsonl"):
+        assert math.isfinite(line["loss"]) and line["ratio/first_minus_one"] < 1e-5
 
 
 # ---- mistakes

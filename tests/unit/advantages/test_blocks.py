@@ -260,7 +260,7 @@ CENTRING = ["group_mean", "leave_one_out"]
 GROUP_SCALES = ["none", "group_std", "group_std_floor", "leave_one_out_std", "batch_std_centred"]
 LENGTH = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
 VALUE = torch.full((11,), 0.3, dtype=torch.float64)
-COMPARED = ("reference_value", "greedy_value", "tracker_value")
+COMPARED = ("reference_value", "greedy_value", "tracker_value", "measured_value")
 ENTRIES = {"length": LENGTH, **dict.fromkeys(COMPARED, VALUE)}
 
 

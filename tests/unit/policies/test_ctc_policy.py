@@ -226,9 +226,13 @@ REFUSED |= {"rover": "certainty", "prorl": r"eval\.every", "tgdpo": "teacher_log
 REFUSED |= {
     name: rf"algorithm\.{line}"
     for name, blocks in PRESETS.items()
-    for line in ("replay", "supervised", "hint")
+    for line in ("replay", "supervised", "hint", "added")
     if blocks[line] != BASE[line]
 }
+REFUSED |= dict.fromkeys(("gtpo", "hapo_entropy", "entropy_advantage", "critique_grpo"), "entropy") | {
+    "ucas": "certainty"
+}
+REFUSED |= dict.fromkeys(("rto", "opd", "va_opd"), "teacher_log_probs")
 """Presets that need what this policy has not."""
 
 

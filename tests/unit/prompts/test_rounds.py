@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,13 +101,7 @@ def test_processes_keep_one_ledger(preset, ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "gather", lambda value: torch.cat(meeting.all(value)))
     trainers = [made(tmp_path / f"{number + 1}", preset) for number in range(ranks)]
 
-    def work(number: int) -> list[Any]:
-        meeting.rank.number = number
-        return rounds(trainers[number], Rank(number, meeting))
-
-    with ThreadPoolExecutor(ranks) as pool:
-        found = list(pool.map(work, range(ranks)))
-    assert found == [alone] * ranks
+    assert meeting.of_all(lambda number: rounds(trainers[number], Rank(number, meeting))) == [alone] * ranks
 
 
 def test_stages_join_one_group_and_end_when_it_has_both_kinds(tmp_path):

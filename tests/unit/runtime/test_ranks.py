@@ -31,6 +31,24 @@ class Meeting:
         self.barrier.wait()
         return brought
 
+    def of_all(self, work: Callable[[int], Any]) -> list[Any]:
+        """What a function returns on each rank; the error of the rank that failed, not of those that wait for it."""
+
+        def one(number: int) -> Any:
+            self.rank.number = number
+            try:
+                return work(number)
+            except BaseException:
+                self.barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(len(self.brought)) as pool:
+            made = [pool.submit(one, number) for number in range(len(self.brought))]
+        errors = [future.exception() for future in made]
+        for error in sorted(filter(None, errors), key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+        return [future.result() for future in made]
+
 
 class Rank(Accelerator):
     """The accelerator of one of several ranks."""
@@ -55,12 +73,7 @@ def on_ranks(monkeypatch) -> Callable[..., list[Any]]:
         meeting = Meeting(count)
         monkeypatch.setattr(distributed, "gather", lambda value: torch.cat(meeting.all(value)))
 
-        def one(number: int) -> Any:
-            meeting.rank.number = number
-            return work(number, Rank(number, meeting))
-
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(one, range(count)))
+        return meeting.of_all(lambda number: work(number, Rank(number, meeting)))
 
     return run
 
