@@ -52,8 +52,8 @@ def check_trainable(options: ModelOptions) -> None:
         )
     if options.lora_path and options.lora_mode == "continue" and not options.lora_rank:
         raise ValueError(
-            f"model.lora_rank: got 0 with model.lora_path={options.lora_path}, expected the rank of these adapters or "
-            "more; set it, or model.lora_mode=merge, which adds them to the base"
+            f"model.lora_rank: got 0 with model.lora_path={options.lora_path!r}, expected the rank of these adapters "
+            "or more; set it, or model.lora_mode=merge, which adds them to the base"
         )
     if options.quantize == "none":
         return

@@ -159,7 +159,6 @@ def test_as_many_draws_as_noise_levels_and_no_more():
     [
         ("kernel", "flow_sde(a=0.7)", "sampling.kernel.*flow_sde.*'sdxl'"),
         ("grid", "shifted_linspace(shift=2)", "sampling.grid.*shifted_linspace"),
-        ("policy", "matching", "sampling.policy.*matching"),
         (
             "plan",
             "sliding_window(tail='dpmpp_2m')",

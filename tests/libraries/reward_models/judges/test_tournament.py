@@ -10,7 +10,7 @@ import pytest
 
 from mmgrpo.config.presets import PRESETS
 from mmgrpo.types import Prompt, Text
-from reward_models.judges import pairwise, thoughts, tournament
+from reward_models.judges import pairwise, question, thoughts, tournament
 from tests.libraries.reward_models.judges.test_judges import FakeJudge
 
 NAN = pytest.approx(math.nan, nan_ok=True)
@@ -22,6 +22,7 @@ def judged(monkeypatch):
         fake = FakeJudge(answer)
         for module in (pairwise, thoughts):
             monkeypatch.setattr(module, "judge_named", lambda text, device: fake)
+        monkeypatch.setattr(question, "_warned", set())  # warnings come once in a process
         return fake
 
     return use

@@ -68,9 +68,9 @@ def test_videoscore_runs_no_code_of_its_folder(asked, tmp_path):
 @pytest.mark.parametrize(
     ("module", "reward", "given"),
     [
-        (videoalign, videoalign.videoalign, (videoalign.WEIGHTS, videoalign.BASE, "", False, "cpu")),
+        (videoalign, videoalign.videoalign, (videoalign.WEIGHTS, videoalign.BASE, "", False, "cpu", "")),
         (imagereward, imagereward.image_reward, (imagereward.WEIGHTS, imagereward.TOKENIZER, False, "cpu")),
-        (hpsv3, hpsv3.hpsv3, (hpsv3.WEIGHTS, hpsv3.BASE, "cpu")),
+        (hpsv3, hpsv3.hpsv3, (hpsv3.WEIGHTS, hpsv3.BASE, "cpu", "")),
         (clap, clap.clap, (clap.WEIGHTS, "cpu")),
     ],
 )
