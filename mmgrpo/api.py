@@ -29,12 +29,13 @@ from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Distributed, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
+from mmgrpo.data.splits import Splits
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Blocks, Drawable, Family, Settings, family, refuse_engine, refuse_unshardable
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
 from mmgrpo.other_rows import reads_answers, refuse_rows
-from mmgrpo.prompts.ledger import by_number, measured_before
+from mmgrpo.prompts.ledger import Ledger, by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report.group_record import GroupRecord, displayed
@@ -49,6 +50,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.optimizers import STEPS
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.sharding import mesh_of, shard
+from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.fitting import checked_by, downloads
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy
@@ -310,13 +312,9 @@ def make_trainer(
         place = accelerator.num_processes, accelerator.process_index
         owner.draw_with_engine(config, inputs.policy, str(accelerator.device), *place)
     small = owner.displayed if owner else displayed
-    ledger = sampling.ledger(splits.train, splits.files)
-    if config.data.ledger:
-        weights = {one.name: one.weight for one in reward_scorers}
-        known = by_number(splits.train, measured_before(config.data.ledger, weights), config.data.ledger)
-        ledger.start(known)
-        if accelerator.is_main_process:
-            print(f"data.ledger: rewards of {len(known)} of {len(splits.train)} training prompts are known", flush=True)
+    ledger, known = started_ledger(config, sampling, splits, reward_scorers)
+    if config.data.ledger and accelerator.is_main_process:
+        print(f"data.ledger: rewards of {known} of {len(splits.train)} training prompts are known", flush=True)
     trainer = Trainer(
         policy=inputs.policy,
         scorers=reward_scorers,
@@ -355,6 +353,16 @@ def make_trainer(
     identity = open_folder(config, origin, skipped, accelerator)
     trainer.checkpoints.run = identity.run if identity else ""
     return trainer
+
+
+def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: Sequence[Scorer]) -> tuple[Ledger, int]:
+    """The ledger of a run with what ``data.ledger`` says was measured, and of how many prompts that is."""
+    ledger, path, known = sampling.ledger(splits.train, splits.files), config.data.ledger, {}
+    if path:
+        weights = {one.name: one.weight for one in rewards}
+        known = by_number(splits.train, measured_before(path, weights), path)
+        ledger.start(known)
+    return ledger, len(known)
 
 
 def shard_networks(config: Config, owner: Family | None, policy: Policy, accelerator: Accelerator) -> None:

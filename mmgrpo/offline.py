@@ -2,6 +2,9 @@
 
     prompts with answers -> policy.given -> gather over ranks -> Batch, whose advantages are the answers' grades
 
+An objective that takes answers one by one (A-LoL) has a grade for a reward: its advantage is what the recipe makes of
+it and of the prompt's mean reward under the policy before training, which was measured before the run.
+
 A run begins offline and goes on online (semi-online, arXiv:2506.21495) after a share of its optimizer steps. Which
 prompts a round has is a function of the seed and its number, so that a checkpoint holds nothing of it.
 """
@@ -15,20 +18,26 @@ from dataclasses import dataclass, replace
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.config.registry import parse
+from mmgrpo.config.settings import Optim
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.pairs import lacking, tied
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.prompts.ledger import Ledger
+from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks
 from mmgrpo.runtime.sharding import whole_weights
 from mmgrpo.scoring import RewardScores
-from mmgrpo.types import Answering, Policy, Prompt, Request
+from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request
 from mmgrpo.update import Batch, LossRecipe, scored
 
 GRADE = "grade"
 """Name of the column of grades where others have rewards."""
+MEASURED = "measured_value"
+"""What a baseline reads of the ledger where answers are taken one by one."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +49,26 @@ class Offline:
     usable: Sequence[int]
     """Indices of the prompts with answers of which one is better."""
     skipped: Sequence[Skipped]
-    """Prompts whose answers are all equal."""
+    """Prompts whose answers are all equal, or none worth training on."""
     steps: int
     """Optimizer steps, from the first, that are made from them."""
+    measured: bool = False
+    """Whether answers are taken one by one, against what was measured of their prompt."""
 
     @staticmethod
     def of(
-        policy: Policy, prompts: Sequence[Prompt], recipe: AdvantageRecipe, loss: LossRecipe, share: float, steps: int
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        recipe: AdvantageRecipe,
+        loss: LossRecipe,
+        share: float,
+        steps: int,
+        ledger: Ledger | None = None,
     ) -> Offline | None:
         """The offline part of a run, a ``share`` of its steps; None where the share is 0.
 
         ValueError for a policy that cannot score given answers, for an algorithm that does not compare them, and for
-        prompts without answers that it reads.
+        prompts without answers that it reads, or that were not measured where it needs that.
         """
         if not share:
             return None
@@ -59,13 +76,23 @@ class Offline:
         kind = policy.answer_kind if isinstance(policy, Answering) else ""
         if not kind:
             raise ValueError(UNFIT)
+        if loss.objective.block.level != "group":
+            found = graded(prompts, kind, share, recipe, ledger)
+            return Offline(policy, prompts, *found, round(share * steps), measured=True)
         return Offline(policy, prompts, *compared(prompts, kind, share), round(share * steps))
+
+    @property
+    def shown(self) -> str:
+        """The metric of the progress bar."""
+        return "pairs/chosen" if self.measured else "pairs/accuracy"
 
     def round(
         self,
+        recipe: AdvantageRecipe,
         loss: LossRecipe,
+        ledger: Ledger,
         count: int,
-        micro_batch_size: int,
+        optim: Optim,
         *,
         cursor: int,
         number: int,
@@ -90,10 +117,19 @@ class Offline:
         decisions = gather_decisions(replace(rollout.decisions, fields=fields), accelerator, 0)
         first = sum(row_counts(local, accelerator)[: accelerator.process_index])
         rows = first + torch.arange(len(local), device=accelerator.device)
-        advantages = grade[:, None].expand_as(decisions.log_probs)
-        batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
         scores = RewardScores(grade[:, None], torch.ones_like(grade, dtype=torch.bool)[:, None])
-        metrics = self._metrics(batch, grade, loss, micro_batch_size, accelerator)
+        if self.measured:
+            known = ledger.fields({MEASURED}, decisions.fields["prompt_index"])
+            decisions = replace(decisions, fields={**decisions.fields, **known})
+            one = torch.ones(1, dtype=torch.float64)
+            counted = {"names": [GRADE], "counted_origins": (GIVEN,)}
+            result = estimate(scores.values, scores.valid, one, decisions, recipe, **counted)
+            batch = Batch([rollout], [rows], result.weighing(decisions), result.advantages, result.loss_mask)
+            metrics = trained_metrics(batch)
+        else:
+            advantages = grade[:, None].expand_as(decisions.log_probs)
+            batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
+            metrics = self._metrics(batch, grade, loss, optim.micro_batch_size, accelerator)
         evaluations = torch.tensor([rollout.evaluations], device=accelerator.device)
         metrics |= {
             "rollout/rows": float(len(grade)),
@@ -134,6 +170,21 @@ class Offline:
         }
 
 
+def trained_metrics(batch: Batch) -> dict[str, float]:
+    """Of the policy before a round of answers that are taken one by one: the mean log-probability of a decision of
+    those that are trained on and of the others (NaN without any), the share of the former, and their mean advantage."""
+    decisions, trained = batch.decisions, batch.loss_mask.any(1)
+    mask = decisions.decision_mask
+    mean = (torch.where(mask, decisions.log_probs, 0.0).sum(1) / mask.sum(1).clamp_min(1)).double()
+    gain = batch.advantages[batch.loss_mask].double()
+    return {
+        "pairs/chosen": float(mean[trained].mean()),
+        "pairs/rejected": float(mean[~trained].mean()),
+        "pairs/trained": float(trained.double().mean()),
+        "group/advantage": float(gain.abs().mean()) if len(gain) else 0.0,
+    }
+
+
 UNFIT = (
     "data.offline: this policy cannot score answers that it did not draw, expected one of tokens, or of matching "
     "errors (sampling.policy matching) whose family encodes images or videos; set data.offline=0"
@@ -143,10 +194,11 @@ UNFIT = (
 def refuse_algorithm(recipe: AdvantageRecipe, loss: LossRecipe) -> None:
     """ValueError for an objective that does not compare the rows of a group, and for weights of rewards that follow
     what rewards give."""
-    if loss.objective.block.level != "group":
+    if loss.objective.block.level != "group" and recipe.fields & LEDGER_FIELDS != {MEASURED}:
         raise ValueError(
             f"data.offline: got the objective '{loss.objective.text}', which takes samples one by one, expected one "
-            "that compares answers: algorithm.preset dpo, ipo, ... (mmgrpo presets), or objective preference(...)"
+            "that compares answers: algorithm.preset dpo, ipo, ... (mmgrpo presets), or objective preference(...); or "
+            "preset a_lol, whose baseline measured is that of the policy before training"
         )
     if recipe.weighting:
         raise ValueError(
@@ -174,5 +226,40 @@ def compared(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[
         raise ValueError(
             "data.offline: no prompt of data.train has answers of which one is better, expected columns such as "
             "'chosen' and 'rejected' (docs/data.md lists layouts); set data.offline=0 to train on samples"
+        )
+    return usable, skipped
+
+
+def graded(
+    prompts: Sequence[Prompt], kind: str, share: float, recipe: AdvantageRecipe, ledger: Ledger | None
+) -> tuple[list[int], list[Skipped]]:
+    """The indices of prompts with answers of a kind, and those of which no answer is better than what the policy before
+    training gets, where a recipe trains on better ones alone.
+
+    ValueError as of ``compared``, and for a prompt that was not measured before the run.
+    """
+    usable, skipped = [], []
+    values = ledger.read(MEASURED) if ledger is not None else torch.full((len(prompts),), torch.nan)
+    better = "better" in {parse(bound.text)[0] for bound in recipe.after}
+    for index, (prompt, value) in enumerate(zip(prompts, values.tolist(), strict=True)):
+        reason = lacking(prompt, kind)
+        if reason and (share == 1 or prompt.answers):
+            raise ValueError(f"data.offline: prompt '{prompt.id}' {reason}; correct the row, or set data.offline=0")
+        if reason:
+            continue
+        if value != value:
+            raise ValueError(
+                f"data.ledger: prompt '{prompt.id}' has no reward of the policy before training, which the baseline "
+                "measured compares its answers with; measure it (mmgrpo evaluate on data.train, with the reward that "
+                "graded the answers) and name the file in data.ledger"
+            )
+        if better and max(answer.grade for answer in prompt.answers) <= value:
+            skipped.append(Skipped(prompt.id, "", f"none of its answers has a grade of more than {value:g}"))
+        else:
+            usable.append(index)
+    if not usable:
+        raise ValueError(
+            "data.offline: no prompt of data.train has an answer that is better than what the policy before training "
+            "gets of it (data.ledger); grades must be in the units of the reward that was measured"
         )
     return usable, skipped

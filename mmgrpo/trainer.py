@@ -103,7 +103,7 @@ class Trainer:
         divided = members(evaluation.prompts) if evaluation.groups else {}
         self.members = {column: divided[column] for column in evaluation.groups if column in divided}
         self.interruption = Interruption()
-        self.offline = Offline.of(policy, prompts, recipe, loss, offline, steps)
+        self.offline = Offline.of(policy, prompts, recipe, loss, offline, steps, ledger)
         self.others = OtherRows(policy, accelerator, seed, prompts, given)
         self.validate()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
@@ -156,7 +156,7 @@ class Trainer:
         self.others.check(self.recipe, self.loss)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
         refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
-        if not any(scorer.weight for scorer in self.scorers) and not self.is_offline(self.steps - 1):
+        if not any(scorer.weight for scorer in self.scorers) and not self.offline_at(self.steps - 1):
             raise ValueError(
                 "rewards: got weight 0 for all, expected at least one other weight; set one, e.g. weight=1"
             )
@@ -243,8 +243,8 @@ class Trainer:
         self.others.begin(self.loss, self.step, self.round, rounds.sampling)
         where: Any = {"cursor": self.cursor, "number": self.round, "seed": self.seed, "accelerator": self.accelerator}
         with self.stoppable(), self.networks(self.networks.sampler):
-            if self.offline is not None and self.is_offline(self.step):
-                round_ = self.offline.round(self.loss, rounds.prompts, self.optim.micro_batch_size, **where)
+            if offline := self.offline_at(self.step):
+                round_ = offline.round(self.recipe, self.loss, self.ledger, rounds.prompts, self.optim, **where)
             else:
                 round_ = sample_round(
                     self.policy,
@@ -389,11 +389,11 @@ class Trainer:
 
     def _main_reward(self) -> str:
         weighted = [scorer for scorer in self.scorers if scorer.weight]
-        return "pairs/accuracy" if self.is_offline(self.step - 1) else f"reward/{weighted[0].name}/mean"
+        return offline.shown if (offline := self.offline_at(self.step - 1)) else f"reward/{weighted[0].name}/mean"
 
-    def is_offline(self, step: int) -> bool:
-        """Whether the round of an optimizer step is one of given answers."""
-        return self.offline is not None and step < self.offline.steps
+    def offline_at(self, step: int) -> Offline | None:
+        """The given answers that the round of an optimizer step is of."""
+        return self.offline if self.offline is not None and step < self.offline.steps else None
 
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
         """Evaluate the policy with its ``evaluation_weights``, and write values and samples."""

@@ -16,7 +16,7 @@ from mmgrpo.policies.token_model import Features
 from pipelines.conversation import completion_ids, suppressed_tokens
 from pipelines.kv import spread_cache
 from pipelines.pretrained import save_network
-from pipelines.training import autocast, checkpoint_layers
+from pipelines.training import autocast, checkpoint_layers, head_logits
 
 
 class Decoder(ABC):
@@ -38,6 +38,8 @@ class Decoder(ABC):
     """The token with which the chat template ends the assistant's turn."""
     prefilled: str = ""
     """What the chat template writes of the answer itself (``ChatTemplate.prefilled``)."""
+    exact_head: bool = False
+    """Compute the output layer in fp32 (``head_logits``)."""
     pad_id: int
     suppress_tokens: frozenset[int]
 
@@ -100,8 +102,7 @@ class Decoder(ABC):
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
-        with autocast(self.dtype, hidden.device):
-            return network.get_output_embeddings()(hidden)
+        return head_logits(network, hidden, self.dtype, self.exact_head)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""

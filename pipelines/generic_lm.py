@@ -30,7 +30,7 @@ from mmgrpo.types import Prompt, Reference
 from pipelines.conversation import completion_ids, pad_left, suppressed_tokens
 from pipelines.kv import spread_cache
 from pipelines.pretrained import save_network
-from pipelines.training import Training, autocast, checkpoint_layers, make_trainable
+from pipelines.training import Training, autocast, checkpoint_layers, head_logits, make_trainable
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """Attention of the language model; all its linear layers where it has none of these names."""
@@ -69,6 +69,8 @@ class OwnForward(ABC):
     """What the chat template writes of the answer itself (``ChatTemplate.prefilled``)."""
     shared: bool = True
     """Whether the members of a group share the keys and values of their prompt (``choose_way``)."""
+    exact_head: bool = False
+    """Compute the output layer in fp32 (``head_logits``)."""
     cap: float = 0.0
     """Bound of the logits, ``cap * tanh(logits / cap)``; 0: none."""
 
@@ -143,8 +145,7 @@ class OwnForward(ABC):
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
-        with autocast(self.dtype, hidden.device):
-            logits = network.get_output_embeddings()(hidden)
+        logits = head_logits(network, hidden, self.dtype, self.exact_head)
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -103,6 +103,11 @@ class LanguageFamily:
         check_trainable(model)
         if not model.path:
             raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
+        if getattr(model, "head_dtype", "") and model.dtype == "float32" and not getattr(sampling, "dtype", ""):
+            raise ValueError(
+                "model.head_dtype: got float32, which has no effect where model.dtype is float32 and sampling.dtype is "
+                "not set; leave it out, or set model.dtype=bfloat16"
+            )
         low, high = getattr(model, "min_pixels", 0), getattr(model, "max_pixels", 0)
         if low and high and low > high:
             raise ValueError(
@@ -170,7 +175,7 @@ class LanguageFamily:
         """Load the model as a policy over tokens."""
         from mmgrpo.advantages.estimate import AdvantageRecipe
         from mmgrpo.policies.token import TokenPolicy
-        from pipelines.training import Training
+        from pipelines.training import Training, exact_head
         from pipelines.vlm.frames import use_video_reader
 
         options, sampling = config.model, config.sampling
@@ -193,6 +198,9 @@ class LanguageFamily:
         )
         if self.own_policy:
             return with_settings(importlib.import_module(self.module).policy(model, config, device), self, config)
+        if getattr(options, "head_dtype", ""):
+            exact_head(model.network)
+            model.exact_head = True
         # Options that only some families offer, and the policy's names of them.
         optional = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
         optional["variants"] = "variants"

@@ -19,6 +19,7 @@ from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import families, family
+from mmgrpo.prompts.ledger import Measured
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime.progress import Checkpoints
@@ -111,18 +112,22 @@ def trainer(
     schedules: Mapping[str, str] | None = None,
     offline: float = 0.0,
     given: Sequence[Prompt] = (),
+    measured: Mapping[int, Sequence[float]] | None = None,
     **optim: Any,
 ) -> Trainer:
     """A trainer with small defaults."""
     accelerator = accelerator or Accelerator(cpu=True)
     sampler = [f"dynamic_sampling(rounds={redraws})"] if redraws else sampler
+    samplers = Sampling.of(sampler, trackers)
+    ledger = samplers.ledger(prompts)
+    ledger.start({number: Measured.of(values) for number, values in (measured or {}).items()})
     return Trainer(
         policy=policy,
         scorers=scorers or [Scorer("reward", reward, rates=rates)],
         recipe=advantages or recipe(),
         loss=loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
         prompts=prompts,
-        rounds=RoundSettings(prompts_per_step, group_size, samplers=Sampling.of(sampler, trackers)),
+        rounds=RoundSettings(prompts_per_step, group_size, samplers=samplers),
         steps=steps,
         optim=Optim(**{"lr": 1e-2, "max_grad_norm": 0.0, "weight_decay": 0.0, **optim}),
         evaluation=EvalSettings(
@@ -134,6 +139,7 @@ def trainer(
         checkpoints=Checkpoints(folder, accelerator, save_every),
         offline=offline,
         given=given,
+        ledger=ledger,
         schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )
 

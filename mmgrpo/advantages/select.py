@@ -245,6 +245,12 @@ def drop_truncated(truncated: Shaped[Tensor, "B"]) -> Rows:
     return truncated == 0
 
 
+@block(AFTER)
+def better(advantages: Values) -> Rows:
+    """Rows of positive advantage (A-LoL, arXiv:2305.14718: answers with more reward than their prompt's baseline)."""
+    return advantages > 0
+
+
 @block(AFTER, level="group")
 def best_worst(advantages: Values, key: Key, keep: Rows, best: int = 4, worst: int = 4) -> Rows:
     """The rows of highest and of lowest advantage in each group (DanceGRPO, arXiv:2505.07818).

@@ -246,12 +246,15 @@ def check_inputs(config: Config, missing: str = "") -> None:
     """Print how many prompts a run would read; ValueError that lists what is wrong in its files, rewards and model.
     ``missing`` takes the place of the error of a prompt file that does not exist."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.api import started_ledger
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.inputs import ignored, read_prompts
-    from mmgrpo.offline import compared
+    from mmgrpo.offline import compared, graded
+    from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import scorers
     from mmgrpo.runtime.folder import named, refuse_folder
     from mmgrpo.scoring.fitting import checked_by, downloads
+    from mmgrpo.update import LossRecipe
 
     problems, owner = [], family(config.model.family)
     for check in (check_model, lambda config: refuse_folder(named(config))):
@@ -279,8 +282,17 @@ def check_inputs(config: Config, missing: str = "") -> None:
         if config.data.offline:
             used |= KEYS
             kind = "text" if owner.decisions(config) == "tokens" else owner.sections.outputs.lower()
-            usable, ties = compared(read.splits.train, kind, config.data.offline)
-            print(f"offline:   {len(usable):,} prompts whose answers are compared, {len(ties):,} with equal ones")
+            if LossRecipe.read(config.algorithm).objective.block.level == "group":
+                usable, ties = compared(read.splits.train, kind, config.data.offline)
+                print(f"offline:   {len(usable):,} prompts whose answers are compared, {len(ties):,} with equal ones")
+            else:
+                sampling = Sampling.of(config.algorithm.sampler, config.algorithm.trackers)
+                ledger, known = started_ledger(config, sampling, read.splits, rewards)
+                recipe = AdvantageRecipe.of(config.algorithm)
+                usable, worse = graded(read.splits.train, kind, config.data.offline, recipe, ledger)
+                print(
+                    f"offline:   {len(usable):,} of {known:,} measured prompts, {len(worse):,} without a better answer"
+                )
         if text := ignored(read.keys, read.rows, config.rewards, used, owner):
             print(text)
     except FileNotFoundError as error:
@@ -379,6 +391,11 @@ def bind_blocks(config: Config) -> None:
     loss = LossRecipe.read(algorithm)
     if config.data.offline:
         refuse_algorithm(recipe, loss)
+        if loss.objective.block.level != "group" and not config.data.ledger:
+            raise ValueError(
+                f"data.ledger: names no measured rewards, which data.offline with the baseline {algorithm.baseline} "
+                "compares answers with; name the file of mmgrpo evaluate on data.train"
+            )
         if kind in ("gaussian", "neighbors"):
             raise ValueError(UNFIT)
     Sampling.of(algorithm.sampler, algorithm.trackers)

@@ -593,6 +593,17 @@ CATALOGUE: dict[str, Preset] = {
         scale="none",
         trackers=["reference_mean"],
     ),
+    # arXiv:2305.14718 and its code: clip 0.9 of the sequence ratio to the reference, rows of positive advantage, sums
+    # over tokens. The value is measured by samples (data.ledger), where the paper trains a head on such samples.
+    "a_lol": for_tokens(
+        "Given answers weighted by how much better they are than what the policy before training gets.",
+        baseline="measured",
+        scale="none",
+        select=["better"],
+        trackers=["reference_mean"],
+        objective="a_lol(clip=0.9, ratio='sequence')",
+        aggregation="sample_sum",
+    ),
     # arXiv:2509.25808, option II: groups without a right answer take an earlier one into their statistics, in the place
     # of a wrong one; stages and samples were not found.
     "ar3po": for_tokens(

@@ -9,7 +9,7 @@
     caption, jpg_0, jpg_1, label_0, label_1     Pick-a-Pic (arXiv:2305.01569), labels 1, 0 or 0.5
     generations[n], ranking[n]                  ImageReward (arXiv:2304.05977), 1 is best
     left, right, vote_type                      votes of the demo; left_image, right_image (or _video) of GenAI-Bench
-    outputs[n], ratings[n]                      absolute ratings, higher is better
+    outputs[n], ratings[n]                      absolute ratings, higher is better; one or more
 
 Answers are read with the row and stand in ``Prompt.answers``; the keys stay in ``meta``, too.
 """
@@ -48,9 +48,12 @@ def _given(value: Any) -> Graded:
 
 def _listed(row: Mapping[str, Any], contents: str, numbers: str, sign: float) -> Graded:
     found, grades = row[contents], row[numbers]
+    least = 1 if numbers == "ratings" else 2  # one rated answer may be better than what a policy gets
     for name, value in ((contents, found), (numbers, grades)):
-        if not isinstance(value, list) or len(value) != len(found) or len(value) < 2:
-            raise ValueError(f"'{name}': got {shown(value)}, expected a list of two or more, as long as '{contents}'")
+        if not isinstance(value, list) or len(value) != len(found) or len(value) < least:
+            raise ValueError(
+                f"'{name}': got {shown(value)}, expected a list of {least} or more, as long as '{contents}'"
+            )
     return [(one, sign * _number(grade, numbers)) for one, grade in zip(found, grades, strict=True)]
 
 

@@ -524,6 +524,32 @@ def sequence_sum(
 
 
 @block(OBJECTIVES, level="row")
+def a_lol(
+    log_probs: Float[Tensor, "B T"],
+    reference_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    clip: Annotated[float, within("[0, 1)")] = 0.9,
+    ratio: Annotated[str, one_of("sequence", "token", "none")] = "sequence",
+) -> Loss:
+    """-sg[clip(rho, 1 - clip, 1 + clip)] A log_probs, rho = pi / pi_ref: answers in place of samples, whose importance
+    weight is bounded on both sides and detached (A-LoL, arXiv:2305.14718, and its code: 0.9, rows of A > 0 alone).
+
+    ``ratio``: of the whole sequence (exp of the sum), of each token, or none (1). Log-ratios 1 and -3 of a sequence
+    weigh 1.9 and 0.1. Of long rows the sequence ratio is at a bound almost always. The paper's variant with a KL is
+    ratio none and the term kl_k1 of coef 0.2.
+    """
+    log_ratio = (log_probs - reference_log_probs).detach()
+    if ratio == "sequence":
+        log_ratio = row_sum(log_ratio, decision_mask)[:, None].expand_as(log_probs)
+    elif ratio == "none":
+        log_ratio = torch.zeros_like(log_ratio)
+    floor, roof = band(clip, clip)
+    weight = exp_ratio(log_ratio.clamp(floor, roof))
+    return Loss(-weight * advantages * log_probs, log_ratio < floor, log_ratio > roof)
+
+
+@block(OBJECTIVES, level="row")
 def vespo(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],

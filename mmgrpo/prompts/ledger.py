@@ -367,6 +367,8 @@ def measured_before(path: str | Path, weights: Mapping[str, float]) -> dict[str,
             f"data.ledger: {place}: got another content, expected a run folder or the file that mmgrpo evaluate writes"
         ) from error
     names = [name for name, weight in weights.items() if weight]
+    if not names:
+        raise ValueError(f"data.ledger: got {place} and no rewards with a weight; name in rewards what it measured")
     for row in values:
         if missing := [name for name in names if name not in row]:
             raise ValueError(

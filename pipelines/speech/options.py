@@ -19,6 +19,9 @@ class HearingOptions(ModelOptions):
     encoder states, but differ from its training data: without the silence at the end it sometimes loops."""
     freeze_encoder: bool = True
     """Train the decoder only; a clip is then encoded once per run (sampling.features_kept)."""
+    head_dtype: Annotated[str, one_of("", "float32")] = ""
+    """Precision of the output layer; empty is that of dtype. float32 beside a dtype or a sampling.dtype of 16 bits
+    keeps log-probs of sampling and training together (ScaleRL); its weights are then stored in fp32."""
 
 
 @dataclass

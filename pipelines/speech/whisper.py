@@ -33,7 +33,7 @@ from pipelines.speech.audio import MAX_SECONDS, clip_samples, duration_of, in_wi
 from pipelines.speech.by_clip import ClipCache, Clips, attend_by_clip
 from pipelines.speech.options import WhisperOptions
 from pipelines.speech.whisper_tiny import tiny
-from pipelines.training import PLAIN, Training, autocast, make_trainable
+from pipelines.training import PLAIN, Training, autocast, head_logits, make_trainable
 
 __all__ = ["LORA_TARGETS", "Whisper", "load", "tiny"]
 
@@ -68,6 +68,8 @@ class Whisper:
     task: str = "transcribe"
     """Task of rows that have none."""
     media_tokens: frozenset[int] = frozenset()
+    exact_head: bool = False
+    """Compute the output layer in fp32 (``head_logits``)."""
 
     def __post_init__(self) -> None:
         network: Any = self.network
@@ -139,8 +141,7 @@ class Whisper:
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
-        with autocast(self.dtype, self.device):
-            return network.proj_out(hidden)
+        return head_logits(network, hidden, self.dtype, self.exact_head)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The transcript, without special tokens."""

@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import GIVEN, Answer, Image, Media, Output, Policy, Prompt, Request
+from mmgrpo.update import Batch
 from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
@@ -123,6 +125,66 @@ def test_dpo_begins_at_ln_2_and_learns_the_order(kind, tmp_path):
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-6) and first["pairs/margin"] == pytest.approx(0, abs=1e-5)
     assert last["pairs/accuracy"] == 1 and last["pairs/margin"] > 0.1 and last["loss"] < first["loss"]
     assert last["rollout/rows"] == 8 and last["clip/low"] == 0
+
+
+def rated(*grades: Sequence[float]) -> list[Prompt]:
+    """Prompts with one or more answers of these grades."""
+    return [
+        Prompt(f"say {WORDS[1 + n % 3]}", str(n), answers=tuple(Answer("a b", None, one) for one in several))
+        for n, several in enumerate(grades)
+    ]
+
+
+def test_answers_are_compared_with_what_the_policy_before_training_gets(tmp_path):
+    prompts = rated([0.8], [0.9, 0.1], [0.3])
+    measured = {0: [0.0, 1.0], 1: [0.4], 2: [0.5]}
+    run = made(tokens(), prompts, tmp_path, "a_lol", steps=2, prompts_per_step=2, measured=measured)
+    assert run.offline is not None and [one.id for one in run.offline.skipped] == ["2"]
+    seen: list[Batch] = []
+    run.groups = cast(Any, SimpleNamespace(write=lambda step, round_: seen.append(round_.batch)))
+    run.fit()
+    batch = seen[0]
+    order = batch.decisions.fields["prompt_index"].argsort(stable=True)
+    assert batch.advantages[order, 0].tolist() == pytest.approx(
+        [0.8 - 0.5, 0.9 - 0.4, 0.0]
+    )  # the worse one is left out
+    assert batch.loss_mask.any(1)[order].tolist() == [True, True, False]
+    first = lines(tmp_path)[0]
+    # The ratio to the reference is 1 before the first step: A times the summed negative log-likelihood.
+    nll = -torch.where(batch.decisions.decision_mask, batch.decisions.log_probs, 0.0).sum(1)[order]
+    assert first["loss"] == pytest.approx(float(0.3 * nll[0] + 0.5 * nll[1]) / 2, rel=1e-4)
+    assert first["pairs/trained"] == pytest.approx(2 / 3) and first["group/advantage"] == pytest.approx(0.4)
+    assert run.ledger.read("measured_value").tolist() == [0.5, 0.4, 0.5]  # given answers are no samples
+
+
+def test_a_shift_of_rewards_and_values_changes_nothing_and_a_resumed_run_repeats_it(tmp_path):
+    def run(folder: str, shift: float = 0.0) -> Trainer:
+        measured = {0: [0.5 + shift], 1: [0.25 + shift]}
+        prompts = rated([0.75 + shift], [1.0 + shift, shift])
+        return made(tokens(), prompts, tmp_path / folder, "a_lol", measured=measured, save_every=1)
+
+    one, other, parts = run("one"), run("other", 2.0), run("parts")
+    one.fit()
+    other.fit()
+    parts.run_round()
+    parts.save()
+    resumed = run("parts")
+    assert resumed.resume()
+    resumed.fit()
+    for name, parameter in one.trained.items():
+        assert torch.equal(parameter, other.trained[name]) and torch.equal(parameter, resumed.trained[name]), name
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        ({0: [0.5]}, r"data\.ledger: prompt '1'.*evaluate"),
+        ({0: [0.9], 1: [0.9]}, r"data\.offline: no prompt.*better"),
+    ],
+)
+def test_answers_without_a_measured_value_and_worse_ones_are_refused(measured, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        made(tokens(), rated([0.8], [0.7]), tmp_path, "a_lol", measured=measured)
 
 
 def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

@@ -114,6 +114,25 @@ def test_vespo_weights(ratio, advantage, phi):
     assert_close(gradient, torch.full((1, 2), -phi * advantage / 2, dtype=torch.float64), rtol=0, atol=5e-6)
 
 
+@pytest.mark.parametrize(
+    ("log_ratio", "options", "weights", "low", "high"),
+    [
+        ([0.6, 0.4], {}, [1.9, 1.9], False, True),  # e is beyond 1.9
+        ([-1.0, -2.0], {}, [0.1, 0.1], True, False),
+        ([math.log(1.2), math.log(1.5)], {}, [1.8, 1.8], False, False),
+        ([math.log(1.2), math.log(1.5)], {"ratio": "token"}, [1.2, 1.5], False, False),
+        ([0.6, 0.4], {"ratio": "none"}, [1.0, 1.0], False, False),  # A times the negative log-likelihood
+    ],
+)
+def test_a_lol_weighs_by_the_bounded_ratio_to_the_reference(log_ratio, options, weights, low, high):
+    log_probs = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
+    mask, zeros = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2, dtype=torch.float64)
+    loss = surrogates.a_lol(log_probs, zeros, zeros + 0.3, mask, **options)
+    (gradient,) = torch.autograd.grad(loss.values.sum(), log_probs)
+    assert gradient[0].tolist() == pytest.approx([-0.3 * weight for weight in weights])
+    assert (bool(loss.low.any()), bool(loss.high.any())) == (low, high)
+
+
 def test_decisions_that_a_row_passed_but_does_not_own_are_part_of_its_ratio():
     log_probs, old = torch.tensor([[0.4, 0.0]]), torch.zeros(1, 2)
     decision_mask = torch.tensor([[True, True]])
