@@ -128,6 +128,11 @@ class LanguageFamily:
             bind(variants, VARIANTS, "sampling.variants")
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
+        if getattr(config.data, "reference_in_group", False) and parse(config.algorithm.added)[0] == "refined":
+            raise ValueError(
+                f"data.reference_in_group: got true with algorithm.added '{config.algorithm.added}', which draws "
+                "single samples, expected false; leave out one of them"
+            )
         if Path(model.path).is_dir():
             check_positions(config, model.path)
 

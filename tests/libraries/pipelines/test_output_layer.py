@@ -1,4 +1,4 @@
-"""The output layer of language models in fp32 beside a network of 16 bits."""
+"""The output layer of language models in fp32 beside a network of 16 bits, and settings that exclude each other."""
 
 from __future__ import annotations
 
@@ -47,3 +47,12 @@ def test_an_output_layer_that_is_in_fp32_already_is_named(name: str) -> None:
         family(name).check(config)
     config.model.dtype = "bfloat16"
     family(name).check(config)
+
+
+def test_refined_samples_and_a_reference_in_every_group_exclude_each_other() -> None:
+    config: Any = config_class(family("causal_lm").sections)(seed=0)
+    config.model.path, config.data.reference_in_group, config.algorithm.added = "a/b", True, "refined(feedback='none')"
+    with pytest.raises(ValueError, match="data.reference_in_group.*algorithm.added.*refined"):
+        family("causal_lm").check(config)
+    config.algorithm.added = "none"
+    family("causal_lm").check(config)
