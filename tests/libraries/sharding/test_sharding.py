@@ -146,9 +146,10 @@ def test_two_processes_that_divide_a_model_train_it_like_one(case, runs):
     one, two = runs.start("one", 1, CASES), runs.start("two", 2, CASES)
     # In bf16 blocks are gathered rounded, norms included, which autocast leaves in fp32.
     assert_close(one, two, case, 1e-3 if case.endswith("half") else 1e-6)
-    for line in (two / case.replace(":", "-") / "metrics.jsonl").read_text().splitlines():
-        assert json.loads(line)["grad_norm"] > 1e-3
-        assert json.loads(line)["ratio/first_minus_one"] < (0.05 if case.endswith("half") else 1e-5)
+    text = (two / case.replace(":", "-") / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert sum(line["grad_norm"] > 1e-3 for line in lines) >= 3  # of four: a group without spread has no gradient
+    assert all(line["ratio/first_minus_one"] < (0.05 if case.endswith("half") else 1e-5) for line in lines)
     evaluations = [
         json.loads((folder / case.replace(":", "-") / "evaluations" / "after.json").read_text())["values"]["measured"]
         for folder in (one, two)

@@ -26,7 +26,7 @@ from mmgrpo.runtime.distributed import (
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import OWN, Decisions
 from tests import ROOT
-from tests.unit.runtime.distributed_worker import CASES
+from tests.unit.runtime.distributed_worker import CASES, REMEMBERED
 from tests.unit.runtime.ports import meeting_port
 
 
@@ -139,7 +139,7 @@ def test_two_processes_train_like_one(case, runs):
     for first, second in zip(one, two, strict=True):
         assert first.keys() == second.keys()
         # Of tokens they count the padding, up to the longest completion of a process.
-        padded = {"rollout/evaluations"} if case == "hinted" else set()
+        padded = {"rollout/evaluations"} if case in ("tokens", *REMEMBERED) else set()
         for name in first.keys() - padded - {"seconds", "memory", "time/rollout", "time/reward", "time/update"}:
             assert math.isclose(first[name], second[name], rel_tol=1e-5, abs_tol=1e-6), (
                 name,
