@@ -251,5 +251,5 @@ def family(name: str) -> Family:
         return plugins.load_instance(name, "model.family", Family)
     table = families()
     if name not in table:
-        raise ValueError(f"model.family: there is no {name!r}.{nearest(name, table, 'mmgrpo families')}")
+        raise ValueError(f"model.family: unknown family {name!r}.{nearest(name, table, 'mmgrpo families')}")
     return table[name]

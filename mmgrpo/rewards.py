@@ -82,7 +82,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     entry = RewardEntry(name) if own else entries().get(name)
     if entry is None:
         raise ValueError(
-            f"rewards: there is no '{name}'.{nearest(name, entries(), 'mmgrpo rewards')} "
+            f"rewards: unknown reward '{name}'.{nearest(name, entries(), 'mmgrpo rewards')} "
             "A function of your own is named package.module:function."
         )
     common = common_parameters(name, parameters, own, entry.elsewhere)

@@ -84,7 +84,7 @@ def files_of(source: str | Path, media_root: str | Path = "") -> list[DataFile]:
 
 def _parquet(path: Path) -> DataFile:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such prompt file (working directory: {Path.cwd()})")
+        raise FileNotFoundError(f"{path}: no such prompt file (working directory: {Path.cwd()})")
     require("vlm", "datasets")
     import datasets
 
@@ -103,7 +103,7 @@ def _table(source: str, name: str, config: str | None, split: str) -> Any:
             content = datasets.load_from_disk(name)
             splits = content if isinstance(content, dict) else {str(content.split or split): content}
             if split not in splits:
-                raise ValueError(f"there is no split '{split}'.{nearest(split, splits)}")
+                raise ValueError(f"unknown split '{split}'.{nearest(split, splits)}")
             return splits[split]
         return datasets.load_dataset(name, config, split=split)
 

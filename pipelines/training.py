@@ -30,7 +30,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def torch_dtype(name: str) -> torch.dtype:
     """A torch dtype by its name."""
     if name not in DTYPES:
-        raise ValueError(f"dtype: there is no '{name}'.{nearest(name, DTYPES)}")
+        raise ValueError(f"dtype: unknown dtype '{name}'.{nearest(name, DTYPES)}")
     return DTYPES[name]
 
 

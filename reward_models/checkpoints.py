@@ -35,9 +35,7 @@ def weight_file(source: str, name: str, reward: str) -> Path:
             raise FileNotFoundError(f"{reward}: weights: {place} has no file {name}; it contains {present}")
         return place / name
     if source.startswith(("/", ".", "~")) or source.count("/") != 1:
-        raise FileNotFoundError(
-            f"{reward}: weights: there is no folder {source}; expected one with {name}, or a hub id"
-        )
+        raise FileNotFoundError(f"{reward}: weights: no such folder: {source}; expected one with {name}, or a hub id")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -58,7 +56,7 @@ def read_tensors(file: Path, reward: str, allow_pickle: bool = False) -> dict[st
     are ValueErrors that name it.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"{reward}: weights: there is no file {file}")
+        raise FileNotFoundError(f"{reward}: weights: no such file: {file}")
     if file.suffix != ".safetensors" and not allow_pickle:
         raise pickled(file, f"{reward}(allow_pickle=True)")
     try:

@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> None:
         return
     name, *rest = arguments
     if name not in COMMANDS:
-        raise ValueError(f"mmgrpo: there is no command '{name}'.{nearest(name, COMMANDS)}")
+        raise ValueError(f"mmgrpo: unknown command '{name}'.{nearest(name, COMMANDS)}")
     module, _, function = COMMANDS[name][0].partition(":")
     getattr(importlib.import_module(module), function or "main")(rest)
 

@@ -402,7 +402,7 @@ def bind_blocks(config: Config) -> None:
     for text in config.rewards:
         name, parameters = parse(text, "rewards")
         if ":" not in name and name not in entries():
-            raise ValueError(f"rewards: there is no '{name}'.{nearest(name, entries(), 'mmgrpo rewards')}")
+            raise ValueError(f"rewards: unknown reward '{name}'.{nearest(name, entries(), 'mmgrpo rewards')}")
         weight = parameters.get("weight", 1)
         if not isinstance(weight, Schedule) and weight not in ANY_NUMBER:
             raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected {ANY_NUMBER}")

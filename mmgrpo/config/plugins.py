@@ -142,7 +142,7 @@ def locate(path: str) -> str:
         return path
     modality, _, inside = path.removeprefix(EMBEDDED).partition("/")
     if modality not in packages():
-        raise ValueError(f"'{path}': there is no modality '{modality}'.{nearest(modality, packages())}")
+        raise ValueError(f"'{path}': unknown modality '{modality}'.{nearest(modality, packages())}")
     located = packages()[modality] / "assets" / inside
     if not located.exists():
         files = (entry.name for entry in (packages()[modality] / "assets").iterdir())
@@ -169,7 +169,7 @@ def recipe(name: str) -> Path:
         raise ValueError(f"--recipe: several recipes have the name '{name}': {', '.join(matching)}; add the modality")
     if not matching:
         raise ValueError(
-            f"--recipe: there is no '{name}'.{nearest(name, files, 'mmgrpo recipes')} For a file of your own use "
+            f"--recipe: unknown recipe '{name}'.{nearest(name, files, 'mmgrpo recipes')} For a file of your own use "
             "--config."
         )
     return files[matching[0]]

@@ -172,7 +172,7 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
             raise ValueError(f"the command line: '{name}' became --{REPLACED[key].replace('_', '-')}; see --help")
         close = difflib.get_close_matches(name, option_names(type(default)), n=1, cutoff=0.5)
         hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise ValueError(f"the command line: there is no option '{name}'.{hint} --help lists all options.")
+        raise ValueError(f"the command line: unknown option '{name}'.{hint} --help lists all options.")
     check_ranges(config, "the command line", "--", option=True)
     return config
 
@@ -223,7 +223,7 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
 def preset_values(name: str, where: str) -> dict[str, Any]:
     """The fields of ``Algorithm`` that a preset sets."""
     if name not in PRESETS:
-        raise ValueError(f"{where}: there is no preset {name!r}.{nearest(name, PRESETS, 'mmgrpo presets')}")
+        raise ValueError(f"{where}: unknown preset {name!r}.{nearest(name, PRESETS, 'mmgrpo presets')}")
     return deepcopy(PRESETS[name])
 
 
@@ -246,7 +246,7 @@ def refuse_preset(name: str, kind: str) -> None:
 def load_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML mapping; a missing file, invalid YAML and other values are errors that name the file."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}; 'mmgrpo recipes' lists the recipes that mmgrpo includes")
+        raise FileNotFoundError(f"no such file: {path}; 'mmgrpo recipes' lists the recipes that mmgrpo includes")
     if (size := Path(path).stat().st_size) > MAX_BYTES:
         raise ValueError(f"{path} has {size:,} bytes, expected at most {MAX_BYTES:,}; this is no configuration")
     try:

@@ -48,7 +48,7 @@ def regular_file(path: str | Path, max_bytes: int = 1 << 62) -> os.stat_result:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise Unreadable(f"{name}: there is no such file (working directory: {Path.cwd()})") from error
+        raise Unreadable(f"{name}: no such file (working directory: {Path.cwd()})") from error
     except OSError as error:
         raise Unreadable(f"{name}: cannot be opened ({error.strerror}); rename or replace it") from error
     except ValueError as error:  # a null character, a lone surrogate

@@ -70,7 +70,7 @@ def open_file(path: Path) -> DataFile:
             f"{path}: got a '{path.suffix}' file, expected {suffixes}; convert it, or name it hf:<folder>@<split>"
         )
     if not os.path.isfile(path):
-        problem = "is no regular file" if os.path.exists(path) else "there is no such prompt file"
+        problem = "is no regular file" if os.path.exists(path) else "no such prompt file"
         raise FileNotFoundError(f"{path}: {problem} (working directory: {Path.cwd()})")
     return READERS[path.suffix](path)
 

@@ -31,6 +31,7 @@ from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.sizes import refuse_rms
 from mmgrpo.files import share
 from mmgrpo.policies.denoising import norm_of
+from mmgrpo.policies.flow_matching import Draws
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.networks import Networks
@@ -49,14 +50,6 @@ def nearness(
 
 
 @dataclass(frozen=True)
-class Choices:
-    """Entries of a part: decisions that are scored together."""
-
-    rows: Int[Tensor, "N"]
-    positions: Int[Tensor, "N"]
-
-
-@dataclass(frozen=True)
 class Trajectories:
     """The states of all samples, and the steps and anchors of each group's decisions."""
 
@@ -68,7 +61,7 @@ class Trajectories:
     group: Int[Tensor, " rows"]
     conditioning: Any
 
-    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Choices]:
+    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` network evaluations; the members of a group share that of an anchor."""
         rows, positions = loss_mask.nonzero(as_tuple=True)
         if len(rows) == 0:
@@ -76,7 +69,7 @@ class Trajectories:
         _, number = torch.unique(self.evaluation(rows, positions), return_inverse=True)
         for start in range(0, int(number.max()) + 1, limit):
             chosen = (number >= start) & (number < start + limit)
-            yield Choices(rows[chosen], positions[chosen])
+            yield Draws(rows[chosen], positions[chosen])
 
     def evaluation(self, rows: Int[Tensor, "N"], positions: Int[Tensor, "N"]) -> Int[Tensor, "N"]:
         """The number of the network evaluation that decisions need."""
@@ -182,7 +175,7 @@ class NeighborPolicy:
         output = self.solver.predict(network, x, step, conditioning, self.grid)
         return self.solver.step(x, output, step, self.grid), output
 
-    def score(self, rollout: Rollout, part: Choices, names: frozenset[str]) -> Scores:
+    def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
         """ln pi of the part's decisions again; one forward pass per step and anchor."""
         kept: Trajectories = rollout.steps  # type: ignore[assignment]
         distinct, inverse = torch.unique(kept.evaluation(part.rows, part.positions), return_inverse=True)

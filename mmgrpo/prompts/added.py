@@ -3,7 +3,7 @@
     drawn        samples of another network, such as the reference
     answers      what the data set gives to a prompt, one or several, as further members of its group
     refined      a sample and what is said of it stand in the prompt; of the new samples the best joins the group
-    corrected    wrong samples go on behind a phrase, are told the answer, or give way to the solution
+    corrected    wrong samples go on behind a phrase, are given the answer, or give way to the solution
     interrupted  thoughts that are cut off are ended, and an answer follows
 
 They are scored like the group's own rows, under the prompt as it is, whatever they were drawn from, and are no evidence
@@ -133,22 +133,22 @@ def drawn(
 def corrected(
     above: Annotated[float, ANY_NUMBER] = 0.0,
     continued: Annotated[float, FRACTION] = 0.5,
-    told: Annotated[float, FRACTION] = 0.25,
+    answered: Annotated[float, FRACTION] = 0.25,
     tokens: Annotated[int, COUNT] = 256,
     text: Annotated[str, ANY_TEXT] = "\n\nWait, something is wrong here. Let me think again.\n",
     answer: Annotated[str, ANY_TEXT] = "\n\nThe right answer is \\boxed{{answer}}.",
     column: Annotated[str, ANY_TEXT] = "solution",
 ) -> Addition:
     """Each sample of reward at most ``above`` is corrected, and gives way: in a share ``continued`` it goes on behind
-    ``text`` for at most ``tokens`` tokens, in a share ``told`` the sentence ``answer`` is added, otherwise the solution
+    ``text`` for at most ``tokens`` tokens, in a share ``answered`` the sentence ``answer`` is added, else the solution
     in ``column`` takes its place (without one, the sentence).
 
     All tokens of a corrected row are trained, those that were added too, with a ratio that starts at 1, and the group
     is standardized anew. EDGE-GRPO (arXiv:2507.21848, shares of its code; of the reward 2, above=1.999).
     """
-    if continued + told > 1:
-        raise ValueError(f"corrected: got continued {continued} and told {told}, expected a sum of at most 1")
-    shares = (continued, continued + told)
+    if continued + answered > 1:
+        raise ValueError(f"corrected: got continued {continued} and answered {answered}, expected a sum of at most 1")
+    shares = (continued, continued + answered)
     return Addition(
         "corrected", above=above, counted=True, replaces=True, text=text, answer=answer, shares=shares, tokens=tokens,
         column=column,
@@ -207,9 +207,9 @@ def worst(rewards: Sequence[float], count: int) -> list[int]:
 
 
 def way(added: Addition, generator: torch.Generator) -> str:
-    """How a wrong sample is corrected: ``continued``, ``told`` or ``replaced``."""
+    """How a wrong sample is corrected: ``continued``, ``answered`` or ``replaced``."""
     number = float(torch.rand((), generator=generator))
-    return "continued" if number < added.shares[0] else "told" if number < added.shares[1] else "replaced"
+    return "continued" if number < added.shares[0] else "answered" if number < added.shares[1] else "replaced"
 
 
 def without_answer(prompt: Prompt, kind: str) -> str:

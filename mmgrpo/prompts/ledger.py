@@ -334,7 +334,7 @@ class Ledger:
 def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the lines of ``prompts.jsonl``; ValueError for another file."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file; runs write it with every checkpoint")
+        raise FileNotFoundError(f"{path}: no such file; runs write it with every checkpoint")
     try:
         head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not all(isinstance(line, dict) and isinstance(line["key"], str) for line in lines) or "history" not in head:

@@ -69,7 +69,7 @@ def image_within(image: Pil.Image, limit: int) -> File:
         image.save(buffer, format="PNG")
         if buffer.tell() <= limit:
             return buffer.getvalue(), ".png", ""
-    return jpeg_within(image, limit, "pictures are compressed with losses")
+    return jpeg_within(image, limit, "images are compressed with losses")
 
 
 def jpeg_within(image: Pil.Image, limit: int, note: str = "") -> File:
@@ -77,7 +77,7 @@ def jpeg_within(image: Pil.Image, limit: int, note: str = "") -> File:
     content = jpeg(image)
     while len(content) > limit and max(image.size) > SMALLEST:
         image = image.resize((-(-image.width // 2), -(-image.height // 2)))
-        note, content = "pictures are made smaller", jpeg(image)
+        note, content = "images are made smaller", jpeg(image)
     return content, ".jpg", note
 
 

@@ -253,7 +253,7 @@ def write_report(folder: str | Path) -> Path:
     """Write ``report.html`` into a run folder; the page states which parts are missing."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: there is no such run folder")
+        raise FileNotFoundError(f"{folder}: no such run folder")
     run = read_run(folder)
     samples = MediaFolder(folder / "samples") if contained(folder, "samples") else None
     files = prompt_files(samples) if samples else []

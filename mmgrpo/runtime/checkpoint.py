@@ -117,9 +117,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.is_dir():
         names = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise FileNotFoundError(
-            f"{path}: there is no such checkpoint; {path.parent} contains: {', '.join(names) or 'nothing'}"
-        )
+        raise FileNotFoundError(f"{path}: no such checkpoint; {path.parent} contains: {', '.join(names) or 'nothing'}")
     header = _header(path)
     tensors: dict[str, dict[str, Tensor]] = {}
     for name, digest in header["files"].items():

@@ -90,7 +90,7 @@ def absent(source: str, files: tuple[str, ...]) -> str:
         if cached is not None and all((cached / name).is_file() for name in files):
             return ""
         return f"downloads {source} from the hub at its first use"
-    return f"there is no folder {folder}"
+    return f"no such folder: {folder}"
 
 
 def cached_on_hub(name: str) -> Path | None:

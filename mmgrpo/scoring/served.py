@@ -86,7 +86,7 @@ def _client(
     if token_file:
         path = Path(token_file).expanduser()
         if not path.is_file():
-            raise ValueError(f"rewards: 'served': token_file: there is no file {path}")
+            raise ValueError(f"rewards: 'served': token_file: no such file: {path}")
         token = path.read_text(encoding="utf-8").strip()
     return Client(urls, reward, token, timeout, patience, batch)
 

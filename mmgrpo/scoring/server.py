@@ -120,7 +120,7 @@ def application(
                 grow(asked.nbytes)
                 del body
                 if asked.reward not in rewards:
-                    raise Refusal(404, f"there is no reward '{asked.reward[:100]}', only {', '.join(sorted(rewards))}")
+                    raise Refusal(404, f"unknown reward '{asked.reward[:100]}', only {', '.join(sorted(rewards))}")
                 values = await in_time(rewards[asked.reward], asked)
         except Malformed as error:
             raise Refusal(400, str(error)) from error

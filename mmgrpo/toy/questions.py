@@ -250,7 +250,7 @@ def question_stream(
 ) -> Iterator[tuple[tuple[Any, ...], Question]]:
     """Endless questions of a split, with the kinds in turn, each about a new image."""
     if split not in SPLITS:
-        raise ValueError(f"there is no split '{split}'; expected one of {', '.join(SPLITS)}")
+        raise ValueError(f"unknown split '{split}'; expected one of {', '.join(SPLITS)}")
     random = np.random.default_rng([seed, *split.encode()])
     number, seen = 0, set()
     while True:

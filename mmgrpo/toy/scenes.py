@@ -181,7 +181,7 @@ def scenes(kind: str) -> tuple[Scene, ...]:
     """All scenes of a kind, in a fixed order."""
     kinds = {"one": _ones, "many": _manys, "mixed": _mixed, "relation": _relations, "word": _words}
     if kind not in kinds:
-        raise ValueError(f"there is no kind of scene '{kind}'; expected one of {', '.join(kinds)}")
+        raise ValueError(f"unknown kind of scene '{kind}'; expected one of {', '.join(kinds)}")
     return tuple(kinds[kind]())
 
 
@@ -230,9 +230,7 @@ def mask(shape: str, height: int, width: int) -> Bool[np.ndarray, "height width"
         return x <= y + 0.5 / height + 1e-6
     if shape == "square":
         return np.ones((height, width), bool)
-    raise ValueError(
-        f"there is no shape '{shape}'; expected one of {', '.join(SHAPES)} or the words {', '.join(WORDS)}"
-    )
+    raise ValueError(f"unknown shape '{shape}'; expected one of {', '.join(SHAPES)} or the words {', '.join(WORDS)}")
 
 
 def _letters(word: str, height: int, width: int) -> Bool[np.ndarray, "height width"]:

@@ -142,7 +142,7 @@ def films(kind: str) -> tuple[Film, ...]:
         "order": [Film(pair) for pair in pairs],
     }
     if kind not in kinds:
-        raise ValueError(f"there is no kind of video '{kind}'; expected one of {', '.join(kinds)}")
+        raise ValueError(f"unknown kind of video '{kind}'; expected one of {', '.join(kinds)}")
     return tuple(kinds[kind])
 
 

@@ -77,6 +77,8 @@ def granite_extractor() -> Any:
     from transformers import GraniteSpeechFeatureExtractor as Theirs
 
     class GraniteSpeechFeatureExtractor(Theirs):
+        """Under the name that checkpoints store."""
+
         def __init__(
             self,
             sampling_rate: int = 16_000,

@@ -109,6 +109,6 @@ def vocoder(name: str, form: MelFormat) -> Vocoder:
         return load_instance(name, "model.vocoder", Vocoder)
     if name != GRIFFIN_LIM:
         raise ValueError(
-            f"model.vocoder: there is no '{name}', expected {GRIFFIN_LIM}, or package.module:Class of your own"
+            f"model.vocoder: unknown vocoder '{name}', expected {GRIFFIN_LIM}, or package.module:Class of your own"
         )
     return GriffinLim(form)

@@ -162,6 +162,8 @@ def omni_processor() -> Any:
     from transformers import Qwen2_5OmniProcessor as Whole
 
     class Qwen2_5OmniProcessor(Whole):
+        """Under the name that checkpoints store."""
+
         def __init__(self, feature_extractor: Any, tokenizer: Any, chat_template: Any = None) -> None:
             ProcessorMixin.__init__(self, feature_extractor, tokenizer, chat_template=chat_template)
             for name in ("audio", "audio_bos", "audio_eos", "image", "video", "vision_bos", "vision_eos"):

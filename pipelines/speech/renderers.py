@@ -190,7 +190,7 @@ def renderer(name: str) -> Renderer:
         return named() if isinstance(named, type) or isfunction(named) else named
     if name not in RENDERERS:
         raise ValueError(
-            f"model.renderer: there is no '{name}'.{nearest(name, RENDERERS)} A renderer of your own is written "
+            f"model.renderer: unknown renderer '{name}'.{nearest(name, RENDERERS)} A renderer of your own is written "
             "package.module:function."
         )
     return RENDERERS[name]()

@@ -107,7 +107,7 @@ def vocoder(name: str, path: str = "", device: str | torch.device = "cpu") -> Vo
         return named() if isinstance(named, type) or isfunction(named) else named
     if name not in VOCODERS:
         raise ValueError(
-            f"model.vocoder: there is no '{name}'.{nearest(name, VOCODERS)} A vocoder of your own is written "
+            f"model.vocoder: unknown vocoder '{name}'.{nearest(name, VOCODERS)} A vocoder of your own is written "
             "package.module:attribute."
         )
     return VOCODERS[name](path, device)

@@ -54,7 +54,7 @@ def read_voices(path: str, media_root: str = "") -> list[Prompt]:
     """The prompts of one of ``LISTS``; a line that cannot be read is an error."""
     file = Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file (working directory: {Path.cwd()})")
+        raise FileNotFoundError(f"{path}: no such file (working directory: {Path.cwd()})")
     rows = list(_columns(file))
     if not rows:
         raise ValueError(f"{path}: has no rows; expected {FORMATS[file.suffix == META]}")

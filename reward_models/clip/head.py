@@ -82,7 +82,7 @@ def load_head(file: Path | str, reward: str = "head") -> Head:
     """The head of a file, ready to score; ValueError for one that is damaged, or that is not such a file."""
     file = Path(file).expanduser()
     if not file.is_file():
-        raise FileNotFoundError(f"{reward}: head: there is no file {file}")
+        raise FileNotFoundError(f"{reward}: head: no such file: {file}")
     tensors = read_tensors(file, reward)
     return head_from(tensors, _facts(file, reward), file, reward)
 

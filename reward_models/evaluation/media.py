@@ -41,7 +41,7 @@ def read_video(source: Path | bytes, frames: int = FRAMES) -> Video:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"reading videos needs PyAV: {install('visual')}") from error
     if isinstance(source, Path) and not source.is_file():
-        raise FileNotFoundError(f"there is no file {source}")
+        raise FileNotFoundError(f"no such file: {source}")
     try:
         with av.open(io.BytesIO(source) if isinstance(source, bytes) else str(source), "r") as container:
             stream = container.streams.video[0]

@@ -111,7 +111,7 @@ def read_benchmark(spec: str, limit: int = 0) -> Benchmark:
         raise ValueError(f"--data: got {spec!r}, expected FORMAT:PATH, with a format of {', '.join(PROTOCOLS)}")
     name, parameters = parse(match[1], "--data")
     if name not in PROTOCOLS:
-        raise ValueError(f"--data: there is no format '{name}'.{nearest(name, PROTOCOLS)}")
+        raise ValueError(f"--data: unknown format '{name}'.{nearest(name, PROTOCOLS)}")
     protocol, source = PROTOCOLS[name], {}
     for key in ("config", "split"):
         if key in parameters:

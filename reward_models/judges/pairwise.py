@@ -72,30 +72,15 @@ def compare(
     read: Callable[[str | None], float | None] = verdict,
     form: str = FORM,
     whole: str = "",
+    pairs: Sequence[tuple[int, int]] | None = None,
 ) -> Comparisons:
-    """The judge's verdict on every two outputs of a prompt, in one or both orders.
+    """The judge's verdict on ``pairs`` of rows, by default every two outputs of a prompt, in one or both orders.
 
     ``whole`` is a text with {prompt} in it that stands after the two outputs, in place of their titles, of the prompt
     before them and of what is asked.
     """
-    pairs = [pair for rows in groups(prompts) for pair in combinations(rows, 2)]
-    return verdicts_on(pairs, prompts, outputs, judge, ask_for, both_orders, tokens, device, read, form, whole)
-
-
-def verdicts_on(
-    pairs: Sequence[tuple[int, int]],
-    prompts: Sequence[Prompt],
-    outputs: Sequence[Output],
-    judge: str,
-    ask_for: str,
-    both_orders: bool,
-    tokens: int,
-    device: str,
-    read: Callable[[str | None], float | None] = verdict,
-    form: str = FORM,
-    whole: str = "",
-) -> Comparisons:
-    """``compare`` of some pairs of rows."""
+    if pairs is None:
+        pairs = [pair for rows in groups(prompts) for pair in combinations(rows, 2)]
     pairs = [*pairs, *((second, first) for first, second in pairs)] if both_orders else list(pairs)
     questions: list[Question | None] = []
     for first, second in pairs:

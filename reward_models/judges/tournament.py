@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mmgrpo.randomness import derive
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.judges.pairwise import ASK, verdicts_on
+from reward_models.judges.pairwise import ASK, compare
 from reward_models.rules.groups import groups
 from reward_models.rules.parsing import gold_text
 
@@ -45,7 +45,7 @@ def judge_tournament(
     check_tournament(judge="", schedule=schedule)
 
     def play(pairs: Sequence[Pair]) -> dict[Pair, float]:
-        both = verdicts_on(pairs, prompts, outputs, judge, ask_for, True, tokens, device)
+        both = compare(prompts, outputs, judge, ask_for, True, tokens, device, pairs=pairs)
         return {(one, other): _mean([both[one, other], 1 - both[other, one]]) for one, other in pairs}
 
     tables = [Table(rows) for rows in groups(prompts)]
@@ -158,7 +158,7 @@ def judge_one(
     """
     chosen = {row: rows[_draw(outputs, rows)] for rows in groups(prompts) if len(rows) > 1 for row in rows}
     pairs = [(row, one) for row, one in chosen.items() if row != one]
-    both = verdicts_on(pairs, prompts, outputs, judge, ask_for, True, tokens, device)
+    both = compare(prompts, outputs, judge, ask_for, True, tokens, device, pairs=pairs)
     rewards = [math.nan] * len(prompts)
     for row, one in chosen.items():
         if row == one:
@@ -188,7 +188,7 @@ def judge_answer(
     answers = [Text(gold_text(prompt)) for prompt in prompts]
     count = len(outputs)
     pairs = [(row, count + row) for row in range(count)]
-    both = verdicts_on(pairs, [*prompts, *prompts], [*outputs, *answers], judge, ask_for, True, tokens, device)
+    both = compare([*prompts, *prompts], [*outputs, *answers], judge, ask_for, True, tokens, device, pairs=pairs)
     return [_mean([both[row, other], 1 - both[other, row]]) for row, other in pairs]
 
 

@@ -21,5 +21,5 @@ def reward(name: str) -> Callable[..., list[float]]:
 
 def __getattr__(name: str) -> Callable[..., list[float]]:
     if name not in TASKS:
-        raise AttributeError(f"there is no task '{name}'")
+        raise AttributeError(f"unknown task '{name}'")
     return reward(name)

@@ -84,7 +84,7 @@ def format(prompts: Sequence[Prompt], outputs: Sequence[Output], style: str = "t
     closed again, as without thinking, may belong to it or not: ``answer`` asks for none, ``think_answer`` for one.
     """
     if style not in STYLES:
-        raise ValueError(f"format: there is no style '{style}'.{nearest(style, STYLES)}")
+        raise ValueError(f"format: unknown style '{style}'.{nearest(style, STYLES)}")
     check = STYLES[style]
     rows = zip(prompts, texts(outputs, "format"), strict=True)
     return [float(any(check(form, prompt) for form in _forms(text))) for prompt, text in rows]

@@ -170,6 +170,6 @@ UNNAMED = "names no task: write it into the column 'task', or name one in place 
 def task_of(prompt: Prompt) -> Task:
     """The task that a prompt names; an unknown one is an error that lists all of them."""
     if prompt.task not in TASKS:
-        problem = f"there is no task '{prompt.task}'" if prompt.task else UNNAMED
+        problem = f"unknown task '{prompt.task}'" if prompt.task else UNNAMED
         raise ValueError(f"prompt '{prompt.id}' ({prompt.text[:80]!r}): {problem}.{nearest(prompt.task, TASKS)}")
     return TASKS[prompt.task]

@@ -99,7 +99,7 @@ def _corpus(metric: Any, references: Sequence[str], hypotheses: Sequence[str]) -
 @cache
 def _bleu(tokenize: str, lowercase: bool, effective_order: bool) -> Any:
     if tokenize not in TOKENIZERS:
-        raise ValueError(f"sentence_bleu: there is no tokenizer '{tokenize}'.{nearest(tokenize, TOKENIZERS)}")
+        raise ValueError(f"sentence_bleu: unknown tokenizer '{tokenize}'.{nearest(tokenize, TOKENIZERS)}")
     return _metrics().BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order)
 
 

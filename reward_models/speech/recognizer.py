@@ -193,7 +193,7 @@ def recognizer(path: str = "") -> Recognizer:
     folder = locate(path or TINY_EN)
     if not Path(folder).is_dir() and folder.count("/") != 1:
         raise FileNotFoundError(
-            f"there is no recognizer '{folder}'; expected a folder, a hub id like openai/whisper-base.en, or nothing "
+            f"unknown recognizer '{folder}'; expected a folder, a hub id like openai/whisper-base.en, or nothing "
             f"for the default, {TINY_EN}"
         )
     check_weight_files(Path(folder), False, "")

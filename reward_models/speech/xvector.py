@@ -82,7 +82,7 @@ def xvector_encoder(path: str, device: str = "cpu", allow_pickle: bool = False) 
     folder = locate(path)
     if not Path(folder).is_dir() and folder.count("/") != 1:
         raise FileNotFoundError(
-            f"speaker_similarity: there is no encoder '{folder}'; expected a folder, a hub id like {EXAMPLE}, or "
+            f"speaker_similarity: unknown encoder '{folder}'; expected a folder, a hub id like {EXAMPLE}, or "
             "nothing for the default encoder"
         )
     check_weight_files(Path(folder), allow_pickle, "speaker_similarity(allow_pickle=True)")

@@ -39,7 +39,7 @@ def hpsv3_instruction(source: str = "", cache: str | Path = CACHE) -> str:
 def texts(file: Path, names: Sequence[str], reward: str) -> list[str]:
     """The constants ``names`` of a Python file, or the whole of a file of text; ``{text_prompt}`` must be in it."""
     if not file.is_file():
-        raise FileNotFoundError(f"{reward}: instruction: there is no file {file}")
+        raise FileNotFoundError(f"{reward}: instruction: no such file: {file}")
     content = file.read_text("utf-8")
     found = constants(content, names, str(file)) if file.suffix == ".py" else [content]
     if "{text_prompt}" not in "".join(found):

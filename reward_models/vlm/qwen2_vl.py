@@ -196,7 +196,7 @@ def folder_of(source: str, reward: str, files: Sequence[str]) -> Path:
     if place.is_dir():
         return place
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"{reward}: weights: there is no folder {source}; expected one, or a hub id")
+        raise FileNotFoundError(f"{reward}: weights: no such folder: {source}; expected one, or a hub id")
     from huggingface_hub import snapshot_download
 
     try:

@@ -48,7 +48,7 @@ def main() -> None:
     path = args.run / "summary.json"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path}: there is no such file, expected a finished run; train one with scripts/train_vlm.py first"
+            f"{path}: no such file, expected a finished run; train one with scripts/train_vlm.py first"
         )
     summary = json.loads(path.read_text())
     config = run_config(str(args.run), family("qwen_vl"))

@@ -282,7 +282,7 @@ def test_the_text_of_a_critique_names_columns_of_the_row():
 def test_corrections_are_drawn_by_their_shares():
     given = bind("corrected", ADDITIONS, "")({})
     drawn = [way(given, stream(0, number)) for number in range(400)]
-    counts = [drawn.count(name) / 400 for name in ("continued", "told", "replaced")]
+    counts = [drawn.count(name) / 400 for name in ("continued", "answered", "replaced")]
     assert counts == pytest.approx([0.5, 0.25, 0.25], abs=4 * (0.25 / 400) ** 0.5)
     with pytest.raises(ValueError, match="continued 0.8"):
         bind("corrected(continued=0.8)", ADDITIONS, "")({})
@@ -467,21 +467,24 @@ def test_an_unknown_network_that_refines_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_what_was_found_once_is_learned_with_replay(seed, tmp_path):
-    """Answers that one of 250 samples is: 0.33 and 0.25 of the last samples with replay, none without."""
+@pytest.mark.learning
+def test_what_was_found_once_is_learned_with_replay(tmp_path, capsys):
+    """Answers that one of 250 samples is: over three seeds .2 with replay on average, and 0 without; it prints both."""
     words = [("say a c", "c b a"), ("say b c", "d c a"), ("say b d", "b b c")]
     prompts = [Prompt(text, str(number), answer) for number, (text, answer) in enumerate(words)]
 
     def exact(prompts, outputs) -> list[float]:
         return [float(output.text.strip() == prompt.answer) for prompt, output in zip(prompts, outputs, strict=True)]
 
-    last = []
-    replay = "replay(count=2, strategy='random', above=0.0, statistics='with', old='recomputed')"
-    for number, text in enumerate(("none", replay)):
-        blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", replay=text)
-        folder = tmp_path / str(number)
-        more: dict[str, Any] = {"group_size": 8, "prompts_per_step": 3, "steps": 90, "lr": 1e-2, "seed": seed}
-        trainer(token_policy(5), folder, prompts, reward=exact, **more, **blocks).fit()
-        last.append(sum(line["reward/reward/mean"] for line in lines(folder)[-10:]) / 10)
-    assert last[1] > last[0] + 0.1
+    last = {"none": [], "replay(count=2, strategy='random', above=0.0, statistics='with', old='recomputed')": []}
+    for text, means in last.items():
+        for seed in range(3):
+            blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", replay=text)
+            folder = tmp_path / f"{text[:4]}-{seed}"
+            more: dict[str, Any] = {"group_size": 8, "prompts_per_step": 3, "steps": 90, "lr": 1e-2, "seed": seed}
+            trainer(token_policy(5), folder, prompts, reward=exact, **more, **blocks).fit()
+            means.append(sum(line["reward/reward/mean"] for line in lines(folder)[-10:]) / 10)
+    with capsys.disabled():
+        print("", *(f"{text}: " + ", ".join(f"{mean:.3f}" for mean in means) for text, means in last.items()), sep="\n")
+    without, replayed = last.values()
+    assert sum(replayed) > sum(without) + 0.3

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = words(arguments)
     name, *rest = given if given and not given[0].startswith("-") else ["visual", *given]
     if name not in BENCHMARKS:
-        raise ValueError(f"there is no benchmark '{name}'.{nearest(name, BENCHMARKS)}")
+        raise ValueError(f"unknown benchmark '{name}'.{nearest(name, BENCHMARKS)}")
     module = importlib.import_module(f"mmgrpo.cli.bench.{name}")
     args = options(module.Args, rest, __doc__, f"{sys.argv[0]} {name}")
 

@@ -94,7 +94,7 @@ def show(opened: Opened, run: str | None, step: int | str | None) -> str:
 def known(opened: Opened, run: str | None) -> str:
     """The name of an opened run; any other is an error, and never a path."""
     if run is None or run not in opened.runs:
-        raise gr.Error("there is no such run; choose one from the list")
+        raise gr.Error("no such run; choose one from the list")
     return run
 
 

@@ -41,7 +41,7 @@ def from_python(source: Source, text: str, chosen: str) -> None:
             f"{source.name}: has {len(functions)} configurations; name one, FILE.py:NAME.{nearest('', functions)}"
         )
     elif chosen and chosen not in functions:
-        raise ValueError(f"{source.name}: there is no function '{chosen}'.{nearest(chosen, functions)}")
+        raise ValueError(f"{source.name}: unknown function '{chosen}'.{nearest(chosen, functions)}")
     else:
         put(source, functions[chosen or next(iter(functions))].body, functions, ())
     if not source.values and not source.unread:

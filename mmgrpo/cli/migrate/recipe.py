@@ -54,7 +54,7 @@ def recipe_of(
         project, project.replace("-", "_").lower()
     )
     if project not in PROJECTS:
-        raise ValueError(f"mmgrpo migrate: there is no project '{project}'.{nearest(project, PROJECTS)}")
+        raise ValueError(f"mmgrpo migrate: unknown project '{project}'.{nearest(project, PROJECTS)}")
     if not path and not flags:
         raise ValueError("mmgrpo migrate: got neither a file nor flags behind --; 'mmgrpo migrate --help' shows both")
     theirs = table(project)
@@ -139,7 +139,7 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
             draft.undecided(key, f"unknown to {draft.table.project} as it was read for this table.{hint}")
             draft.warn(f"'{text_of(key)}' is no setting of {draft.table.project} that is known here.{hint}")
         elif key == "config":
-            draft.undecided(key, f"there is no such file here: {row.note}")
+            draft.undecided(key, f"no such file here: {row.note}")
             draft.warn(f"config {text_of(draft.source.values[key])} is not found: {row.note}")
         elif not row.to and row.matters and differs(draft.source.values[key], row.default):
             draft.undecided(key, row.note)
@@ -177,7 +177,7 @@ def direct(draft: Draft, row: Row) -> None:
         if str(value).lower() not in words:
             if not draft.given(row.key):
                 return
-            draft.leave(row.key, f"there is no such choice here; known: {', '.join(words)}")
+            draft.leave(row.key, f"no such choice here; known: {', '.join(words)}")
             draft.ask(row.to, f"{row.key} {text_of(value)}: {draft.left[row.key]}", row.key)
             return
         value = words[str(value).lower()]

@@ -101,7 +101,7 @@ def read(path: str, nested: bool, functions: Callable[[Source, str, str], None] 
 def text_of(file: Path) -> str:
     """The text of a file that is regular, small enough and UTF-8."""
     if not file.is_file():
-        problem = "is no regular file" if file.exists() else "there is no such file"
+        problem = "is no regular file" if file.exists() else "no such file"
         raise FileNotFoundError(f"{file}: {problem}; 'mmgrpo migrate --help' shows what can be read")
     if (size := file.stat().st_size) > MAX_BYTES:
         raise ValueError(f"{file}: has {size:,} bytes, expected at most {MAX_BYTES:,}; this is no configuration")

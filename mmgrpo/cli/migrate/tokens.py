@@ -355,7 +355,7 @@ def prompt(draft: Draft) -> None:
         if found is not None:
             draft.set("data.system", found.strip(), key, note=f"the text of {text_of(text)}")
         elif str(text).endswith((".txt", ".md")):
-            draft.ask("data.system", f"there is no file {text_of(text)} here: write its text", key)
+            draft.ask("data.system", f"no such file: {text_of(text)}; write its text", key)
             draft.left[key] = "a file that is not here"
         else:
             draft.set("data.system", str(text), key)

@@ -154,7 +154,7 @@ def read_rows(path: str, config: str = "", split: str = "") -> Iterator[Row]:
     elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
         yield from _of_hub(path, config, split)
     else:
-        raise FileNotFoundError(f"{place}: there is no such file or folder")
+        raise FileNotFoundError(f"{place}: no such file or folder")
 
 
 def _of_file(file: Path) -> Iterator[Row]:

@@ -322,7 +322,7 @@ def test_a_row_has_the_first_of_its_problems_and_no_length(checked):
     assert status == 1 and "data.jsonl: 5 rows\n" in text and "4 rows have problems" in text
     places, reasons = zip(*(line.split("data.jsonl:", 1)[1].split(": ", 1) for line in text.splitlines()[-5:-1]))
     assert places == ("2", "3", "4", "5")
-    words = ("Did you mean 'numeric'", "reward 'exact' gives the reference answer", "there is no such file", "'text'")
+    words = ("Did you mean 'numeric'", "reward 'exact' gives the reference answer", "no such file", "'text'")
     assert all(part in reason for part, reason in zip(words, reasons, strict=True)), reasons
     assert "per prompt: minimum 3, median 3, 95th percentile 3, maximum 3" in text
     listed = [json.loads(line) for line in bad.splitlines()]

@@ -93,14 +93,12 @@ def test_a_script_is_a_door_to_a_command(name):
 def test_the_console_entry_is_installed_and_ends_a_mistake_with_one_line():
     installed = shutil.which("mmgrpo", path=str(Path(sys.executable).parent))
     assert installed, "install the project: pip install -e ."
-    assert refused([installed], "trian").startswith("mmgrpo: there is no command 'trian'. Did you mean 'train'?")
+    assert refused([installed], "trian").startswith("mmgrpo: unknown command 'trian'. Did you mean 'train'?")
 
 
 def test_a_mistake_in_a_script_ends_with_one_line_too():
     message = refused(script("train_visual.py"), "--stpes", 3)
-    assert (
-        message == "the command line: there is no option '--stpes'. Did you mean '--steps'? --help lists all options."
-    )
+    assert message == "the command line: unknown option '--stpes'. Did you mean '--steps'? --help lists all options."
 
 
 # ---- lists

@@ -212,9 +212,9 @@ def test_a_setting_that_is_taken_as_it_is():
     }
     assert one.left == {
         "seed": "not set there; seed keeps our default",
-        "use_cpu": "there is no such choice here; known: true, false",
+        "use_cpu": "no such choice here; known: true, false",
     }
-    assert one.warnings == ["model.device: use_cpu maybe: there is no such choice here; known: true, false"]
+    assert one.warnings == ["model.device: use_cpu maybe: no such choice here; known: true, false"]
     swift = Draft(table("ms_swift"), Source("a", {}), "qwen_vl")
     direct(swift, swift.table.rows["truncation_strategy"])  # its default has no counterpart
     assert swift.settings == {} and swift.left == {} and swift.warnings == []

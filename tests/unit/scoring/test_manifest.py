@@ -53,7 +53,7 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it():
 
 def test_missing_weights_are_found_without_downloading(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert absent(str(tmp_path / "gone"), ()) == f"there is no folder {tmp_path / 'gone'}"
+    assert absent(str(tmp_path / "gone"), ()) == f"no such folder: {tmp_path / 'gone'}"
     (tmp_path / "there").mkdir()
     assert absent(str(tmp_path / "there"), ("model.pt",)) == f"{tmp_path / 'there'} has no model.pt"
     (tmp_path / "there" / "model.pt").touch()
@@ -97,4 +97,4 @@ def test_the_cache_of_the_hub_is_where_its_variables_say(tmp_path, monkeypatch):
 @pytest.mark.parametrize("source", ["./a", "/a", "~/a", "a", "a/b/c"])
 def test_what_cannot_be_a_hub_id_is_a_folder(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert absent(source, ()).startswith("there is no folder ")
+    assert absent(source, ()).startswith("no such folder: ")

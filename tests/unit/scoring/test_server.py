@@ -154,7 +154,7 @@ def test_a_body_that_does_not_come_is_not_waited_for():
         ({"content": pickle.dumps([1]), "headers": {"Content-Type": FRAMES}}, 400, "a frame"),
         ({"content": pickle.dumps([1]), "headers": {"Content-Type": "application/x-pickle"}}, 415, "content type"),
         ({"data": {"a": "b"}}, 415, "got the content type 'application/x-www-form-urlencoded'"),
-        (texts("a", reward="none"), 404, "there is no reward 'none', only length"),
+        (texts("a", reward="none"), 404, "unknown reward 'none', only length"),
     ],
 )
 def test_a_malformed_request_has_an_answer_that_says_so(request_, status, words):

@@ -297,7 +297,7 @@ def test_a_copy_of_a_worker_that_a_reward_forked_ends_without_an_answer(world, m
         ours.recv(1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no such signal")
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
 def test_the_kernel_ends_a_worker_with_its_run():
     child = os.fork()
     if not child:

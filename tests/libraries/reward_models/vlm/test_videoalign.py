@@ -375,7 +375,7 @@ def test_a_truncated_file_a_pickle_and_missing_files_are_named(made, tmp_path):
     file.write_bytes(file.read_bytes()[:-10])
     assert "adapter_model.safetensors" in message()
     (tmp_path / "w" / reward.TEMPLATE).unlink()
-    assert "there is no file" in message() and reward.TEMPLATE in message()
+    assert "no such file" in message() and reward.TEMPLATE in message()
     settings = {**SETTINGS, "data_config": {"fps": 2}}
     (tmp_path / "w" / "model_config.json").write_text(json.dumps(settings))
     assert "got no data_config.max_frame_pixels" in message()
