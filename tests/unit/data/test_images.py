@@ -197,7 +197,7 @@ def test_beyond_the_limit_the_least_recently_used_is_dropped(tmp_path, decoded):
 def test_what_cannot_be_read_is_not_kept(tmp_path):
     cache, path = PictureCache(), tmp_path / "a.png"
     for _ in range(2):
-        with pytest.raises(Unreadable, match=r"a\.png.*there"):
+        with pytest.raises(Unreadable, match=r"a\.png"):
             cache.read(path)
     path.write_bytes(b"no")
     with pytest.raises(Unreadable, match=r"a\.png.*image"):

@@ -162,7 +162,7 @@ def test_a_jpeg_is_halved_until_it_fits_down_to_64_pixels():
     size = len(jpeg(noise(128)))
     assert jpeg_within(noise(128), size) == (jpeg(noise(128)), ".jpg", "")
     halved, _, note = jpeg_within(noise(128), size - 1)
-    assert opened(halved).size == (64, 64) and note == "pictures are made smaller"
+    assert opened(halved).size == (64, 64) and note == "images are made smaller"
     assert [opened(jpeg_within(noise(side), 1)[0]).size[0] for side in (64, 65, 130)] == [64, 33, 33]
 
 

@@ -52,8 +52,8 @@ def test_a_preview_needs_no_family_and_an_error_of_one_is_told_in_300_characters
 def test_a_note_is_written_once(tmp_path):
     folder = GroupFolder(tmp_path, displayed)
     for name in "ab":
-        folder.write(name, (b"", ".jpg", "pictures are made smaller"))
-    assert folder.left_out == ["pictures are made smaller"]
+        folder.write(name, (b"", ".jpg", "images are made smaller"))
+    assert folder.left_out == ["images are made smaller"]
 
 
 def test_a_gap_between_decisions_has_no_node_and_a_sample_without_decisions_no_advantage(tmp_path):

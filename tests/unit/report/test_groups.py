@@ -212,13 +212,13 @@ def test_pictures_and_clips_get_smaller_until_they_fit():
     exact, suffix, note = image_within(noise(64), 64 * 64 * 4)
     assert (suffix, note) == (".png", "") and exact.startswith(b"\x89PNG")
     content, suffix, note = image_within(noise(256), 100_000)
-    assert suffix == ".jpg" and len(content) <= 100_000 and note == "pictures are compressed with losses"
+    assert suffix == ".jpg" and len(content) <= 100_000 and note == "images are compressed with losses"
     playing = Pil.open(BytesIO(webp_within([noise(16), Pil.new("RGB", (16, 16))] * 2, 8.0, 100_000)[0]))
     playing.seek(1)
     playing.load()
     assert playing.info["duration"] == 125
     content, _, note = jpeg_within(noise(512), 20_000)
-    assert len(content) <= 20_000 and note == "pictures are made smaller"
+    assert len(content) <= 20_000 and note == "images are made smaller"
     clip, suffix, note = webp_within([noise(300)] * 3, 8.0, 30_000)
     assert len(clip) <= 30_000 and (suffix, note) == (".webp", "clips are made smaller")
 
