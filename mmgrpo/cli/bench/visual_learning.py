@@ -110,7 +110,7 @@ def config_of(method: str, prompts: int, lr: float = 0.0, **changes: Any) -> Con
     its decay."""
     section = load_yaml(recipe("visual/demo"))
     sampling, section["algorithm"], optim = sections_of(method)
-    section["sampling"] |= {"steps": STEPS, **sampling}
+    section["sampling"] |= {"steps": STEPS, "evaluation_steps": STEPS, **sampling}
     if sampling.get("policy") == "matching":
         section["sampling"] = {name: value for name, value in section["sampling"].items() if name not in OF_TRANSITIONS}
     section["optim"] |= {"epochs": 1, **optim, **({"lr": lr, "decay": "constant"} if lr else {})}
@@ -132,19 +132,21 @@ def make_trainer(config: Config, folder: Path) -> Any:
     return api.make_trainer(config, sd3, lambda _: load(config, sd3, policy), config.rewards, accelerator)
 
 
-def curve(method: str, lr: float, seed: int, seconds: float, split: str, args: Budget) -> dict[str, Any]:
-    """Train for so many processor seconds; held-out rewards between, network evaluations and memory."""
+def curve(method: str, lr: float, seed: int, seconds: float, split: str, points: int, args: Budget) -> dict[str, Any]:
+    """Train for so many processor seconds; held-out rewards between, network evaluations and memory. Evaluation k
+    of K is due after (k / K)^2 of the seconds, so that early ones are close: the best methods rise at once."""
     config = config_of(method, args.prompts, lr, steps=10**6, seed=seed)
-    config.eval.prompts = args.eval_prompts
+    config.eval.prompts, config.eval.samples = args.eval_prompts, 2
     config.data.heldout = f"embedded:visual/scenes/{split}.jsonl"
     folder = Path(tempfile.mkdtemp())
     try:
         trainer = make_trainer(config, folder)
-        points: list[tuple[int, float, float]] = []
+        found: list[tuple[int, float, float]] = []
+        due = [seconds * (number / points) ** 2 for number in range(1, points)]
 
         def measure(spent: float) -> None:
-            values = trainer.measure(f"point-{len(points)}", trainer.evaluation.prompts).values[REWARD]
-            points.append((trainer.step, spent, sum(values) / len(values)))
+            values = trainer.measure(f"point-{len(found)}", trainer.evaluation.prompts).values[REWARD]
+            found.append((trainer.step, spent, sum(values) / len(values)))
 
         measure(0.0)
         spent = 0.0
@@ -152,12 +154,14 @@ def curve(method: str, lr: float, seed: int, seconds: float, split: str, args: B
             start = time.process_time()
             trainer.run_round()
             spent += time.process_time() - start
-            if spent >= seconds * len(points) / args.points or spent >= seconds:
+            reached = [one for one in due if one <= spent]
+            if reached or spent >= seconds:
                 measure(spent)
+                due = due[len(reached) :]
         lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()]
     finally:
         shutil.rmtree(folder)
-    return {"points": points, "evaluations": lines[-1]["rollout/evaluations"], "memory": lines[-1]["memory"]}
+    return {"points": found, "evaluations": lines[-1]["rollout/evaluations"], "memory": lines[-1]["memory"]}
 
 
 def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
@@ -176,10 +180,10 @@ def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
         known = {(one["method"], one["lr"], one["seed"], one["tuning"]) for one in result["runs"]}
         if (method, lr, seed, tuning) in known:
             return
-        seconds, split = (args.tune_seconds, "tune") if tuning else (args.seconds, "heldout")
+        seconds, split, points = (args.tune_seconds, "tune", 1) if tuning else (args.seconds, "heldout", args.points)
         one: dict[str, Any] = {"method": method, "lr": lr, "seed": seed, "tuning": tuning}
         try:
-            one |= curve(method, lr, seed, seconds, split, args)
+            one |= curve(method, lr, seed, seconds, split, points, args)
         except (ValueError, RuntimeError) as error:  # a method that diverges must not stop the others
             one["problem"] = " ".join(str(error).split())[:300]
         result["runs"].append(one)
@@ -233,9 +237,17 @@ def stays(points: Sequence[Sequence[float]], level: float) -> bool:
 
 
 def mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float, float, float]]:
-    """Means over seeds of step, seconds and reward, point by point; the points that all have."""
-    columns = zip(*curves, strict=False)
-    return [tuple(statistics.fmean(numbers) for numbers in zip(*column, strict=True)) for column in columns]  # type: ignore[misc]
+    """Means over seeds of step, seconds and reward: at every second that one of the curves has, the others linear
+    between their evaluations. The last point is the mean of the last ones."""
+    import numpy as np
+
+    columns = [[[float(number) for number in column] for column in zip(*points, strict=True)] for points in curves]
+    grid = sorted({second for _, seconds, _ in columns for second in seconds[:-1]})
+    steps, rewards = (
+        np.mean([np.interp(grid, column[1], column[which]) for column in columns], axis=0).tolist() for which in (0, 2)
+    )
+    step, second, reward = np.mean([points[-1] for points in curves], axis=0).tolist()
+    return [*zip(steps, grid, rewards, strict=True), (step, second, reward)]
 
 
 def finished(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
