@@ -76,6 +76,9 @@ CURVES: dict[str, dict[str, Any]] = {
 """Plan, sampling and algorithm of each method. Flow-GRPO and those that share its KL run without it, whose reference
 passes the others do not have."""
 
+BEFORE: dict[tuple[int, str, int], float] = {}
+"""Held-out rewards before training, by seed, split and number of prompts."""
+
 OF_ALGORITHM = ("preset", "objective", "terms")
 OF_OPTIM = ("epochs",)
 
@@ -148,7 +151,12 @@ def curve(method: str, lr: float, seed: int, seconds: float, split: str, points:
             values = trainer.measure(f"point-{len(found)}", trainer.evaluation.prompts).values[REWARD]
             found.append((trainer.step, spent, sum(values) / len(values)))
 
-        measure(0.0)
+        # The untrained network is the same for every method.
+        if (seed, split, args.eval_prompts) in BEFORE:
+            found.append((0, 0.0, BEFORE[seed, split, args.eval_prompts]))
+        else:
+            measure(0.0)
+            BEFORE[seed, split, args.eval_prompts] = found[0][2]
         spent = 0.0
         while spent < seconds:
             start = time.process_time()
