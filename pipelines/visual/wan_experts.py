@@ -10,7 +10,9 @@ diffusers loads with
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,5 +96,44 @@ def make_experts_trainable(experts: Experts, training: Training, targets: tuple[
     }
     given = {name: one.values for name, one in references.items() if isinstance(one, GivenAdapters)}
     if given:
-        return GivenAdapters(experts, {f"{name}.{key}": value for name in given for key, value in given[name].items()})
-    return AdaptersOff(experts) if training.adapters else FrozenCopy(experts)
+        values = {f"{name}.{key}": value for name in given for key, value in given[name].items()}
+        return ExpertsReference(GivenAdapters(experts, values), references)
+    return ExpertsReference(AdaptersOff(experts) if training.adapters else FrozenCopy(experts), references)
+
+
+@dataclass(frozen=True)
+class ExpertsReference:
+    """The reference of both networks at once, whose saved values lie apart."""
+
+    whole: Reference
+    parts: Mapping[str, Reference]
+    """Those of ``transformer`` and ``transformer_2``, by these names."""
+
+    @property
+    def bare(self) -> bool:
+        return self.whole.bare
+
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        return self.whole.copies
+
+    def keep(self) -> None:
+        """Store the present networks, if needed."""
+        self.whole.keep()
+
+    def __call__(self) -> AbstractContextManager[nn.Module]:
+        return self.whole()
+
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """The values of both saved networks, by the names of the parameters of ``Experts``. FileNotFoundError for a
+        folder of one network."""
+        first = folder if has_adapters(folder) else folder / "transformer"
+        values: dict[str, Tensor] = {}
+        for (name, part), place in zip(self.parts.items(), (first, folder / SECOND), strict=True):
+            if not place.is_dir():
+                raise FileNotFoundError(
+                    f"'{folder}': got one network, expected {place.name}/ too, since the model has two; name a folder "
+                    "that a run of this model saved"
+                )
+            values |= {f"{name}.{key}": value for key, value in part.read(place).items()}
+        return values

@@ -181,6 +181,24 @@ def test_adapters_of_one_network_do_not_continue_two(folders, two, tmp_path):
         ours(two, weights=tmp_path)
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_values_of_both_saved_networks_are_read_by_the_names_of_the_trained_parameters(
+    two, folders, tmp_path, rank
+):
+    model = ours(two, lora_rank=rank)
+    shake(model.network)
+    trained = {name: one.detach().clone() for name, one in model.network.named_parameters() if one.requires_grad}
+    assert {name.partition(".")[0] for name in trained} == {"transformer", "transformer_2"}
+    model.save(tmp_path / "both", model.network)
+    other = ours(two, lora_rank=rank)
+    read = other.reference.read(tmp_path / "both")
+    assert read.keys() == trained.keys() and all(torch.equal(read[name], trained[name]) for name in trained)
+    one = ours(folders["2.1"], lora_rank=rank)
+    one.save(tmp_path / "one", one.network)
+    with pytest.raises(FileNotFoundError, match="transformer_2"):
+        other.reference.read(tmp_path / "one")
+
+
 # ---- memory
 
 
