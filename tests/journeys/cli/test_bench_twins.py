@@ -13,7 +13,7 @@ import pytest
 from mmgrpo.cli.bench import twins as bench
 from mmgrpo.cli.bench.twins import Args, bars, chosen, commit, once, report, state, thinned, threshold
 from mmgrpo.cli.bench.twins.derive import BASES, NEEDS, NO_TWIN, SCALES, Twin, twins
-from mmgrpo.cli.bench.twins.faults import FAULTS, PANEL
+from mmgrpo.cli.bench.twins.faults import FAULTS, PANEL, planted
 from mmgrpo.config.plugins import recipe, recipes
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import build, load_yaml
@@ -92,6 +92,8 @@ def test_a_threshold_is_the_mean_minus_three_deviations_and_never_negative():
         ([ran(0.25, 0), ran(0.28, 1)], [0.29, 0.31, 0.30], "does not learn"),
         ([ran(0.0)], [0.1, 0.3], "does not learn"),  # at a threshold of 0
         ([], [0.29, 0.31], "not run"),
+        ([ran(0.35)], [0.29, 0.31, 0.30], "learns"),
+        ([ran(0.37)], [0.29, 0.31, 0.30], "cannot be compared"),  # above .30 + 6 x .01
         ([ran(0.3)], [], "cannot be compared"),
         ([ran(0.3), {"hash": "h", "problem": "ValueError: x"}], [0.29, 0.31], "cannot be compared"),
     ],
@@ -134,6 +136,15 @@ def test_a_fault_turns_a_twin_red_and_leaves_nothing_behind():
     with FAULTS["the loss detached from the weights"]():
         faulty = once(name, 0)
     assert faulty["gain"] == 0 < before["gain"] and once(name, 0)["gain"] == before["gain"]
+
+
+@pytest.mark.parametrize(("gain", "caught"), [(0.2, True), (0.3, False), (0.5, True), (None, True)])
+def test_a_twin_is_red_where_its_gain_leaves_its_band_and_kept_gains_stay(gain, caught):
+    made = list(
+        planted({"t": (0.25, 0.4), "u": (0.0, 1.0)}, lambda *_: {"gain": gain}, ["t"], {"groups mixed": {"u": 0.1}})
+    )
+    assert [one["fault"] for one in made] == list(FAULTS) and all(("t" in one["caught"]) == caught for one in made)
+    assert [one["gains"] for one in made if "u" in one["gains"]] == [{"u": 0.1, "t": gain}]
 
 
 @pytest.mark.slow

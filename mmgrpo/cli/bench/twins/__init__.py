@@ -13,7 +13,8 @@ minus three standard deviations, never below zero. A twin is in one of four stat
 
     learns                  the mean gain of its seeds is above zero and not below the threshold
     does not learn          it is not
-    cannot be compared      training failed, or the calibration has no runs of the same settings
+    cannot be compared      training failed, the calibration has no runs of the same settings, or the gain is above
+                            all that it allows: what holds the policy back (a reference, a clip) no longer does
     not run
 """
 
@@ -58,7 +59,8 @@ class Args:
     calibrate: bool = False
     """Make the runs those from which thresholds are derived (with --seeds 5), beside those of other roundings."""
     faults: bool = False
-    """Plant faults in the code of this process, and list the twins that each turns red."""
+    """Plant faults in the code of this process, and list the twins that each turns red; --only and --resume add twins
+    to those that the results have."""
     resume: bool = False
     """Keep runs of the same settings and rounding that the results already have."""
     threads: Annotated[int, within("[1, 1024]")] = 1
@@ -76,13 +78,15 @@ def run(args: Args, machine: str, command: str) -> None:
     result = read(out / "twins.json")
     names = chosen(args, list(twins()))
     if args.faults:
-        plant(result, args.only, out)
+        plant(result, args, out)
         return
     part = "calibration" if args.calibrate else "runs"
     seeds = range(args.seeds)
     rounding = this_rounding()
     record: dict[str, Any] = result.setdefault(part, {"runs": []})
     kept = [one for one in record["runs"] if keeps(one, args, names, rounding)]
+    if args.resume and args.only and command not in (first := record.get("command", command)):
+        command = f"{first}`, then `{command}"
     record |= {"command": command, "machine": machine, "commit": commit(), "runs": kept}
     done = {(one["hash"], one["seed"]) for one in kept if one["rounding"] == rounding}
     # Recipes that are the same at this size are trained once; the first name stands for all.
@@ -107,14 +111,17 @@ def run(args: Args, machine: str, command: str) -> None:
         raise SystemExit(1)
 
 
-def plant(result: dict[str, Any], only: Sequence[str], out: Path) -> None:
-    """Plant every fault while twins of a panel, or those in ``only``, are trained."""
+def plant(result: dict[str, Any], args: Args, out: Path) -> None:
+    """Plant every fault while twins of a panel, or those in ``--only``, are trained."""
     from mmgrpo.cli.bench.twins.derive import twins
     from mmgrpo.cli.bench.twins.faults import PANEL, planted
 
-    found = {name: threshold(twins()[name].hash, result) for name in only or PANEL}
+    found = {name: band(twins()[name].hash, result) for name in PANEL}
+    bands = {name: one for name, one in found.items() if one is not None}
+    earlier = result.get("faults", {}).get("faults", []) if args.resume else []
+    kept = {one["fault"]: {k: v for k, v in one["gains"].items() if k in bands} for one in earlier}
     result["faults"] = {"commit": commit(), "faults": []}
-    for one in planted({name: least for name, least in found.items() if least is not None}, once):
+    for one in planted(bands, once, args.only or list(bands), kept):
         result["faults"]["faults"].append(one)
         print(f"{one['fault']}: {len(one['caught'])} of {len(one['gains'])} twins are red: {', '.join(one['caught'])}")
         write_results(result, out)
@@ -206,24 +213,40 @@ def commit() -> str:
         return ""
 
 
-def threshold(key: str, result: Mapping[str, Any]) -> float | None:
-    """The mean of calibrated gains minus three standard deviations, at least 0; None without two of them."""
+ABOVE = 6
+"""Standard deviations above the mean of calibrated gains, from which on a gain is no longer that of the same twin."""
+
+
+def band(key: str, result: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The least gain, the mean of calibrated gains minus three standard deviations and at least 0, and the largest,
+    ``ABOVE`` of them above the mean; None without two of them."""
     runs = result.get("calibration", {}).get("runs", [])
     gains = [one["gain"] for one in runs if one["hash"] == key and one.get("gain") is not None]
-    return max(0.0, mean(gains) - 3 * statistics.stdev(gains)) if len(gains) > 1 else None
+    if len(gains) < 2:
+        return None
+    middle, deviation = mean(gains), statistics.stdev(gains)
+    return max(0.0, middle - 3 * deviation), middle + ABOVE * deviation
+
+
+def threshold(key: str, result: Mapping[str, Any]) -> float | None:
+    """The least gain of the ``band``; None without one."""
+    found = band(key, result)
+    return None if found is None else found[0]
 
 
 def state(key: str, result: Mapping[str, Any]) -> tuple[str, str]:
     """The state of the twin with this hash, and why where it cannot be compared."""
     runs = [one for one in result.get("runs", {}).get("runs", []) if one["hash"] == key]
-    least = threshold(key, result)
+    allowed = band(key, result)
     if not runs:
         return "not run", ""
     if failed := [one["problem"] for one in runs if "problem" in one]:
         return "cannot be compared", failed[0]
-    if least is None:
+    if allowed is None:
         return "cannot be compared", "no calibration has these settings"
-    gain = mean(one["gain"] for one in runs)
+    (least, most), gain = allowed, mean(one["gain"] for one in runs)
+    if gain > most:
+        return "cannot be compared", f"a gain of {gain:.3f} is above {most:.3f}, which the calibration allows"
     return ("learns" if gain > 0 and gain >= least else "does not learn"), ""
 
 

@@ -29,14 +29,17 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 
 ROUNDS: Mapping[str, int] = {
     "visual/granular_grpo": 6,
-    "visual/flash_grpo": 24,
+    "visual/flash_grpo": 96,
     "visual/demo": 24,
     "visual/demo_video": 32,
+    "several_epochs": 12,
 }
-"""Rounds of twins whose rounds are dear (a plan for every step), or tell little (a branch at one step)."""
+"""Rounds of twins whose rounds are dear (a plan for every step), or tell little (a branch at one step; of four samples
+that begin with other noise, Flash-GRPO)."""
 
-RATES: Mapping[str, float] = {"visual/demo": 2e-3}
-"""Learning rates of twins that overshoot with that of their world: one draws in two steps."""
+RATES: Mapping[str, float] = {"visual/demo": 2e-3, "visual/flash_grpo": 2e-3, "several_epochs": 1e-2}
+"""Learning rates of twins that overshoot with that of their world (one draws in two steps, one compares four samples
+of other noise), and of one that overshoots without its clip."""
 
 MOST_STEPS = 20
 """Largest number of denoising steps."""
@@ -78,6 +81,13 @@ NEEDS = {"flow_opd": "it needs teachers"}
 OF_PRESETS: Mapping[str, Mapping[str, Any]] = {"flow_grpo_cps": {"kernel": "cps(a=0.7)"}}
 """Sampling of presets that belong to other than the base's."""
 
+CLIPPED: Mapping[str, Mapping[str, Any]] = {
+    "optim": {"epochs": 4},
+    "algorithm": {"objective": "ppo(low=1e-2, high=1e-2)"},
+}
+"""What the twin ``several_epochs`` changes of ``visual/flow_grpo_fast``: no recipe trains so often on its samples that
+the clip decides."""
+
 BASES = {"gaussian": "visual/flow_grpo", "matching": "visual/diffusion_nft"}
 """The recipe whose sampling and optimizer a preset without a recipe takes, by the kind of its decisions."""
 
@@ -107,7 +117,8 @@ class Twin:
 
 @cache
 def twins() -> dict[str, Twin]:
-    """All twins by name: of every recipe and of every preset for denoising and matching policies that no recipe has."""
+    """All twins by name: of every recipe, of every preset for denoising and matching policies that no recipe has, and
+    one whose clip decides."""
     made: dict[str, Twin] = {}
     used: set[str] = set()
     for name, path in sorted(recipes().items()):
@@ -123,6 +134,10 @@ def twins() -> dict[str, Twin]:
             if entry.policies == "gaussian" and reads_steps(preset):
                 section["sampling"]["completion_steps"] = section["sampling"]["steps"]
             made[f"preset/{preset}"] = derived(f"preset/{preset}", section)
+    section = load_yaml(recipe("visual/flow_grpo_fast"))
+    made["several_epochs"] = derived(
+        "several_epochs", {**section, **{part: section[part] | dict(values) for part, values in CLIPPED.items()}}
+    )
     return made
 
 

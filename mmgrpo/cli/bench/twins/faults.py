@@ -1,13 +1,13 @@
 """Planted faults: each changes one line of the trainer in this process, and must turn at least one twin red.
 
-A twin is red where its gain under the fault is below its threshold, or training fails. This is a test of the twins, not
-of the trainer: what no twin sees, they do not protect.
+A twin is red where its gain under the fault leaves its band, or training fails: above it where what holds the policy
+back is gone. This is a test of the twins, not of the trainer: what no twin sees, they do not protect.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 PANEL = (
     *("visual/flow_grpo_fast", "visual/mix_grpo", "visual/dance_grpo_wan", "visual/tempflow", "visual/cm_grpo"),
-    *("visual/diffusion_nft", "visual/crd", "preset/d3po", "preset/diffusion_dpo"),
+    *("visual/diffusion_nft", "visual/crd", "visual/dgpo", "preset/d3po", "preset/diffusion_dpo", "several_epochs"),
     *("vlm/demo", "speech/ibm_sqa", "speech/demo_duration"),
 )
 """Twins that are trained under every fault, once each."""
@@ -150,16 +150,25 @@ FAULTS: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def planted(thresholds: Mapping[str, float], once: Callable[[str, int], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Train the twins that have a threshold under every fault, by ``once(name, seed)``; for each fault the gains, and
-    which twins are red."""
+def planted(
+    bands: Mapping[str, tuple[float, float]],
+    once: Callable[[str, int], Mapping[str, Any]],
+    names: Sequence[str],
+    kept: Mapping[str, Mapping[str, float | None]],
+) -> Iterator[dict[str, Any]]:
+    """Train the twins ``names`` under every fault, by ``once(name, seed)``; for each fault the gains, with those that
+    are ``kept``, and which twins are red."""
     for name, fault in FAULTS.items():
-        gains: dict[str, float | None] = {}
-        for twin in thresholds:
+        gains = dict(kept.get(name, {}))
+        for twin in names:
             with fault():
                 gains[twin] = once(twin, 0).get("gain")
-        caught = [twin for twin, gain in gains.items() if gain is None or gain <= 0 or gain < thresholds[twin]]
+        caught = [one for one, gain in gains.items() if gain is None or gain <= 0 or not _inside(gain, bands[one])]
         yield {"caught": caught, "fault": name, "gains": gains}
+
+
+def _inside(gain: float, band: tuple[float, float]) -> bool:
+    return band[0] <= gain <= band[1]
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
