@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from jaxtyping import Float
 from safetensors.torch import load as from_bytes
+from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from mmgrpo.advantages.baseline import COMPARISON_FIELDS
+from mmgrpo.advantages.baseline import BASELINES, COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate
 from mmgrpo.collected import (
     Collected,
@@ -35,9 +37,11 @@ from mmgrpo.config.names import nearest
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.objectives.origins import Replay
 from mmgrpo.prompts.added import Addition, without_answer
-from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint
-from mmgrpo.prompts.replay import Buffer, Stored
+from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint, with_budget
+from mmgrpo.prompts.ledger import Ledger
+from mmgrpo.prompts.replay import ENDING, Buffer, Stored, named_files
 from mmgrpo.randomness import derive, stream
+from mmgrpo.runtime.checkpoint import checkpoints
 from mmgrpo.runtime.distributed import RankSlice, gather_rows
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.runtime.sharding import whole_weights
@@ -63,6 +67,8 @@ SPLIT = 1 << 32
 """Added to the key of replayed rows that are compared among themselves."""
 FIRST_GIVEN = 1 << 33
 """First key of supervised rows."""
+REPLAYED_FILES = "replay"
+"""The folder of replayed images and videos, in the run folder."""
 NO_OTHERS = LossRecipe.of("ppo", "per_sample")
 
 
@@ -86,6 +92,12 @@ class OtherRows:
     step: int = 0
     number: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+    """The run folder, which keeps replayed images and videos; None: they are in memory."""
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and self.policy.kind != "tokens":
+            self.buffer = Buffer(folder=self.folder / REPLAYED_FILES, writes=self.accelerator.is_main_process)
 
     def check(self, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         """ValueError for rows of other origins that this policy or the other blocks have no place for."""
@@ -152,6 +164,8 @@ class OtherRows:
             numbers = {"forced_members": float(hint.members), "forced_tokens": hint.tokens}
             texts = [one if isinstance(one, str) else "" for one in solutions]
             return replace(request, sampling={**request.sampling, **numbers}, solutions=texts)
+        if hint.budget:
+            return replace(request, prompts=[with_budget(prompt, hint) for prompt in request.prompts])
         if not hint.steps:
             return request
         pairs = zip(request.prompts, request.slots, strict=True)
@@ -269,8 +283,9 @@ class OtherRows:
         rows.add(rollout, RewardScores(zeros, zeros > 0))
         self.metrics["supervised/rows"] = float(rows.decisions[-1].rows)
 
-    def take_in(self, batch: Batch, totals: Float[Tensor, "B"], scores: RewardScores) -> None:
-        """What later rounds need of a finished one: its own rows, and the prompts that all failed."""
+    def take_in(self, batch: Batch, totals: Float[Tensor, "B"], scores: RewardScores, ledger: Ledger) -> None:
+        """What later rounds need of a finished one, which ``ledger`` has seen: its own rows, and the prompts that all
+        failed."""
         rollouts, places, decisions = batch.rollouts, batch.places, batch.decisions
         if "prompt_index" not in decisions.fields:  # a round of given answers alone
             return
@@ -302,10 +317,17 @@ class OtherRows:
                 entry = Stored(number, self.step, reward[row], table.cpu(), record)
                 stored.append((int(decisions.keys["prompt"][where]), where, entry))
         everywhere = gather_stored(stored, self.accelerator)
-        self.buffer.insert([entry for *_, entry in sorted(everywhere, key=lambda one: one[:2])], replay, self.step)
+        entering = [entry for *_, entry in sorted(everywhere, key=lambda one: one[:2])]
+        averages = dict(enumerate(ledger.read("window_mean").tolist())) if replay.tiers else None
+        self.buffer.insert(entering, replay, self.step, averages)
+        if self.buffer.folder is not None:
+            self.accelerator.wait_for_everyone()  # the files are there
 
     def tables(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint keeps, by group of tensors."""
+        """What a checkpoint keeps, by group of tensors. Files of samples that none refers to are removed."""
+        if self.folder is not None and self.buffer.folder is not None:
+            saved = [path / f"replay{ENDING}" for path in checkpoints(self.folder / "checkpoints")]
+            self.buffer.clean(name for path in saved if path.is_file() for name in named_files(load_file(path)))
         waiting = {"prompts": torch.tensor(self.waiting)} if self.waiting else {}
         return {"replay": self.buffer.tensors(), "waiting": waiting}
 
@@ -361,6 +383,11 @@ def refuse_rows(kind: str, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         raise ValueError(
             f"algorithm.replay: got '{loss.replay.text}' with a block that compares with {', '.join(fields)}, which "
             "stored rows do not have; choose another baseline"
+        )
+    if not replay.count and recipe.baseline.block is BASELINES["replayed_by_window"]:
+        raise ValueError(
+            "algorithm.baseline: got 'replayed_by_window' without rows of earlier rounds; add algorithm.replay, e.g. "
+            "replay(count=4), or choose group_mean"
         )
     if hint.active and (changed := [name for name in loss.scores if "@" in name]):
         raise ValueError(

@@ -104,7 +104,7 @@ class Trainer:
         self.members = {column: divided[column] for column in evaluation.groups if column in divided}
         self.interruption = Interruption()
         self.offline = Offline.of(policy, prompts, recipe, loss, offline, steps, ledger)
-        self.others = OtherRows(policy, accelerator, seed, prompts, given)
+        self.others = OtherRows(policy, accelerator, seed, prompts, given, folder=folder)
         self.validate()
         self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
         if not self.trained:
@@ -147,7 +147,7 @@ class Trainer:
             raise ValueError(f"got steps {self.steps}, expected at least 1")
         if self.rounds.group_size < 2:
             refuse_alone(self.rounds.group_size, self.recipe, self.loss)
-        self.rounds.samplers.refuse(self.recipe.fields & LEDGER_FIELDS, "algorithm")
+        self.rounds.samplers.refuse((self.recipe.fields | self.loss.replay({}).fields) & LEDGER_FIELDS, "algorithm")
         RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
         self.schedules.check(self.policy, self.rounds)
         refuse_mismatch(self.policy, self.recipe, self.loss)
@@ -296,7 +296,7 @@ class Trainer:
                         "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
                     )
         self.ledger.update(round_.rows, self.round)
-        self.others.take_in(round_.batch, round_.totals, round_.reward_scores)
+        self.others.take_in(round_.batch, round_.totals, round_.reward_scores, self.ledger)
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
         if self.networks.advance(self.step, lines[-1]["kl"] if lines else 0.0, self.loss.networks):
             self.optimizer = make_optimizer(list(self.trained.values()), self.optim)

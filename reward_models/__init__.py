@@ -291,6 +291,10 @@ REWARDS: dict[str, RewardEntry] = {
         "reward_models.rules.lengths:budget_length",
         manifest=replace(ANSWER, low=-1, high=inf, group=True, source="HBPO, arXiv:2507.15844"),
     ),
+    "triangle_length": RewardEntry(
+        "reward_models.rules.lengths:triangle_length",
+        manifest=replace(LENGTH, low=0, high=1, reads=("text", "meta.budget"), source="RMT, arXiv:2509.24375"),
+    ),
     "auxiliary": RewardEntry(
         "reward_models.rules.lengths:auxiliary",
         manifest=replace(ANSWER, low=-1, group=True, source="GCPO of GeometryZero, arXiv:2506.07160"),

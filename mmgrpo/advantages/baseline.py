@@ -20,7 +20,7 @@ from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE
 from mmgrpo.config.registry import Block, block
 from mmgrpo.scoring import RewardScores
-from mmgrpo.types import Prompt
+from mmgrpo.types import REPLAYED, Prompt
 
 BASELINES: dict[str, Block] = {}
 
@@ -103,6 +103,16 @@ def measured(values: Values, measured_value: Values, key: Key, stat: Rows) -> Va
     """The prompt's mean reward under an earlier policy, as the tracker ``reference_mean`` keeps it (PVPO,
     arXiv:2508.21104); at a prompt's first visit, unless it was measured before (``data.ledger``), the group's mean."""
     return torch.where(measured_value.isnan(), groups.group_mean(values, key, stat), measured_value)
+
+
+@block(BASELINES, level="group")
+def replayed_by_window(values: Values, window_mean: Values, key: Key, stat: Rows, origin: Int[Tensor, "B"]) -> Values:
+    """For rows of earlier rounds (``replay``) the mean of the last rewards of their prompt, as the tracker ``window``
+    keeps them, for others the mean of their group (AVATAR, arXiv:2508.03100: the last 20).
+
+    Replayed 1, 0, 1, 0 at a window mean of .25: .75, -.25, .75, -.25, by their std of .577: 1.299, -.433.
+    """
+    return torch.where(origin == REPLAYED, window_mean, groups.group_mean(values, key, stat))
 
 
 @block(BASELINES)

@@ -541,6 +541,16 @@ CATALOGUE: dict[str, Preset] = {
         "GRPO with the best of a prompt's earlier samples as a second group.",
         replay="replay(count=8, least=16, per_prompt=16, strategy='highest')",
     ),
+    # arXiv:2508.03100: 4 samples (data.group_size 4) and 4 earlier ones of the prompt, these compared with its last 20
+    # rewards and divided by their own std; a buffer of 10,000 in tiers; weight and clip of the earlier ones were not
+    # found and are those of all.
+    "avatar": for_tokens(
+        "GRPO beside earlier samples, compared with the prompt's last rewards; more at both ends of an answer.",
+        baseline="replayed_by_window",
+        credit="temporal",
+        replay="replay(count=4, strategy='random', tiers=[0.25, 0.35, 0.4])",
+        trackers=["window(count=20)"],
+    ),
     # arXiv:2508.11408: mu falls from 0.9 to 0.05 in 200 steps, 64 expert rows beside 256 own ones, no KL.
     "chord": for_any(
         "GRPO and the likelihood of expert answers, whose share falls.",
@@ -550,6 +560,13 @@ CATALOGUE: dict[str, Preset] = {
     "chord_phi": for_tokens(
         "GRPO and the likelihood of expert answers, of tokens that are neither sure nor out of reach.",
         supervised="nll(coef=0.1, phi=True, count=64)",
+    ),
+    # arXiv:2509.24375: a budget from 800 tokens down to 160 in the prompt, rewarded by triangle_length; 0.1 times the
+    # likelihood of texts (data.supervised). Its tiers are sampler mixture; the weights of both were not found.
+    "rmt": for_tokens(
+        "GRPO under a token budget that falls and stands in the prompt, and the likelihood of texts.",
+        hint="budget(tokens=power(800, 0.2))",
+        supervised="nll(coef=0.1, complement=False)",
     ),
     # arXiv:2506.07527: GRPO without the std, clip 0.2 / 0.28, no KL; 64 demonstrations at once. There they are an
     # optimizer step of their own; here they join the next round's.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -123,15 +123,25 @@ class Bound:
     def schedules(self) -> dict[str, Schedule]:
         """The parameters that follow a schedule, as ``block.parameter``."""
         name = parse(self.text)[0]
-        return {f"{name}.{key}": one for key, one in self.parameters.items() if isinstance(one, Schedule)}
+        return {f"{name}.{key}": one for parameter in self.parameters for key, one in self._scheduled(parameter)}
+
+    def _scheduled(self, parameter: str) -> Iterator[tuple[str, Schedule]]:
+        """The schedules of a parameter: its own, or those of the numbers of a mapping, as ``parameter.key``."""
+        value = self.parameters[parameter]
+        numbers = {f"{parameter}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {}
+        yield from ((key, one) for key, one in (numbers or {parameter: value}).items() if isinstance(one, Schedule))
 
     def at(self, now: Now) -> Bound:
         """The same block with the numbers of its schedules at a time; itself if it has none."""
-        found = {key: one.at(now) for key, one in self.parameters.items() if isinstance(one, Schedule)}
-        if not found:
-            return self
-        numbers = {key: round(one) if is_whole(self.block.fn, key) else one for key, one in found.items()}
-        return replace(self, parameters={**self.parameters, **numbers})
+        found: dict[str, Any] = {}
+        for parameter, value in self.parameters.items():
+            schedules = {key: one.at(now) for key, one in self._scheduled(parameter)}
+            if schedules and isinstance(value, dict):
+                found[parameter] = {key: schedules.get(f"{parameter}.{key}", one) for key, one in value.items()}
+            elif schedules:
+                number = schedules[parameter]
+                found[parameter] = round(number) if is_whole(self.block.fn, parameter) else number
+        return replace(self, parameters={**self.parameters, **found}) if found else self
 
 
 def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:
@@ -152,18 +162,29 @@ def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:
         names = [k.arg for k in call.keywords]
         if None in names or len({*names}) < len(names):
             raise ValueError(message)
-        calls = {str(k.arg): k.value for k in call.keywords if isinstance(k.value, ast.Call)}
-        literals = {str(k.arg): _literal(k.value) for k in call.keywords if k.arg not in calls}
+        values = {str(k.arg): _literal(k.value) for k in call.keywords}
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"{message} with numbers, strings, lists or booleans as values") from error
-    schedules = {key: of_call(node, f"{what}: {key} of {name}".removeprefix(": ")) for key, node in calls.items()}
-    return name, {str(k.arg): {**literals, **schedules}[str(k.arg)] for k in call.keywords}
+    return name, {key: _read(value, f"{what}: {key} of {name}".removeprefix(": ")) for key, value in values.items()}
 
 
 def _literal(node: ast.expr) -> Any:
+    """The value of an expression; that of a call is its node, also among the values of a mapping."""
+    if isinstance(node, ast.Call):
+        return node
     if isinstance(node, ast.Name) and node.id == "inf":
         return float("inf")
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        pairs = zip(node.keys, node.values, strict=True)
+        return {ast.literal_eval(key): _literal(value) for key, value in pairs if key is not None}
     return ast.literal_eval(node)
+
+
+def _read(value: Any, what: str) -> Any:
+    """A value with the schedules that its calls stand for."""
+    if isinstance(value, dict):
+        return {key: _read(one, f"{what}.{key}") for key, one in value.items()}
+    return of_call(value, what) if isinstance(value, ast.Call) else value
 
 
 def bind(text: str, table: Mapping[str, Block], what: str, scheduled: bool = False) -> Bound:
@@ -182,8 +203,9 @@ def bind(text: str, table: Mapping[str, Block], what: str, scheduled: bool = Fal
             raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
         place = f"{what}: {parameter} of {name}"
-        if isinstance(value, Schedule) and not scheduled:
-            raise ValueError(f"{place}: got {value.text}, expected one value for the whole run")
+        for one in (value.values() if isinstance(value, dict) else [value]) if not scheduled else ():
+            if isinstance(one, Schedule):
+                raise ValueError(f"{place}: got {one.text}, expected one value for the whole run")
         parameters[parameter] = checked(row.fn, parameter, value, place)
     for parameter, inner in row.inner.items():
         bind(parameters.get(parameter, row.parameters[parameter].default), inner, f"{what}: {parameter} of {name}")
@@ -196,7 +218,13 @@ def bind_scheduled(text: str, table: Mapping[str, Block], what: str) -> Bound:
 
 
 def checked(function: Callable[..., Any], parameter: str, value: Any, what: str) -> Any:
-    """``check_parameter`` of a value, or of all values of a schedule."""
+    """``check_parameter`` of a value, or of all values of a schedule; of a mapping with schedules, of each of its own
+    values."""
+    if isinstance(value, dict) and any(isinstance(one, Schedule) for one in value.values()):
+        for key, one in value.items():
+            for level in one.levels if isinstance(one, Schedule) else [one]:
+                check_parameter(function, parameter, {key: level}, what)
+        return value
     if not isinstance(value, Schedule):
         return check_parameter(function, parameter, value, what)
     for level in value.levels:

@@ -62,9 +62,10 @@ def _in(table: dict[str, Any]) -> Callable[[F], F]:
 
 
 @_in(SCHEDULES)
-def linear(step: int, total: int, start: Level, end: Level, steps: int = 0) -> float:
-    """start + (end - start) min(1, s / steps)."""
-    return start + (end - start) * min(1.0, step / (steps or total))
+def linear(step: int, total: int, start: Level, end: Level, steps: int = 0, after: int = 0) -> float:
+    """start + (end - start) min(1, (s - after) / steps), and start before step ``after``."""
+    share = min(1.0, max(0, step - after) / (steps or max(1, total - after)))
+    return start + (end - start) * share
 
 
 @_in(SCHEDULES)

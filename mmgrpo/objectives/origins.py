@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, one_of
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTION, one_of
 from mmgrpo.config.registry import Block, Bound, bind, block
 from mmgrpo.objectives.base import AGGREGATIONS
 from mmgrpo.types import REPLAYED, SUPERVISED
@@ -49,6 +49,13 @@ class Replay:
     apart: bool = True
     when: str = "always"
     replaces: bool = False
+    tiers: tuple[float, ...] = ()
+    """Shares of the capacity, from the prompts of the highest average reward to those of the lowest."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """What it reads of the ledger."""
+        return frozenset({"window_mean"} if self.tiers else ())
 
 
 @block(REPLAYS)
@@ -72,6 +79,7 @@ def replay(
     apart: bool = True,
     when: Annotated[str, one_of("always", "failed")] = "always",
     replaces: bool = False,
+    tiers: Annotated[Sequence[float], POSITIVE_FRACTION] = (),
 ) -> Replay:
     """``count`` rows of earlier rounds join the group of their prompt, where at least ``least`` are kept of it.
 
@@ -80,13 +88,17 @@ def replay(
     before this round's update, or 0. ``statistics``: compared among themselves, with the group, or with the mean and
     std of the group's own rows. ``apart``: normalized by themselves and weighted by ``coef``; else in one mean.
     ``when`` failed: only groups of which no reward is more than ``above``; ``replaces``: as many of their worst samples
-    give way.
+    give way. ``tiers``: shares of ``capacity`` for the prompts by their average reward (tracker window), from the
+    highest to the lowest.
 
-    RePO (arXiv:2506.09340): 8 of 16, least 16, split, stored; AVATAR (arXiv:2508.03100): own; AR3PO (arXiv:2509.25808):
-    1, random, above 0, with, when failed, replaces; option I recomputed and not apart, option II of coef 0.
+    RePO (arXiv:2506.09340): 8 of 16, least 16, split, stored; AVATAR (arXiv:2508.03100): 4, split, tiers .25, .35 and
+    .4 (the worst 40 %), with baseline replayed_by_window; AR3PO (arXiv:2509.25808): 1, random, above 0, with, when
+    failed, replaces; option I recomputed and not apart, option II of coef 0.
     """
+    if tiers and abs(sum(tiers) - 1) > 1e-6:
+        raise ValueError(f"algorithm.replay: got tiers {list(tiers)}, expected shares of sum 1")
     numbers = (count, least, per_prompt, capacity, age, strategy, above, old, statistics, coef, apart)
-    return Replay(*numbers, when, replaces)
+    return Replay(*numbers, when, replaces, tuple(tiers))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Hints: what of a solution a policy is given, in the prompt or as the forced beginning of its completion.
+"""Hints: what of a solution a policy is given, in the prompt or as the forced beginning of its completion, and how long
+an answer may be.
 
 A row that had a hint has the origin HINTED: it is trained, scored under the prompt that it was sampled from, and no
 evidence of how hard its prompt is. A forced beginning is part of what the policy is given: no gradient, ratio, KL or
-length counts it. Evaluation has no hints.
+length counts it. A row with a budget alone had no help: it is the policy's own, and evidence. Evaluation has no hints.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, FRACTION
+from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, FRACTION, POSITIVE
 from mmgrpo.config.registry import Block, block
 from mmgrpo.randomness import stream
 from mmgrpo.types import HINT, Prompt
@@ -36,10 +37,12 @@ class Hint:
     """Its length."""
     column: str = "answer"
     phrase: str = ""
+    budget: float = 0.0
+    """Number of tokens that stands in the prompt, in ``phrase``; 0: none."""
 
     @property
     def active(self) -> bool:
-        return bool(self.shares or self.steps or self.members)
+        return bool(self.shares or self.steps or self.members or self.budget)
 
 
 PHRASE = "\n\nThe solution begins like this:\n"
@@ -82,6 +85,18 @@ def forced(
     return Hint(members=members, tokens=tokens, column=column)
 
 
+@block(HINTS)
+def budget(
+    *, tokens: Annotated[float, POSITIVE], text: Annotated[str, ANY_TEXT] = " Think with at most {tokens} tokens."
+) -> Hint:
+    """The number of tokens that an answer may have, rounded down, stands in the prompt and is its ``meta.budget``, for
+    rewards such as triangle_length (RMT, arXiv:2509.24375: tokens=power(800, 0.2), from 800 down to 160; its words
+    were not found)."""
+    if "{tokens}" not in text:
+        raise ValueError(f"algorithm.hint: budget: got text {text!r}, expected one with {{tokens}}")
+    return Hint(budget=tokens, phrase=text)
+
+
 def solution_of(prompt: Prompt, column: str) -> Any:
     """The solution in a column of a prompt's row: ``answer``, or any other; None where there is none."""
     return prompt.answer if column == "answer" else prompt.meta.get(column, prompt.columns.get(column))
@@ -102,6 +117,13 @@ def with_hint(prompt: Prompt, hint: str, phrase: str) -> Prompt:
             turns[place] = replace(turns[place], parts=(*turns[place].parts, phrase + hint))
             break
     return replace(prompt, text=prompt.text + phrase + hint, turns=tuple(turns), meta={**prompt.meta, HINT: hint})
+
+
+def with_budget(prompt: Prompt, hint: Hint) -> Prompt:
+    """The prompt with the budget, of at least one token, after the last user turn."""
+    tokens = max(1, int(hint.budget))
+    asked = with_hint(prompt, hint.phrase.replace("{tokens}", str(tokens)), "")
+    return replace(asked, meta={**prompt.meta, "budget": tokens})
 
 
 def staged_hint(prompt: Prompt, hint: Hint, stage: int) -> Prompt | None:

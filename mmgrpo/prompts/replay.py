@@ -5,19 +5,31 @@
 
 It holds the same rows on every process and is in every checkpoint. A row is what its policy needs to score it again
 (``Storing.pack``), its rewards, one by one, since their weights may change, and the optimizer step it is of.
+
+What a row of tokens needs is small, and is in memory and in the checkpoint. The latents of an image or video are large
+(5.8 MB for 11 states of 16 x 128 x 128 in half precision): with a ``folder`` they are files of it, named by their
+content, of which checkpoints hold the names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from mmgrpo.files import write_bytes
 from mmgrpo.objectives.origins import Replay
 from mmgrpo.types import Record
+
+ENDING = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,8 @@ class Stored:
     scores: Float[Tensor, "3 R"]
     """Values of the rewards, whether they are valid, and whether the reward abstained."""
     record: Record
+    digest: str = ""
+    """The name of its file, where ``record`` is kept in one; 32 hexadecimal digits."""
 
 
 @dataclass
@@ -40,16 +54,24 @@ class Buffer:
     """Rows in the order in which they entered."""
 
     rows: list[Stored] = field(default_factory=list)
+    folder: Path | None = None
+    """Where the records are kept; None: in memory."""
+    writes: bool = True
+    """Whether this process writes the files, which are the same for all."""
 
     def draw(self, prompt: int, settings: Replay, step: int, generator: torch.Generator) -> list[Stored]:
         """Rows of a prompt by the strategy, in the order in which they entered; none below ``settings.least``."""
         own = [row for row in self.rows if row.prompt == prompt and not expired(row, settings, step)]
         if len(own) < max(1, settings.least):
             return []
-        return [own[place] for place in sorted(chosen([row.reward for row in own], settings, generator))]
+        found = [own[place] for place in sorted(chosen([row.reward for row in own], settings, generator))]
+        return [replace(row, record=self._read(row.digest)) if row.digest else row for row in found]
 
-    def insert(self, rows: Sequence[Stored], settings: Replay, step: int) -> None:
-        """Take in rows of reward above ``settings.above``; what its bounds leave no place for goes, oldest first."""
+    def insert(
+        self, rows: Sequence[Stored], settings: Replay, step: int, averages: Mapping[int, float] | None = None
+    ) -> None:
+        """Take in rows of reward above ``settings.above``; what its bounds leave no place for goes, oldest first.
+        ``averages`` are the average rewards of the prompts, for ``settings.tiers``."""
         kept, count = [], {}
         entering = [row for row in rows if row.reward > settings.above]
         for row in reversed([*self.rows, *entering]):
@@ -57,7 +79,40 @@ class Buffer:
                 continue
             count[row.prompt] = count.get(row.prompt, 0) + 1
             kept.append(row)
-        self.rows = kept[: settings.capacity][::-1]
+        if settings.tiers:
+            kept = within_tiers(kept, settings, averages or {})
+        self.rows = [self._filed(row) for row in kept[: settings.capacity][::-1]]
+
+    def _filed(self, row: Stored) -> Stored:
+        """The row with its record in a file, where there is a folder."""
+        if self.folder is None or row.digest:
+            return row
+        content = to_bytes(dict(sorted(row.record.items())))
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        path = self.folder / f"{digest}{ENDING}"
+        if self.writes and not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, content)
+        return replace(row, record={}, digest=digest)
+
+    def _read(self, digest: str) -> Record:
+        """The record of a file; ValueError for one that is not what was written."""
+        assert self.folder is not None
+        path = self.folder / f"{digest}{ENDING}"
+        content = path.read_bytes() if path.is_file() else b""
+        if hashlib.blake2b(content, digest_size=16).hexdigest() != digest:
+            raise ValueError(
+                f"{path} is {'damaged' if content else 'missing'}, a sample that algorithm.replay keeps; restore it, "
+                "or begin a new run"
+            )
+        return from_bytes(content)
+
+    def clean(self, others: Iterable[str]) -> None:
+        """Remove the files that neither this buffer nor ``others`` name."""
+        used = {row.digest for row in self.rows} | {*others}
+        for path in self.folder.glob(f"*{ENDING}") if self.folder and self.writes else ():
+            if path.stem not in used:
+                path.unlink(missing_ok=True)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything as tensors, for a checkpoint; empty without rows."""
@@ -68,6 +123,8 @@ class Buffer:
             "rewards": torch.tensor([row.reward for row in self.rows], dtype=torch.float64),
             "scores": torch.stack([row.scores for row in self.rows]),
         }
+        if self.folder is not None:
+            found[FILES] = torch.tensor([list(bytes.fromhex(row.digest)) for row in self.rows], dtype=torch.uint8)
         for number, row in enumerate(self.rows):
             found |= {f"{number}.{name}": value for name, value in row.record.items()}
         return found
@@ -81,12 +138,45 @@ class Buffer:
                 records.setdefault(int(number), {})[key] = value
         if tensors:
             places, rewards = tensors["places"].tolist(), tensors["rewards"].tolist()
-            self.rows = [
-                Stored(prompt, step, rewards[row], tensors["scores"][row], records[row])
+            digests = named_files(tensors) or [""] * len(places)
+            rows = [
+                Stored(prompt, step, rewards[row], tensors["scores"][row], records.get(row, {}), digests[row])
                 for row, (prompt, step) in enumerate(places)
             ]
+            self.rows = [self._filed(row) for row in rows]
         else:
             self.rows = []
+
+
+FILES = "files"
+
+
+def named_files(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the files that a buffer's tensors refer to, by row; none where the records are among them."""
+    return [bytes(row).hex() for row in tensors[FILES].tolist()] if FILES in tensors else []
+
+
+def within_tiers(newest: Sequence[Stored], settings: Replay, averages: Mapping[int, float]) -> list[Stored]:
+    """The newest rows of each tier of prompts, as many as its share of the capacity.
+
+    Prompts are ranked by their average reward; shares .25, .35 and .4 of the buffer are those of the best 25 % of them,
+    the next 35 % and the worst 40 %.
+    """
+    prompts = sorted({row.prompt for row in newest}, key=lambda prompt: (-averages.get(prompt, 0.0), prompt))
+    bounds = [*accumulate(settings.tiers)]
+
+    def tier(place: int) -> int:
+        share = (place + 0.5) / len(prompts)
+        return next((number for number, bound in enumerate(bounds) if share <= bound), len(bounds) - 1)
+
+    of = {prompt: tier(place) for place, prompt in enumerate(prompts)}
+    room = [round(settings.capacity * share) for share in settings.tiers]
+    kept = []
+    for row in newest:
+        if room[of[row.prompt]] > 0:
+            room[of[row.prompt]] -= 1
+            kept.append(row)
+    return kept
 
 
 def expired(row: Stored, settings: Replay, step: int) -> bool:

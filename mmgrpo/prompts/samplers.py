@@ -32,6 +32,7 @@ from mmgrpo.advantages.estimate import Estimate
 from mmgrpo.config.names import nearest as nearest_name
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, FRACTION, POSITIVE, one_of, within
 from mmgrpo.config.registry import Block, Bound, bind, bind_scheduled, block
+from mmgrpo.config.schedules import Now
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.splits import content_digest
 from mmgrpo.prompts.ledger import Ledger
@@ -203,11 +204,15 @@ def bandit(
 
 @block(ARMS, level="group")
 def mixture(category_names: Sequence[str], *, weights: dict[str, float], column: str = "file") -> Arms:
-    """A category for every place with fixed weights, then one of its prompts (MoDoMoDo, arXiv:2505.24871). ``column``
+    """A category for every place with given weights, then one of its prompts (MoDoMoDo, arXiv:2505.24871). ``column``
     is file (names of data.train and data.extra_train without folder and ending), task, or a column of the data set.
 
-    The paper ends a run when a category is used up; here its next permutation follows.
+    Each weight may follow a schedule: {'easy': linear(0.6, 0.1, 400, after=300), 'hard': linear(0.1, 0.6, 400,
+    after=300)} moves from one tier to another (RMT, arXiv:2509.24375, which states no weights).
+    MoDoMoDo ends a run when a category is used up; here its next permutation follows.
     """
+    if texts := [one for one in weights.values() if isinstance(one, str)]:
+        raise ValueError(f"algorithm.sampler: mixture: got the weight '{texts[0]}', expected a number")
     if unknown := [name for name in weights if name not in category_names]:
         raise ValueError(
             f"algorithm.sampler: mixture: got weights of '{unknown[0]}', which no prompt has in '{column}' (there are "
@@ -397,7 +402,8 @@ class Sampling:
         index = {name: place for place, name in enumerate(names)}
         made = Ledger(len(prompts), self.trackers, [index[text] for text in texts], names, given)
         if self.arms is not None and "category_names" in self.arms.needs:
-            self.arms({"category_names": names})  # names that no prompt has are refused here
+            # Names that no prompt has, and weights that are none, are refused here.
+            checked(self.arms.at(Now(0, 1))({"category_names": names}).weights, f"algorithm.sampler: {self.arms.text}")
         return made
 
 
@@ -705,7 +711,7 @@ def checked(weights: Float[Tensor, "N"], what: str) -> Float[Tensor, "N"]:
     """The weights; ValueError for one that is negative or not finite."""
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         bad = float(weights[~(weights.isfinite() & (weights >= 0))][0])
-        raise ValueError(f"{what}: got the weight {bad:g} of a prompt, expected a finite number of at least 0")
+        raise ValueError(f"{what}: got the weight {bad:g}, expected a finite number of at least 0")
     return weights
 
 

@@ -100,12 +100,7 @@ def budget_length(
     values = []
     some = texts(outputs, "budget_length")
     for prompt, text, value in zip(prompts, some, task(prompts, outputs, tags), strict=True):
-        budget = prompt.meta.get("budget")
-        if not isinstance(budget, int | float):
-            raise ValueError(
-                f"prompt '{prompt.id}': got budget {budget!r}, expected a number; set sampling.variants, e.g. "
-                "budgets(tokens=[512, 1024])"
-            )
+        budget = budget_of(prompt)
         if math.isnan(value):
             values.append(value)
         elif tags is True and not answer_of(text.text):
@@ -116,6 +111,32 @@ def budget_length(
             shortfall = budget_value(text.tokens, beta, horizon) - abs(budget - text.tokens) / (horizon / 2)
             values.append(min(shortfall, budget_value(budget, beta, horizon)))
     return values
+
+
+def triangle(tokens: float, budget: float) -> float:
+    """T / B up to the budget, then down to 0 at twice the budget: 400, 800, 1200 and 1700 of 800 are .5, 1, .5, 0."""
+    return max(0.0, min(tokens / budget, 2 - tokens / budget))
+
+
+def triangle_length(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """``triangle`` of the tokens of each completion under the budget of its prompt (``meta.budget``, of algorithm.hint
+    ``budget``, which may follow a schedule, or of ``sampling.variants: budgets``): the length reward of RMT
+    (arXiv:2509.24375), right or wrong; its weight was not found."""
+    return [
+        triangle(text.tokens, budget_of(prompt))
+        for prompt, text in zip(prompts, texts(outputs, "triangle_length"), strict=True)
+    ]
+
+
+def budget_of(prompt: Prompt) -> float:
+    """The budget of a prompt; an error names one without."""
+    budget = prompt.meta.get("budget")
+    if not isinstance(budget, int | float) or budget <= 0:
+        raise ValueError(
+            f"prompt '{prompt.id}': got budget {budget!r}, expected a number; set sampling.variants, e.g. "
+            "budgets(tokens=[512, 1024]), or algorithm.hint, e.g. budget(tokens=800)"
+        )
+    return budget
 
 
 def auxiliary(

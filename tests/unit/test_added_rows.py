@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.kernels import diffusion_estimates, estimates, output_towards
 from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.objectives.origins import Replay
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.prompts.added import ADDITIONS, refining, sources, way, worst, written
+from mmgrpo.prompts.replay import named_files
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.checkpoint import checkpoints
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import (
     DROPPED,
@@ -209,6 +213,28 @@ def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, change
 
 
 @pytest.mark.parametrize("kind", ["matching", "gaussian"])
+def test_replayed_images_are_files_of_the_run(kind, tmp_path):
+    """The run is that with a buffer in memory; checkpoints name the files, and what none of them names is removed."""
+    changes = {"replay": "replay(count=2, strategy='highest', capacity=10)"}
+    disk, memory = run(kind, tmp_path / "disk", **changes), run(kind, tmp_path / "memory", **changes)
+    memory.others.buffer.folder = None
+    disk.fit()
+    memory.fit()
+    assert same(disk, memory) and lines(tmp_path / "disk") == lines(tmp_path / "memory")
+    assert not (tmp_path / "memory" / "replay").exists()
+    disk.others.tables()  # what only a checkpoint named that is gone
+    files = {path.stem for path in (tmp_path / "disk" / "replay").iterdir()}
+    tables = [load_file(path / "replay.safetensors") for path in checkpoints(tmp_path / "disk" / "checkpoints")]
+    assert files == {name for table in tables for name in named_files(table)}
+    assert all(table.keys() == {"places", "rewards", "scores", "files"} for table in tables)
+    buffer = disk.others.buffer
+    path = tmp_path / "disk" / "replay" / f"{buffer.rows[0].digest}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match=f"{path.name}.*damaged.*algorithm.replay"):
+        buffer.draw(buffer.rows[0].prompt, Replay(10, strategy="all"), 6, stream(0))
+
+
+@pytest.mark.parametrize("kind", ["matching", "gaussian"])
 def test_given_images_are_learned(kind, tmp_path):
     """By their likelihood alone; the ones are 1 from the mean of samples before."""
     made = run(kind, tmp_path, steps=60, supervised="nll(coef=1.0, count=2)", data=PICTURED)
@@ -310,7 +336,7 @@ def round_of(folder: Path, reward=says_b, group_size: int = 4, prompts=WORDS, ma
     original = made.others.take_in
     made.others.take_in = lambda batch, *rest: (taken.append((batch, *rest)), original(batch, *rest))[1]
     made.run_round()
-    [(batch, totals, _)] = taken
+    [(batch, totals, *_)] = taken
     return made, batch, totals
 
 

@@ -25,6 +25,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import HINT, HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prompt, Request, Turn
 from mmgrpo.update import LossRecipe
+from reward_models.rules.lengths import triangle_length
 from tests.building import algorithm_blocks, recipe, trainer
 from tests.speaking import TableModel
 from tests.toys import toy_prompts
@@ -60,6 +61,23 @@ def test_the_buffer_is_bounded_by_prompt_in_all_and_by_age_and_drops_the_oldest(
     assert left(Replay(1, capacity=3)) == everything[3:]
     assert left(Replay(1, age=1)) == everything[4:]
     assert left(Replay(1, above=0.0)) == []
+
+
+def test_each_tier_of_prompts_has_its_share_of_the_buffer():
+    """AVATAR, arXiv:2508.03100: 25, 35 and 40 % of a buffer of 20, here of 20 prompts of average 0, .05, ..., .95."""
+    settings = bind("replay(capacity=20, tiers=[0.25, 0.35, 0.4])", REPLAYS, "")({})
+    averages = {prompt: prompt / 20 for prompt in range(20)}
+    buffer = Buffer()
+    for round_ in range(4):
+        buffer.insert([stored(prompt, 0.0, round_) for prompt in range(20)], settings, round_, averages)
+    prompts = [row.prompt for row in buffer.rows]
+    assert (sum(one < 8 for one in prompts), sum(one >= 15 for one in prompts)) == (8, 5) and len(prompts) == 20
+    assert {row.step for row in buffer.rows} == {3}, "the newest of each"
+    # Without tiers many rows of one prompt may drive out those of all others.
+    buffer.insert([stored(19, 1.0, 9)] * 16, settings, 9, averages)
+    assert [row.prompt for row in buffer.rows].count(19) == 5 and len(buffer.rows) == 20
+    with pytest.raises(ValueError, match=r"algorithm\.replay.*tiers.*0\.4"):
+        bind("replay(tiers=[0.5, 0.4])", REPLAYS, "")({})
 
 
 def test_replay_starts_where_enough_rows_of_a_prompt_are_there():
@@ -126,6 +144,18 @@ def test_replayed_rows_are_compared_among_themselves_or_with_the_group():
     assert advantages("with") == pytest.approx([-0.53995] * 4 + [1.61984] * 2 + [-0.53995] * 2, abs=1e-4)
     # Against the own rows' mean .25 and std .5.
     assert advantages("own", 1.0) == pytest.approx([-0.5] * 3 + [1.5] * 3 + [-0.5] * 2, abs=1e-3)
+
+
+def test_replayed_rows_may_be_compared_with_the_last_rewards_of_their_prompt():
+    """AVATAR, arXiv:2508.03100: (1 - .25) / .57735; own rows are compared with their group."""
+    key = torch.tensor([0] * 2 + [SPLIT] * 4)
+    rows = replace(plain([1] * 6, keys={"prompt": key}), origin=torch.tensor([OWN] * 2 + [REPLAYED] * 4))
+    rows = replace(rows, fields={**rows.fields, "window_mean": torch.full((6,), 0.25)})
+    values = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])[:, None]
+    blocks = recipe(baseline="replayed_by_window")
+    made = estimate(values, values >= 0, torch.ones(1), rows, blocks, counted_origins=(OWN, REPLAYED))
+    own, replayed = [-0.7071, 0.7071], [1.29904, -0.43301]
+    assert made.samples.tolist() == pytest.approx([*own, *replayed, *replayed], abs=1e-3)
 
 
 def test_of_equal_replayed_rewards_nothing_is_learned_where_they_are_compared_among_themselves():
@@ -236,6 +266,8 @@ FOREIGN = [
     {"replay": "replay(count=2, strategy='random')"},
     {"replay": "replay(count=2, statistics='with', old='recomputed', apart=False)"},
     {"replay": "replay(count=2, statistics='own', old='one', capacity=5)"},
+    {"replay": "replay(count=2, capacity=6, tiers=[0.5, 0.5])", "baseline": "replayed_by_window"}
+    | {"trackers": ["window(count=20)"]},
     {"added": "answers(count=0, counted=True)"},
     {"added": "answers(old='one', when='failed', above=0.49, scale=0.5)", "off_policy": "luffy"},
     {"added": "refined(above=0.3)"},
@@ -244,6 +276,7 @@ FOREIGN = [
     {"supervised": "nll(coef=0.5, count=1, source='failed')"},
     {"hint": "staged(above=0.6)"},
     {"hint": "forced(members=2, tokens=2)"},
+    {"hint": "budget(tokens=power(4, 0.25), text=' b {tokens}')"},
 ]
 
 
@@ -350,6 +383,22 @@ def test_groups_without_success_are_sampled_again_with_a_hint_and_their_own_rows
     assert line["ratio/first_minus_one"] < 1e-3 and line["hint/groups"] == 1
     assert line["reward/reward/mean"] == 0  # of the prompts as they are
     assert {(row["draws"], row["mean"]) for row in made.ledger.entries(PROMPTS)} == {(4, 0.0)}
+
+
+def test_a_budget_that_falls_stands_in_the_prompt_and_its_rows_are_evidence(tmp_path):
+    """Of 4 tokens down to 1 over 6 steps: 4 (1/4)^(s/6) is 4, 3.2, 2.5, 2, 1.6, 1.3."""
+    seen: list[tuple[str, int]] = []
+
+    def under_budget(prompts, outputs) -> list[float]:
+        seen.append((prompts[0].text, prompts[0].meta["budget"]))
+        return triangle_length(prompts, outputs)
+
+    made = run(tmp_path, reward=under_budget, hint="budget(tokens=power(4, 0.25), text=' b {tokens}')")
+    made.fit()
+    assert seen[0][0].endswith(" b 4") and [budget for _, budget in seen] == [4, 3, 2, 2, 1, 1]
+    assert made.ledger.columns["prompts"]["draws"].tolist() == [24, 24]
+    assert [row["schedule/budget.tokens"] for row in lines(tmp_path)][:1] == [4]
+    assert max(row["ratio/first_minus_one"] for row in lines(tmp_path)) < 1e-3
 
 
 def test_a_group_with_success_is_left_as_it_is(tmp_path):

@@ -12,7 +12,7 @@ from mmgrpo.advantages.combine import COMBINE
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.config.registry import bind
-from mmgrpo.types import OWN, REFERENCE
+from mmgrpo.types import OWN, REFERENCE, REPLAYED
 
 A, B, C = [1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]
 
@@ -260,8 +260,9 @@ CENTRING = ["group_mean", "leave_one_out"]
 GROUP_SCALES = ["none", "group_std", "group_std_floor", "leave_one_out_std", "batch_std_centred"]
 LENGTH = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
 VALUE = torch.full((11,), 0.3, dtype=torch.float64)
-COMPARED = ("reference_value", "greedy_value", "tracker_value", "measured_value")
-ENTRIES = {"length": LENGTH, **dict.fromkeys(COMPARED, VALUE)}
+COMPARED = ("reference_value", "greedy_value", "tracker_value", "measured_value", "window_mean")
+ORIGIN = torch.tensor([OWN, REPLAYED, OWN, OWN, REPLAYED, OWN, OWN, REPLAYED, REPLAYED, OWN, OWN])
+ENTRIES = {"length": LENGTH, "origin": ORIGIN, **dict.fromkeys(COMPARED, VALUE)}
 
 
 def ragged():
@@ -295,7 +296,7 @@ def test_permuting_rows_permutes_what_a_scale_gives(scale):
 def test_groups_of_one_and_groups_without_spread_give_finite_advantages(baseline, scale):
     inputs = batch([0.7], [0.3, 0.3, 0.3], [1.0, 0.0], [0.0, 0.0], length=[1, 2, 3, 4, 5, 6, 7, 8])
     other = inputs["values"] * 0 + 0.4
-    made = advantage(inputs | dict.fromkeys(COMPARED, other), baseline, scale)
+    made = advantage(inputs | dict.fromkeys(COMPARED, other) | {"origin": ORIGIN[:8]}, baseline, scale)
     assert torch.isfinite(made).all() and made.abs().max() < 20
     if baseline in CENTRING and scale != "token_whiten":
         assert (made[:4] == 0).all() and (made[6:] == 0).all()

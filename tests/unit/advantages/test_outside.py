@@ -54,6 +54,7 @@ def inputs(outside: bool) -> dict[str, Any]:
         "greedy_value": torch.full((INSIDE,), 0.6, dtype=torch.float64),
         "tracker_value": torch.full((INSIDE,), 0.5, dtype=torch.float64),
         "measured_value": torch.full((INSIDE,), 0.5, dtype=torch.float64),
+        "window_mean": torch.full((INSIDE,), 0.5, dtype=torch.float64),
         "quantile_low": torch.full((INSIDE,), 0.2, dtype=torch.float64),
         "quantile_high": torch.full((INSIDE,), 0.8, dtype=torch.float64),
         "variant": torch.tensor([512.0, 512, 2560, 2560, 512, 512, 2560]),

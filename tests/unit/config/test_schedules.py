@@ -12,6 +12,7 @@ from mmgrpo.config.registry import bind, bind_scheduled
 from mmgrpo.config.schedules import RULES, SCHEDULES, Now, Schedule, at, of_settings, read
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.objectives import OBJECTIVES, TERMS
+from mmgrpo.prompts.samplers import SAMPLERS
 from mmgrpo.scoring.load import common_parameters
 from mmgrpo.update import LossRecipe
 from tests.building import recipe
@@ -26,6 +27,8 @@ def schedule(text: str) -> Schedule:
 
 VALUES = [
     ("linear(1, 3, 4)", [(0, 1), (1, 1.5), (4, 3), (9, 3)]),
+    ("linear(0.6, 0.1, 400, after=300)", [(299, 0.6), (500, 0.35), (700, 0.1), (999, 0.1)]),
+    ("linear(0, 1, after=500)", [(500, 0), (750, 0.5), (1000, 1)]),
     ("linear(0, 1)", [(0, 0), (500, 0.5), (1000, 1)]),  # over the whole run
     # CHORD, arXiv:2508.11408
     ("cosine(0.9, 0.05, 200)", [(0, 0.9), (50, 0.77552), (100, 0.475), (150, 0.17448), (200, 0.05), (999, 0.05)]),
@@ -76,6 +79,9 @@ def test_a_block_takes_a_schedule_for_any_number_and_is_itself_without_one():
     term = bind_scheduled("kl_k3(coef=cosine(0.04, 0, 500))", TERMS, "terms")
     assert term.at(Now(250, 1000)).parameters == {"coef": pytest.approx(0.02)}
     assert list(term.schedules) == ["kl_k3.coef"]
+    mixed = bind_scheduled("mixture(weights={'a': linear(0, 1, 10), 'b': 0.5})", SAMPLERS, "sampler")
+    assert mixed.at(Now(5, 10)).parameters == {"weights": {"a": 0.5, "b": 0.5}} and mixed.at(Now(5, 10)) is not mixed
+    assert list(mixed.schedules) == ["mixture.weights.a"]
     clip = bind_scheduled("ppo(low=0.2, high=stages(0.28, (200, 0.4)))", OBJECTIVES, "objective")
     assert [clip.at(Now(step, 9)).parameters["high"] for step in (0, 199, 200)] == [0.28, 0.28, 0.4]
     constant = (recipe(), LossRecipe.of("ppo", "per_sample", terms=["kl_k3(coef=0.1)"]))
@@ -116,6 +122,8 @@ def test_a_wrong_schedule_is_refused_before_the_run(text, word):
 def test_a_block_that_is_bound_once_takes_no_schedule():
     with pytest.raises(ValueError, match="sampling.plan.*linear"):
         bind("sliding_window(size=linear(1, 4, 10))", PLANS, "sampling.plan")
+    with pytest.raises(ValueError, match="algorithm.sampler.*linear"):
+        bind("mixture(weights={'a': linear(1, 4, 10)})", SAMPLERS, "algorithm.sampler")
 
 
 def test_the_weight_of_a_reward_may_follow_a_schedule_and_nothing_else_of_it():

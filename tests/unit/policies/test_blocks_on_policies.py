@@ -151,6 +151,8 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
         changes["networks"] = [one.format(path=str(other_run(folder / "other"))) for one in networks]
     if line == "credit" and "advantages" not in CREDITS[text.split("(")[0]].needs:
         changes |= {"baseline": "none", "scale": "none"}
+    if text.startswith("replayed_by_window"):
+        changes["replay"] = "replay(count=2)"
     read = {READS[name].tracker for name in TABLES[line][text.partition("(")[0]].needs if name in READS} - {""}
     blocks = algorithm_blocks("grpo", **{"trackers": sorted(read), **changes})
     refusals = []

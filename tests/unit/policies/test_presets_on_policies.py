@@ -99,7 +99,7 @@ def short_run(kind: str, preset: str, folder: Path, **more: Any) -> Trainer:
     settings: dict[str, Any] = algorithm_blocks(preset, **CHANGES.get(preset, {}), **more)
     if preset == "prorl":  # its reset follows evaluations
         settings |= {"heldout": prompts_of(kind), "every": 1}
-    if preset.startswith("chord"):
+    if preset.startswith("chord") or preset == "rmt":
         settings["given"] = answered
     return trainer(
         policy,

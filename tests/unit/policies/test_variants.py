@@ -13,7 +13,7 @@ from mmgrpo.policies.perturbed_prompts import VARIANTS
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Prompt, Request, Text, Turn
 from pipelines.vlm.causal_lm import toy
-from reward_models.rules.lengths import auxiliary, budget_length, budget_value
+from reward_models.rules.lengths import auxiliary, budget_length, budget_value, triangle_length
 
 WORDS = ["say", "a", "b", "with", "2", "3", "tokens", "no"]
 PROMPTS = [Prompt("say a", "0"), Prompt("say b", "1")]
@@ -83,6 +83,14 @@ def test_a_right_answer_within_its_budget_is_worth_most():
     assert budget_length(*rows((RIGHT, 2000), budget=2048)) == pytest.approx([2.82843], abs=5e-6)
     with pytest.raises(ValueError, match="'0'.*budget.*None"):
         budget_length(*rows((RIGHT, 10), budget=None))
+
+
+def test_the_length_reward_is_largest_at_the_budget():
+    """RMT, arXiv:2509.24375, of 800 tokens."""
+    made = triangle_length(*rows((RIGHT, 400), (WRONG, 800), (RIGHT, 1200), ("none", 1700), budget=800))
+    assert made == [0.5, 1.0, 0.5, 0.0]
+    with pytest.raises(ValueError, match="'0'.*budget.*None"):
+        triangle_length(*rows((RIGHT, 10), budget=None))
 
 
 def test_a_budget_that_fails_is_pushed_down_as_a_whole():

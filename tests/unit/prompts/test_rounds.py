@@ -197,6 +197,16 @@ def test_categories_are_drawn_by_their_weights(tmp_path):
     assert all(index % 2 == 1 for index in drawn(one).rows.prompt.tolist())
 
 
+def test_the_weights_of_a_mixture_may_follow_schedules(tmp_path):
+    """All of one task, from step 2 on less and less, at the end none of it."""
+    weights = "{'t0': linear(1, 0, 2, after=2), 't1': linear(0, 1, 2, after=2)}"
+    one = made(tmp_path, sampler=[f"mixture(weights={weights}, column='task')"], prompts_per_step=40, steps=6)
+    one.fit()
+    shares = [row["category/t1/drawn"] for row in numbers(tmp_path)]
+    assert shares[:3] == [0, 0, 0] and 0.2 < shares[3] < 0.8 and shares[4:] == [1, 1]
+    assert [row["schedule/mixture.weights.t1"] for row in numbers(tmp_path)] == [0, 0, 0, 0.5, 1, 1]
+
+
 def test_one_sample_is_compared_with_the_rate_of_its_prompt(tmp_path):
     one = made(tmp_path, "spo", group_size=1, prompts_per_step=8)
     one.ledger.columns["prompts"]["alpha"][:] = torch.arange(8.0)
