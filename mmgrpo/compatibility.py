@@ -8,6 +8,7 @@ from mmgrpo.advantages.baseline import COMPARISON_FIELDS, reference_rewards, ref
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound
+from mmgrpo.learners import all_fields, all_scores
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
@@ -18,8 +19,9 @@ from mmgrpo.update import LossRecipe
 
 def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
     """Raise ValueError if the algorithm needs scores, fields or keys that the policy does not provide."""
-    under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in loss.scores if "@" in name}
-    same = {name: under_changes.get(name, name) for name in loss.scores}
+    scores = all_scores(loss)
+    under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in scores if "@" in name}
+    same = {name: under_changes.get(name, name) for name in scores}
     for other in map(name_of, loss.networks):
         asked = refuse_networks(policy, loss, other)
         same |= {name: REFERENCE_NETWORK + under_changes.get(name, name).removeprefix(other) for name in asked}
@@ -34,7 +36,13 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
         )
     if bool(recipe.fields & STEP_FIELDS) != bool(policy.fields & STEP_FIELDS) and policy.kind == "gaussian":
         refuse_step_rewards(recipe, bool(policy.fields & STEP_FIELDS))
-    if absent := (recipe.fields | loss.fields) - policy.fields - COMPARISON_FIELDS - LEDGER_FIELDS - RECORDS.keys():
+    if (
+        absent := (recipe.fields | all_fields(loss))
+        - policy.fields
+        - COMPARISON_FIELDS
+        - LEDGER_FIELDS
+        - RECORDS.keys()
+    ):
         raise ValueError(
             f"the algorithm's advantages or aggregation need {', '.join(sorted(absent))}, which this policy does "
             f"not record (it records {', '.join(sorted(policy.fields))}); "
@@ -62,7 +70,7 @@ def refuse_networks(policy: Policy, loss: LossRecipe, name: str) -> frozenset[st
         raise ValueError(
             f"algorithm.networks: got the name '{name}', which begins the score {taken[0]}; choose another name"
         )
-    asked = frozenset(score for score in loss.scores if score.startswith(prefix))
+    asked = frozenset(score for score in all_scores(loss) if score.startswith(prefix))
     samples = any(name_of(rule) == name and rule.parameters.get("samples") for rule in loss.networks)
     if not asked and not samples:
         raise ValueError(

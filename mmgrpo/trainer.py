@@ -34,6 +34,7 @@ from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
 from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
 from mmgrpo.files import write_text
+from mmgrpo.learners import learn
 from mmgrpo.offline import Offline
 from mmgrpo.other_rows import OtherRows
 from mmgrpo.prompts.ledger import Ledger
@@ -125,8 +126,7 @@ class Trainer:
         )
         self.order, self.ledger = PromptOrder(len(prompts), seed), ledger or rounds.samplers.ledger(prompts)
         self.step, self.round, self.cursor, self.seconds = 0, 0, 0, 0.0
-        self.skipped, self.nonfinite_steps, self.nonfinite_row = 0, 0, 0
-        self.moved, self.warned_of_gap = False, False
+        self.skipped, self.nonfinite_steps, self.nonfinite_row, self.moved, self.warned_of_gap = 0, 0, 0, False, False
         self.present_alarms: list[Idle] = []
         self.at_boundary = True
         """Whether the weights are those at the end of a round, so that a checkpoint may be written."""
@@ -264,8 +264,9 @@ class Trainer:
         self.reward_weights = next_weights(
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )
-        self.seconds += round_.metrics["time/rollout"] + round_.metrics["time/reward"]
-        first_gap, batch = 0.0, round_.batch
+        first_gap, batch, self.at_boundary = 0.0, round_.batch, not self.networks.optimizers
+        round_.metrics.update(learn(self.policy, batch, self.loss, self.optim, self.accelerator))
+        self.seconds += sum(round_.metrics.get(f"time/{part}", 0.0) for part in ("rollout", "reward", "learners"))
         # Weights that another network's rollout does not come from are off policy from the first step.
         self.moved, lines = bool(self.networks.sampler), []
         for epoch in range(self.optim.epochs):
@@ -434,8 +435,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of everything on which the rest of the run depends."""
         names = ("step", "round", "cursor", "seconds", "skipped", "nonfinite_steps", "nonfinite_row", "evaluation_due")
-        state = {"seed": self.seed, "reward_weights": asdict(self.reward_weights)}
-        state["schedules"] = self.schedules.memory
+        state = {"seed": self.seed, "reward_weights": asdict(self.reward_weights), "schedules": self.schedules.memory}
         state |= {name: getattr(self, name) for name in names}
         if self.accelerator.is_main_process:
             self.log.flush()

@@ -95,11 +95,17 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
             f"sampling.completion_steps: got {sampling.completion_steps}, expected 0 with sampling.policy="
             f"{sampling.policy}, which has no decisions between which rewards could be compared; set policy=transitions"
         )
-    for key, without in {"noisy_fraction": 1.0, "solver": "euler"}.items():
+    for key, without in {"noisy_fraction": 1.0, "solver": "euler", "boundaries": False}.items():
         if sampling.policy != "matching" and getattr(sampling, key) != without:
             raise ValueError(
                 f"sampling.{key}: got {getattr(sampling, key)}, expected {without}, since it has an effect with "
                 "sampling.policy=matching only; set that, or leave it out"
+            )
+    for key, used in {"least_level": sampling.boundaries, "noisy_fraction": not sampling.boundaries}.items():
+        if not used and getattr(sampling, key) != DenoisingSampling.__dataclass_fields__[key].default:
+            raise ValueError(
+                f"sampling.{key}: got {getattr(sampling, key)}, which has no effect with sampling.boundaries="
+                f"{str(sampling.boundaries).lower()}; leave it out"
             )
     for key, without in {"anchors": 4, "spread": 0.3, "temperature": 1.0}.items():
         if sampling.policy != "neighbors" and getattr(sampling, key) != without:
@@ -222,6 +228,8 @@ def policy_over(
     }
     if sampling.policy == "matching":
         of_draws = {"draws": sampling.draws, "noisy_fraction": sampling.noisy_fraction, "solver": sampling.solver}
+        of_draws |= {"boundaries": sampling.boundaries, "least_level": sampling.least_level}
+        of_draws["guidance"] = float(vars(sampling).get("reference_guidance", 0.0) or 1.0)
         of_draws |= {"explore_steps": sampling.explore_steps, "explore_keep": sampling.explore_keep}
         policy: Any = FlowMatchingPolicy(model, error=sampling.error, referring=referring, **of_draws, **arguments)
     elif sampling.policy == "neighbors":

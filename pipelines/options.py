@@ -128,6 +128,10 @@ class DenoisingSampling:
     steps and trained; 0 draws all exactly."""
     explore_keep: Annotated[int, within("[2, 4096]")] = 24
     """matching with explore_steps: samples of a prompt that are drawn again, half of them the best."""
+    boundaries: bool = False
+    """matching: draws are of ends of the steps of few-step samples, noised again, in place of clean samples (TDM)."""
+    least_level: Annotated[float, within("[0, 1)")] = 0.0
+    """matching with boundaries: the lowest noise level of a draw."""
     grid: Annotated[str, ANY_TEXT] = "checkpoint"
     """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
     evaluation_steps: Annotated[int, within("[1, 10000]")] = 10

@@ -908,6 +908,20 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_velocity(coef=1e-4)"],
         networks=["average(slope=0.001, most=0.5, samples=True)", "renewal(every=15)"],
     ),
+    # arXiv:2603.07700, its OCR configuration with sampling.boundaries, draws 2 of 4 steps, reference_guidance 4.5 and
+    # least_level .3: learning rates 7.5e-5 (generator), 3e-4 and 3e-4, betas 0 and .999 for the first two. How often
+    # the fake score is updated was not found: once.
+    "tdm_r1": for_matching(
+        "A few-step generator follows a teacher, the score of its own samples and a surrogate of the reward.",
+        scale="batch_std(ddof=0, eps=1e-4)",
+        objective="tdm_r1(guidance=3.5, mix=0.3, last=4)",
+        networks=[
+            "learner(name='fake', objective='fake_score', terms=['kl_velocity(coef=0.02)'], lr=3e-4, beta1=0.0)",
+            "learner(name='surrogate', objective='surrogate_preference(beta=10.0, clip=1e-3)', "
+            "terms=['kl_velocity(coef=1e-3)'], aggregation='boundary_weighted', lr=3e-4)",
+            "average(name='old', of='surrogate', start=0.001, slope=0.001, most=0.3)",
+        ],
+    ),
     # Released code of DGPO, its base preset: beta 100, clip .05, no KL, a fast average that draws after 200 steps. Its
     # presets per task: clip .01 and KL .02 (GenEval, OCR), beta 10 and KL .001 (PickScore). Which std divides its
     # advantages was not found: the group's, as in the base.

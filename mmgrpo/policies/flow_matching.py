@@ -12,6 +12,9 @@ of DiffusionNFT (arXiv:2509.16117) at its first update, where its two branches c
 gradient becomes (2 rho - 1) = A / 5 times that of the self-normalized error.
 
 All samples of a group share their draws, as in DGPO, so that what the group has in common cancels.
+
+With ``boundaries`` a draw is of the end of a step of the trajectory in place of the clean sample: a step, and a level
+above its end to which it is noised (``mmgrpo.policies.boundaries``), for generators of few steps.
 """
 
 from __future__ import annotations
@@ -32,6 +35,15 @@ from mmgrpo.diffusion.noising import clean_scale, noised, target
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
 from mmgrpo.files import share
 from mmgrpo.objectives.matching import SMALLEST, self_normalized
+from mmgrpo.policies.boundaries import (
+    QUERIES,
+    Trajectories,
+    clean_estimate,
+    draw_steps,
+    over,
+    renoised,
+    sample_states,
+)
 from mmgrpo.policies.exploring import explore
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
@@ -102,12 +114,23 @@ class Matches:
     drawn: Sequence[tuple[int, int]]
     """Seed and slot from which the draws of each group come."""
     conditioning: Any
+    trajectories: Trajectories | None = None
+    """The states of few-step samples, whose ends of steps are noised in place of the clean samples; ``step`` is then
+    of the levels of queries."""
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` decisions, each of which is one network evaluation."""
         rows, positions = loss_mask.nonzero(as_tuple=True)
         for start in range(0, len(rows), limit):
             yield Draws(rows[start : start + limit], positions[start : start + limit])
+
+
+ESTIMATES = frozenset({"clean", "estimate_error", "boundary"})
+"""Scores at the ends of steps beside the others: the clean estimate of the present network at the step's beginning; the
+mean square of v - (x_tau - x0) / tau, x0 that of the generator; and the step's number."""
+ESTIMATES_OF_A_NETWORK = ("clean", "guided_clean", "direction")
+"""Clean estimates of another network at x_tau, also under ``sampling.reference_guidance``, and what a scale of guidance
+of 1 more adds."""
 
 
 class FlowMatchingPolicy:
@@ -138,12 +161,17 @@ class FlowMatchingPolicy:
         solver: str = "euler",
         explore_steps: int = 0,
         explore_keep: int = 24,
+        boundaries: bool = False,
+        least_level: float = 0.0,
+        guidance: float = 1.0,
     ) -> None:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
         also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``, and of
         the reference those of ``referring``. Draws are of the noisiest ``noisy_fraction`` of the levels; ``solver``
         (``euler`` or ``dpmpp_2m``) draws the rollouts.
-        With ``explore_steps`` groups are drawn in so many steps first, and ``explore_keep`` of each again in all."""
+        With ``explore_steps`` groups are drawn in so many steps first, and ``explore_keep`` of each again in all. With
+        ``boundaries`` draws are of ends of steps, at levels of at least ``least_level``, and ``referring``, whose scale
+        is ``guidance``, makes the clean estimates that are asked for with guidance."""
         self.model = model
         self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
@@ -171,6 +199,16 @@ class FlowMatchingPolicy:
                 f"sampling.solver: got {solver} with a network of a {self.grid.process} process, expected euler, whose "
                 "steps are those of DDIM there"
             )
+        self.queries = model.grid(QUERIES).to(self.device) if boundaries else None
+        self.least_level, self.guidance = least_level, guidance
+        if boundaries:
+            estimates = {f"{REFERENCE_NETWORK}_{name}" for name in ESTIMATES_OF_A_NETWORK}
+            self.provides, self.fields = self.provides | ESTIMATES | estimates, self.fields | {"boundary_weight"}
+            if self.grid.process != "flow" or explore_steps or self.multistep:
+                raise ValueError(
+                    "sampling.boundaries: got true, expected false with a network of a diffusion process, with "
+                    "sampling.explore_steps and with sampling.solver=dpmpp_2m: states are those of Euler steps"
+                )
         self.levels = round(noisy_fraction * steps)
         if not 1 <= draws <= self.levels:
             raise ValueError(f"sampling.draws must lie between 1 and sampling.steps={steps}, got {draws}")
@@ -178,8 +216,12 @@ class FlowMatchingPolicy:
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` ODE samples per prompt, and the draws of each group."""
-        size, explored = request.group_size, {}
-        if self.explore_grid is None:
+        size, explored, states = request.group_size, {}, None
+        if self.queries is not None:
+            outputs, states, conditioning = sample_states(self.drawing, self.network, request, self.grid)
+            clean = states[:, -1]
+            steps = len(clean) * self.grid.steps
+        elif self.explore_grid is None:
             outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid, self.multistep)
             steps = len(clean) * self.grid.steps
         else:
@@ -192,7 +234,7 @@ class FlowMatchingPolicy:
             )
             steps = len(request.prompts) * size * self.explore_grid.steps + len(clean) * self.grid.steps
             size = self.explore_keep
-        made = self._matched(request, [size] * len(request.prompts), outputs, clean, conditioning, OWN)
+        made = self._matched(request, [size] * len(request.prompts), outputs, clean, conditioning, OWN, states)
         sampling = steps * self.drawing.model.evaluations_per_row
         decisions = replace(made.decisions, fields={**made.decisions.fields, **explored})
         return replace(made, decisions=decisions, evaluations=sampling + made.evaluations)
@@ -225,10 +267,11 @@ class FlowMatchingPolicy:
         clean: Tensor,
         conditioning: Any,
         origin: int,
+        states: Tensor | None = None,
     ) -> Rollout:
         """Rows of clean samples with the draws of their groups and their log-probs there."""
         rows, group = len(clean), self._prompt(counts)
-        matches = self._matches(clean, [(request.seed, slot) for slot in request.slots], group, conditioning)
+        matches = self._matches(clean, [(request.seed, slot) for slot in request.slots], group, conditioning, states)
         mask = torch.ones(rows, self.draws, dtype=torch.bool, device=self.device)
         log_probs = torch.zeros(rows, self.draws, device=self.device)
         for part in matches.split(mask, self.solver.forward_batch_size):
@@ -243,6 +286,9 @@ class FlowMatchingPolicy:
             origin=torch.full((rows,), origin, device=self.device),
             keys={"prompt": torch.tensor(list(request.slots), device=self.device)[group]},
         )
+        if matches.trajectories is not None:
+            weight = (matches.trajectories.step[group] + 1) / self.grid.steps
+            decisions = replace(decisions, fields={"boundary_weight": weight})
         return Rollout(
             prompts=[request.prompts[index] for index in group.tolist()],
             outputs=outputs,
@@ -252,13 +298,29 @@ class FlowMatchingPolicy:
         )
 
     def _matches(
-        self, clean: Tensor, drawn: Sequence[tuple[int, int]], group: Int[Tensor, " rows"], conditioning: Any
+        self,
+        clean: Tensor,
+        drawn: Sequence[tuple[int, int]],
+        group: Int[Tensor, " rows"],
+        conditioning: Any,
+        states: Tensor | None = None,
     ) -> Matches:
-        """Clean samples with the draws (t, noise) of their groups."""
-        streams = [stream(seed, "matching", slot) for seed, slot in drawn]
-        step = torch.stack([torch.randperm(self.levels, generator=s)[: self.draws] for s in streams])
+        """Clean samples with the draws (t, noise) of their groups; with ``states`` these are of ends of steps."""
+        streams, trajectories = [stream(seed, "matching", slot) for seed, slot in drawn], None
+        if self.queries is not None and states is None:
+            raise ValueError(
+                "sampling.boundaries: got true with stored or given samples, whose states at the ends of steps are not "
+                "known; set false, or train on the policy's own samples only"
+            )
+        if states is None:
+            step = torch.stack([torch.randperm(self.levels, generator=s)[: self.draws] for s in streams])
+        else:
+            assert self.queries is not None
+            pairs = [draw_steps(self.grid, self.queries, self.draws, self.least_level, s) for s in streams]
+            ends, step = (torch.stack(several).to(self.device) for several in zip(*pairs, strict=True))
+            trajectories = Trajectories(states, ends)
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
-        return Matches(clean, noise.to(self.device), step.to(self.device), group, drawn, conditioning)
+        return Matches(clean, noise.to(self.device), step.to(self.device), group, drawn, conditioning, trajectories)
 
     def pack(self, rollout: Rollout, rows: Sequence[int]) -> list[Record]:
         """Some samples: their latents and log-probs, and the seeds of their draws in place of the noise."""
@@ -307,28 +369,63 @@ class FlowMatchingPolicy:
     def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
         """The negative errors at the part's draws, under the present parameters."""
         matches: Matches = rollout.steps  # type: ignore[assignment]
-        velocity = self._velocity(self.network, matches, part)
-        clean, noise, step = self._draws(matches, part)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and "clean" not in names):
+            velocity = self._velocity(self.network, matches, part)
+        noisy, wanted, level, _ = self._at(matches, part)
         scores: Scores = {"log_probs": self._log_probs(matches, part, velocity)}
-        wanted = target(clean, noise, self.grid.levels[step], self.model.prediction)
         scores |= errors(velocity, wanted, names)
         if "time" in names:
-            scores["time"] = clean_scale(self.grid.levels[step], self.model.prediction)
-        for other in self.networks.asked(names):
-            tasks = [rollout.prompts[row].task for row in part.rows.tolist()]
-            original = self.networks.evaluate(
-                other,
-                tasks,
-                lambda network, some, name=other: self._velocity(
-                    network, matches, Draws(part.rows[some], part.positions[some]), name
-                ),
-            )
+            scores["time"] = clean_scale(level, self.model.prediction)
+        estimates = {name for name in names if name.endswith(("_guided_clean", "_direction"))}
+        if self.queries is not None:
+            scores |= self._estimates(matches, part, names, noisy, velocity)
+        for other in self.networks.asked(names - estimates):
+            original = self._of_network(rollout, part, other)
             scores[f"{other}_log_probs"] = self._log_probs(matches, part, original)
             scores[f"{other}_velocity_gap"] = over_latent((velocity - original).square())
             scores |= errors(original, wanted, names, f"{other}_")
+            if f"{other}_clean" in names:
+                scores[f"{other}_clean"] = noisy - over(level, noisy) * original
             if other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
                 scores.setdefault(f"{other}_velocity_norm", original.flatten(1).norm(dim=1))
+        for other in self.networks.asked(estimates):
+            guided = self._of_network(rollout, part, other, self.referring)
+            scores[f"{other}_guided_clean"] = noisy - over(level, noisy) * guided
+            if f"{other}_direction" in names:
+                added = guided - self._of_network(rollout, part, other)
+                apart = self.guidance - 1 if self.guidance != 1 else 1.0  # without guidance the difference is zero
+                scores[f"{other}_direction"] = -over(level, noisy) * added / apart
         scores.setdefault("velocity_norm", velocity.detach().flatten(1).norm(dim=1))  # for the metric velocity/norm
+        return scores
+
+    def _of_network(self, rollout: Rollout, part: Draws, name: str, solver: Solver | None = None) -> Tensor:
+        """The output of the network of this name at a part's draws, with each task's own."""
+        matches: Matches = rollout.steps  # type: ignore[assignment]
+        return self.networks.evaluate(
+            name,
+            [rollout.prompts[row].task for row in part.rows.tolist()],
+            lambda network, some: self._velocity(
+                network, matches, Draws(part.rows[some], part.positions[some]), name, solver
+            ),
+        )
+
+    def _estimates(
+        self, matches: Matches, part: Draws, names: frozenset[str], noisy: Tensor, velocity: Tensor
+    ) -> Scores:
+        """The scores of ``ESTIMATES`` that are asked for."""
+        assert matches.trajectories is not None
+        _, _, level, _ = self._at(matches, part)
+        group = matches.group[part.rows]
+        step = matches.trajectories.step[group, part.positions]
+        states = matches.trajectories.states[part.rows[:, None], torch.stack([step, step + 1], 1)]
+        scores: Scores = {"boundary": step.to(noisy.dtype)} if "boundary" in names else {}
+        if "clean" in names:
+            conditioning = matches.conditioning.take(part.rows)
+            output = self.solver.predict(self.network, states[:, 0], step, conditioning, self.grid)
+            scores["clean"] = states[:, 0] - over(self.grid.levels[step], output) * output
+        if "estimate_error" in names:
+            made = clean_estimate(states, self.grid.levels[step], self.grid.levels[step + 1])
+            scores["estimate_error"] = over_latent((velocity - (noisy - made) / over(level, noisy)).square())
         return scores
 
     def sample(self, request: Request) -> list[Output]:
@@ -344,17 +441,33 @@ class FlowMatchingPolicy:
         self.model.save(folder, self.network)
         share(folder)
 
-    def _velocity(self, network: Any, matches: Matches, part: Draws, name: str = "") -> Float[Tensor, "N *latent"]:
-        clean, noise, step = self._draws(matches, part)
-        noisy = noised(clean, noise, self.grid.levels[step], self.grid)
-        solver = self.referring if name == REFERENCE_NETWORK else self.solver
-        return solver.predict(network, noisy, step, matches.conditioning.take(part.rows), self.grid)
+    def _velocity(
+        self, network: Any, matches: Matches, part: Draws, name: str = "", solver: Solver | None = None
+    ) -> Float[Tensor, "N *latent"]:
+        noisy, _, _, step = self._at(matches, part)
+        if solver is None:
+            solver = self.referring if name == REFERENCE_NETWORK and self.queries is None else self.solver
+        grid = self.queries or self.grid
+        return solver.predict(network, noisy, step, matches.conditioning.take(part.rows), grid)
 
     def _log_probs(self, matches: Matches, part: Draws, velocity: Tensor) -> Float[Tensor, " N"]:
+        _, wanted, level, _ = self._at(matches, part)
+        return -self.error({"gap": velocity - wanted, "time": clean_scale(level, self.model.prediction)})
+
+    def _at(self, matches: Matches, part: Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of a part's draws: the noised states, what a network is to predict there, the levels and their steps."""
         clean, noise, step = self._draws(matches, part)
-        level, prediction = self.grid.levels[step], self.model.prediction
-        gap = velocity - target(clean, noise, level, prediction)
-        return -self.error({"gap": gap, "time": clean_scale(level, prediction)})
+        if self.queries is None or matches.trajectories is None:
+            level = self.grid.levels[step]
+            return (
+                noised(clean, noise, level, self.grid),
+                target(clean, noise, level, self.model.prediction),
+                level,
+                step,
+            )
+        end = matches.trajectories.step[matches.group[part.rows], part.positions] + 1
+        level, low = self.queries.levels[step], self.grid.levels[end]
+        return (*renoised(matches.trajectories.states[part.rows, end], noise, low, level), level, step)
 
     def _draws(self, matches: Matches, part: Draws) -> tuple[Tensor, Tensor, Tensor]:
         group = matches.group[part.rows]

@@ -26,11 +26,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
 from mmgrpo.config.registry import Block, Bound, bind_scheduled, block
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.averaging import temporary
-from mmgrpo.runtime.checkpoint import STATE, load_checkpoint
+from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.sharding import is_shard, like, stored, stored_like
 from mmgrpo.types import Reference
 
@@ -63,11 +64,12 @@ def average(
     slope: Annotated[float, UPPER_BOUND] = 0.0,
     most: Annotated[float, DECAY] = 1.0,
     after: Annotated[int, COUNT_OR_ZERO] = 0,
+    of: str = "",
     samples: bool = False,
     samples_after: Annotated[int, COUNT_OR_ZERO] = 0,
 ) -> Move:
-    """A moving average of the trained network, of decay min(start + slope max(n - after, 0), most); with ``samples`` it
-    draws the rollouts, from optimizer step ``samples_after`` on.
+    """A moving average of the trained network, or of the one named ``of``, of decay min(start + slope max(n - after,
+    0), most); with ``samples`` it draws the rollouts, from optimizer step ``samples_after`` on.
 
     DiffusionNFT (2509.16117): type 1 slope .001, most .5; type 2 after 75, slope .0075, most .999. At n = 100 these are
     .1 and .1875. TR-DPO (2404.09656), soft: name reference, start 1 - alpha.
@@ -124,6 +126,13 @@ def frozen(*, path: str, name: str = "teacher", task: str = "") -> Move:
     return Move()
 
 
+@block(NETWORKS)
+def base(*, name: str = REFERENCE_NETWORK) -> Move:
+    """The network without its adapters, where a run goes on with existing ones (``model.lora_path``), which are else
+    part of the reference; where the network itself trains, as it was before."""
+    return Move()
+
+
 def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
     """The rules of ``algorithm.networks``; ValueError for two of one name, and for two that draw the rollouts."""
     bounds = tuple(bind_scheduled(text, NETWORKS, "algorithm.networks") for text in texts)
@@ -137,6 +146,12 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
                 f"algorithm.networks: {bound.text}: got the name '{name}' twice; give each network another name"
             )
         seen.add((name, task))
+    names = {name for name, _ in seen}
+    if lost := [one for one in bounds if one.parameters.get("of", "") not in {"", *names}]:
+        raise ValueError(
+            f"algorithm.networks: {lost[0].text}: unknown network '{lost[0].parameters['of']}'."
+            f"{nearest(lost[0].parameters['of'], names)}"
+        )
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]
     if len(drawing) > 1:
         raise ValueError(f"algorithm.networks: got samples for {' and '.join(drawing)}, expected one that draws")
@@ -168,6 +183,8 @@ class Networks:
         self.values: dict[str, dict[str, Tensor]] = {}
         """Values of the trained parameters by network and parameter; of earlier networks ``<name>@<step>``, of one of
         several teachers ``<name>:<task>``."""
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        """Of the networks that train beside the policy's own (rules with a learning rate), whose values they hold."""
         self.changed: dict[str, int] = {}
         """Optimizer steps at which a network was last renewed or an earlier one was kept."""
         self.step = 0
@@ -187,8 +204,12 @@ class Networks:
             name, task = name_of(rule), rule.parameters.get("task", "")
             if "path" in rule.parameters:
                 self.values[f"{name}:{task}" if task else name] = self._read(rule)
+            elif rule.block.fn is base or "lr" in rule.parameters or rule.parameters.get("of"):
+                self.values[name] = self._copy(adapters=False)
             else:
-                self.values[f"{name}@0" if rule.block.fn is earlier else name] = self._copy(name == REFERENCE_NETWORK)
+                bare = name == REFERENCE_NETWORK and self.model.reference.bare
+                self.values[f"{name}@0" if rule.block.fn is earlier else name] = self._copy(adapters=not bare)
+        self._make_optimizers()
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -264,13 +285,15 @@ class Networks:
         order = torch.cat([some for some, _ in parts]).argsort()
         return torch.cat([values for _, values in parts])[order]
 
-    def move(self, name: str, decay: float) -> None:
-        """name <- decay name + (1 - decay) present, in place."""
+    def move(self, name: str, decay: float, of: str = "") -> None:
+        """name <- decay name + (1 - decay) present, or the network ``of``, in place."""
         for key, parameter in self.trained.items():
-            if decay == 0:
-                self.values[name][key].copy_(stored(parameter, self.model.network))
-            elif decay < 1:
-                self.values[name][key].lerp_(stored(parameter, self.model.network), 1 - decay)
+            if decay < 1:
+                source = self.values[of][key] if of else stored(parameter, self.model.network)
+                if decay == 0:
+                    self.values[name][key].copy_(source)
+                else:
+                    self.values[name][key].lerp_(source, 1 - decay)
 
     def observe(self, means: Mapping[str, float]) -> None:
         """Take in an evaluation: the held-out mean of each reward, with the sign of its weight."""
@@ -292,7 +315,7 @@ class Networks:
                 for key in [key for key in self.values if key.startswith(f"{name}@")][: -move.kept]:
                     del self.values[key]
             elif move.decay < 1:
-                self.move(name, move.decay)
+                self.move(name, move.decay, str(rule.parameters.get("of", "")))
             if move.kept or move.decay < 1:
                 self.changed[name] = step
             if rule.parameters.get("stall") and move.decay == 0:
@@ -301,11 +324,13 @@ class Networks:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The values of all networks, for a checkpoint; teachers are not in it, since they are read again."""
-        return {f"network-{key}": values for key, values in self.values.items() if not self._is_read(key)}
+        kept = {f"network-{key}": values for key, values in self.values.items() if not self._is_read(key)}
+        return kept | {f"learner-{name}": flatten_optimizer(one)[0] for name, one in self.optimizers.items()}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the values."""
-        return {"round": self.round, "changed": self.changed, "best": self.best, "stalled": self.stalled}
+        state = {"round": self.round, "changed": self.changed, "best": self.best, "stalled": self.stalled}
+        return {**state, "learners": {name: flatten_optimizer(one)[1] for name, one in self.optimizers.items()}}
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], step: int) -> None:
         """Restore the networks of a checkpoint of optimizer step ``step``."""
@@ -326,6 +351,24 @@ class Networks:
         } | read
         self.step, self.round, self.changed = step, state["round"], dict(state["changed"])
         self.best, self.stalled = dict(state["best"]), dict(state["stalled"])
+        self._make_optimizers()
+        for name, optimizer in self.optimizers.items():
+            restore_optimizer(optimizer, tensors.get(f"learner-{name}", {}), state["learners"][name])
+
+    def _make_optimizers(self) -> None:
+        """An AdamW for each network that trains beside the policy's own, on its values themselves."""
+        learning = {name_of(rule): rule for rule in self.rules if "lr" in rule.parameters}
+        if learning and any(map(is_shard, self.trained.values())):
+            raise ValueError(
+                f"algorithm.networks: {next(iter(learning.values())).text}: networks that train beside the policy's "
+                "own cannot be sharded; set distributed.shard=none"
+            )
+        self.optimizers = {}
+        for name, rule in learning.items():
+            given = rule.parameters
+            betas = (float(given.get("beta1", 0.9)), float(given.get("beta2", 0.999)))
+            parameters = [nn.Parameter(self.values[name][key]) for key in self.trained]
+            self.optimizers[name] = torch.optim.AdamW(parameters, lr=given["lr"], betas=betas, weight_decay=0.0)
 
     def _key(self, name: str, task: str) -> str:
         """The key of the values: of a task's own network, of the earlier one drawn for this round, or the name."""
@@ -338,10 +381,10 @@ class Networks:
     def _is_read(self, key: str) -> bool:
         return any("path" in rule.parameters and name_of(rule) == key.partition(":")[0] for rule in self.rules)
 
-    def _copy(self, untrained: bool = False) -> dict[str, Tensor]:
-        """The trained parameters; ``untrained``: with adapters that add nothing, where the run's begin so."""
+    def _copy(self, adapters: bool = True) -> dict[str, Tensor]:
+        """The trained parameters; without ``adapters`` these add nothing."""
         copies = {name: stored(parameter, self.model.network) for name, parameter in self.trained.items()}
-        if untrained and self.model.reference.bare:
+        if not adapters:
             for name in [name for name in copies if ".lora_B." in name]:
                 copies[name].zero_()
         return copies

@@ -23,6 +23,7 @@ from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import decisions
 from tests.unit.policies.test_exploring import policy as exploring
 from tests.unit.policies.test_token_policy import token_policy
+from tests.unit.test_learners import few_steps
 
 PAGE = DOCS["metrics.md"]
 PATTERNS = {
@@ -30,6 +31,7 @@ PATTERNS = {
     r"reward/\w+/(\w+)": r"reward/<name>/\1",
     r"term/\w+": "term/<name>",
     r"schedule/.+": "schedule/<name>",
+    r"learner/\w+/(\w+)": r"learner/<name>/\1",
     r"tracker/.+": "tracker/<name>",
     r"category/[^/]+/(\w+)": r"category/<name>/\1",
     r"weight/(?!factor)\w+": "weight/<name>",
@@ -72,6 +74,7 @@ def written(folder: Path) -> set[str]:
             ("dapo", toy_policy(), {"objective": "ppo(low=0.2, high=linear(1, 2))"}),
             ("granular_grpo", previews, {}),
             ("awm", exploring(explore_steps=5, keep=2), {}),
+            ("tdm_r1", few_steps(), {}),
         ]
     ):
         run = trainer(

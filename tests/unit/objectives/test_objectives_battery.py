@@ -37,10 +37,10 @@ ON_POLICY_GRADIENT = [
 ]  # fmt: skip
 ABSOLUTE = ["n_best", "double_entropy", "kl_forward_rewarded"]
 """Of the probabilities themselves, not of ratios."""
-OF_THE_STEP = ["kl_hinge", "chi_squared", "ppo_by_entropy"]
+OF_THE_STEP = ["kl_hinge", "chi_squared", "ppo_by_entropy", "surrogate_preference"]
 """With a mean or a quantile over all groups of the step."""
 OTHERS = ["diffusion_nft", "crd", "gdro", "seppo", "distillation_step", "distillation_velocity", "distillation"]
-OTHERS += ["visual_distillation", "ppo_by_entropy"]
+OTHERS += ["visual_distillation", "ppo_by_entropy", "fake_score", "tdm_r1", "surrogate_preference"]
 """Objectives that compare the members of a group at one position, that are of a latent, that see no advantage, or that
 leave the surest decisions without one."""
 SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
@@ -76,6 +76,10 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "read_log_probs": -normal().square(),
         **{name: torch.stack([normal(), normal()], 2) for name in ("gap", "old_gap")},
         "time": normal().square(),
+        **{name: torch.stack([normal(), normal()], 2) for name in CLEAN},
+        "estimate_error": normal().square(),
+        "boundary": torch.arange(4.0).expand(5, 4),
+        "boundary_weight": (torch.arange(4.0).expand(5, 4) + 1) / 4,
         **{f"{name}_error": -old - spread * normal() for name in ("reference", "earlier")},
         **{f"old_{name}": -old for name in ERRORS},
         **{name: normal().square() + 0.1 for name in ("velocity_norm", "reference_velocity_norm")},
@@ -100,6 +104,10 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
 
 ERRORS = ("error", "normalized_error")
 """Scores of clean samples, of which a log-prob is minus the error."""
+
+
+CLEAN = ("clean", "fake_clean", "surrogate_guided_clean")
+CLEAN += tuple(f"reference_{name}" for name in ("clean", "guided_clean", "direction"))
 
 
 def errors_of(log_probs: torch.Tensor) -> dict[str, torch.Tensor]:

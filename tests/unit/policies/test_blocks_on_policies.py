@@ -57,7 +57,7 @@ TABLES: dict[str, dict[str, Block]] = {
     "kl_weight": KL_WEIGHTS,
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
-POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing")
+POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing", "few_steps")
 REFERENCE_VALUE = {"reference_value": 0.5, "reference_rewards": {"reward": [0.0, 1.0]}, "difficulty": 1.0}
 
 
@@ -93,10 +93,10 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
         policy: Policy = toy_policy("branch_tree(splits=[0,1])", steps=4)
     elif kind == "completing":
         policy = toy_policy(steps=4, completion_steps=4)
-    elif kind == "matching":
-        policy = FlowMatchingPolicy(
-            cast(Any, ToyModel()), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
-        )
+    elif kind in ("matching", "few_steps"):
+        ends = kind == "few_steps"
+        settings: dict[str, Any] = {"steps": 4, "draws": 2, "error": "velocity", "boundaries": ends}
+        policy = FlowMatchingPolicy(cast(Any, ToyModel()), evaluation_steps=4, forward_batch_size=1024, **settings)
     elif kind in ("tokens", "rendered"):
         words = toy(["say", "a", "b", "c", "d"])
         policy = tokens = TokenPolicy(
@@ -129,6 +129,8 @@ def _right(output: Output) -> bool:
 NETWORKS_OF = {
     **{name: ["average"] for name in ("diffusion_nft", "dgpo", "crd")},
     "seppo": ["earlier"],
+    "surrogate_preference": ["average"],
+    "tdm_r1": [f"learner(name='{name}', objective='fake_score', lr=1e-3)" for name in ("fake", "surrogate")],
     **{name: ["frozen(path='{path}')"] for name in ("distillation", "distillation_step", "distillation_velocity")},
     **{name: ["average(name='teacher', start=1.0, most=1.0)"] for name in ("token_rewards", "visual_distillation")},
 }

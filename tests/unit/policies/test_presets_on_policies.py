@@ -79,6 +79,7 @@ def policy_of(kind: str, preset: str) -> Policy:
             error="self_normalized",
             evaluation_steps=5,
             forward_batch_size=1024,
+            boundaries=preset == "tdm_r1",
         )
     policy = TokenPolicy(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo")
     policy.keep_reference()

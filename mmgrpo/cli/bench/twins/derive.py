@@ -33,6 +33,7 @@ ROUNDS: Mapping[str, int] = {
     "visual/demo": 24,
     "visual/demo_video": 32,
     "several_epochs": 12,
+    "visual/tdm_r1": 20,
 }
 """Rounds of twins whose rounds are dear (a plan for every step), or tell little (a branch at one step; of four samples
 that begin with other noise, Flash-GRPO)."""
@@ -59,9 +60,19 @@ SCALES: Mapping[str, Mapping[str, Any]] = {
         "objective": "preference(link='logistic', pairs='best_worst', anchor='reference', reduce='step', beta=1.0)"
     },
     "visual/gdro": {"objective": "gdro(beta=1.2, tau=0.05, gamma=0.5)"},
+    "visual/tdm_r1": {
+        "networks": [
+            "learner(name='fake', objective='fake_score', terms=['kl_velocity(coef=0.02)'], lr=1e-2, beta1=0.0)",
+            "learner(name='surrogate', objective='surrogate_preference(beta=10.0, clip=1e-3)', "
+            "terms=['kl_velocity(coef=1e-3)'], aggregation='boundary_weighted', lr=1e-2)",
+            "average(name='old', of='surrogate', start=0.001, slope=0.001, most=0.3)",
+            "base",
+        ]
+    },
 }
 """Constants that belong to the scale of rewards or to the numbers of a latent: temperatures between log-ratios, or
-errors, and rewards, which are a thousand times smaller where two numbers take the place of thousands."""
+errors, and rewards, which are a thousand times smaller where two numbers take the place of thousands; and learning
+rates of networks that train beside the policy's own."""
 
 FRAMES = 2
 """Frames of twins of video recipes."""

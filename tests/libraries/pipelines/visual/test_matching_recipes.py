@@ -16,7 +16,7 @@ from tests.libraries.families.examples import EXAMPLES
 from tests.libraries.pipelines.visual.test_evaluation_settings import policy_of
 from tests.tiny import tiny_checkpoint
 
-RECIPES = ("diffusion_nft", "diffusion_nft_ocr", "dgpo", "crd")
+RECIPES = ("diffusion_nft", "diffusion_nft_ocr", "dgpo", "crd", "tdm_r1")
 REQUEST = Request(EXAMPLES["sd3"].prompts[:2], [0, 1], 2, seed=3)
 
 
