@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= visual,vlm,speech,voice,rewards,serve,demo,docs,dev
+EXTRAS ?= visual,vlm,speech,voice,rewards,serve,ray,demo,docs,dev
 # Without an NVIDIA GPU the tested versions are installed; with one, the newest that fit.
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=

@@ -1,10 +1,13 @@
-"""Start a training run as several processes: with torchrun on this machine, or as a job of SLURM.
+"""Start a training run as several processes: on this machine, as a job of SLURM, or on a cluster of Ray.
 
-    mmgrpo launch --processes 8 -- --recipe visual/flow_grpo --name flow --distributed.shard full
-    mmgrpo launch --slurm --nodes 4 --processes 8 -- --recipe visual/flow_grpo --name flow > flow.sbatch
+    mmgrpo launch --processes 8 --recipe visual/flow_grpo --name flow --distributed.shard full
+    mmgrpo launch slurm --nodes 4 --processes 8 --recipe visual/flow_grpo --name flow > flow.sbatch
+    mmgrpo launch ray --nodes 4 --processes 8 --recipe visual/flow_grpo --name flow
 
-What follows ``--`` are the options of ``mmgrpo train``. The job that --slurm prints is for sbatch: it begins the run or
-goes on. Two minutes before its time ends it is told to stop, writes a checkpoint and is queued again.
+The options of ``mmgrpo train`` follow those of the launch, behind ``--`` if need be. On this machine torchrun starts
+the processes. The job that slurm prints is for sbatch: it begins the run or goes on. Two minutes before its time ends
+it is told to stop, writes a checkpoint and is queued again. On Ray this command stays: it prints what the processes
+print, starts them again from the last checkpoint when one is lost, and has them write one when it is stopped.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from mmgrpo.cli.errors import enter
@@ -26,41 +29,127 @@ class Args:
     """How many processes, and where."""
 
     processes: Annotated[int, COUNT_OR_ZERO] = 0
-    """Processes on each machine; 0: one per GPU of this machine."""
+    """Processes on each machine; 0: one per GPU."""
     nodes: Annotated[int, COUNT] = 1
-    """Machines of a job of SLURM."""
+    """Machines, of SLURM or Ray."""
     slurm: bool = False
     """Print a job for sbatch, and start nothing."""
     hours: Annotated[float, within("(0, 1000]")] = 24.0
-    """Time limit of the job."""
+    """SLURM: time limit of the job."""
     setup: Annotated[str, ANY_TEXT] = ""
-    """A line that the job executes first, e.g. source .venv/bin/activate."""
+    """SLURM: a line that the job executes first, e.g. source .venv/bin/activate."""
+    ray: bool = False
+    """Start the processes on a cluster of Ray."""
+    address: Annotated[str, ANY_TEXT] = ""
+    """Ray: the cluster, e.g. auto or 10.0.0.1:6379; empty: that of RAY_ADDRESS, else this machine alone."""
+    cpus: Annotated[int, COUNT] = 1
+    """Ray: CPUs for each process. A GPU comes on top, except with --model.device cpu."""
+    wait: Annotated[float, within("(0, 86400]")] = 60.0
+    """Ray: seconds until the cluster must have placed the processes."""
+    restarts: Annotated[int, COUNT_OR_ZERO] = 3
+    """Ray: how often a run that has lost a process is started again from its last checkpoint."""
+
+
+PLACES = ("slurm", "ray")
+"""Where a run can be started, apart from this machine."""
+BELONG = {"hours": ("slurm",), "setup": ("slurm",), "nodes": PLACES} | dict.fromkeys(
+    ("address", "cpus", "wait", "restarts"), ("ray",)
+)
+"""Options to the places that they are for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start the processes, or print the job."""
     args, run = read(words(arguments))
+    refuse_options(args, run)
     if args.slurm:
         print(job(args, run), end="")
-        return
-    if args.nodes > 1:
-        raise ValueError(
-            f"--nodes: got {args.nodes}, expected 1 without --slurm; on other clusters start on each machine: torchrun "
-            f"--nnodes {args.nodes} --nproc_per_node {args.processes or 'GPUS'} --rdzv_backend c10d --rdzv_endpoint "
-            f"HOST:29500 -m mmgrpo.cli.train {shlex.join(run)}"
-        )
-    command = torchrun(args.processes or gpus(), run, ["--standalone"])
-    print(shlex.join(["torchrun", *command[3:]]), flush=True)
-    os.execv(sys.executable, command)
+    elif args.ray:
+        from mmgrpo.cli.launch_ray import Request, launch
+
+        has_gpu = not any(word == "--model.device=cpu" for word in joined(run))
+        request = Request(args.nodes, args.processes, args.cpus, has_gpu, args.wait, args.restarts)
+        launch(request, args.address, run, resumed(run), again(args, run))
+    else:
+        command = torchrun(args.processes or gpus(), run, ["--standalone"])
+        print(shlex.join(["torchrun", *command[3:]]), flush=True)
+        os.execv(sys.executable, command)
 
 
 def read(given: Sequence[str]) -> tuple[Args, list[str]]:
-    """The options of the command, and those of ``mmgrpo train`` behind ``--``."""
-    place = given.index("--") if "--" in given else len(given)
-    args, run = options(Args, given[:place], __doc__, "mmgrpo launch"), list(given[place + 1 :])
+    """The options of the command, and those of ``mmgrpo train``: what follows ``--``, else what follows the last option
+    of the command. A first word ``slurm`` or ``ray`` is the option of this name."""
+    given = [f"--{given[0]}", *given[1:]] if given and given[0] in PLACES else list(given)
+    if "--" in given:
+        place = given.index("--")
+        own, run = given[:place], given[place + 1 :]
+    else:
+        own, run = _own(given)
+    args = options(Args, own, __doc__, "mmgrpo launch")
     if not run:
-        raise ValueError("launch: got no options of 'mmgrpo train', expected them after --, e.g. -- --recipe NAME")
+        raise ValueError("launch: got no options of 'mmgrpo train', expected them at the end, e.g. --recipe NAME")
     return args, run
+
+
+def _own(given: list[str]) -> tuple[list[str], list[str]]:
+    """The options of this command at the beginning, and the rest."""
+    flags = {f"--{one.name}" for one in fields(Args) if isinstance(one.default, bool)} | {"-h", "--help"}
+    known = {f"--{one.name}" for one in fields(Args)} | flags
+    place = 0
+    while place < len(given) and given[place].partition("=")[0] in known:
+        place += 1 if given[place] in flags or "=" in given[place] else 2
+    return given[:place], given[place:]
+
+
+def refuse_options(args: Args, run: Sequence[str]) -> None:
+    """ValueError for options that have no effect where the run is to be started, and for a run that could not go on."""
+    chosen = [place for place in PLACES if getattr(args, place)]
+    if len(chosen) > 1:
+        raise ValueError("--slurm and --ray: name one of them")
+    for option in fields(Args):
+        places, value = BELONG.get(option.name, ()), getattr(args, option.name)
+        if places and value != option.default and not set(places) & set(chosen):
+            needed = " or ".join(f"--{place}" for place in places)
+            raise ValueError(
+                f"--{option.name}: got {value}, expected {option.default or 'none'} without {needed}"
+                + f"; on other clusters start on each machine: {by_hand(args, run)}" * (option.name == "nodes")
+            )
+    named = any(word.startswith("--name=") for word in joined(run))
+    if args.slurm and not args.processes:
+        raise ValueError("--processes: got 0 with --slurm, expected the number of GPUs of each machine of the job")
+    if (args.slurm or (args.ray and args.restarts)) and not named:
+        raise ValueError(
+            f"--{chosen[0]}: got a run without --name, expected one, by which a run that is started again goes on"
+        )
+    if args.ray and args.restarts and "--overwrite" in run:
+        raise ValueError(
+            "--overwrite: got it with --ray, where a run that is started again could replace its own checkpoints; "
+            "remove the old run or choose another --name, or set --restarts 0"
+        )
+
+
+def joined(run: Sequence[str]) -> list[str]:
+    """The options of a run as ``--option=value`` where a value follows."""
+    pairs = zip(run, [*run[1:], "--"], strict=True)
+    return [word if "=" in word or value.startswith("--") else f"{word}={value}" for word, value in pairs]
+
+
+def resumed(run: Sequence[str]) -> list[str]:
+    """The options of a run by which it goes on."""
+    return [*run] if "--resume" in run else [*run, "--resume"]
+
+
+def again(args: Args, run: Sequence[str]) -> str:
+    """The command by which a run goes on."""
+    given = [(one.name, getattr(args, one.name)) for one in fields(Args) if getattr(args, one.name) != one.default]
+    chosen = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]
+    return shlex.join(["mmgrpo", "launch", *chosen, "--", *resumed(run)])
+
+
+def by_hand(args: Args, run: Sequence[str]) -> str:
+    """The command on each of several machines without SLURM and Ray."""
+    where = f"--nnodes {args.nodes} --nproc_per_node {args.processes or 'GPUS'}"
+    return f"torchrun {where} --rdzv_backend c10d --rdzv_endpoint HOST:29500 -m mmgrpo.cli.train {shlex.join(run)}"
 
 
 def gpus() -> int:
@@ -79,13 +168,8 @@ def torchrun(processes: int, run: Sequence[str], where: Sequence[str]) -> list[s
 
 
 def job(args: Args, run: Sequence[str]) -> str:
-    """The job for sbatch; ValueError for a run without a name, which could not go on."""
-    if not any(word == "--name" or word.startswith("--name=") for word in run):
-        raise ValueError("--slurm: got a run without --name, expected one, by which a job that is queued again goes on")
-    if not args.processes:
-        raise ValueError("--processes: got 0 with --slurm, expected the number of GPUs of each machine of the job")
+    """The job for sbatch."""
     minutes = round(args.hours * 60)
-    goes_on = run if "--resume" in run else [*run, "--resume"]
     return "\n".join(
         [
             "#!/bin/bash",
@@ -102,7 +186,7 @@ def job(args: Args, run: Sequence[str]) -> str:
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             f"srun torchrun --nnodes {args.nodes} --nproc_per_node {args.processes} \\",
             '    --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d --rdzv_endpoint "$first:29500" \\',
-            f"    -m mmgrpo.cli.train {shlex.join(goes_on)} &",
+            f"    -m mmgrpo.cli.train {shlex.join(resumed(run))} &",
             "stopped=",
             """trap 'stopped=1; kill -TERM "$!"' TERM""",
             'status=0; wait "$!" || status=$?',

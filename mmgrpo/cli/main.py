@@ -12,7 +12,7 @@ from mmgrpo.config.names import nearest
 
 COMMANDS = {
     "train": ("mmgrpo.cli.train", "train a model with a recipe, or with the embedded default"),
-    "launch": ("mmgrpo.cli.launch", "start a training run as several processes, or print a job of SLURM"),
+    "launch": ("mmgrpo.cli.launch", "start a training run as several processes: here, under SLURM or on Ray"),
     "sample": ("mmgrpo.cli.sample", "sample from a trained or an untrained model"),
     "evaluate": ("mmgrpo.cli.evaluate", "evaluate a model on prompts, optionally against another"),
     "export": ("mmgrpo.cli.export", "write a trained model for diffusers, ComfyUI, peft, or merged"),

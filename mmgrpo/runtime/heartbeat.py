@@ -23,6 +23,8 @@ INTERVAL, PATIENCE, GRACE = 2.0, 30.0, 5.0
 """Seconds between two counts, until a process whose count stands still is taken for dead, and from then to the end,
 within which a process may still end by itself."""
 FAILED = "failed"
+LOST = 75
+"""Exit status of a process that ends because another does not answer: a failure that may be temporary."""
 
 
 @contextmanager
@@ -73,12 +75,12 @@ def _report(store: TCPStore, text: str) -> None:
 def _watch(store: TCPStore, rank: int, world: int, ended: threading.Event, again: str, patience: float) -> None:
     """Count, and end this process when another has failed or stands still."""
     seen = {other: (-1, time.monotonic()) for other in range(world) if other != rank}
-    why = ""
+    why, status = "", LOST
     while not ended.wait(min(INTERVAL, patience / 4)):
         try:
             store.add(f"alive-{rank}", 1)
             if store.check([FAILED]):
-                why = store.get(FAILED).decode()
+                why, status = store.get(FAILED).decode(), 1
             for other, (before, since) in seen.items():
                 present = store.add(f"alive-{other}", 0)
                 if present != before:
@@ -89,4 +91,4 @@ def _watch(store: TCPStore, rank: int, world: int, ended: threading.Event, again
             why = "process 0 has ended"
         if why and not ended.wait(GRACE):
             print(f"process {rank} ends, since {why}; go on with: {again}", flush=True)
-            os._exit(1)
+            os._exit(status)

@@ -283,6 +283,7 @@ main()
         ("serve", ["fastapi", "uvicorn"], ["serve-rewards", "--reward", "jpeg_compressibility"]),
         ("visual", ["diffusers"], ["sample", "--prompts", "a red circle"]),
         ("speech", ["soundfile"], ["train", "--recipe", "speech/whisper_adapt", "--dry-run"]),
+        ("ray", ["ray"], ["launch", "ray", "--processes", "2", "--name", "x"]),
     ],
 )
 def test_a_missing_extra_is_one_line_that_names_what_to_install(extra, packages, words, installed, tmp_path):

@@ -1,4 +1,4 @@
-"""Runs of several processes from one command, and jobs of SLURM."""
+"""Runs of several processes from one command, jobs of SLURM, and what is asked of Ray."""
 
 from __future__ import annotations
 
@@ -32,13 +32,40 @@ def test_a_job_begins_a_run_or_goes_on(capsys):
     [
         (["--slurm", "--processes", "8", "--", "--steps", "3"], "--name"),
         (["--slurm", "--", "--name", "x"], "--processes"),
-        (["--nodes", "2", "--", "--name", "x"], "--nodes.*2"),
+        (["--nodes", "2", "--", "--name", "x"], "--nodes.*2.*--slurm or --ray"),
         (["--processes", "2"], "mmgrpo train"),
+        (["--restarts", "1", "--name", "x"], "--restarts.*1.*--ray"),
+        (["ray", "--hours", "2", "--name", "x"], "--hours.*2.*--slurm"),
+        (["ray", "--slurm", "--name", "x"], "--slurm and --ray"),
+        (["ray", "--processes", "2", "--steps", "3"], "--name"),
+        (["ray", "--processes", "2", "--name", "x", "--overwrite"], "--overwrite.*--restarts 0"),
     ],
 )
 def test_what_could_not_go_on_is_refused(arguments, setting):
     with pytest.raises(ValueError, match=setting):
         launch.main(arguments)
+
+
+@pytest.mark.parametrize("between", [[], ["--"]])
+@pytest.mark.parametrize("place", launch.PLACES)
+def test_options_of_the_run_follow_those_of_the_launch(place, between):
+    """With and without a mark between them; a first word is the option of its name."""
+    run = ["--recipe", "x", "--name=y", "--nodes-of-its-own", "3"]
+    args, found = launch.read([place, "--nodes", "4", "--processes=8", *between, *run])
+    assert (getattr(args, place), args.nodes, args.processes, found) == (True, 4, 8, run)
+    again = launch.again(args, run)
+    assert launch.read(shlex.split(again)[2:]) == (args, [*run, "--resume"])
+
+
+@pytest.mark.parametrize("device", [["--model.device", "cpu"], ["--model.device=cpu"], ["--model.device=auto"], []])
+def test_processes_on_ray_have_a_gpu_except_on_the_cpu(device, monkeypatch):
+    from mmgrpo.cli import launch_ray
+
+    asked = []
+    monkeypatch.setattr(launch_ray, "launch", lambda request, *_: asked.append(request))
+    launch.main(["ray", "--nodes", "4", "--processes", "8", "--cpus", "2", "--name", "x", *device])
+    on_cpu = bool(device) and "cpu" in device[-1]
+    assert asked[0].resources() == {"CPU": 16, **({} if on_cpu else {"GPU": 8})}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
