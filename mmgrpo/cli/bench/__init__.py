@@ -6,6 +6,7 @@
     mmgrpo bench speech                   # a training step on speech, with and without shared encodings
     mmgrpo bench rewards                  # rewards in process, in a process of their own, served; overlap with sampling
     mmgrpo bench gpu                      # rounds of networks of published sizes, random weights (minutes on a card)
+    mmgrpo bench scale                    # bytes that sharding moves and holds, against the formulas (minutes)
     mmgrpo bench algorithms               # 24 presets on equal budgets, three tasks, three seeds (hours)
     mmgrpo bench twins                    # every recipe at the size of a processor: does it learn? (minutes)
 
@@ -25,7 +26,7 @@ from pathlib import Path
 from mmgrpo.cli.options import options, words
 from mmgrpo.config.names import nearest
 
-BENCHMARKS = ("visual", "vlm", "speech", "rewards", "gpu", "algorithms", "twins")
+BENCHMARKS = ("visual", "vlm", "speech", "rewards", "gpu", "scale", "algorithms", "twins")
 """Modules with the options of a benchmark (``Args``) and the function ``run``."""
 
 
