@@ -879,6 +879,15 @@ CATALOGUE: dict[str, Preset] = {
         credit="step_mixture(process=1.0, outcome=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
     ),
+    # arXiv:2603.12893 and its released code: pairs (data.group_size 2) from one noise (every_step(shared_noise=True)),
+    # kernel edm_churn, 40 steps, clip .03, no KL, lr 3e-5. Its churn follows a density over the levels, and churns the
+    # noise at the start, too; here it is constant, and the last step, which draws nothing, is not trained.
+    "fdfo": for_gaussian(
+        "The velocity of every step is pulled towards the better sample of a pair; the trajectory is one action.",
+        scale="none",
+        select=["drop_zero_spread"],
+        objective="finite_difference(clip=0.03)",
+    ),
     # Advantage Weighted Matching, the clipped form of its released code (the paper's is the plain advantage-weighted
     # loss, which is the gradient of the first update here): prompt mean, batch std, clip at 5. The clip range of
     # pseudo-ratios is that of DGPO's released code, about 1e-2.

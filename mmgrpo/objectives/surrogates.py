@@ -25,7 +25,16 @@ from torch import Tensor
 
 from mmgrpo.config.ranges import POSITIVE, UPPER_BOUND, one_of, within
 from mmgrpo.config.registry import block
-from mmgrpo.objectives.base import OBJECTIVES, OFF_POLICY_OBJECTIVES, Loss, exp_ratio, row_mean, row_sum, unclipped
+from mmgrpo.objectives.base import (
+    LARGEST_LOG_RATIO,
+    OBJECTIVES,
+    OFF_POLICY_OBJECTIVES,
+    Loss,
+    exp_ratio,
+    row_mean,
+    row_sum,
+    unclipped,
+)
 
 
 def stop(
@@ -271,6 +280,24 @@ def simple_policy(
     """
     ratio = exp_ratio(log_probs - old_log_probs)
     return unclipped(-(ratio * advantages - advantages.abs() * (ratio - 1).square() / (2 * eps)))
+
+
+@block(OBJECTIVES)
+def finite_difference(
+    displacement: Float[Tensor, "*shape"],
+    drift: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    clip: Annotated[float, POSITIVE] = 0.03,
+) -> Loss:
+    """``simple_policy`` with the ratio exp(-mean(dv^2) - 2 mean(dv dx)): the velocity moves by dv from the rollout's,
+    and dx is by how much a sample's latent differs from the mean of its group, over the mean square of that.
+
+    The whole trajectory is one action: at every step the velocity is pulled towards the better sample. FDFO
+    (2603.12893) draws pairs: A is then half of the difference of their rewards (baseline ``group_mean``, scale
+    ``none``) and dx half of that of their latents. dv .1 and .1, dx 1.6 and .8: ratio exp(-.25) = .7788.
+    """
+    ratio = exp_ratio((-drift - 2 * displacement).clamp(max=LARGEST_LOG_RATIO / 2))  # its square is finite, too
+    return unclipped(-(ratio * advantages - advantages.abs() * (ratio - 1).square() / (2 * clip)))
 
 
 @block(OBJECTIVES)

@@ -60,6 +60,19 @@ def norm_of(velocity: Float[Tensor, "N *latent"]) -> Float[Tensor, " N"]:
     return velocity.flatten(1).norm(dim=1)
 
 
+def apart(final: Float[Tensor, "rows *latent"], prompt: Int[Tensor, " rows"]) -> Float[Tensor, "rows *latent"]:
+    """Each row's final latent less the mean of those of its prompt: of a pair, half of its difference to the other."""
+    shape = (int(prompt.max()) + 1, *final.shape[1:])
+    total = torch.zeros(shape, dtype=final.dtype, device=final.device).index_add_(0, prompt, final)
+    count = torch.bincount(prompt, minlength=shape[0]).clamp_min(1)
+    return final - (total / count.view(-1, *[1] * (final.dim() - 1)))[prompt]
+
+
+def normalized(away: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *latent"]:
+    """Over its mean square, which 1e-6 keeps from zero."""
+    return away / (over_latent(away.square()) + 1e-6).view(-1, *[1] * (away.dim() - 1))
+
+
 @dataclass(frozen=True)
 class Entries:
     """Decisions of one walk that are scored together."""
@@ -119,7 +132,7 @@ class DenoisingPolicy:
     provides = frozenset(
         {"log_probs", "shift", "std", "dt", "level", "place", "progress"}
         | {"reference_log_probs", "reference_shift", "reference_velocity_gap", "reference_kl"}
-        | {"velocity_norm", "reference_velocity_norm"}
+        | {"velocity_norm", "reference_velocity_norm", "displacement", "drift"}
     )
     fields = frozenset({"std", "level", "dt", "rectifier"})
     keys = frozenset({"prompt", "tree"})
@@ -406,6 +419,12 @@ class DenoisingPolicy:
         parents = self.kernel(x, output, step, grid)
         return Transition(parents.mean[children], parents.std[children], parents.scaled)
 
+    def _slope(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Tensor:
+        """d mean / d output of the children's transitions, in which every kernel is linear."""
+        zero = torch.zeros_like(output)
+        one, none = (self._transition(x, given, step, grid, children).mean for given in (zero + 1, zero))
+        return one - none
+
     def _decisions(
         self,
         request: Request,
@@ -457,6 +476,10 @@ class DenoisingPolicy:
         scores: Scores = {"log_probs": now.log_prob(next_state)}
         if "shift" in names:
             scores["shift"] = over_latent((now.mean - walk.means[target]).square())
+        if "displacement" in names or "drift" in names:
+            moved = (now.mean - walk.means[target]) / self._slope(x, output, step, walk.grid, inverse)
+            away = normalized(apart(walk.final, walk.prompt)[rows])
+            scores |= {"displacement": over_latent(moved * away), "drift": over_latent(moved.square())}
         if "std" in names:
             scores["std"] = walk.std[part.positions]
         if "level" in names:

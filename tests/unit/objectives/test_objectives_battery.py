@@ -40,7 +40,7 @@ ABSOLUTE = ["n_best", "double_entropy", "kl_forward_rewarded"]
 OF_THE_STEP = ["kl_hinge", "chi_squared", "ppo_by_entropy", "surrogate_preference"]
 """With a mean or a quantile over all groups of the step."""
 OTHERS = ["diffusion_nft", "crd", "gdro", "seppo", "distillation_step", "distillation_velocity", "distillation"]
-OTHERS += ["visual_distillation", "ppo_by_entropy", "fake_score", "tdm_r1", "surrogate_preference"]
+OTHERS += ["visual_distillation", "ppo_by_entropy", "fake_score", "tdm_r1", "surrogate_preference", "finite_difference"]
 """Objectives that compare the members of a group at one position, that are of a latent, that see no advantage, or that
 leave the surest decisions without one."""
 SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
@@ -77,7 +77,8 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         **{name: torch.stack([normal(), normal()], 2) for name in ("gap", "old_gap")},
         "time": normal().square(),
         **{name: torch.stack([normal(), normal()], 2) for name in CLEAN},
-        "estimate_error": normal().square(),
+        **{name: normal().square() for name in ("estimate_error", "drift")},
+        "displacement": spread * normal(),
         "boundary": torch.arange(4.0).expand(5, 4),
         "boundary_weight": (torch.arange(4.0).expand(5, 4) + 1) / 4,
         **{f"{name}_error": -old - spread * normal() for name in ("reference", "earlier")},

@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.objectives.base import owned
@@ -336,3 +337,19 @@ def test_the_steps_after_the_window_are_guarded_too(tail, by, monkeypatch):
     monkeypatch.setattr(policy.model, "predict", late)
     with pytest.raises(TooLarge, match=rf"{by}.*4.*6.*0\.5"):
         rollout(policy)
+
+
+def test_the_displacement_of_a_step_is_along_the_difference_of_the_pair():
+    made = toy_policy("every_step(shared_noise=True)", steps=4, kernel="edm_churn(gamma=0.3)")
+    drawn = made.rollout(Request(toy_prompts(2), [0, 1], 2, seed=5))
+    final, names = drawn.steps.walks[0].final, ("displacement", "drift")  # type: ignore
+    assert max(float(rescored(made, drawn, name=name).abs().max()) for name in names) < 1e-4  # nothing has moved yet
+    with torch.no_grad():
+        made.network.outer.bias += torch.tensor([0.1, -0.2, 0.3])  # type: ignore
+    displacement, drift = (rescored(made, drawn, name=name) for name in names)
+    trained = drawn.decisions.loss_mask
+    assert_close(drift[trained], torch.full_like(drift[trained], 0.14 / 3), rtol=1e-3, atol=1e-5)
+    for row in range(4):
+        away = (final[row] - final[row ^ 1]).flatten() / 2
+        wanted = (torch.tensor([0.1, -0.2, 0.3]) * away / away.square().mean()).mean()
+        assert_close(displacement[row][trained[row]], wanted.expand(3), rtol=1e-2, atol=1e-3)
