@@ -26,16 +26,22 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-nightly test-shapes test-roundings faults mutants check resolve lock lowest docs format bench twins twins-calibrate clean
+.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-commit test-nightly test-shapes test-roundings faults mutants check resolve lock lowest docs format bench twins twins-calibrate clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 setup: $(STAMP)  ## create the environment in .venv
 
+# uv unpacks and compiles on all cores. It knows the indexes that pip's variables name, not pip's files; where it finds not
+# everything, pip installs.
+UV_LIKE_PIP = $(if $(PIP_FIND_LINKS),UV_FIND_LINKS="$(PIP_FIND_LINKS)") $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX="$(PIP_INDEX_URL)") \
+	$(if $(PIP_EXTRA_INDEX_URL),UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" UV_INDEX_STRATEGY=unsafe-best-match)
 $(STAMP): pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --quiet uv
+	$(UV_LIKE_PIP) $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode $(CONSTRAINTS) -e ".[$(EXTRAS)]" \
+		|| $(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@touch $@
 
 engine: $(STAMP)  ## make an environment with vLLM for CPUs in build/engine (3 GB), for the tests of rollout engines
@@ -65,12 +71,17 @@ test-libraries: $(STAMP)  ## compare every family and reward with the libraries,
 test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
 	$(PYTEST) -m "slow and not nightly" $(PYTEST_ARGS)
 
+# In one run, so that every process collects once and none is idle while others end theirs.
+test-commit: $(STAMP)  ## run test, test-libraries and test-slow at once, as CI does
+	$(PYTEST) -m "not nightly" $(PYTEST_ARGS)
+
 test-nightly: $(STAMP)  ## run the largest tests, and the seeds and cases beyond those of test-slow
 	$(PYTEST) -m nightly $(PYTEST_ARGS)
 
-# In a run of its own, since the checks double the time of what they check. Only folders of tensors.
+# In a run of its own, since the checks triple the time of what they check. Only files of tensors, and none that trains
+# until something is learned: it would check the same few calls thousands of times.
 test-shapes: $(STAMP)  ## run the tests of the core with every call checked against the shapes and types of its signature
-	$(PYTEST) -m "not slow" --jaxtyping-packages=mmgrpo,beartype.beartype $(SHAPES)
+	$(PYTEST) -m "not slow and not learning" --jaxtyping-packages=mmgrpo,beartype.beartype $(SHAPES)
 
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
 	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning -n $(WORKERS)

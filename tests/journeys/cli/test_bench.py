@@ -60,6 +60,7 @@ def test_a_method_of_the_curve_is_a_configuration_that_its_family_takes(method):
     assert config.data.prompts_per_step * config.data.group_size == 128 and config.sampling.steps == learning.STEPS
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_learning_curves_are_tuned_drawn_and_resumed(tmp_path, capsys):
     options = ["--learn", "--rates", 1e-4, 1e-3, "--seconds", 0.01, "--tune-seconds", 0.01, "--prompts", 1]

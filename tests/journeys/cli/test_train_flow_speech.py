@@ -78,7 +78,7 @@ def test_a_published_checkpoint_trains_on_a_list_of_seed_tts_eval_and_speaks_aga
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["f5r_tts", "flowtts_grpo"])
+@pytest.mark.parametrize("name", [pytest.param("f5r_tts", marks=pytest.mark.nightly), "flowtts_grpo"])
 def test_a_papers_recipe_trains_by_its_judges(name, model, lists, whisper_folder, tmp_path):
     """Tiny judges of the real architectures hear the sounds: words, the voice of the row's clip, and DNSMOS itself."""
     judges = [f"spoken_neg_wer(path='{whisper_folder}')", f"speaker_similarity(encoder='{write(tmp_path / 'wavlm')}')"]

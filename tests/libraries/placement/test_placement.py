@@ -17,7 +17,7 @@ from tests.building import module
 from tests.tiny import tiny_checkpoint
 
 FAULTS = ["mask", "noise", "index", "embedding", "array", "generator", "write"]
-QUICK = ["sd3", "causal_lm", "whisper"]
+QUICK = ["sd3", "causal_lm"]
 SPEAKING = ["causal_lm", "whisper", "qwen_vl"]
 
 

@@ -48,6 +48,7 @@ CASES = [
 BATTERY = [
     f"{name}:{'lora' if name in ADAPTED else 'full'}" for name, one in families().items() if isinstance(one, Blocks)
 ]
+COPIED = ["sd3:full", "qwen_vl:lora"]
 
 
 @dataclass
@@ -92,6 +93,12 @@ def worker(
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Runs:
     return Runs(tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.fixture(scope="module")
+def cases(collected) -> list[str]:
+    """Cases that one run holds: those of this session's tests, and those of copies."""
+    return [case for case in CASES if case in {*collected("case"), *COPIED}]
 
 
 def weights(folder: Path, case: str, rank: int = 0) -> dict[str, torch.Tensor]:
@@ -142,8 +149,8 @@ def test_every_family_but_the_smallest_names_its_blocks():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_that_divide_a_model_train_it_like_one(case, runs):
-    one, two = runs.start("one", 1, CASES), runs.start("two", 2, CASES)
+def test_two_processes_that_divide_a_model_train_it_like_one(case, runs, cases):
+    one, two = runs.start("one", 1, cases), runs.start("two", 2, cases)
     # In bf16 blocks are gathered rounded, norms included, which autocast leaves in fp32.
     assert_close(one, two, case, 1e-3 if case.endswith("half") else 1e-6)
     text = (two / case.replace(":", "-") / "metrics.jsonl").read_text()
@@ -159,9 +166,9 @@ def test_two_processes_that_divide_a_model_train_it_like_one(case, runs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_divided_run_resumes_exactly_and_by_one_process(case, runs):
-    two = runs.start("two", 2, CASES)
-    again, alone = runs.start("again", 2, CASES, of="two"), runs.start("alone", 1, CASES, of="two")
+def test_a_divided_run_resumes_exactly_and_by_one_process(case, runs, cases):
+    two = runs.start("two", 2, cases)
+    again, alone = runs.start("again", 2, cases, of="two"), runs.start("alone", 1, cases, of="two")
     for name, value in weights(two, case).items():
         assert torch.equal(weights(again, case)[name], value), name
     assert_close(alone, two, case, 1e-3 if case.endswith("half") else 1e-6)
@@ -172,8 +179,8 @@ def test_a_divided_run_resumes_exactly_and_by_one_process(case, runs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_saved_model_is_whole_and_of_its_own_class(case, runs):
-    one, two = runs.start("one", 1, CASES), runs.start("two", 2, CASES)
+def test_a_saved_model_is_whole_and_of_its_own_class(case, runs, cases):
+    one, two = runs.start("one", 1, cases), runs.start("two", 2, cases)
     models = [folder / case.replace(":", "-") / "model" for folder in (one, two)]
     files = [sorted(p.relative_to(model) for p in model.rglob("*") if p.is_file()) for model in models]
     assert files[0] == files[1]
@@ -188,23 +195,23 @@ def test_a_saved_model_is_whole_and_of_its_own_class(case, runs):
 
 
 @pytest.mark.slow
-def test_copies_of_a_divided_model_train_like_one_process(runs):
-    cases = ["sd3:full", "qwen_vl:lora"]
-    four = runs.start("four", 4, cases, replicate=2)
-    for case in cases:
-        assert_close(runs.start("one", 1, CASES), four, case, 1e-6)
+def test_copies_of_a_divided_model_train_like_one_process(runs, cases):
+    four = runs.start("four", 4, COPIED, replicate=2)
+    for case in COPIED:
+        assert_close(runs.start("one", 1, cases), four, case, 1e-6)
 
 
 @pytest.mark.slow
-def test_a_shard_that_is_not_finite_is_seen_by_all(runs):
-    two = runs.start("two", 2, CASES)
+def test_a_shard_that_is_not_finite_is_seen_by_all(runs, cases):
+    two = runs.start("two", 2, cases)
     seen = [json.loads((two / f"finite-{rank}.json").read_text()) for rank in range(2)]
     assert seen == [[True, False, True], [True, False, False]]  # the last: of its own shard alone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", BATTERY)
-def test_every_family_is_divided(case, runs):
-    part = BATTERY.index(case) // 7  # of one process, which keeps all its models
-    some = BATTERY[7 * part : 7 * part + 7]
-    assert_close(runs.start(f"all-one-{part}", 1, some), runs.start(f"all-two-{part}", 2, some), case, 2e-6)
+@pytest.mark.parametrize("name", BATTERY)
+def test_every_family_is_divided(name, runs, collected):
+    families_of_session = collected("name")
+    part = families_of_session.index(name) // 7  # of one process, which keeps all its models
+    some = families_of_session[7 * part : 7 * part + 7]
+    assert_close(runs.start(f"all-one-{part}", 1, some), runs.start(f"all-two-{part}", 2, some), name, 2e-6)

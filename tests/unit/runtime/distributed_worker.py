@@ -222,12 +222,12 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
 }
 
 
-def run(folder: Path) -> None:
-    """Train every case and leave its metrics, evaluations and this process's weights in the folder."""
+def run(folder: Path, cases: Sequence[str]) -> None:
+    """Train the cases and leave its metrics, evaluations and this process's weights in the folder."""
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
-    for name, case in CASES.items():
-        made = case(folder / name, accelerator)
+    for name in cases:
+        made = CASES[name](folder / name, accelerator)
         made.fit()
         weights = {key: value.detach().contiguous() for key, value in made.trained.items()}
         save_file(weights, folder / name / f"weights-{accelerator.process_index}.safetensors")
@@ -256,4 +256,4 @@ def run(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), sys.argv[2:])

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def test_what_cannot_be_shared_evenly_is_refused_with_the_numbers(monkeypatch):
         RankSlice.of(5, Accelerator(cpu=True), "prompts a round")
 
 
-def started(folder: Path, index: int, world: int, port: int) -> subprocess.Popen[str]:
+def started(folder: Path, index: int, world: int, port: int, cases: Sequence[str]) -> subprocess.Popen[str]:
     place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     worker = Path(__file__).with_name("distributed_worker.py")
     paths = str(ROOT)
@@ -107,16 +108,17 @@ def started(folder: Path, index: int, world: int, port: int) -> subprocess.Popen
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     if world > 1:
         environment |= {name: str(value) for name, value in place.items()}
-    command = [sys.executable, str(worker), str(folder)]
+    command = [sys.executable, str(worker), str(folder), *cases]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[int, Path]:
+def runs(tmp_path_factory, collected) -> dict[int, Path]:
     """Folders of the same runs with one and with two processes."""
     folders = {world: tmp_path_factory.mktemp(f"processes-{world}") for world in (1, 2)}
+    cases = [case for case in CASES if case in {"rows", *collected("case")}]
     with meeting_port() as port:
-        workers = [started(folders[world], index, world, port) for world in (1, 2) for index in range(world)]
+        workers = [started(folders[world], index, world, port, cases) for world in (1, 2) for index in range(world)]
         try:
             for worker in workers:
                 told, _ = worker.communicate(timeout=1000)

@@ -52,8 +52,15 @@ def ended(how: str, which: int) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize(("how", "reason"), [("killed", ""), ("raises", "ValueError: the reason")])
+@pytest.mark.parametrize(
+    ("how", "reason", "which"),
+    [
+        ("killed", "", 1),
+        ("raises", "ValueError: the reason", 0),
+        pytest.param("killed", "", 0, marks=pytest.mark.nightly),
+        pytest.param("raises", "ValueError: the reason", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_other_process_ends_with_the_command_that_goes_on(how, reason, which):
     status, text = ended(how, which)[1 - which]
     assert (

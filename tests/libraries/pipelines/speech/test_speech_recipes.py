@@ -99,7 +99,7 @@ def test_prompts_of_several_clips_train_with_adapters_and_a_clip_too_long_is_lef
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["whisper", "qwen_audio"])
+@pytest.mark.parametrize("name", ["whisper", pytest.param("qwen_audio", marks=pytest.mark.nightly)])
 def test_a_killed_run_resumes_to_the_weights_of_one_that_never_stopped(name, request, clips, tmp_path):
     """The features of clips that were kept over the rollouts are computed again, and nothing else is different."""
     model = request.getfixturevalue("hearing" if name == "qwen_audio" else "whisper_folder")

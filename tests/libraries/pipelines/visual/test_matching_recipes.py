@@ -16,7 +16,12 @@ from tests.libraries.families.examples import EXAMPLES
 from tests.libraries.pipelines.visual.test_evaluation_settings import policy_of
 from tests.tiny import tiny_checkpoint
 
-RECIPES = ("diffusion_nft", "diffusion_nft_ocr", "dgpo", "crd", "tdm_r1")
+RECIPES = [
+    "diffusion_nft",
+    "crd",
+    "tdm_r1",
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("diffusion_nft_ocr", "dgpo")),
+]
 REQUEST = Request(EXAMPLES["sd3"].prompts[:2], [0, 1], 2, seed=3)
 
 
