@@ -14,44 +14,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
-from mmgrpo.config.plugins import made_of
 from mmgrpo.config.registry import parse
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.cache import cached
 from mmgrpo.scoring.decisions import reads_rollout, records
 from mmgrpo.scoring.load import common_parameters, load_reward
-from mmgrpo.scoring.manifest import Manifest
+from mmgrpo.scoring.manifest import RewardEntry as RewardEntry
+from mmgrpo.scoring.manifest import declared as declared
+from mmgrpo.scoring.manifest import reward as reward
 from mmgrpo.scoring.process import RewardProcess
-
-
-@dataclass(frozen=True)
-class RewardEntry:
-    """A row of a table of rewards, whose entries are written ``module:function``."""
-
-    function: str
-    rates: str = ""
-    """From the reward's parameters to its ``ErrorRate``s."""
-    annotate: str = ""
-    """From the reward's parameters to a function of prompts and outputs that returns annotations for people."""
-    check: str = ""
-    """A function that raises ValueError for the reward's parameters if they are wrong, before a run starts."""
-    elsewhere: bool = False
-    """Its function only asks another process for values, so that it is called while the run goes on sampling."""
-    row: str = ""
-    """A function of a prompt and of the reward's parameters that raises ValueError for a row that it cannot score."""
-    manifest: Manifest | str = ""
-    """What it reads, its scale and its weights, or ``module:name`` of it."""
-
-    def read_manifest(self) -> Manifest | None:
-        """The manifest, or None for a reward of somebody else's that has none."""
-        if isinstance(self.manifest, Manifest) or not self.manifest:
-            return self.manifest or None
-        return plugins.load_object(self.manifest, "rewards", own=False, kind=made_of(Manifest))
 
 
 def entries() -> Mapping[str, RewardEntry]:

@@ -11,12 +11,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from math import inf
 
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer, scored_or_abstained
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    "Audio",
+    range=(-inf, inf),
+    scale="that of the reward of its tasks",
+    reads=("task",),
+    check="reward_models.by_task:check",
+)
 def by_task(
     prompts: Sequence[Prompt], outputs: Sequence[Output], tasks: Sequence[str], reward: str, device: str = "cpu"
 ) -> list[float | None]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 import numpy as np
 
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer, score_column
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt, Video
 
 REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -23,6 +25,7 @@ REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 """From the values of the frames, in their order, to the value of the clip."""
 
 
+@reward("Video", range=(-inf, inf), scale="that of the reward of pictures", check="reward_models.frames:check")
 def frames(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -14,12 +14,21 @@ from typing import Any
 import numpy as np
 
 from mmgrpo.config.extras import install
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 
 SHORTEST_SIDE = 128
 """Images with a shorter side are enlarged (nearest pixel) first, since the detector misses small letters."""
 
 
+@reward(
+    "Image",
+    reads=("answer", "meta.text"),
+    packages=("rapidocr", "onnxruntime", "rapidfuzz"),
+    extra="rewards",
+    source="Flow-GRPO, arXiv:2505.05470",
+    row="reward_models.ocr:target_text",
+)
 def ocr(prompts: Sequence[Prompt], outputs: Sequence[Output], from_quotes: bool = False) -> list[float]:
     """Similarity in [0, 1] of the text recognized in each image and ``prompt.answer`` (or ``prompt.meta["text"]``).
 

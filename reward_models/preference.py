@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from mmgrpo.config.plugins import load_object
 from mmgrpo.files import write_tensors, write_text
 from mmgrpo.runtime.weight_files import read_object
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt, Video
 from reward_models.checkpoints import load_exactly, read_tensors
 from reward_models.scene_tower import SceneTower
@@ -111,6 +113,15 @@ def last_token(hidden: Float[Tensor, "N T width"], mask: Bool[Tensor, "N T"]) ->
     return hidden[torch.arange(len(hidden), device=hidden.device), places.argmax(1)]
 
 
+@reward(
+    "Image",
+    "Video",
+    "Text",
+    range=(-inf, inf),
+    scale="standard deviations of the training set",
+    reads=("text", "media"),
+    source="train-reward; head of BaseReward, arXiv:2509.16127",
+)
 def preference(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str, device: str = "cpu") -> list[float]:
     """The score of a head trained with scripts/train_reward.py, in standard deviations of its training set.
 

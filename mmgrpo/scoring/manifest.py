@@ -1,15 +1,27 @@
-"""What one should know about a reward before training on it: what it reads, its scale, its weights, their licence."""
+"""What one should know about a reward before training on it: what it reads, its scale, its weights, their licence.
+
+It stands at the function (``@reward``). A catalogue in JSON is made of the functions of a package, from which commands
+list its rewards without importing them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
+from mmgrpo.config import plugins
 from mmgrpo.config.extras import install
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,117 @@ class Manifest:
         if math.isinf(self.low):
             return f"at most {self.high:g}"
         return f"at least {self.low:g}" if math.isinf(self.high) else f"{self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class RewardEntry:
+    """A row of a table of rewards, whose entries are written ``module:function``."""
+
+    function: str
+    rates: str = ""
+    """From the reward's parameters to its ``ErrorRate``s."""
+    annotate: str = ""
+    """From the reward's parameters to a function of prompts and outputs that returns annotations for people."""
+    check: str = ""
+    """A function that raises ValueError for the reward's parameters if they are wrong, before a run starts."""
+    elsewhere: bool = False
+    """Its function only asks another process for values, so that it is called while the run goes on sampling."""
+    row: str = ""
+    """A function of a prompt and of the reward's parameters that raises ValueError for a row that it cannot score."""
+    manifest: Manifest | str = ""
+    """What it reads, its scale and its weights, or ``module:name`` of it."""
+
+    def read_manifest(self) -> Manifest | None:
+        """The manifest, or None for a reward of somebody else's that has none."""
+        if isinstance(self.manifest, Manifest) or not self.manifest:
+            return self.manifest or None
+        return plugins.load_object(self.manifest, "rewards", own=False, kind=plugins.made_of(Manifest))
+
+
+def reward(
+    *scores: str,
+    range: tuple[int | float, int | float] = (0, 1),
+    scale: str = "",
+    reads: tuple[str, ...] = (),
+    group: bool = False,
+    votes: bool = False,
+    deterministic: bool = True,
+    packages: tuple[str, ...] = (),
+    extra: str = "",
+    weights: Mapping[str, tuple[str, ...]] | None = None,
+    licence: str = "",
+    source: str = "",
+    version: int = 1,
+    rates: str = "",
+    annotate: str = "",
+    check: str = "",
+    elsewhere: bool = False,
+    row: str = "",
+    module: str = "",
+) -> Callable[[Function], Function]:
+    """Declare a function of prompts and outputs a reward of its package, under its own name.
+
+    ``scores`` are the kinds of outputs that it takes. ``module`` is where the reward of that name is found, if not
+    where the function is; all else is said at ``Manifest`` and ``RewardEntry``. The function itself is left as it is.
+    """
+    low, high = range
+    manifest = Manifest(
+        scores, low, high, scale, reads, group, votes, deterministic, packages, extra, weights or {}, licence, source,
+        version,
+    )  # fmt: skip
+
+    def declare(function: Function) -> Function:
+        path = f"{module or function.__module__}:{function.__name__}"
+        setattr(function, _DECLARED, RewardEntry(path, rates, annotate, check, elsewhere, row, manifest))
+        return function
+
+    return declare
+
+
+_DECLARED = "__mmgrpo_reward__"
+
+
+def declared(module: ModuleType) -> dict[str, RewardEntry]:
+    """Name to entry of the rewards that are defined in a module, in the order of its file."""
+    own = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
+    entries = {getattr(value, "__name__", ""): getattr(value, _DECLARED, None) for value in own}
+    return {name: entry for name, entry in entries.items() if entry is not None}
+
+
+def read_catalogue(file: Path) -> dict[str, RewardEntry]:
+    """The rewards of a package as ``write_catalogue`` wrote them. Nothing of the package is imported."""
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    return {name: RewardEntry(**{**row, "manifest": _read_manifest(row["manifest"])}) for name, row in rows.items()}
+
+
+def write_catalogue(package: ModuleType, *further: str) -> str:
+    """The catalogue of the rewards in all modules of a package, and in ``further`` ones, as JSON without defaults."""
+    names = [found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    rows: dict[str, RewardEntry] = {}
+    for name in (*names, *further):
+        for title, entry in declared(importlib.import_module(name)).items():
+            if title in rows:
+                raise ValueError(f"reward '{title}' is declared twice: {rows[title].function} and {entry.function}")
+            rows[title] = entry
+    lines = [f"{json.dumps(name)}: {json.dumps(_changed(rows[name]), ensure_ascii=False)}" for name in sorted(rows)]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _changed(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their defaults; numbers without bound as texts."""
+    plain = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(value)}
+    there = {name: getattr(value, name) for name in plain if getattr(value, name) != plain[name]}
+    return {
+        name: _changed(one) if isinstance(one, Manifest) else str(one) if one in (math.inf, -math.inf) else one
+        for name, one in there.items()
+    }
+
+
+def _read_manifest(row: dict[str, Any]) -> Manifest:
+    values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in row.items()}
+    values |= {name: float(row[name]) for name in ("low", "high") if isinstance(row.get(name), str)}
+    values["weights"] = {source: tuple(files) for source, files in row.get("weights", {}).items()}
+    return Manifest(**values)
 
 
 def obstacle(manifest: Manifest) -> str:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from mmgrpo.config.extras import install
 from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.envelope import FRAMES, VERSION, write
 from mmgrpo.scoring.isolation import RewardFailure
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 
 ANSWER = 1_000_000
@@ -40,6 +42,18 @@ class Again(Exception):
     """A failure that may be over soon."""
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    "Audio",
+    range=(-inf, inf),
+    scale="that of the reward of the server",
+    packages=("httpx", "tenacity"),
+    extra="serve",
+    check="mmgrpo.scoring.served:check",
+    elsewhere=True,
+)
 def served(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

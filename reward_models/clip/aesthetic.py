@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from torch import Tensor
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.clip.head import Head, HeadFacts, head_from, load_head
@@ -28,6 +30,16 @@ LAYOUTS: dict[tuple[int, ...], str] = {(0, 2, 4, 6, 7): "none", (0, 3, 6, 9, 11)
 activation between them."""
 
 
+@reward(
+    "Image",
+    range=(-inf, inf),
+    scale="predicted rating, about 1 to 10",
+    packages=("transformers",),
+    extra="visual",
+    weights={"openai/clip-vit-large-patch14": ()},
+    licence="MIT; heads MIT (version 1) and Apache-2.0 (version 2)",
+    source="LAION-Aesthetics",
+)
 def aesthetic(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

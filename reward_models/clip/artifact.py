@@ -20,12 +20,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.clip.head import Head, load_head
 from reward_models.clip.load import load_towers
 from reward_models.clip.towers import score_images
 
 
+@reward(
+    "Image",
+    scale="probability of no artifact",
+    packages=("transformers",),
+    extra="visual",
+    source="arXiv:2601.03468; arXiv:2509.10260",
+)
 def artifact(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.clip.load import load_towers
 from reward_models.clip.towers import score_images
@@ -33,6 +34,15 @@ FACTOR = 100.0
 """Of cosines before the softmax, whatever the checkpoint's own factor is."""
 
 
+@reward(
+    "Image",
+    scale="probability of the positive description",
+    packages=("transformers",),
+    extra="visual",
+    weights={"openai/clip-vit-base-patch16": ()},
+    licence="MIT",
+    source="CLIP-IQA, arXiv:2207.12396",
+)
 def clip_iqa(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.clip.load import load_towers
 from reward_models.clip.match import Match, score
@@ -21,6 +22,17 @@ SCALES: dict[str, Callable[[Tensor], Tensor]] = {
 """2.5 max(cos, 0); cos; 100 cos, as torchmetrics has it before it clips the mean."""
 
 
+@reward(
+    "Image",
+    range=(-100, 100),
+    scale="2.5 max(cosine, 0) of 0 to 2.5; cosine or 100 cosine with scale=...",
+    reads=("text",),
+    packages=("transformers",),
+    extra="visual",
+    weights={"openai/clip-vit-base-patch32": ()},
+    licence="MIT",
+    source="CLIPScore, arXiv:2104.08718",
+)
 def clip_score(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

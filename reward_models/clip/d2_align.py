@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from torch.nn import functional
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
 from mmgrpo.files import write_tensors
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.clip import clip_score, hpsv2, pickscore
@@ -40,6 +42,15 @@ MATCHES: dict[str, Callable[..., Match]] = {
 OMEGA = 1.5
 
 
+@reward(
+    "Image",
+    range=(-inf, inf),
+    scale="that of the reward",
+    reads=("text",),
+    packages=("transformers",),
+    extra="visual",
+    source="D2-Align, arXiv:2512.24146",
+)
 def d2_align(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.clip.load import load_towers
 from reward_models.clip.match import Match, score
@@ -19,6 +20,17 @@ FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
 TOKENIZER = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
+@reward(
+    "Image",
+    range=(-1, 1),
+    scale="cosine, typically 0.20 to 0.35",
+    reads=("text",),
+    packages=("transformers",),
+    extra="visual",
+    weights={"xswu/HPSv2": ("HPS_v2.1_compressed.pt",), "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": ("tokenizer.json",)},
+    licence="Apache-2.0; tokenizer MIT",
+    source="HPSv2, arXiv:2306.09341",
+)
 def hpsv2(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

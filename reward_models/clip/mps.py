@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.clip.checkpoint import LEFT_OUT, clip_config
@@ -39,6 +41,17 @@ TOKENIZER = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 WIDTH_OF_HEAD = 64
 
 
+@reward(
+    "Image",
+    range=(-inf, inf),
+    scale="logit, typically 5 to 20",
+    reads=("text",),
+    packages=("transformers",),
+    extra="visual",
+    weights={"laion/CLIP-ViT-H-14-laion2B-s32B-b79K": ("tokenizer.json",)},
+    licence="MIT",
+    source="MPS, arXiv:2405.14705",
+)
 def mps(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from torch import Tensor
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.clip.load import load_towers
 from reward_models.clip.match import Match, score
@@ -20,6 +22,20 @@ SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
 """As published, typically 15 to 25; as Flow-GRPO trains on it; as DanceGRPO does."""
 
 
+@reward(
+    "Image",
+    range=(-inf, inf),
+    scale="logit, typically 15 to 25",
+    reads=("text",),
+    packages=("transformers",),
+    extra="visual",
+    weights={
+        "yuvalkirstain/PickScore_v1": ("config.json", "model.safetensors"),
+        "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": ("tokenizer.json",),
+    },
+    licence="MIT",
+    source="Pick-a-Pic, arXiv:2305.01569",
+)
 def pickscore(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

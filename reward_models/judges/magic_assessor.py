@@ -8,8 +8,10 @@ here; the paper's own template, which the model was trained with, may be given a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.judges.named import judge_named
 from reward_models.judges.pointwise import image_parts
@@ -17,6 +19,10 @@ from reward_models.judges.question import Question, ask
 from reward_models.judges.unified import template
 from reward_models.judges.verdicts import number_after
 from reward_models.rules.artifact_labels import KINDS, answered
+
+magic_assessor_reward = functools.partial(
+    reward, source="MagicMirror, arXiv:2509.10260", check="reward_models.judges.named:check_judge"
+)
 
 LISTED = "\n".join(
     f'- "L2: {kind}"' + (": " + ", ".join(f'"L3: {name}"' for name in names) if names else "")
@@ -38,6 +44,7 @@ AGREES = (
 )
 
 
+@magic_assessor_reward("Image", scale="1 for no artifact", reads=("text",))
 def magic_assessor(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -68,6 +75,7 @@ def magic_assessor(
     return ask(judge_named(judge, device), questions, read, tokens, FORM)
 
 
+@magic_assessor_reward("Text", scale="yes or no")
 def thought_agrees(
     prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, tokens: int = 256, device: str = "cpu"
 ) -> list[float]:

@@ -16,11 +16,14 @@ from itertools import combinations
 
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer, score_column
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.judges.named import judge_named
 from reward_models.judges.question import Question, ask, parts_of
 from reward_models.judges.verdicts import verdict
 from reward_models.rules.groups import groups
+
+pairwise_reward = functools.partial(reward, group=True, source="Pref-GRPO, arXiv:2508.20751")
 
 FORM = "End with one line: Verdict: 1, Verdict: 2 or Verdict: tie."
 
@@ -30,6 +33,14 @@ Comparisons = Mapping[tuple[int, int], float]
 """(i, j) to what i got against j when it was shown first: 1, 0 or in between; NaN where that cannot be read."""
 
 
+@pairwise_reward(
+    "Text",
+    "Image",
+    "Video",
+    scale="share of the group that is beaten",
+    reads=("text",),
+    check="reward_models.judges.named:check_judge",
+)
 def judge_pairs(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -48,6 +59,14 @@ def judge_pairs(
     return win_rates(prompts, compared)
 
 
+@pairwise_reward(
+    "Text",
+    "Image",
+    "Video",
+    scale="share of pairs judged alike in both orders; to be logged, with weight 0",
+    reads=("text",),
+    check="reward_models.judges.named:check_judge",
+)
 def position_consistency(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -117,6 +136,14 @@ def consistency(prompts: Sequence[Prompt], compared: Comparisons) -> list[float]
     return [sum(same) / len(same) if same else math.nan for same in agree]
 
 
+@pairwise_reward(
+    "Text",
+    "Image",
+    "Video",
+    "Audio",
+    scale="share of the group that is beaten",
+    check="reward_models.judges.pairwise:check_win_rate",
+)
 def win_rate(
     prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, margin: float = 0.0, device: str = "cpu"
 ) -> list[float]:

@@ -6,14 +6,18 @@ form, is NaN, and as such counted by the run.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.named import judge_named
 from reward_models.judges.question import Question, ask, parts_of
 from reward_models.judges.verdicts import number_after
+
+pointwise_reward = functools.partial(reward, check="reward_models.judges.named:check_judge")
 
 QUALITY = ("excellent", "good", "fair", "poor", "bad")
 """Words of DeQA-Score and Q-Align for 5, 4, 3, 2, 1."""
@@ -24,6 +28,7 @@ ARTIFACTS = (
 )
 
 
+@pointwise_reward("Text", "Image", "Video", scale="as the judge rates", reads=("text",))
 def judge_score(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -43,6 +48,7 @@ def judge_score(
     return [(value - low) / (high - low) for value in values]
 
 
+@pointwise_reward("Text", "Image", "Video", scale="as the judge rates", reads=("text",))
 def judge_rubric(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -77,6 +83,7 @@ def judge_rubric(
     return [(value - low) / (high - low) for value in values]
 
 
+@pointwise_reward("Image", range=(1, 5), scale="expected quality", source="DeQA-Score, arXiv:2501.11561")
 def deqa(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu") -> list[float]:
     """The expected quality from 1 (bad) to 5 (excellent): sum_k k p_k over the judge's probabilities of the five words
     after "The quality of the image is" (Q-Align, arXiv:2312.17090; DeQA-Score, arXiv:2501.11561). The prompt is not
@@ -91,6 +98,7 @@ def deqa(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, devic
     return _by_words(judge, device, asked, [(word,) for word in QUALITY], _expected_quality)
 
 
+@pointwise_reward("Image", scale='probability of "Yes"', reads=("text",), source="VQAScore, arXiv:2404.01291")
 def vqascore(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu") -> list[float]:
     """The judge's probability of "Yes", among all tokens, to whether the image shows the prompt (VQAScore,
     arXiv:2404.01291, in its form for vision-language models that complete a conversation, which are asked for "Yes or
@@ -101,6 +109,7 @@ def vqascore(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, d
     return _by_words(judge, device, asked, [("Yes",), ("No",)], lambda row: math.exp(row[0]))
 
 
+@pointwise_reward("Image", scale="1 - p(yes)", source="arXiv:2601.03468")
 def artifact_free(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

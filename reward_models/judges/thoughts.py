@@ -7,17 +7,21 @@ judge_continuation  1 for a text that continues its prompt as the reference does
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.judges.named import judge_named
 from reward_models.judges.question import Question, ask
 from reward_models.judges.verdicts import conclusion, number_after
 from reward_models.rules.parsing import gold_text
 from reward_models.rules.tags import after_thought_of, answer_of, texts
+
+thoughts_reward = functools.partial(reward, "Text", check="reward_models.judges.named:check_judge")
 
 FIRST = "First wrong step"
 STEPS = """Problem:
@@ -51,6 +55,7 @@ Is the proposed continuation, in meaning, a valid beginning of the text that fol
 or Verdict: no."""
 
 
+@thoughts_reward(scale="share of steps before the first wrong one", reads=("text", "answer"), source="arXiv:2505.11595")
 def judge_steps(
     prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, tokens: int = 1024, device: str = "cpu"
 ) -> list[float]:
@@ -86,6 +91,7 @@ def steps_of(text: str) -> list[str]:
     return [step for part in re.split(r"\n\s*\n", text) if (step := part.strip())]
 
 
+@thoughts_reward(range=(-1, 1), scale="1, 0 or -1, of thought and answer", source="R1-Reward, arXiv:2505.02835")
 def judge_consistency(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -113,6 +119,7 @@ def judge_consistency(
     return [0.0 if question is None else value for question, value in zip(questions, values, strict=True)]
 
 
+@thoughts_reward(scale="yes or no", reads=("text", "answer"), source="RLPT, arXiv:2509.19249")
 def judge_continuation(
     prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, tokens: int = 256, device: str = "cpu"
 ) -> list[float]:

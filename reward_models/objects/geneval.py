@@ -15,14 +15,18 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 
 from mmgrpo.config import plugins
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.pixels import pictures
+
+geneval_reward = functools.partial(reward, "Image", range=(-inf, 1), source="GenEval, arXiv:2310.11513")
 
 MOST = 16
 """Detections of a class that count, the surest first."""
@@ -48,6 +52,7 @@ class Detected:
 Detector = Callable[[Sequence[Image]], Sequence[Sequence[Detected]]]
 
 
+@geneval_reward(reads=("meta.include", "meta.exclude", "meta.tag"))
 def geneval(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -77,6 +82,7 @@ def geneval(
     return values
 
 
+@geneval_reward(reads=("answer", "meta.include", "meta.exclude"))
 def geneval_lite(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

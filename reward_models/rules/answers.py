@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.parsing import (
     gold_number,
     gold_text,
@@ -26,12 +27,14 @@ _SLACK = 1e-9
 """Relative difference below which two numbers are equal, so that no reward depends on rounding."""
 
 
+@verifier()
 def exact(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer equals the gold text (or one of a list) up to case, spaces and a final full stop."""
     references = [words(text) for text in gold_texts(prompt)]
     return float(bool(words(answer)) and words(answer) in references)
 
 
+@verifier()
 def classification(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if answer or class name contains the other, up to case, spaces and underscores (Visual-RFT)."""
     prediction, name = (re.sub(r"[\s_]", "", text).casefold() for text in (answer, gold_text(prompt)))
@@ -59,6 +62,7 @@ def letter(answer: str, prompt: Prompt) -> str:
     return "" if named >= 0 and chr(ord("A") + named) != letter else letter
 
 
+@verifier()
 def choice(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the ``letter`` of the answer is that of the gold choice."""
     expected = gold_text(prompt).strip("().").upper()
@@ -75,6 +79,7 @@ def fraction_of_choices(prediction: set[str], correct: set[str]) -> float:
     return len(prediction) / len(correct) if prediction <= correct else 0.0
 
 
+@verifier()
 def choices(answer: str, prompt: Prompt, output: Text) -> float:
     """``fraction_of_choices`` of letters that are separated by commas, semicolons, spaces or "and"."""
     answers = prompt.answer
@@ -89,6 +94,7 @@ def _letters(text: str) -> set[str]:
     return {folded(part).strip().strip("().").upper() for part in parts}
 
 
+@verifier()
 def yes_no(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer holds the word of the gold answer, yes or no, and not the other, nor denies it ("I cannot say
     yes"); gold may be true or false."""
@@ -100,6 +106,7 @@ def yes_no(answer: str, prompt: Prompt, output: Text) -> float:
     return float(set(_YES_NO.findall(plain)) == {verdicts[gold]} and not _NOT_SO.search(plain))
 
 
+@verifier()
 def numeric(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the only number of the answer is within ``meta.tolerance`` (absolute, default 0) of the gold number."""
     prediction, gold = number_like(answer, prompt), gold_number(prompt)
@@ -109,6 +116,7 @@ def numeric(answer: str, prompt: Prompt, output: Text) -> float:
     return float(prediction is not None and abs(prediction - gold) <= tolerance + _SLACK * max(abs(gold), tolerance))
 
 
+@verifier()
 def numeric_video_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the numbers agree after rounding to 2 decimals and both or neither have a decimal point (Video-R1)."""
     gold = gold_text(prompt)
@@ -117,6 +125,7 @@ def numeric_video_r1(answer: str, prompt: Prompt, output: Text) -> float:
     return float(prediction is not None and same_form and round(prediction, 2) == round(expected, 2))
 
 
+@verifier()
 def regression(answer: str, prompt: Prompt, output: Text) -> float:
     """1 - min(1, (|prediction - gold| + 1e-9) / (|gold| + 1e-9)) (Video-R1); exactly 1 for equal numbers."""
     prediction, gold = number_like(answer, prompt), gold_number(prompt)
@@ -131,6 +140,7 @@ def mean_relative_accuracy(prediction: float, gold: float) -> float:
     return sum(error < step / 20 - _SLACK for step in range(1, 11)) / 10
 
 
+@verifier()
 def relative_accuracy(answer: str, prompt: Prompt, output: Text) -> float:
     """``mean_relative_accuracy`` of the only number of the answer; the gold number must not be 0."""
     prediction, gold = number_like(answer, prompt), gold_number(prompt)
@@ -147,6 +157,7 @@ def fuzzy_count(prediction: float, gold: float) -> float:
     return 1.5 - abs(prediction - gold) / gold if 2 * abs(prediction - gold) < gold else 0.0
 
 
+@verifier(range=(0, 1.5))
 def count_fuzzy(answer: str, prompt: Prompt, output: Text) -> float:
     """``fuzzy_count`` of the only number of the answer, at most 1.5; the gold count must be positive."""
     prediction, gold = number_like(answer, prompt), gold_number(prompt)
@@ -155,6 +166,7 @@ def count_fuzzy(answer: str, prompt: Prompt, output: Text) -> float:
     return 0.0 if prediction is None else fuzzy_count(prediction, gold)
 
 
+@verifier()
 def jaccard(answer: str, prompt: Prompt, output: Text) -> float:
     """Jaccard index |prediction and gold| / |prediction or gold| of semicolon-separated labels (MedTVT-R1)."""
     answers = prompt.answer
@@ -169,6 +181,7 @@ def _labels(text: str) -> set[str]:
     return {without_end(label).strip() for label in folded(text).split(";")} - {""}
 
 
+@verifier()
 def ranking(answer: str, prompt: Prompt, output: Text) -> float:
     """The share of the pairs of the gold order, "B > A > C" or a list, that stand in the same order in the answer: (tau
     + 1) / 2 of Kendall's tau. 0 for an answer that does not name each once. "A > B > C" for "B > A > C": 2/3.
@@ -195,6 +208,7 @@ def _order(text: str) -> list[str]:
     return [name for part in re.split(r"[>,;\n]", text) if (name := without_end(folded(part)).strip().casefold())]
 
 
+@verifier(packages=("rapidfuzz",), extra="rewards")
 def edit(answer: str, prompt: Prompt, output: Text) -> float:
     """1 - edit distance / length of the longer text, in characters (Fact-R1)."""
     from rapidfuzz.distance import Levenshtein
@@ -202,6 +216,7 @@ def edit(answer: str, prompt: Prompt, output: Text) -> float:
     return Levenshtein.normalized_similarity(answer, gold_text(prompt))
 
 
+@verifier(packages=("rapidfuzz",), extra="rewards")
 def edit_ratio(answer: str, prompt: Prompt, output: Text) -> float:
     """1 - (insertions + deletions) / sum of both lengths: the ``Levenshtein.ratio`` that VLM-R1 uses."""
     from rapidfuzz.distance import Indel
@@ -209,6 +224,7 @@ def edit_ratio(answer: str, prompt: Prompt, output: Text) -> float:
     return Indel.normalized_similarity(answer, gold_text(prompt))
 
 
+@verifier(packages=("rapidfuzz",), extra="rewards")
 def ocr_wer(answer: str, prompt: Prompt, output: Text) -> float:
     """max(0, 1 - word error rate): word edits / words of the gold text (Video-R1)."""
     from rapidfuzz.distance import Levenshtein
@@ -217,6 +233,7 @@ def ocr_wer(answer: str, prompt: Prompt, output: Text) -> float:
     return max(0.0, 1 - Levenshtein.distance(answer.split(), gold) / len(gold))
 
 
+@verifier(packages=("rapidfuzz",), extra="rewards")
 def rouge(answer: str, prompt: Prompt, output: Text) -> float:
     """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L over lower-case words, for free-form answers (Video-R1)."""
     from collections import Counter
@@ -231,6 +248,7 @@ def rouge(answer: str, prompt: Prompt, output: Text) -> float:
     return (sum(scores) + _f1(LCSseq.similarity(prediction, gold), len(prediction), len(gold))) / 3
 
 
+@verifier(packages=("rapidfuzz",), extra="rewards")
 def rouge_l(answer: str, prompt: Prompt, output: Text) -> float:
     """F1 of ROUGE-L, the longest common subsequence of lower-case words (Fact-R1's captions)."""
     from rapidfuzz.distance import LCSseq

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.parsing import literal
 from reward_models.rules.tags import texts
@@ -54,6 +55,7 @@ Labels = tuple[bool, frozenset[str], frozenset[tuple[str, str]]]
 """Whether an image is normal; its labels of the second level, and of the third with the one above."""
 
 
+@reward("Text", range=(0, 15), reads=("answer",), source="MagicMirror, arXiv:2509.10260")
 def artifact_labels(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """MagicMirror's reward of 0 to 15 for the labels of a completion, against those of ``prompt.answer``, a mapping of
     the same form or its text."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.parsing import (
     MAX_CHARACTERS,
     NUMBER,
@@ -133,12 +134,14 @@ def _prediction(answer: str, prompt: Prompt, output: Text) -> Box | None:
     return None if box is None else to_original(box, prompt, output)
 
 
+@verifier()
 def box_iou(answer: str, prompt: Prompt, output: Text) -> float:
     """IoU of the first box in the answer and the gold box (VLM-R1, arXiv:2504.07615)."""
     gold, prediction = gold_box(prompt), _prediction(answer, prompt, output)
     return 0.0 if prediction is None else iou(prediction, gold)
 
 
+@verifier(range=(0, 2))
 def box_giou(answer: str, prompt: Prompt, output: Text) -> float:
     """GIoU + 1 of the first box in the answer, in [0, 2]; 0 without a box (Visual-RFT, arXiv:2503.01785)."""
     gold, prediction = gold_box(prompt), _prediction(answer, prompt, output)
@@ -154,6 +157,7 @@ def coordinate_similarity(prediction: Box, gold: Box, height: float, width: floa
     return 4 / sum(1 / term for term in terms) if min(terms) > 0 else 0.0
 
 
+@verifier(range=(0, 1.375))
 def box_gui_g1(answer: str, prompt: Prompt, output: Text) -> float:
     """hit + 0.25 IoU + 0.125 ``coordinate_similarity``, at most 1.375 (GUI-G1, arXiv:2505.15810).
 
@@ -174,6 +178,7 @@ def box_gui_g1(answer: str, prompt: Prompt, output: Text) -> float:
     )
 
 
+@verifier()
 def point_in_box(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the first point of the answer, or the centre of its first box, lies in the gold box or on its edge."""
     gold, point = gold_box(prompt), read_point(answer)

@@ -12,15 +12,19 @@ lists of {"bbox_2d": [x1, y1, x2, y2], "label": "cat"}, as for ``detection``; th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.boxes import giou
 from reward_models.rules.detection import Instance, gold_objects, read_objects
 from reward_models.rules.tags import answer_in, texts
+
+criteria_reward = functools.partial(reward, "Text", reads=("answer",), source="Vision-R1, arXiv:2503.18013")
 
 MAX_BOXES = 200
 """Longest list of boxes that is matched; the time grows with its cube. A longer answer is worth 0."""
@@ -86,6 +90,7 @@ def recall(values: Sequence[float], objects: int, match: float, low: float, high
     return graded(sum(value >= match for value in values) / objects, low, high)
 
 
+@criteria_reward()
 def box_precision(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -105,6 +110,7 @@ def box_precision(
     ]
 
 
+@criteria_reward()
 def box_recall(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

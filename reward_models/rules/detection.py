@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.boxes import Box, area, as_box, iou, to_original
 from reward_models.rules.parsing import complete, literal, malformed, numbers
 
@@ -123,24 +124,28 @@ def weighted_sum(predictions: Sequence[Instance], gold: Sequence[Instance]) -> f
     return 0.7 * position + 0.3 * completeness
 
 
+@verifier(range=(0, 2))
 def detection_visual_rft(answer: str, prompt: Prompt, output: Text) -> float:
     """IoU reward + confidence reward of ``visual_rft``, at most 2; answers are [{"Position": box, "Confidence": c}]."""
     gold, predictions = _gold_boxes(prompt), read_objects(_closed(answer), prompt, output, "Position", "Confidence")
     return 0.0 if predictions is None else sum(visual_rft(predictions, gold))
 
 
+@verifier()
 def detection_ap(answer: str, prompt: Prompt, output: Text) -> float:
     """``average_precision`` over IoU thresholds from 0.5 to 0.95 (``od_ap`` of VLM-R1, arXiv:2504.07615)."""
     gold, predictions = gold_objects(prompt), read_objects(answer, prompt, output, "bbox_2d", "label")
     return 0.0 if predictions is None else average_precision(predictions, gold)
 
 
+@verifier()
 def detection_ap50(answer: str, prompt: Prompt, output: Text) -> float:
     """``average_precision`` at IoU 0.5 (``od_ap50`` of VLM-R1)."""
     gold, predictions = gold_objects(prompt), read_objects(answer, prompt, output, "bbox_2d", "label")
     return 0.0 if predictions is None else average_precision(predictions, gold, 0.5)
 
 
+@verifier()
 def detection_od_length(answer: str, prompt: Prompt, output: Text) -> float:
     """``average_precision`` * min(1, gold objects / predictions), which penalizes superfluous ones (``odLength``)."""
     gold, predictions = gold_objects(prompt), read_objects(answer, prompt, output, "bbox_2d", "label")
@@ -150,6 +155,7 @@ def detection_od_length(answer: str, prompt: Prompt, output: Text) -> float:
     return average_precision(predictions, gold) * surplus
 
 
+@verifier()
 def detection_weighted(answer: str, prompt: Prompt, output: Text) -> float:
     """``weighted_sum`` of position and completeness (VLM-R1)."""
     gold, predictions = gold_objects(prompt), read_objects(answer, prompt, output, "bbox_2d", "label")

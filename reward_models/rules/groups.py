@@ -6,15 +6,21 @@ Completions form a group if their prompts have the same id, or are the same obje
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from math import inf
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules import programs, sandbox
 from reward_models.rules.tags import texts
 from reward_models.rules.tasks import task
 
+groups_reward = functools.partial(reward, "Text", range=(0, inf), reads=("answer",), group=True)
 
+
+@groups_reward()
 def length_bonus(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -40,6 +46,7 @@ def length_bonus(
     return rewards
 
 
+@groups_reward()
 def temporal_bonus(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -71,6 +78,7 @@ def temporal_bonus(
     return rewards
 
 
+@groups_reward(deterministic=False, source="VeRPO, arXiv:2601.03525", check="reward_models.rules.groups:check_weighted")
 def code_weighted(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.boxes import Box, as_box, inside, scale
 from reward_models.rules.parsing import literal, malformed, numbers, words
 
@@ -20,6 +21,7 @@ TEXT_ACTIONS = ("type", "select", "scroll")
 """Actions whose ``input_text`` GUI-R1 compares."""
 
 
+@verifier(range=(0, 2))
 def ui_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """[same action] + [same action and, for a click, its point in the gold box]: 0, 1 or 2 (UI-R1).
 
@@ -33,6 +35,7 @@ def ui_r1(answer: str, prompt: Prompt, output: Text) -> float:
     return 1.0 + (prediction["action"] != "click" or _hit(prediction, gold["box"], prompt, output))
 
 
+@verifier()
 def gui_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the action is correct by the rule of GUI-R1 (arXiv:2504.10458), otherwise 0.
 
@@ -57,6 +60,7 @@ def gui_r1(answer: str, prompt: Prompt, output: Text) -> float:
     return float(kind not in TEXT_ACTIONS or word_f1(prediction["input_text"], gold["input_text"]) >= 0.5)
 
 
+@verifier(range=(0, 2))
 def ton(answer: str, prompt: Prompt, output: Text) -> float:
     """[same action] + [same action and, for a click, at most 0.14 from the gold position]: 0, 1 or 2 (TON).
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.parsing import MAX_CHARACTERS, malformed
 from reward_models.rules.programs import program_in
 from reward_models.rules.tags import answer_in, texts
@@ -23,12 +26,14 @@ ABSENT = object()
 """What stands for a text that is no JSON, as null is a value."""
 
 
+@verifier(reads=("meta.schema",), packages=("jsonschema",), extra="rewards")
 def json_schema(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer is JSON that fits the JSON Schema ``meta.schema`` (package jsonschema), otherwise 0."""
     schema, value = validator(prompt), parsed(answer)
     return float(value is not ABSENT and schema.is_valid(value))
 
 
+@verifier()
 def json_fields(answer: str, prompt: Prompt, output: Text) -> float:
     """The fraction of the gold object's fields that the answer has with their values, and the likeness of the lengths:
     (2 fraction + shorter / longer) / 3 (Think Inside the JSON, arXiv:2502.14905).
@@ -49,6 +54,14 @@ def json_fields(answer: str, prompt: Prompt, output: Text) -> float:
     return (2 * fraction + lengths[0] / lengths[1]) / 3
 
 
+@reward(
+    "Text",
+    range=(0, inf),
+    reads=("answer", "meta.schema"),
+    packages=("jsonschema",),
+    extra="rewards",
+    source="RL-Struct, arXiv:2512.00319",
+)
 def json_struct(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

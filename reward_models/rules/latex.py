@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.cw_ssim import cw_ssim, fitted
 from reward_models.rules.latex_drawing import draw
 from reward_models.rules.latex_tables import MAX_NODES, LatexTable, read_latex_table
@@ -26,12 +27,14 @@ UNLIKE = 0.3
 """Structural similarity below which nothing is drawn: the image is worth 0."""
 
 
+@verifier(packages=("apted",), extra="rewards")
 def latex_structure(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the structure of the table (rows, cells, spans) is more than 0.9 similar by TEDS (Table2LaTeX-RL)."""
     gold, prediction = _gold(prompt), read_latex_table(answer)
     return float(prediction is not None and _structure(prediction, gold) > STRUCTURE)
 
 
+@verifier(packages=("apted",), extra="rewards")
 def latex_picture(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the drawn tables have a CW-SSIM above 0.6; 0 without drawing where the structures are less than 0.3 similar.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import inf
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.groups import groups
 from reward_models.rules.tags import answer_of, texts
@@ -16,6 +18,7 @@ def overlong(tokens: int, max_tokens: int, buffer: int) -> float:
     return min(0.0, max(-1.0, (max_tokens - buffer - tokens) / buffer))
 
 
+@reward("Text", range=(-1, 0))
 def soft_overlong(prompts: Sequence[Prompt], outputs: Sequence[Output], max_tokens: int, buffer: int) -> list[float]:
     """``overlong`` of the tokens of each completion (DAPO, arXiv:2503.14476, equation 13)."""
     if not 0 < buffer <= max_tokens:
@@ -25,6 +28,7 @@ def soft_overlong(prompts: Sequence[Prompt], outputs: Sequence[Output], max_toke
     return [overlong(text.tokens, max_tokens, buffer) for text in texts(outputs, "soft_overlong")]
 
 
+@reward("Text", range=(-1, 0), source="Tulu 3, arXiv:2411.15124")
 def ended(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """-1 for an answer that was cut off at the limit, 0 for one that came to an end: of weight 10 the penalty of Tulu 3
     (arXiv:2411.15124) for answers without an end."""
@@ -36,6 +40,7 @@ def cosine(tokens: int, max_tokens: int, short: float, long: float) -> float:
     return long + (short - long) * (1 + math.cos(math.pi * min(tokens / max_tokens, 1))) / 2
 
 
+@reward("Text", range=(-inf, inf), reads=("answer",))
 def cosine_length(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -67,6 +72,7 @@ def repeated_fraction(words: Sequence[str], n: int) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
+@reward("Text", range=(-1, 0))
 def repetition(prompts: Sequence[Prompt], outputs: Sequence[Output], n: int = 3) -> list[float]:
     """Minus the ``repeated_fraction`` of lower-case words: 0 without repetition, near -1 for a loop (arXiv:2502.03373).
 
@@ -82,6 +88,7 @@ def budget_value(tokens: float, beta: float, horizon: float) -> float:
     return beta * math.cos(math.pi * tokens / horizon)
 
 
+@reward("Text", range=(-1, inf), reads=("answer",), group=True, source="HBPO, arXiv:2507.15844")
 def budget_length(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -118,6 +125,7 @@ def triangle(tokens: float, budget: float) -> float:
     return max(0.0, min(tokens / budget, 2 - tokens / budget))
 
 
+@reward("Text", reads=("text", "meta.budget"), source="RMT, arXiv:2509.24375")
 def triangle_length(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """``triangle`` of the tokens of each completion under the budget of its prompt (``meta.budget``, of algorithm.hint
     ``budget``, which may follow a schedule, or of ``sampling.variants: budgets``): the length reward of RMT
@@ -139,6 +147,7 @@ def budget_of(prompt: Prompt) -> float:
     return budget
 
 
+@reward("Text", range=(-1, 1), reads=("answer",), group=True, source="GCPO of GeometryZero, arXiv:2506.07160")
 def auxiliary(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

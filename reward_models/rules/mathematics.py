@@ -15,6 +15,7 @@ from math import inf, log10, nan
 from typing import Any
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.answers import choice, edit_ratio, numeric
 from reward_models.rules.parsing import gold_text, number, words
 from reward_models.rules.quantities import Quantity, boxed, folded, quantity, without_end
@@ -38,6 +39,7 @@ _DECIMAL_COMMA = re.compile(r"(?<![\d,])\d+,\d{1,2}(?![\d,])")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 
 
+@verifier(packages=("math_verify",), extra="rewards")
 def math(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer equals the gold answer as a number, expression, set, equation, ..., otherwise 0.
 
@@ -112,6 +114,7 @@ def _variables(value: Any) -> bool:
     return bool(getattr(value, "free_symbols", ()))
 
 
+@verifier(packages=("math_verify",), extra="rewards")
 def vlm_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """For mixed questions: 1 if ``math`` is 1, else ``numeric``, ``choice`` or ``edit_ratio`` (VLM-R1's default).
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.parsing import MAX_CHARACTERS, malformed
 from reward_models.rules.tags import answer_in, texts
 
@@ -23,6 +26,7 @@ def read_moves(text: str) -> list[str] | None:
     return _MOVE.findall(text) or None
 
 
+@verifier()
 def maze(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the moves of the answer are those of the gold way, "<|up|><|left|>".
 
@@ -34,6 +38,7 @@ def maze(answer: str, prompt: Prompt, output: Text) -> float:
     return float(read_moves(answer) == gold)
 
 
+@reward("Text", range=(0, inf), reads=("answer",), source="AlphaMaze, arXiv:2502.14669")
 def maze_steps(
     prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True, step: float = 0.2
 ) -> list[float]:
@@ -46,6 +51,7 @@ def maze_steps(
     return [step * maze(*row) * len(read_moves(row[0]) or []) for row in answers]
 
 
+@reward("Text")
 def maze_moves(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = "after_thought") -> list[float]:
     """1 where the answer consists of moves, right or wrong.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.boxes import Box, as_box, iou, scale, to_original
 from reward_models.rules.parsing import complete, literal, malformed, numbers
 from reward_models.rules.times import as_span, temporal_overlap
@@ -45,12 +46,14 @@ def closeness(prediction: Sequence[Point], gold: Sequence[Point]) -> float:
     return math.exp(-distance * distance / (2 * WIDTH**2))  # a power is an error where the square is beyond floats
 
 
+@verifier()
 def tracking_frames(answer: str, prompt: Prompt, output: Text) -> float:
     """``mean_over_gold`` of a path (OneThinker's tracking); ``tracking_iou`` expects a list with every frame."""
     gold, prediction = _gold_path(prompt, prompt.answer), _path(literal(answer))
     return 0.0 if prediction is None else mean_over_gold(_original(prediction, prompt, output), gold)
 
 
+@verifier()
 def spatio_temporal(answer: str, prompt: Prompt, output: Text) -> float:
     """0.5 * ``temporal_overlap`` + 0.5 * ``mean_over_common``; both sides are {"time": [start, end], "boxes": path}."""
     if not isinstance(prompt.answer, Mapping) or not (span := as_span(prompt.answer.get("time"))):
@@ -65,6 +68,7 @@ def spatio_temporal(answer: str, prompt: Prompt, output: Text) -> float:
     return 0.5 * temporal_overlap(predicted_span, span) + 0.5 * overlap
 
 
+@verifier()
 def segmentation_points(answer: str, prompt: Prompt, output: Text) -> float:
     """0.5 * IoU + 0.25 * ``closeness`` of the positive points + 0.25 * of the negative ones: prompts of a segmenter.
 

@@ -22,8 +22,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules import sandbox
+from reward_models.rules import sandbox, verifier
 from reward_models.rules.parsing import malformed, meta_number
 from reward_models.rules.tags import answer_in, texts
 
@@ -34,17 +35,27 @@ takes; both from memory."""
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
+@verifier(deterministic=False, check="reward_models.rules.sandbox:check")
 def code(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the program passes all of its tests."""
     return float(all(one == "passed" for one in results(answer, prompt)))
 
 
+@verifier(deterministic=False, check="reward_models.rules.sandbox:check")
 def code_share(answer: str, prompt: Prompt, output: Text) -> float:
     """The fraction of its tests that the program passes."""
     found = results(answer, prompt)
     return sum(one == "passed" for one in found) / len(found)
 
 
+@reward(
+    "Text",
+    range=(-1, 1),
+    reads=("answer",),
+    deterministic=False,
+    source="CodeRL, arXiv:2207.01780",
+    check="reward_models.rules.sandbox:check",
+)
 def code_levels(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """-1 for a program that does not compile, -0.6 for one that fails with an error or a limit in any test, -0.3 for
     a wrong result in any, 1 if all tests pass (``LEVELS``)."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules import sandbox
+from reward_models.rules import sandbox, verifier
 from reward_models.rules.parsing import gold_text, malformed, meta_number
 from reward_models.rules.programs import program_in
 
@@ -43,12 +43,22 @@ class Result(NamedTuple):
     problem: str
 
 
+@verifier(
+    reads=("answer", "meta.database", "meta.script"), deterministic=False, check="reward_models.rules.sandbox:check"
+)
 def sql(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the query has the result of the gold query."""
     gold, found = both(answer, prompt)
     return float(equal(found.rows, gold.rows, ordered(gold_text(prompt))))
 
 
+@verifier(
+    range=(0, 6),
+    reads=("answer", "meta.database", "meta.script"),
+    deterministic=False,
+    source="Reasoning-SQL, arXiv:2503.23157",
+    check="reward_models.rules.sandbox:check",
+)
 def sql_partial(answer: str, prompt: Prompt, output: Text) -> float:
     """3 for the result of the gold query + 1 for running at all + the Jaccard index of the columns that both read +
     that of their pairs of neighbouring words: at most 6 (``WEIGHTS``); 0 for an empty answer.

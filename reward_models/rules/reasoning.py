@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.parsing import malformed, words
 from reward_models.rules.tags import texts
@@ -24,6 +25,7 @@ CONNECTIVES = (
 _CONNECTIVE = re.compile(rf"\b(?:{'|'.join(CONNECTIVES)})\b")
 
 
+@reward("Text")
 def reasoning_words(prompts: Sequence[Prompt], outputs: Sequence[Output], enough: int = 2) -> list[float]:
     """min(1, ``CONNECTIVES`` in the completion / ``enough``); whole words, which "enthusiastic" is not one of."""
     if enough < 1:
@@ -32,6 +34,7 @@ def reasoning_words(prompts: Sequence[Prompt], outputs: Sequence[Output], enough
     return [min(1.0, count / enough) for count in counts]
 
 
+@reward("Text", reads=("answer", "meta.entity"))
 def entity_named(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """1 where the completion names ``meta.entity``, e.g. the forged place; of a row without one, the value of its task.
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 from jaxtyping import Float
 
 from mmgrpo.config.plugins import load_object
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.lengths import repeated_fraction
 from reward_models.rules.tags import texts
@@ -38,6 +40,7 @@ def distinct(text: str, n: int = 3) -> float:
     return 1 - repeated_fraction(tokens(text), n)
 
 
+@reward("Text", range=(-inf, inf), reads=("text", "answer"), source="R3, arXiv:2402.03469")
 def regularized_relevance(
     prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str, device: str = "cpu"
 ) -> list[float]:

@@ -15,8 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.parsing import malformed, numbers, quantity
 from reward_models.rules.tags import answer_in, texts
@@ -51,6 +53,7 @@ KINDS: Mapping[str, Callable[[str, Any], bool]] = {
 """Kinds of rules: regular expressions and phrases, bounds [least, most] of a length, and of the only number."""
 
 
+@reward("Text", range=(-inf, 1), reads=("meta.rules",), source="after ArGen, arXiv:2509.07006")
 def rules(
     prompts: Sequence[Prompt], outputs: Sequence[Output], floor: float = 0.0, tags: bool | str = False
 ) -> list[float]:

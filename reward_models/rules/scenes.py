@@ -22,6 +22,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.toy.scenes import BACKGROUND, COLOURS, PLACES, RELATIONS, SHAPES, SIZE, WORDS, Scene, mask
 from mmgrpo.types import Image, Output, Prompt
 
@@ -147,21 +148,25 @@ def _agreements(
     return agreements
 
 
+@reward("Image", reads=("answer",))
 def scene_count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the image has as many objects as the prompt requests, otherwise 0."""
     return _score(prompts, outputs, _count)
 
 
+@reward("Image", reads=("answer",))
 def scene_colour(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the set of colours is that of the prompt, otherwise 0."""
     return _score(prompts, outputs, _colour)
 
 
+@reward("Image", reads=("answer",))
 def scene_shape(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the set of shapes (or the word) is that of the prompt, otherwise 0."""
     return _score(prompts, outputs, _shape)
 
 
+@reward("Image", reads=("answer",))
 def scene_position(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the objects are at the requested position, otherwise 0; without one, 1 if there is any object.
 
@@ -170,16 +175,19 @@ def scene_position(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list
     return _score(prompts, outputs, _position)
 
 
+@reward("Image", reads=("answer",))
 def scene_relation(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the two objects are in the requested relation, otherwise 0; NaN for a prompt without one."""
     return _score(prompts, outputs, _relation)
 
 
+@reward("Image", reads=("answer",))
 def scene_all(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the objects (colour, shape, count) are exactly those of the prompt and in position, otherwise 0."""
     return _score(prompts, outputs, _all)
 
 
+@reward("Image", reads=("answer",))
 def scene_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """A graded reward for training: the mean of four parts, each in [0, 1]; 1 exactly where ``scene_all`` is 1.
 
@@ -189,6 +197,7 @@ def scene_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
     return _score(prompts, outputs, _graded)
 
 
+@reward("Image", reads=("answer",))
 def scene_fit(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """A smooth reward for training: the mean of three parts in [0, 1] that have a slope where verifiers have a step.
 
@@ -199,6 +208,7 @@ def scene_fit(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[floa
     return _score(prompts, outputs, _fit)
 
 
+@reward("Image", reads=("answer",))
 def scene_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """Cleanness of the pixels: mean over pixels of max(0, 1 - distance / 0.25), 1 on images of the data set.
 

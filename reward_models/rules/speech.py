@@ -13,11 +13,14 @@ give equal advantages where rewards are divided by the std of the group, and dif
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.lengths import repeated_fraction
 from reward_models.rules.parsing import malformed
@@ -30,6 +33,17 @@ from reward_models.rules.transcripts import (
     normalizer,
     rule_for,
     word_errors,
+)
+
+speech_reward = functools.partial(
+    reward,
+    "Text",
+    reads=("answer",),
+    packages=("rapidfuzz", "whisper_normalizer"),
+    extra="speech",
+    version=2,
+    rates="reward_models.rules.corpus:rates",
+    annotate="reward_models.rules.corpus:annotate",
 )
 
 
@@ -71,6 +85,7 @@ def pairs(prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, nor
     return rows
 
 
+@speech_reward(range=(-inf, 0.0))
 def neg_wer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -78,6 +93,7 @@ def neg_wer(
     return [-rate for rate in _rates(prompts, outputs, "neg_wer", cap, normal)]
 
 
+@speech_reward(range=(-inf, 1.0))
 def one_minus_wer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -85,6 +101,7 @@ def one_minus_wer(
     return [1 - rate for rate in _rates(prompts, outputs, "one_minus_wer", cap, normal)]
 
 
+@speech_reward(range=(-inf, 0.0))
 def neg_errors(
     prompts: Sequence[Prompt], outputs: Sequence[Output], most: float = math.inf, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -93,6 +110,7 @@ def neg_errors(
     return [-float(min(most, word_errors(*row.words))) for row in rows]
 
 
+@speech_reward()
 def exact_transcript(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str = BY_LANGUAGE) -> list[float]:
     """1 where hypothesis and reference are equal, otherwise 0 (arXiv:2509.01939, equation 8).
 
@@ -103,6 +121,7 @@ def exact_transcript(prompts: Sequence[Prompt], outputs: Sequence[Output], norma
     return [float(row.hypothesis == row.reference) for row in rows]
 
 
+@speech_reward(range=(-inf, 1.0))
 def one_minus_cer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -110,6 +129,7 @@ def one_minus_cer(
     return [1 - error_rate(*row.letters, cap) for row in pairs(prompts, outputs, "one_minus_cer", normal)]
 
 
+@speech_reward(range=(-1.0, 1.0))
 def cer_wer_blend(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cer: float = 0.6, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -130,6 +150,7 @@ def cer_wer_blend(
     return values
 
 
+@speech_reward()
 def exp_wer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], steepness: float = 2.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -137,6 +158,7 @@ def exp_wer(
     return [math.exp(-steepness * rate) for rate in _rates(prompts, outputs, "exp_wer", math.inf, normal)]
 
 
+@speech_reward()
 def tanh_cer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], steepness: float = 3.0, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -145,6 +167,7 @@ def tanh_cer(
     return [1 - math.tanh(steepness * error_rate(*row.letters)) for row in rows]
 
 
+@speech_reward(range=(-1.0, 0.0))
 def hallucination(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -181,6 +204,7 @@ def _hallucinates(reference: str, hypothesis: str, repeated: float, invented: fl
     )
 
 
+@speech_reward()
 def keywords(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str = BY_LANGUAGE) -> list[float]:
     """Mean of precision and recall of the words or phrases in ``meta.keywords`` (arXiv:2509.18569).
 
@@ -201,6 +225,7 @@ def keywords(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str =
     return values
 
 
+@speech_reward(range=(-inf, 0.0))
 def biased_wer(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -237,6 +262,7 @@ def _count(phrase: str, text: str) -> int:
     return sum(words[start : start + len(pattern)] == pattern for start in range(len(words)))
 
 
+@speech_reward(range=(-inf, 0.0))
 def transcript_length(
     prompts: Sequence[Prompt], outputs: Sequence[Output], cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:

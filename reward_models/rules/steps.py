@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.parsing import malformed
 from reward_models.rules.tags import final_answer_of, texts
@@ -14,6 +15,7 @@ PARTS = ("### Image Description:", "### Rationales:", "### Step 1:", "### The fi
 _STEP = re.compile(r"### Step (\d+):")
 
 
+@reward("Text", reads=("meta.key_steps",))
 def key_steps(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """Fraction of the key steps in ``meta.key_steps`` that the numbered steps of a completion mention, in [0, 1].
 
@@ -26,6 +28,7 @@ def key_steps(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[floa
     return [fraction if answer else 0.0 for fraction, answer in fractions]
 
 
+@reward("Text")
 def step_order(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 for an image description, rationales, steps 1, 2, 3, ... in order and a final answer at the end (StepRVR)."""
     return [float(is_complete(text.text)) for text in texts(outputs, "step_order")]

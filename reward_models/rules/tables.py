@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.parsing import gold_text, malformed, meta_choice
 
 MAX_NODES = 1500
@@ -98,6 +99,7 @@ def table_similarity(prediction: Node, gold: Node, structure_only: bool = False)
     return 1 - distance / max(prediction.count(), gold.count())
 
 
+@verifier(packages=("apted",), extra="rewards")
 def teds(answer: str, prompt: Prompt, output: Text) -> float:
     """``table_similarity`` of HTML tables, without texts where ``meta.teds`` is "structure"; 0 without a table."""
     gold, prediction = read_table(gold_text(prompt)), read_table(answer)

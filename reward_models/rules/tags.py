@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from mmgrpo.config.names import nearest
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.parsing import gold_text, literal, malformed, meta_number, numbers
 
@@ -77,6 +78,7 @@ PLACES: Mapping[str, Callable[[str], str]] = {
 """Where a completion has its answer, other than in ``<answer>``: name to a function of the completion."""
 
 
+@reward("Text")
 def format(prompts: Sequence[Prompt], outputs: Sequence[Output], style: str = "think_answer") -> list[float]:
     """1 where the completion has the form of ``style``, one of ``STYLES``, otherwise 0.
 
@@ -90,6 +92,7 @@ def format(prompts: Sequence[Prompt], outputs: Sequence[Output], style: str = "t
     return [float(any(check(form, prompt) for form in _forms(text))) for prompt, text in rows]
 
 
+@reward("Text", range=(-1, 1), reads=("answer",), source="RM-R1, arXiv:2505.02387")
 def strict_verdict(prompts: Sequence[Prompt], outputs: Sequence[Output], window: int = 80) -> list[float]:
     """1 if the last ``window`` characters hold the row's verdict in its tag, ``<answer>[[A]]</answer>`` or ``[[B]]``,
     and not the other one, else -1: judges that are trained by RM-R1 (arXiv:2505.02387), without a reward of form."""

@@ -11,11 +11,13 @@ an error that names the prompt.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mmgrpo.config.names import nearest
+from mmgrpo.scoring.manifest import Manifest, declared, reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import (
     answers,
@@ -36,80 +38,31 @@ from reward_models.rules import (
 from reward_models.rules.parsing import malformed
 from reward_models.rules.tags import answer_in, texts
 
+tasks_reward = functools.partial(reward, "Text", range=(0, 6), packages=("math_verify",), extra="rewards")
+
 Task = Callable[[str, Prompt, Text], float]
 
-TASKS: Mapping[str, Task] = {
-    check.__name__: check
-    for check in (
-        # words, letters and numbers
-        answers.exact,
-        answers.classification,
-        answers.choice,
-        answers.choices,
-        answers.yes_no,
-        answers.numeric,
-        answers.numeric_video_r1,
-        answers.regression,
-        answers.relative_accuracy,
-        answers.count_fuzzy,
-        answers.jaccard,
-        answers.ranking,
-        answers.edit,
-        answers.edit_ratio,
-        answers.ocr_wer,
-        answers.rouge,
-        answers.rouge_l,
-        mathematics.math,
-        mathematics.vlm_r1,
-        tables.teds,
-        latex.latex_structure,
-        latex.latex_picture,
-        mazes.maze,
-        # forms, programs and queries
-        json_answers.json_schema,
-        json_answers.json_fields,
-        programs.code,
-        programs.code_share,
-        queries.sql,
-        queries.sql_partial,
-        # places in an image
-        boxes.box_iou,
-        boxes.box_giou,
-        boxes.box_gui_g1,
-        boxes.point_in_box,
-        gui.ui_r1,
-        gui.gui_r1,
-        gui.ton,
-        trajectories.affordance,
-        trajectories.trajectory,
-        detection.detection_visual_rft,
-        detection.detection_ap,
-        detection.detection_ap50,
-        detection.detection_od_length,
-        detection.detection_weighted,
-        # places in time
-        times.temporal_iou,
-        times.temporal_time_r1,
-        times.temporal_multi,
-        times.tracking_iou,
-        paths.tracking_frames,
-        paths.spatio_temporal,
-        paths.segmentation_points,
-    )
+MODULES = (
+    *(answers, mathematics, tables, latex, mazes),
+    *(json_answers, programs, queries),
+    *(boxes, gui, trajectories, detection),
+    *(times, paths),
+)
+_TASKS = {
+    name: (vars(module)[name], entry.manifest)
+    for module in MODULES
+    for name, entry in declared(module).items()
+    if entry.function == f"reward_models.rules.single:{name}"
 }
-"""Name to function of answer, prompt and output. The maximum of a task is 1, except for ``MAXIMA``."""
+TASKS: Mapping[str, Task] = {name: function for name, (function, _) in _TASKS.items()}
+"""Name to function of answer, prompt and output: those declared by ``@verifier`` in ``MODULES``."""
 
 MAXIMA: Mapping[str, float] = {
-    "count_fuzzy": 1.5,
-    "box_giou": 2.0,
-    "box_gui_g1": 1.375,
-    "ui_r1": 2.0,
-    "ton": 2.0,
-    "detection_visual_rft": 2.0,
-    "sql_partial": 6.0,
+    name: manifest.high
+    for name, (_, manifest) in _TASKS.items()
+    if isinstance(manifest, Manifest) and manifest.high != 1
 }
 """The value of a perfect answer, where it is not 1."""
-
 
 _IN_WORDS = {module.__name__ for module in (answers, latex, mathematics, mazes, tables)}
 
@@ -119,6 +72,7 @@ def written_in_words(name: str) -> bool:
     return name in TASKS and TASKS[name].__module__ in _IN_WORDS
 
 
+@tasks_reward(reads=("answer", "meta.task"), annotate="reward_models.rules.drawn_boxes:annotate")
 def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row by the task that its own prompt names; NaN where that task cannot score it.
 
@@ -134,6 +88,7 @@ def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], ta
     return scored([TASKS[name]] * len(prompts), prompts, texts(outputs, name), tags)
 
 
+@tasks_reward(reads=("answer", "task", "meta.invert"))
 def inverted(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row's task, and in rows with ``"invert": true`` the maximum of the task less the value; 0 for
     an empty answer in both.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.boxes import as_box, iou, to_original
 from reward_models.rules.parsing import MAX_CHARACTERS, complete, literal, malformed, meta_number, numbers, with_signs
 from reward_models.rules.quantities import folded, quantity
@@ -105,12 +106,14 @@ def _seconds(text: str, unit: str) -> float | None:
     return float(text) * (0.001 if unit.lower() == "ms" else _SECONDS[(unit.lower() or "s")[0]])
 
 
+@verifier()
 def temporal_iou(answer: str, prompt: Prompt, output: Text) -> float:
     """``temporal_overlap`` with the gold span (VideoChat-R1, Time-R1); 0 for a reversed span."""
     gold, prediction = _gold_span(prompt), read_span(answer)
     return temporal_overlap(prediction, gold) if prediction else 0.0
 
 
+@verifier()
 def temporal_time_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """``time_r1``; ``meta.duration`` is the duration of the clip in seconds."""
     gold, prediction, duration = _gold_span(prompt), read_span(answer), meta_number(prompt, "duration")
@@ -119,6 +122,7 @@ def temporal_time_r1(answer: str, prompt: Prompt, output: Text) -> float:
     return time_r1(prediction, gold, duration) if prediction else 0.0
 
 
+@verifier()
 def temporal_multi(answer: str, prompt: Prompt, output: Text) -> float:
     """``overlap_of_many`` with the gold spans (VideoChat-R1); 0 if any span is reversed.
 
@@ -132,6 +136,7 @@ def temporal_multi(answer: str, prompt: Prompt, output: Text) -> float:
     return 0.0 if prediction is None else overlap_of_many(prediction, gold)
 
 
+@verifier()
 def tracking_iou(answer: str, prompt: Prompt, output: Text) -> float:
     """Mean IoU over the frames; 0 unless there are exactly as many boxes as in the gold answer (VideoChat-R1)."""
     gold = complete(map(as_box, prompt.answer)) if isinstance(prompt.answer, list | tuple) else None

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.config.extras import install
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import weight_file
 from reward_models.rules.parsing import gold_text
@@ -38,6 +39,14 @@ def max_average_similarity(prediction: Float[Tensor, "n width"], gold: Float[Ten
     return float((similarity.max(1).values.mean() + similarity.max(0).values.mean()) / 2)
 
 
+@reward(
+    "Text",
+    scale="similarity",
+    reads=("answer",),
+    packages=("tokenizers",),
+    extra="vlm",
+    source="Mixed-R1, arXiv:2505.24164",
+)
 def bmas(prompts: Sequence[Prompt], outputs: Sequence[Output], model: str, tags: bool | str = True) -> list[float]:
     """BMAS of each answer and the gold text of its prompt, at least 0; 0 for an empty answer.
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.groups import groups
 from reward_models.rules.json_answers import same
@@ -33,6 +34,7 @@ MANY = 6
 """Calls of one name up to which the best assignment is sought; of more, each takes the best that is left."""
 
 
+@reward("Text", reads=("answer",), source="ToolRL, arXiv:2504.13958")
 def tool_format(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 for a thought, then calls where the row expects calls, then a response where it expects one, each tag once and
     nothing else; otherwise 0 (ToolRL, 3.2)."""
@@ -44,6 +46,7 @@ def tool_format(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
     return values
 
 
+@reward("Text", range=(-3, 3), reads=("answer",), source="ToolRL, arXiv:2504.13958")
 def tool_match(prompts: Sequence[Prompt], outputs: Sequence[Output], strict: bool = False) -> list[float]:
     """From -3 to 3: how far the calls are those of the row (ToolRL, 3.2).
 
@@ -148,6 +151,7 @@ def responds(prompt: Prompt) -> bool:
     return bool(prompt.meta.get("response", not gold_calls(prompt)))
 
 
+@reward("Text", reads=("answer",), group=True, source="OTC, arXiv:2504.14870")
 def tool_economy(
     prompts: Sequence[Prompt], outputs: Sequence[Output], c: float = 4.0, right: float = 0.5, tags: bool | str = True
 ) -> list[float]:

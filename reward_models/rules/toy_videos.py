@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.toy.clips import WAYS
 from mmgrpo.toy.scenes import SIZE as PICTURE
 from mmgrpo.toy.videos import FRAMES, SIZE, SPEEDS, Actor, Film
@@ -37,16 +38,19 @@ STRAY = 1.5
 Frames = list[list[Detection]]
 
 
+@reward("Video", reads=("answer",))
 def film_count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if (almost) every frame has as many objects as it should, otherwise 0; one at a time in "a then b"."""
     return _score(prompts, outputs, lambda film, frames: float(_share(_counts(film, frames)) >= RIGHT))
 
 
+@reward("Video", reads=("answer",))
 def film_things(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if (almost) every frame has exactly the objects of the prompt by colour and shape, otherwise 0."""
     return _score(prompts, outputs, lambda film, frames: float(_share(_things(film, frames)) >= RIGHT))
 
 
+@reward("Video", reads=("answer",))
 def film_same(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the objects keep their colours and shapes from frame to frame, whatever they are, otherwise 0.
 
@@ -55,21 +59,25 @@ def film_same(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[floa
     return _score(prompts, outputs, _same)
 
 
+@reward("Video", reads=("answer",))
 def film_direction(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if every object moves the way of the prompt, or appears in its order, otherwise 0."""
     return _score(prompts, outputs, lambda film, frames: float(all(way for way, _ in _motion(film, frames))))
 
 
+@reward("Video", reads=("answer",))
 def film_speed(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if every object has the speed of the prompt, any where none is mentioned, otherwise 0."""
     return _score(prompts, outputs, lambda film, frames: float(all(speed for _, speed in _motion(film, frames))))
 
 
+@reward("Video", reads=("answer",))
 def film_all(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if objects (colour, shape, count), directions, order and speeds are those of the prompt, otherwise 0."""
     return _score(prompts, outputs, _all)
 
 
+@reward("Video", reads=("answer",))
 def film_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """A graded reward for training: the mean of four parts, each in [0, 1].
 
@@ -80,6 +88,7 @@ def film_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[flo
     return _score(prompts, outputs, _graded)
 
 
+@reward("Video", reads=("answer",))
 def film_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """Cleanness of the pixels as in ``scene_clean``, 1 on clips of the data set, whatever the prompt."""
     return [cleanness(clip) for clip in _clips(prompts, outputs)]

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules import verifier
 from reward_models.rules.boxes import Box, giou
 from reward_models.rules.parsing import complete, literal, malformed, numbers
 
@@ -65,6 +66,7 @@ def trajectory_similarity(prediction: Float[np.ndarray, "m 2"], gold: Float[np.n
     return 1 - min(1.0, frechet(angle_length_costs(prediction, gold)) / LARGEST)
 
 
+@verifier()
 def trajectory(answer: str, prompt: Prompt, output: Text) -> float:
     """``trajectory_similarity`` of two ways [[x, y], ...] in fractions of the image, cut to 0 to 1 (VLA-R1)."""
     gold = _way(literal(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer)
@@ -74,6 +76,7 @@ def trajectory(answer: str, prompt: Prompt, output: Text) -> float:
     return 0.0 if prediction is None else trajectory_similarity(prediction, gold)
 
 
+@verifier()
 def affordance(answer: str, prompt: Prompt, output: Text) -> float:
     """(GIoU + 1) / 2 of two boxes {"x": ..., "y": ..., "width": ..., "height": ...}, centre and size (VLA-R1)."""
     gold = _box(literal(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer)

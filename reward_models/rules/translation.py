@@ -6,6 +6,7 @@ Sentence scores are rewards; ``corpus_bleu`` and ``corpus_chrf`` are for reports
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from functools import cache
 from itertools import zip_longest
@@ -15,16 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mmgrpo.config.names import nearest
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.statistics import Interval, draws
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.parsing import gold_texts
 from reward_models.rules.tags import texts
 from reward_models.rules.transcripts import missing_package
 
+translation_reward = functools.partial(reward, "Text", reads=("answer",), packages=("sacrebleu",), extra="speech")
+
 TOKENIZERS = ("13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none")
 """Tokenizers of sacrebleu that need no download; the Japanese and Korean ones need packages of their own."""
 
 
+@translation_reward()
 def sentence_bleu(
     prompts: Sequence[Prompt], outputs: Sequence[Output], tokenize: str = "13a", lowercase: bool = False
 ) -> list[float]:
@@ -36,6 +41,7 @@ def sentence_bleu(
     return _sentences(_bleu(tokenize, lowercase, True), prompts, outputs, "sentence_bleu")
 
 
+@translation_reward()
 def sentence_chrf(prompts: Sequence[Prompt], outputs: Sequence[Output], word_order: int = 0) -> list[float]:
     """chrF / 100: F2 of character 1- to 6-grams, in [0, 1]; chrF++ with ``word_order`` 2. Needs no tokenizer."""
     return _sentences(_chrf(word_order), prompts, outputs, "sentence_chrf")

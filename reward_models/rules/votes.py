@@ -13,9 +13,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.scoring.shared import once
 from mmgrpo.types import Decisions, Output, Prompt
 from reward_models.rules.groups import groups
@@ -110,6 +112,7 @@ def ballots(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = T
     return once(("votes", tags, tuple(map(tuple, members)), sides), outputs, count)
 
 
+@reward("Text", range=(-inf, 1), group=True, votes=True, source="TTRV, arXiv:2510.06783")
 def votes(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -138,6 +141,13 @@ def votes(
     return values
 
 
+@reward(
+    "Text",
+    group=True,
+    votes=True,
+    source="TTRL, arXiv:2504.16084; Co-Reward, arXiv:2508.00410",
+    check="reward_models.rules.votes:check_majority",
+)
 def majority(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -171,6 +181,7 @@ def majority(
     return values
 
 
+@reward("Text", reads=("rollout",), group=True, votes=True)
 def confident_majority(
     prompts: Sequence[Prompt], outputs: Sequence[Output], *, rollout: Decisions, tags: bool = True
 ) -> list[float | None]:
@@ -190,18 +201,21 @@ def confident_majority(
     return values
 
 
+@reward("Text", group=True)
 def agreement(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float | None]:
     """The share of the prompt's samples that have its most frequent answer, the same for all of them: to be logged with
     weight 0, and read by blocks (``scaled(by='agreement')``). 1 where all vote alike."""
     return _of_prompts(prompts, outputs, tags, lambda counts, rows: max(counts.values(), default=0) / rows)
 
 
+@reward("Text", range=(0, inf), scale="nats", group=True)
 def answer_entropy(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float | None]:
     """The entropy of the votes in nats, the same for all samples of a prompt: 0 where all vote alike, log G where all
     differ. Of weight 0, for ``consistency(by='answer_entropy')`` (COPO)."""
     return _of_prompts(prompts, outputs, tags, lambda counts, rows: entropy_of(counts))
 
 
+@reward("Text", range=(-1, inf), scale="a number that names an answer", group=True)
 def answer_class(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = True) -> list[float | None]:
     """The number of the row's answer among those of its prompt, in alphabetical order from 0; -1 without an answer. Of
     weight 0, for blocks that ask which samples answer alike (``set_mean``, Polychromic)."""
@@ -213,6 +227,7 @@ def answer_class(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: boo
     return values
 
 
+@reward("Text")
 def answer_is(
     prompts: Sequence[Prompt], outputs: Sequence[Output], value: str, of: str = "answer", tags: bool = True
 ) -> list[float]:
@@ -226,12 +241,14 @@ def answer_is(
     return [float((normal(answer_of(text)) if tags else answer(text)) == normal(value)) for text in some]
 
 
+@reward("Text", range=(0, inf), scale="nats", reads=("rollout",), source="Intuitor, arXiv:2505.19590")
 def certain(prompts: Sequence[Prompt], outputs: Sequence[Output], *, certainty: Tensor) -> list[float]:
     """Mean over the tokens of logsumexp(z) - mean_v z under the policy that sampled: self-certainty (Intuitor,
     arXiv:2505.19590). Logits [2, 0, 0] give 1.573, uniform ones log 3 = 1.099: they differ by the KL from uniform."""
     return certainty.tolist()
 
 
+@reward("Text", reads=("answer", "rollout"), source="RLPR, arXiv:2506.18254")
 def answer_likelihood(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -12,11 +12,13 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.groups import groups
 from reward_models.rules.tags import texts
@@ -44,6 +46,17 @@ def bag_of_words(outputs: Sequence[Output]) -> Tensor:
     return rows.sqrt()
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    "Audio",
+    range=(-inf, inf),
+    scale="sum of cosines with the prompt's outputs",
+    group=True,
+    source="DRA-GRPO, arXiv:2505.09655",
+    check="reward_models.sets.embeddings:check_embed",
+)
 def crowding(
     prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
 ) -> list[float]:
@@ -61,6 +74,17 @@ def crowding(
     return values
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    "Audio",
+    range=(1, inf),
+    scale="sqrt(N / n), from 1",
+    group=True,
+    source="DiverseGRPO, arXiv:2512.21514",
+    check="reward_models.sets.embeddings:check_embed",
+)
 def cluster_rarity(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -110,6 +134,17 @@ def spectral_clusters(affinity: Tensor, count: int) -> Tensor:
     return names
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    "Audio",
+    range=(-inf, inf),
+    scale="smallest cosine distance in the group",
+    group=True,
+    source="GARDO, arXiv:2512.24138",
+    check="reward_models.sets.embeddings:check_embed",
+)
 def nearest_distance(
     prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
 ) -> list[float]:
@@ -138,6 +173,17 @@ def log_volume(rows: Tensor) -> float:
     return float(torch.logdet(torch.eye(len(rows), dtype=torch.float64) + unit @ unit.T))
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    "Audio",
+    range=(0, inf),
+    scale="marginal log volume",
+    group=True,
+    source="submodular RL, arXiv:2307.13372",
+    check="reward_models.sets.embeddings:check_embed",
+)
 def coverage(
     prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
 ) -> list[float]:
@@ -166,6 +212,7 @@ def bleu(one: Sequence[str], other: Sequence[str]) -> float:
     return math.exp(total + min(0.0, 1 - len(other) / len(one)))
 
 
+@reward("Text", group=True, source="DIVER, arXiv:2509.26209")
 def text_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """Mean over the other samples of the prompt of 1 - BLEU-5, taken in both directions (DIVER, arXiv:2509.26209,
     text), of the first 1,000 characters; 0 for a single sample."""
@@ -191,6 +238,7 @@ def formulas(text: str) -> frozenset[str]:
     return frozenset(one.rstrip(".,;") for one in found)
 
 
+@reward("Text", group=True, source="DIVER, arXiv:2509.26209")
 def formula_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """The share of a sample's formulas that no other sample of the prompt has, 0 without formulas (DIVER,
     arXiv:2509.26209, equations). {x, y}, {y, z}, {y}: .5, .5, 0."""
@@ -203,6 +251,7 @@ def formula_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> lis
     return values
 
 
+@reward("Text", source="MultiRole-R1, arXiv:2507.20187")
 def text_diversity(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """How varied a text is in itself, in [0, 1]: the mean of the share of different words, that of different pairs of
     words, and 1 - the overlap (Jaccard) of the words of neighbouring sentences.
@@ -222,6 +271,13 @@ def text_diversity(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list
     return values
 
 
+@reward(
+    "Text",
+    range=(0, 2),
+    reads=("answer",),
+    source="DR-IRL, arXiv:2503.18991",
+    check="reward_models.sets.embeddings:check_embed",
+)
 def reference_distance(
     prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = "bag_of_words", device: str = "cpu"
 ) -> list[float]:

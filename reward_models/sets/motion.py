@@ -5,15 +5,20 @@ They stand beside a main reward, never alone: a still image is perfectly smooth.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Video
 
+motion_reward = functools.partial(reward, "Video", scale="by pixels alone; a guard")
 
+
+@motion_reward()
 def frame_smoothness(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 - the mean distance of every second frame from the mean of its neighbours, in [0, 1]; the prompt is not read.
 
@@ -31,6 +36,7 @@ def frame_smoothness(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> li
     return values
 
 
+@motion_reward()
 def frame_change(
     prompts: Sequence[Prompt], outputs: Sequence[Output], least: float = 0.005, most: float = 0.15
 ) -> list[float]:

@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from mmgrpo.config.plugins import load_object, locate
 from mmgrpo.files import write_tensors
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors
 from reward_models.sets.embeddings import embedded
@@ -97,6 +98,16 @@ def save_map(mapping: nn.Sequential, file: Path | str) -> None:
     write_tensors(Path(file), weights)
 
 
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    "Audio",
+    range=(-1, 1),
+    scale="cosine of mapped text and output",
+    reads=("text",),
+    source="PISCES, arXiv:2602.01624, on embeddings that you name",
+)
 def transported(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

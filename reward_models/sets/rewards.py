@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from mmgrpo.config.plugins import load_object, locate
 from mmgrpo.data.images import read_picture
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import read_tensors
 from reward_models.rules.groups import groups
@@ -29,9 +31,18 @@ from reward_models.sets.audio import SUFFIXES, audio_of, read_sound, windows
 from reward_models.sets.distances import frechet_distance, transport_plan, vendi_score
 from reward_models.sets.embeddings import LAYOUT, check_embed, embedded, embedded_texts
 
+set_reward = functools.partial(reward, "Text", "Image", "Video", "Audio")
+
 IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".webp")
 
 
+@set_reward(
+    range=(-inf, inf),
+    scale="what an output adds to its set",
+    group=True,
+    source="Vendi score, arXiv:2210.02410; DRAGON, arXiv:2504.15217",
+    check="reward_models.sets.rewards:check_sets",
+)
 def vendi(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -48,6 +59,13 @@ def vendi(
     return _of_sets(prompts, rows, vendi_score, over, credit, 1, "vendi")
 
 
+@set_reward(
+    range=(-inf, inf),
+    scale="what an output adds to its set",
+    group=True,
+    source="FID, arXiv:1706.08500; FAD, arXiv:1812.08466; DRAGON, arXiv:2504.15217",
+    check="reward_models.sets.rewards:check_frechet",
+)
 def frechet(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -90,6 +108,12 @@ def _like_exemplars(rows: Tensor, given: Tensor, exemplars: str, embed: str) -> 
     return rows
 
 
+@set_reward(
+    range=(-1, 1),
+    scale="mean cosine under a transport plan",
+    reads=("text",),
+    source="PISCES, arXiv:2602.01624, without its trained heads",
+)
 def transport(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import inf
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Decisions, Output, Prompt
 
 STATISTICS = ("log_prob_mean", "log_prob_sum", "entropy_mean", "decisions")
 
 
+@reward(
+    "Text", "Image", "Video", "Audio", range=(-inf, inf), scale="nats, or a number of decisions", reads=("rollout",)
+)
 def decision_statistic(
     prompts: Sequence[Prompt], outputs: Sequence[Output], of: str = "log_prob_mean", *, rollout: Decisions
 ) -> list[float]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable, Sequence
+from math import inf
 from typing import Annotated
 
 import torch
 
 from mmgrpo.config.ranges import POSITIVE
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Decisions, Output, Prompt
 from reward_models.speech.rate import seconds
 
 
+@reward("Audio", range=(-inf, 0), group=True)
 def group_length(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """-|T_i - T| / T, T_i the duration of the recording and T the median of its group: 0 at the median, -.5 at half and
     at one and a half of it (arXiv:2509.18569). Recordings of prompts with one id, or of one prompt, are a group. A
@@ -34,6 +37,7 @@ def _key(prompt: Prompt) -> Hashable:
     return prompt.id or id(prompt)
 
 
+@reward("Audio", reads=("text",))
 def length_window(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -49,6 +53,7 @@ def length_window(
     return values
 
 
+@reward("Audio", range=(-inf, 0), reads=("rollout",))
 def token_entropy(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

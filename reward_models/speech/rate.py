@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from math import inf
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.speech.audio import sound_of, spoken_text, waveform
 
 VOWELS = re.compile(r"[aeiouy]+")
 
 
+@reward("Audio", range=(-inf, 0), reads=("text",))
 def speaking_rate(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -30,11 +33,13 @@ def speaking_rate(
     return [-max(0.0, math.log(low / rate), math.log(rate / high)) if rate == rate else rate for rate in rates]
 
 
+@reward("Audio", range=(0, inf), reads=("text",))
 def words_a_second(prompts: Sequence[Prompt], outputs: Sequence[Output], unit: str = "words") -> list[float]:
     """The rate in words (or syllables) per second, to be monitored with weight=0."""
     return _rates(prompts, outputs, "words_a_second", unit)
 
 
+@reward("Audio", range=(0, inf))
 def seconds(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """The duration of the recording, to be monitored with weight=0; NaN without samples."""
     sounds = [sound_of(output, "seconds") for output in outputs]

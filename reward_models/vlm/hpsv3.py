@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import nn
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.pixels import pictures
@@ -22,6 +24,17 @@ PIXELS = 256 * 28 * 28
 """Every image is resized to about as many."""
 
 
+@reward(
+    "Image",
+    range=(-inf, inf),
+    scale="mean of a score, about -0.2 to 15",
+    reads=("text",),
+    packages=("transformers",),
+    extra="vlm",
+    weights={"MizzenAI/HPSv3": ("HPSv3.safetensors",), "Qwen/Qwen2-VL-7B-Instruct": ("config.json", "tokenizer.json")},
+    licence="MIT; its base Apache-2.0",
+    source="HPSv3, arXiv:2508.03789",
+)
 def hpsv3(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

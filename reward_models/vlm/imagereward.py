@@ -14,12 +14,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.pixels import centre_crop, normalized, pictures
@@ -75,6 +77,20 @@ class ImageReward:
         return ((self.network["head"](states[:, 0].float())[:, 0] - MEAN) / STD).tolist()
 
 
+@reward(
+    "Image",
+    range=(-inf, inf),
+    scale="standardized, about -2.3 to 2",
+    reads=("text",),
+    packages=("transformers",),
+    extra="vlm",
+    weights={
+        "zai-org/ImageReward": ("ImageReward.pt", "med_config.json"),
+        "google-bert/bert-base-uncased": ("vocab.txt",),
+    },
+    licence="Apache-2.0",
+    source="ImageReward, arXiv:2304.05977",
+)
 def image_reward(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

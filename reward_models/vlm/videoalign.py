@@ -14,12 +14,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Video
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.vlm.instructions import texts
@@ -55,6 +57,20 @@ class VideoAlign:
     """Mean and standard deviation of each dimension on the authors' validation set."""
 
 
+@reward(
+    "Video",
+    range=(-inf, inf),
+    scale="standardized by the model's own mean and deviation",
+    reads=("text",),
+    packages=("transformers",),
+    extra="vlm",
+    weights={
+        "KwaiVGI/VideoReward": ("model_config.json",),
+        "Qwen/Qwen2-VL-2B-Instruct": ("config.json", "tokenizer.json"),
+    },
+    licence="MIT; its base Apache-2.0",
+    source="VideoAlign, arXiv:2501.13918",
+)
 def videoalign(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -10,12 +10,14 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt, Video
 from reward_models.checkpoints import load_exactly, read_tensors
 from reward_models.pixels import to_pil
@@ -45,6 +47,17 @@ class VideoScore:
         return self.network["score"](hidden[0, -1]).float().tolist()
 
 
+@reward(
+    "Video",
+    range=(-inf, inf),
+    scale="about 1 to 4",
+    reads=("text",),
+    packages=("transformers",),
+    extra="vlm",
+    weights={"TIGER-Lab/VideoScore": ("config.json", "preprocessor_config.json")},
+    licence="MIT",
+    source="VideoScore, arXiv:2406.15252",
+)
 def videoscore(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

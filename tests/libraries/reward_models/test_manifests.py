@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.scoring.manifest import Manifest
+from mmgrpo.scoring.manifest import Manifest, RewardEntry, read_catalogue, write_catalogue
 from mmgrpo.types import Prompt, Text
-from reward_models import REWARDS, clip, judges, objects, quality, sets, vlm
+from reward_models import CATALOGUE, REWARDS, catalogue
 from tests import ROOT
 
-ENTRIES, ROOMS = REWARDS, (clip, judges, objects, quality, sets, vlm)
+ENTRIES = REWARDS
 ROW = Prompt("a question", "seven")
 
 
@@ -100,5 +100,25 @@ def test_the_functions_that_belong_to_a_reward_exist(name):
     assert all(callable(function(path)) for path in (entry.check, entry.rates, entry.annotate, entry.row) if path)
 
 
-def test_a_reward_of_a_room_is_one_of_all():
-    assert all(REWARDS[name] is entry for room in ROOMS for name, entry in room.REWARDS.items())
+def test_the_catalogue_says_what_stands_at_the_functions():
+    assert CATALOGUE.read_text(encoding="utf-8") == catalogue.text(), "run python -m reward_models.catalogue"
+
+
+def test_a_new_reward_is_one_file(tmp_path, monkeypatch):
+    package = tmp_path / "rewards_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "redness.py").write_text(
+        "from mmgrpo.rewards import reward\n"
+        "@reward('Image', range=(float('-inf'), 1), reads=('answer',), weights={'a/b': ('c',)}, licence='MIT')\n"
+        "def redness(prompts, outputs):\n    return [float(one.pixels[0].mean()) for one in outputs]\n"
+        "def unnamed(prompts, outputs):\n    return [0.0]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "catalogue.json").write_text(write_catalogue(importlib.import_module("rewards_of_mine")))
+    read = read_catalogue(tmp_path / "catalogue.json")
+    stated = Manifest(("Image",), -math.inf, 1, reads=("answer",), weights={"a/b": ("c",)}, licence="MIT")
+    assert read == {"redness": RewardEntry("rewards_of_mine.redness:redness", manifest=stated)}
+    (package / "twice.py").write_text((package / "redness.py").read_text())
+    with pytest.raises(ValueError, match=r"'redness'.*redness:redness.*twice:redness"):
+        write_catalogue(importlib.import_module("rewards_of_mine"))

@@ -18,11 +18,18 @@ from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
 from mmgrpo.scoring.isolation import copied
 from mmgrpo.types import Audio, Image, Output, Prompt, Text, Video
-from reward_models import REWARDS, clip, judges, sets, vlm
+from reward_models import REWARDS
 from tests.libraries.reward_models.rules.test_tasks import GOLD, ROW
 
 GREY = Image(torch.full((3, 64, 64), 0.5))
 PROMPT = Prompt("a picture", "1", answer="HELLO")
+
+
+def of_rooms(*rooms: str) -> set[str]:
+    """Rewards whose function stands in one of these folders."""
+    return {name for name, entry in REWARDS.items() if entry.function.split(".")[1] in rooms}
+
+
 NEEDED = {
     "bmas": "(model='models/Qwen2.5-VL-3B-Instruct')",
     "soft_overlong": "(max_tokens=8, buffer=2)",
@@ -41,7 +48,7 @@ NEEDED = {
     "served": "(reward='ocr')",
     "preference": "(weights='head.safetensors')",
     "regularized_relevance": "(embed='module:function')",
-    **dict.fromkeys(judges.REWARDS, "(judge=\"vlm(model='m')\")"),
+    **dict.fromkeys(of_rooms("judges"), "(judge=\"vlm(model='m')\")"),
     "judge_rubric": "(judge=\"vlm(model='m')\", criteria=['light'])",
     "win_rate": "(reward='jpeg_compressibility')",
     "videoscore": "(instruction='i.txt')",
@@ -53,7 +60,7 @@ NEEDED = {
 NEED_MODELS = {"ocr", "speaker_similarity", "dnsmos", "served", "preference", "regularized_relevance", "bmas"}
 NEED_MODELS |= {"token_entropy", "confident_majority", "certain", "answer_likelihood"}  # of what a policy records
 NEED_MODELS |= {name for name, entry in REWARDS.items() if cast(Any, entry.read_manifest()).weights}
-NEED_MODELS |= {*clip.REWARDS, *judges.REWARDS, *sets.REWARDS, *vlm.REWARDS}
+NEED_MODELS |= of_rooms("clip", "judges", "sets", "vlm")
 """Rewards of models and of several outputs, whose own tests call them."""
 SOUNDS = ("speaking_rate", "words_a_second", "seconds", "group_length", "length_window")
 
