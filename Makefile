@@ -8,7 +8,10 @@ CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 PYTEST_ARGS ?=
 # Processes of `make test` and `make test-slow`, each with one thread.
 WORKERS ?= auto
-SHAPES ?= tests/unit/advantages tests/unit/objectives tests/unit/diffusion tests/unit/policies tests/unit/test_rollout.py tests/unit/test_trainer.py tests/unit/test_update.py
+# The rooms of tensors, and for the annotated functions of other rooms a file each.
+SHAPES ?= tests/unit/advantages tests/unit/objectives tests/unit/diffusion tests/unit/policies tests/unit/test_rollout.py tests/unit/test_trainer.py \
+	tests/unit/test_update.py tests/unit/runtime/test_steps.py tests/unit/engines/test_engine.py tests/unit/data/test_changes.py \
+	tests/unit/toy/test_scenes.py tests/unit/toy/test_videos.py tests/unit/toy/test_worlds_stay.py
 # Of `make mutants`: which lines are drawn, how many, of which files, and the folder of the tests that are run.
 SEED ?= 0
 COUNT ?= 200
