@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, turn_end
 from mmgrpo.policies.token_model import Features
 from pipelines.conversation import completion_ids, suppressed_tokens
-from pipelines.kv import spread_cache
+from pipelines.kv import Room, attention_mask, maskable, spread_cache
 from pipelines.pretrained import save_network
-from pipelines.training import autocast, checkpoint_layers, head_logits
+from pipelines.training import WAITING, autocast, checkpoint_layers, head_logits
 
 
 class Decoder(ABC):
@@ -57,7 +57,13 @@ class Decoder(ABC):
         self.turn_end = turn_end(tokenizer, end_of_turn)
         self.end_ids = end_tokens(network, tokenizer, end_of_turn)
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.end_ids))
-        vocabulary = network.get_output_embeddings().weight.shape[0]
+        table, head = network.get_input_embeddings(), network.get_output_embeddings()
+        vocabulary = head.weight.shape[0]
+        # A tied table has a whole gradient from the output layer, to which that of the tokens read is then added in
+        # place. On a GPU sums of sparse gradients have no fixed order.
+        tied = isinstance(table, nn.Embedding) and table.weight is head.weight
+        if tied and table.weight.device.type == "cpu" and network not in WAITING:
+            table.sparse = True
         self.suppress_tokens = suppressed_tokens(tokenizer, vocabulary, marks, self.end_ids) | self.media_tokens
 
     def preprocessors(self) -> Sequence[Any]:
@@ -72,7 +78,7 @@ class Decoder(ABC):
         self,
         network: Any,
         ids: Int[Tensor, "rows length"],
-        real: Bool[Tensor, "rows total"],
+        real: Bool[Tensor, "rows *length total"],
         positions: Int[Tensor, "rows axes length"],
         features: Features,
         cache: Any,
@@ -88,17 +94,26 @@ class Decoder(ABC):
                 embeddings = embeddings.masked_scatter(placeholders[..., None], media.to(embeddings.dtype))
             out = body(
                 inputs_embeds=embeddings,
-                attention_mask=real.long(),
+                attention_mask=attention_mask(body.config, real, embeddings.dtype),
                 # One axis is the ordinary [rows, length]; several are [axes, rows, length] in transformers.
                 position_ids=positions[:, 0] if positions.shape[1] == 1 else positions.permute(1, 0, 2),
-                past_key_values=cache,
+                past_key_values=cache.cache if isinstance(cache, Room) else cache,
                 use_cache=not checkpointed,  # a recomputed layer would append its keys a second time
             )
         return out.last_hidden_state, out.past_key_values
 
+    @property
+    def masks(self) -> bool:
+        """Whether ``hidden`` can be given which tokens each token attends to."""
+        return maskable(self.body(self.network).config)
+
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
         """The cache of a group's prompt, repeated for each of its members."""
         return spread_cache(cache, rows)
+
+    def reserve(self, cache: Any, rows: Int[Tensor, "rows"], room: int) -> Room:
+        """The same with room for tokens behind each."""
+        return Room.of(cache, rows, room)
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""

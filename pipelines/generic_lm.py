@@ -28,7 +28,7 @@ from mmgrpo.data.chat import ChatTemplate, end_tokens, turn_end
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines.conversation import completion_ids, pad_left, suppressed_tokens
-from pipelines.kv import spread_cache
+from pipelines.kv import Room, attention_mask, maskable, spread_cache
 from pipelines.pretrained import save_network
 from pipelines.training import Training, autocast, checkpoint_layers, head_logits, make_trainable
 
@@ -67,12 +67,19 @@ class OwnForward(ABC):
     """The token with which the chat template ends the assistant's turn."""
     prefilled: str = ""
     """What the chat template writes of the answer itself (``ChatTemplate.prefilled``)."""
+    maskable: bool = False
+    """Whether the network, behind a cache, can be given which tokens each token attends to (``choose_way``)."""
     shared: bool = True
     """Whether the members of a group share the keys and values of their prompt (``choose_way``)."""
     exact_head: bool = False
     """Compute the output layer in fp32 (``head_logits``)."""
     cap: float = 0.0
     """Bound of the logits, ``cap * tanh(logits / cap)``; 0: none."""
+
+    @property
+    def masks(self) -> bool:
+        """``maskable``, where there is a cache."""
+        return self.maskable and not (self.checkpointing and torch.is_grad_enabled())
 
     @abstractmethod
     def encode(self, prompts: Sequence[Prompt]) -> Context:
@@ -143,6 +150,10 @@ class OwnForward(ABC):
             return Whole([cache.ids[row] for row in rows.tolist()], [cache.media[row] for row in rows.tolist()])
         return spread_cache(cache, rows)
 
+    def reserve(self, cache: Any, rows: Int[Tensor, "rows"], room: int) -> Room:
+        """The same with room for tokens behind each."""
+        return Room.of(cache, rows, room)
+
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
         logits = head_logits(network, hidden, self.dtype, self.exact_head)
@@ -197,9 +208,9 @@ class OwnForward(ABC):
         with autocast(self.dtype, self.device):
             out = network.base_model(
                 input_ids=ids,
-                attention_mask=real.long(),
+                attention_mask=attention_mask(network.config.get_text_config(), real, self.dtype),
                 position_ids=_places(positions),
-                past_key_values=cache,
+                past_key_values=cache.cache if isinstance(cache, Room) else cache,
                 use_cache=True,
             )
         return out.last_hidden_state, out.past_key_values
@@ -259,12 +270,32 @@ def choose_way(model: OwnForward, name: str, example: Prompt) -> None:
                 "share their prompt" if model.shared else f"are read whole, since sharing fails ({differences[0]:.200})"
             )
             print(f"{name}: the samples of a group {way}", flush=True)
+            if model.shared and maskable(network.config.get_text_config()):
+                model.maskable = _takes_masks(model, cache, answer, places, wanted)
             return
         differences.append(f"logits differ by {gap:.1e} of the largest")
     raise ValueError(
         f"{name}: its own logits cannot be computed from its hidden states ({differences[-1]:.300}); choose another "
         "model"
     )
+
+
+def _takes_masks(
+    model: OwnForward, cache: Any, answer: Tensor, places: Tensor, wanted: Float[Tensor, "2 length vocabulary"]
+) -> bool:
+    """Whether two answers in one row, each of which attends to the prompt and itself, have their own logits."""
+    length, count = cache.get_seq_length(), answer.shape[1]
+    own = torch.block_diag(*[torch.ones(count, count, device=model.device).tril()] * 2) > 0
+    real = torch.cat([torch.ones(2 * count, length, dtype=torch.bool, device=model.device), own], 1)[None]
+    row, place = answer.flatten()[None], places.permute(1, 0, 2).flatten(1)[None]
+    first = torch.zeros(1, dtype=torch.long, device=model.device)
+    try:
+        states, _ = model.hidden(model.network, row, real, place, (), model.spread(cache, first))
+    except Exception:  # whatever a model raises that takes no such mask
+        return False
+    got = model.logits(model.network, states[0]).float().view(2, count, -1)
+    gap = (got - wanted[:, 1:]).abs().max() / wanted.abs().max()
+    return bool(gap <= TOLERANCE[model.dtype])
 
 
 def _joined(caches: Sequence[Any], length: int) -> Any:

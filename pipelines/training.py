@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from jaxtyping import Float
@@ -305,21 +305,28 @@ def target_names(network: Any, targets: Sequence[str], frozen: Sequence[nn.Modul
     return [name for name, is_frozen in names if not is_frozen]
 
 
+LAYERS: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+"""The layers of networks that may recompute their activations: a search in every pass would take as long as a token."""
+
+
 def checkpoint_layers(network: nn.Module, enabled: bool) -> bool:
     """Set whether layers recompute their activations in the backward pass; returns ``enabled``.
 
     transformers checkpoints layers that are in training mode. Their submodules stay in evaluation mode, and so does
     what a layer itself computes (``InEvaluation``): with dropout, the ratio of the first update would not be one.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
+    layers = LAYERS.get(network)
+    if layers is None or network.training:
+        from transformers.modeling_layers import GradientCheckpointingLayer
 
-    network.eval()
-    for module in network.modules():
-        if isinstance(module, GradientCheckpointingLayer):
+        network.eval()
+        LAYERS[network] = layers = [one for one in network.modules() if isinstance(one, GradientCheckpointingLayer)]
+    for module in layers:
+        if module.training is not enabled:
             module.training = enabled
-            checkpoint: Any = getattr(module, "_gradient_checkpointing_func", None)
-            if enabled and checkpoint is not None and not isinstance(checkpoint, InEvaluation):
-                module._gradient_checkpointing_func = InEvaluation(module, checkpoint)  # type: ignore[assignment]
+        checkpoint: Any = getattr(module, "_gradient_checkpointing_func", None)
+        if enabled and checkpoint is not None and not isinstance(checkpoint, InEvaluation):
+            module._gradient_checkpointing_func = InEvaluation(module, checkpoint)  # type: ignore[assignment]
     return enabled
 
 

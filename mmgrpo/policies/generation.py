@@ -6,7 +6,7 @@ How much the members of a group differ in what they say next, position by positi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -48,8 +48,9 @@ def _divergence(difference: Float[Tensor, "rows vocabulary"]) -> Float[Tensor, "
     return (bounded.exp() - bounded - 1).sum(1)
 
 
-NextToken: TypeAlias = Callable[[Tensor, bool], Tensor]
-"""``(hidden [rows, width], first)`` to the log-probabilities [rows, vocabulary] of the next token."""
+NextToken: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""``(hidden [rows, width], first [rows])`` to the log-probabilities [rows, vocabulary] of the next token; ``first`` is
+True where it begins a completion."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,135 @@ class Drawer(Protocol):
         ...
 
 
+@runtime_checkable
+class Slots(Protocol):
+    """A cache with room for a fixed number of tokens behind each prompt, one slot per completion being drawn."""
+
+    def write(self, own: Sequence[int], place: Int[Tensor, "slots"]) -> None:
+        """The next token of slot i is its number ``own[i]``; ``place`` is the same on the device."""
+        ...
+
+    def fill(self, slots: Int[Tensor, "n"], rows: Int[Tensor, "n"]) -> None:
+        """Slots begin anew, behind rows of the prompts' cache."""
+        ...
+
+    def keep(self, slots: Int[Tensor, "n"], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
+        """Only n slots remain, the first ones, after those in ``moved`` have gone to ``holes``; ``slots`` says where each
+        was."""
+        ...
+
+
+class Reserved:
+    """Unfinished completions in slots: a finished one leaves at once, and one that waits takes its slot."""
+
+    def __init__(self, start: DecodingState, prompt: Int[Tensor, "B"], size: int, max_tokens: int) -> None:
+        self.start, self.prompt, self.max_tokens = start, prompt, max_tokens
+        self.prompts = prompt.tolist()
+        self.row = torch.arange(size, device=prompt.device)
+        """The number of the completion in each slot."""
+        self.own = torch.zeros_like(self.row)
+        """How many tokens of it are drawn."""
+        self.rows, self.lengths = [*range(size)], [0] * size
+        self.waiting = [*range(size, len(prompt))]
+        self.hidden = start.hidden[prompt[:size]]
+        self.slots: Any = start.model.reserve(start.cache, prompt[:size], max_tokens)
+
+    def go_on(self, tokens: Int[Tensor, "slots"], going: Sequence[bool]) -> None:
+        """One more token in each slot; those that are not ``going`` are finished."""
+        device, free = self.row.device, [slot for slot, one in enumerate(going) if not one]
+        filled = self._admit(free)
+        if len(filled) < len(free):  # nobody waits: the last slots move to where others were
+            left = len(going) - len(free) + len(filled)
+            gone = set(free) - set(filled)
+            holes = [slot for slot in sorted(gone) if slot < left]
+            moved = [slot for slot in range(left, len(going)) if slot not in gone]
+            order = [*range(left)]
+            for hole, slot in zip(holes, moved, strict=True):
+                order[hole] = slot
+            self.rows, self.lengths = [self.rows[slot] for slot in order], [self.lengths[slot] for slot in order]
+            places = {slot: place for place, slot in enumerate(order)}
+            filled = {places[slot]: row for slot, row in filled.items()}
+            kept, *ends = (torch.tensor(one, dtype=torch.long, device=device) for one in (order, moved, holes))
+            self.row, self.own, tokens = self.row[kept], self.own[kept], tokens[kept]
+            self.slots.keep(kept, *ends)
+        self._advance(tokens)
+        if filled:
+            slots, rows = torch.tensor([[*filled], [*filled.values()]], device=device)
+            self.hidden = self.hidden.index_copy(0, slots, self.start.hidden[self.prompt[rows]].to(self.hidden.dtype))
+            self.row[slots], self.own[slots] = rows, 0
+            self.slots.fill(slots, self.prompt[rows])
+            for slot, row in filled.items():
+                self.rows[slot], self.lengths[slot] = row, 0
+
+    def _admit(self, free: Sequence[int]) -> dict[int, int]:
+        """Which waiting completion takes which free slot."""
+        count = min(len(free), len(self.waiting))
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return dict(zip(free, taken))
+
+    def _advance(self, tokens: Int[Tensor, "slots"]) -> None:
+        start, prompt = self.start, self.prompt[self.row]
+        self.slots.write(self.lengths, self.own)
+        columns = torch.arange(max(self.lengths) + 1, device=tokens.device)
+        real = torch.cat([start.real[prompt], columns <= self.own[:, None]], 1)[:, None]
+        positions = (start.position[prompt] + self.own)[:, None, None].expand(-1, start.axes, 1)
+        hidden, _ = start.model.hidden(start.network, tokens[:, None], real, positions, (), self.slots)
+        self.hidden, self.own = hidden[:, -1], self.own + 1
+        self.lengths = [length + 1 for length in self.lengths]
+
+
+class Growing:
+    """Unfinished completions whose cache grows by concatenation, for networks that cannot be given which tokens each
+    token attends to. Finished rows stay in the batch until they are at least half of it: removing them copies the cache.
+    """
+
+    def __init__(self, start: DecodingState, prompt: Int[Tensor, "B"], rows: Int[Tensor, "n"]) -> None:
+        self.state, self.row = start.select(prompt[rows]), rows
+        self.own = torch.zeros_like(rows)
+        self.alive = torch.ones_like(rows, dtype=torch.bool)
+        self.waiting: list[int] = []
+
+    @property
+    def hidden(self) -> Float[Tensor, "n width"]:
+        """The states before the next token."""
+        return self.state.hidden
+
+    def go_on(self, tokens: Int[Tensor, "n"], going: Sequence[bool]) -> None:
+        """As ``Reserved.go_on``."""
+        alive = torch.tensor(going, device=tokens.device)
+        if 2 * sum(going) <= len(going):
+            rest = alive.nonzero()[:, 0]
+            self.state, self.row, self.own = self.state.select(rest), self.row[rest], self.own[rest]
+            tokens, alive, self.alive = tokens[rest], alive[rest], self.alive[rest]
+        self.state, self.alive = self.state.advance(tokens, self.alive), alive
+        self.own = self.own + 1
+
+
+class Numbers:
+    """Uniform random numbers by position and completion, each group's from its own stream.
+
+    A number is drawn for every completion at every position, so that the tokens of one depend neither on when the others
+    end nor on who shares its batch.
+    """
+
+    def __init__(self, streams: Sequence[tuple[torch.Generator, int]], most: int, device: torch.device) -> None:
+        self.streams, self.most, self.device = streams, most, device
+        self.table = torch.empty(0, sum(number for _, number in streams), device=device)
+
+    def at(self, own: Int[Tensor, "n"], row: Int[Tensor, "n"], highest: int) -> Float[Tensor, "n"]:
+        """The numbers of completions ``row`` at their positions ``own``, of which none is beyond ``highest``."""
+        while len(self.table) <= highest:
+            several = [
+                torch.cat([torch.rand(number, generator=stream) for stream, number in self.streams])
+                for _ in range(min(UPLOADED, self.most - len(self.table)))
+            ]
+            self.table = torch.cat([self.table, torch.stack(several).to(self.device)])
+        return self.table[own, row]
+
+
 def draw(
-    state: DecodingState,
+    start: DecodingState,
+    prompt: Int[Tensor, "B"],
     next_token: NextToken,
     streams: Sequence[tuple[torch.Generator, int]],
     ends: Int[Tensor, "_"],
@@ -140,68 +268,54 @@ def draw(
     top_p: float,
     diverge: bool = False,
     certain: bool = False,
-    chosen: Int[Tensor, "rows"] | slice = slice(None),
+    limit: int = 0,
 ) -> Completions:
-    """Sample at most ``max_tokens`` tokens per row; ``streams`` has one generator per prompt and its number of rows.
-    ``diverge``: measure the divergence within each group (``group_divergence``); ``certain``: the certainty.
-    ``chosen``: which of all rows the state holds; each has the random numbers that it has among all.
+    """Sample at most ``max_tokens`` tokens per completion, of which number i continues row ``prompt[i]`` of ``start``.
 
-    Finished rows stay in the batch until they are at least half of it: removing them copies the cache.
+    ``streams`` has one generator per group and its number of completions; ``diverge``: measure the divergence within
+    each group (``group_divergence``); ``certain``: the certainty. At most ``limit`` are in the batch at a time (0: all).
     """
-    count, device = len(state.hidden), state.hidden.device
-    ids = torch.full((count, max_tokens), state.model.pad_id, device=device)
+    count, device = len(prompt), start.hidden.device
+    ids = torch.full((count, max_tokens), start.model.pad_id, device=device)
     real = torch.zeros(count, max_tokens, dtype=torch.bool, device=device)
     log_probs, entropy, divergence, certainty = (torch.zeros(count, max_tokens, device=device) for _ in range(4))
     sizes = torch.tensor([number for _, number in streams], device=device)
     group = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
-    rows, alive = torch.arange(count, device=device), torch.ones(count, dtype=torch.bool, device=device)
-    for position in range(max_tokens):
-        distribution = next_token(state.hidden, position == 0)
-        if position % UPLOADED == 0:
-            # A number is drawn for finished rows too, so that a row's tokens do not depend on when the others end.
-            several = [
-                torch.cat([torch.rand(number, generator=stream) for stream, number in streams])
-                for _ in range(min(UPLOADED, max_tokens - position))
-            ]
-            numbers = torch.stack(several).to(device)[:, chosen]
-        uniform = numbers[position % UPLOADED, rows]
-        choice = distribution.argmax(-1) if greedy else draw_tokens(distribution, uniform, top_p)
-        token = torch.where(alive, choice, state.model.pad_id)
-        ids[rows, position], real[rows, position] = token, alive
-        log_probs[rows, position] = distribution.gather(1, choice[:, None])[:, 0] * alive
-        entropy[rows, position] = entropy_of(distribution) * alive
-        if certain:
-            certainty[rows, position] = certainty_of(distribution) * alive
-        if diverge:
-            gaps = group_divergence(distribution[alive], group[rows[alive]], sizes)
-            divergence[rows, position] = gaps[group[rows]] * alive
-        open_rows = alive & ~torch.isin(token, ends)
-        # The one copy of a token to the host.
-        unfinished, bad = torch.stack([open_rows.sum(), distribution.isnan().any().long()]).tolist()
-        refuse(bool(bad), "the probabilities of the next token")
-        if position + 1 == max_tokens or not unfinished:
-            break
-        if 2 * unfinished <= len(rows):
-            rest = open_rows.nonzero()[:, 0]
-            state, rows, token = state.select(rest), rows[rest], token[rest]
-            alive, open_rows = alive[rest], open_rows[rest]
-        state, alive = state.advance(token, alive), open_rows
+    numbers, width, size = Numbers(streams, max_tokens, device), 1, min(limit or count, count)
+    if start.model.masks:
+        batches: Iterable[Reserved | Growing] = [Reserved(start, prompt, size, max_tokens)]
+    else:
+        batches = (Growing(start, prompt, rows) for rows in torch.arange(count, device=device).split(size))
+    for batch in batches:
+        highest = 0
+        while True:
+            rows, own = batch.row, batch.own
+            alive = batch.alive if isinstance(batch, Growing) else torch.ones_like(rows, dtype=torch.bool)
+            distribution = next_token(batch.hidden, own == 0)
+            probabilities = distribution.exp()
+            uniform = numbers.at(own, rows, highest)
+            choice = distribution.argmax(-1) if greedy else _drawn(probabilities, uniform, top_p)
+            token = torch.where(alive, choice, start.model.pad_id)
+            ids[rows, own], real[rows, own] = token, alive
+            log_probs[rows, own] = distribution.gather(1, choice[:, None])[:, 0] * alive
+            spread = _entropy(distribution, probabilities)
+            entropy[rows, own] = spread * alive
+            if certain:
+                certainty[rows, own] = certainty_of(distribution) * alive
+            if diverge:
+                gaps = group_divergence(distribution[alive], group[rows[alive]], sizes)
+                divergence[rows, own] = gaps[group[rows]] * alive
+            going = alive & ~torch.isin(token, ends) & (own + 1 < max_tokens)
+            # The one copy of a token to the host. A row with NaN has no entropy.
+            *still, bad = torch.cat([going, spread.isnan().any()[None]]).tolist()
+            refuse(bad, "the probabilities of the next token")
+            width = max(width, highest + 1)
+            if not (any(still) or batch.waiting):
+                break
+            batch.go_on(token, still)
+            highest = max(batch.lengths) if isinstance(batch, Reserved) else highest + 1
     tables = (ids, real, log_probs, entropy, divergence, certainty)
-    return Completions(*(value[:, : position + 1] for value in tables))
-
-
-def joined(parts: Sequence[Completions], pad_id: int) -> Completions:
-    """Completions of several draws, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    width = max(part.ids.shape[1] for part in parts)
-
-    def join(name: str, filler: int = 0) -> Tensor:
-        tables = [getattr(part, name) for part in parts]
-        return torch.cat([nn.functional.pad(one, (0, width - one.shape[1]), value=filler) for one in tables])
-
-    names = ("real", "log_probs", "entropy", "divergence", "certainty")
-    return Completions(join("ids", pad_id), *map(join, names))
+    return Completions(*(value[:, :width] for value in tables))
 
 
 @dataclass(frozen=True)
@@ -233,7 +347,8 @@ def beam_search(
     alive: list[list[Beam]] = [[Beam()] for _ in range(len(state.hidden))]
     finished: list[list[Beam]] = [[] for _ in alive]
     for position in range(max_tokens):
-        distribution = refuse_nan(next_token(state.hidden, position == 0), "the probabilities of the next token")
+        first = torch.full((len(state.hidden),), position == 0, device=state.hidden.device)
+        distribution = refuse_nan(next_token(state.hidden, first), "the probabilities of the next token")
         # The ``width`` best unfinished continuations of a prompt are among this many of each of its beams, since at
         # most len(last) of these are end tokens.
         count = min(width + len(last), distribution.shape[1])
@@ -289,6 +404,10 @@ def pad_beams(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Compl
     )
 
 
+BLOCK = 256
+"""Words of the vocabulary whose probabilities are added up first."""
+
+
 def draw_tokens(
     distribution: Float[Tensor, "N vocabulary"], uniform: Float[Tensor, "N"], top_p: float = 1.0
 ) -> Int[Tensor, "N"]:
@@ -297,20 +416,38 @@ def draw_tokens(
     ``distribution`` holds log-probs. With ``top_p`` below one only the most likely tokens that together reach it can
     be drawn (nucleus sampling, Holtzman et al. 2019).
     """
-    probabilities = distribution.exp()
+    return _drawn(distribution.exp(), uniform, top_p)
+
+
+def _drawn(probabilities: Float[Tensor, "N vocabulary"], uniform: Float[Tensor, "N"], top_p: float) -> Tensor:
+    """As ``draw_tokens``: first the block of the vocabulary is found, then the token in it, so that only sums of blocks
+    are added up one after the other."""
     if top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)
         beyond = ordered.cumsum(-1, dtype=torch.double) - ordered >= top_p
         probabilities = probabilities.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
     # In double precision, since fp32 sums over a large vocabulary lose the tail.
-    total = probabilities.cumsum(-1, dtype=torch.double)
-    token = torch.searchsorted(total, uniform.double()[:, None] * total[:, -1:], right=True)[:, 0]
-    return token.clamp(max=distribution.shape[1] - 1)
+    words = probabilities.shape[1]
+    whole = words // BLOCK * BLOCK
+    sums = [probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1, dtype=torch.double)] if whole else []
+    sums += [probabilities[:, whole:].sum(-1, keepdim=True, dtype=torch.double)] if whole < words else []
+    total = torch.cat(sums, 1).cumsum(-1)
+    wanted = uniform.double()[:, None] * total[:, -1:]
+    block = torch.searchsorted(total, wanted, right=True).clamp(max=total.shape[1] - 1)
+    places = block * BLOCK + torch.arange(min(BLOCK, words), device=block.device)
+    inside = probabilities.gather(1, places.clamp(max=words - 1)).double().masked_fill(places >= words, 0.0).cumsum(-1)
+    before = torch.where(block > 0, total.gather(1, (block - 1).clamp(min=0)), 0.0)
+    token = block * BLOCK + torch.searchsorted(inside, wanted - before, right=True)
+    return token[:, 0].clamp(max=words - 1)
 
 
 def entropy_of(distribution: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
     """-sum p log p in nats, from log-probs; a token of probability 0 contributes 0."""
-    return -(distribution.exp() * distribution.clamp(min=torch.finfo(distribution.dtype).min)).sum(-1)
+    return _entropy(distribution, distribution.exp())
+
+
+def _entropy(distribution: Float[Tensor, "N vocabulary"], probabilities: Float[Tensor, "N vocabulary"]) -> Tensor:
+    return -(probabilities * distribution.clamp(min=torch.finfo(distribution.dtype).min)).sum(-1)
 
 
 def certainty_of(distribution: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:

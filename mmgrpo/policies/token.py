@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from mmgrpo.policies.generation import (
     certainty_of,
     draw,
     entropy_of,
-    joined,
     pad_beams,
 )
 from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS, ChangedPrompts
@@ -52,6 +52,7 @@ from mmgrpo.policies.token_model import (
     next_position,
     with_answers,
 )
+from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import (
@@ -500,10 +501,8 @@ class TokenPolicy:
         context = context.continued([query.forced for query in queries])
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
 
-        def next_token(hidden: Tensor, first: bool) -> Tensor:
-            return self._log_softmax(
-                self.network, hidden, torch.full((len(hidden),), first, device=hidden.device), divisor
-            )
+        def next_token(hidden: Tensor, first: Tensor) -> Tensor:
+            return self._log_softmax(self.network, hidden, first, divisor)
 
         with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
             features = self._cached_features(context, queries)
@@ -530,23 +529,19 @@ class TokenPolicy:
                 lists = beam_search(state, next_token, queries[0].count, self.ends, max_tokens=max_tokens)
                 completions = pad_beams([beam for beams in lists for beam in beams], self.model.pad_id, self.device)
             else:
-                everything, limit = torch.arange(len(prompt), device=self.device), self.draw_batch_size
-                parts = [
-                    draw(
-                        state.select(prompt[some]) if self.share_prefix else state.select(some) if limit else state,
-                        next_token,
-                        [(stream(seed, *query.stream), query.count) for query in queries],
-                        self.ends,
-                        max_tokens=max_tokens,
-                        greedy=temperature == 0,
-                        top_p=drawing.top_p,
-                        diverge="divergence" in self.fields,
-                        certain=certain,
-                        chosen=some,
-                    )
-                    for some in everything.split(limit or len(prompt))
-                ]
-                completions = joined(parts, self.model.pad_id)
+                completions = draw(
+                    state,
+                    prompt if self.share_prefix else torch.arange(len(prompt), device=self.device),
+                    next_token,
+                    [(stream(seed, *query.stream), query.count) for query in queries],
+                    self.ends,
+                    max_tokens=max_tokens,
+                    greedy=temperature == 0,
+                    top_p=drawing.top_p,
+                    diverge="divergence" in self.fields,
+                    certain=certain,
+                    limit=self.draw_batch_size,
+                )
         reusable = features if self.model.frozen_media and not dtype else None
         return Sequences(context, reusable, prompt, completions.ids, completions.real, seed, scale), completions
 
@@ -575,19 +570,25 @@ class TokenPolicy:
         states = self.states(network, sequences, rows)[inverse, part.positions]
         target = sequences.ids[part.rows, part.positions]
 
+        first = part.positions == 0
+        if not measures:
+            sampled = Sampled(sequences.temperature, self.suppressed, self.begin_suppressed)
+            logits = partial(self.model.logits, network)
+            return [chosen_log_probs(logits, states, target, first, sampled, self.logits_chunk_size)]
+
         def score_chunk(hidden: Tensor, tokens: Tensor, first: Tensor) -> tuple[Tensor, ...]:
             distribution = self._log_softmax(network, hidden, first, sequences.temperature)
             log_probs = distribution.gather(1, tokens[:, None])[:, 0]
             return log_probs, *(MEASURES[name](distribution) for name in measures)
 
         scores = []
-        chunks = [value.split(self.logits_chunk_size) for value in (states, target, part.positions == 0)]
-        for hidden, tokens, first in zip(*chunks, strict=True):
+        chunks = [value.split(self.logits_chunk_size) for value in (states, target, first)]
+        for hidden, tokens, begins in zip(*chunks, strict=True):
             # The backward pass computes a chunk's logits again: stored for all chunks they would not fit in memory.
             if torch.is_grad_enabled() and len(states) > self.logits_chunk_size:
-                scores.append(checkpoint(score_chunk, hidden, tokens, first, use_reentrant=False))
+                scores.append(checkpoint(score_chunk, hidden, tokens, begins, use_reentrant=False))
             else:
-                scores.append(score_chunk(hidden, tokens, first))
+                scores.append(score_chunk(hidden, tokens, begins))
         return [torch.cat(column) for column in zip(*scores, strict=True)]
 
     def states(
@@ -601,6 +602,8 @@ class TokenPolicy:
             features = self._features(network, context, [""] * len(index))
         else:
             features = [sequences.features[row] for row in index] if sequences.features else ()
+        if self.share_prefix and self.model.masks:
+            return self._packed_states(network, sequences, rows, context, prompt, features)
         length = int(sequences.real[rows].any(0).sum())
         # The last token of the longest completion is a target only: no later token depends on it.
         ids, real = sequences.ids[rows, : length - 1], sequences.real[rows, : length - 1]
@@ -623,6 +626,49 @@ class TokenPolicy:
         mask = torch.cat([context.real[prompt], real], 1)
         hidden, _ = self.model.hidden(network, ids, mask, positions, (), self.model.spread(cache, prompt))
         return torch.cat([first, hidden], 1)
+
+    def _packed_states(
+        self,
+        network: nn.Module,
+        sequences: Sequences,
+        rows: Int[Tensor, " rows"],
+        context: Context,
+        prompt: Int[Tensor, " rows"],
+        features: Features,
+    ) -> Float[Tensor, "rows T width"]:
+        """As ``states``, where the completions of a prompt share rows. Under gradient checkpointing, which keeps no keys
+        and values, the prompt stands in each of them."""
+        length = int(sequences.real[rows].any(0).sum())
+        packed = Packed.of(prompt, sequences.real[rows, :length], len(context.ids))
+        whole = self.model.checkpointing and torch.is_grad_enabled()
+        index = packed.prompt
+        ids = packed.gather(sequences.ids[rows], self.model.pad_id)
+        positions = (next_position(context)[index][:, None] + packed.place)[:, None].expand(
+            -1, context.positions.shape[1], -1
+        )
+        seen = packed.seen(context.real[index], whole=whole)
+        if whole:
+            hidden, _ = self.model.hidden(
+                network,
+                torch.cat([context.ids[index], ids], 1),
+                seen,
+                torch.cat([context.positions[index], positions], 2),
+                [features[row] for row in index.tolist()] if features else (),
+                None,
+            )
+            before = context.ids.shape[1]
+            # Any row of a prompt has the state of its last token.
+            first = torch.stack([(index == one).nonzero()[0, 0] for one in range(len(context.ids))])
+            last, hidden = hidden[first, before - 1], hidden[:, before:]
+        else:
+            prefix, cache = self.model.hidden(network, context.ids, context.real, context.positions, features, None)
+            last = prefix[:, -1]  # prompts are padded on the left
+            if length == 1:
+                return last[prompt][:, None]
+            hidden, _ = self.model.hidden(network, ids, seen, positions, (), self.model.spread(cache, index))
+        return torch.cat([last, hidden.flatten(0, 1)]).index_select(0, packed.index.flatten()).unflatten(
+            0, packed.index.shape
+        )
 
     def _encode(self, prompts: Sequence[Prompt]) -> tuple[Context, Features | None]:
         """What the network reads of prompts, with the features of media that never change."""
@@ -661,13 +707,10 @@ class TokenPolicy:
         self, network: nn.Module, hidden: Tensor, first: Bool[Tensor, "N"], temperature: float
     ) -> Float[Tensor, "N vocabulary"]:
         """Log-probs of the next token; ``first`` is True where it begins the completion."""
-        logits = self.model.logits(network, hidden).float() / temperature
-        if len(self.suppressed):
-            # In place, on the new tensor of the division: a copy would take rows x vocabulary.
-            logits.index_fill_(1, self.suppressed, -torch.inf)
-        if len(self.begin_suppressed):
-            values = torch.where(first[:, None], -torch.inf, logits[:, self.begin_suppressed])
-            logits = logits.index_copy(1, self.begin_suppressed, values)
+        logits = self.model.logits(network, hidden).float()
+        # In place where nobody else holds the tensor: a copy would take rows x vocabulary.
+        logits = logits / temperature if temperature != 1 or logits is hidden else logits
+        Sampled(1.0, self.suppressed, self.begin_suppressed).apply_(logits, first)
         return torch.log_softmax(logits, -1)
 
     def _ended(self, sequences: Sequences) -> Bool[Tensor, " B"]:

@@ -211,6 +211,12 @@ class TokenModel(Protocol):
     checkpointing: bool
     """True under gradient checkpointing, which keeps no keys and values, so that no prefix is shared in training."""
 
+    @property
+    def masks(self) -> bool:
+        """True where ``hidden`` can be given which tokens each token attends to, so that several completions can share a
+        row; False for networks with windows or states."""
+        ...
+
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Token ids, positions and media of the prompts."""
         ...
@@ -223,18 +229,23 @@ class TokenModel(Protocol):
         self,
         network: nn.Module,
         ids: Int[Tensor, "rows length"],
-        real: Bool[Tensor, "rows total"],
+        real: Bool[Tensor, "rows *length total"],
         positions: Int[Tensor, "rows axes length"],
         features: Features,
         cache: Any,
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of ``ids`` given the cache of the tokens before them (None at first), and the extended
-        cache. ``real`` covers the cached tokens too; ``features`` are those of the placeholders in ``ids``, row by row,
-        and empty if there are none."""
+        cache. ``real`` covers the cached tokens too, and with a third axis (``masks``) says which of all tokens each
+        token of ``ids`` attends to; ``features`` are those of the placeholders in ``ids``, row by row, and empty if there
+        are none."""
         ...
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
         """A cache whose row i is row ``rows[i]`` of ``cache``, which stays as it is."""
+        ...
+
+    def reserve(self, cache: Any, rows: Int[Tensor, "rows"], room: int) -> Any:
+        """The same with room for so many tokens behind each row (``generation.Slots``), where ``masks`` is true."""
         ...
 
     def logits(self, network: nn.Module, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]: ...

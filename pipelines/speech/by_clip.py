@@ -7,6 +7,7 @@ take most of the memory, and reading the copies most of the time.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pipelines.kv import spread_cache
+from pipelines.kv import Room, spread_cache
 
 NAME = "by_clip"
 """Name of the attention implementation in a config."""
@@ -57,6 +58,40 @@ class ClipCache:
         cache.self_attention_cache = spread_cache(self.cache.self_attention_cache, rows)
         cache.is_updated = dict(self.cache.is_updated)
         return ClipCache(cache, Clips.of(self.clips.clip[rows]))
+
+    def reserve(self, rows: Int[Tensor, "slots"], room: int) -> ClipRoom:
+        """The same with room for tokens behind each."""
+        cache, own = copy.copy(self.cache), Room.of(self.cache.self_attention_cache, rows, room)
+        cache.self_attention_cache = own.cache
+        cache.is_updated = dict(self.cache.is_updated)
+        return ClipRoom(cache, own, self.clips.clip, Clips.of(self.clips.clip[rows]))
+
+
+@dataclass
+class ClipRoom:
+    """As ``pipelines.kv.Room``, with the clip of each slot."""
+
+    cache: Any
+    own: Room
+    """The room of self-attention."""
+    clip: Int[Tensor, "prompts"]
+    """Number of each prompt's clip."""
+    clips: Clips
+    """Those of the slots."""
+
+    def write(self, own: Sequence[int], place: Int[Tensor, "slots"]) -> None:
+        """As ``Room.write``."""
+        self.own.write(own, place)
+
+    def fill(self, slots: Int[Tensor, "n"], rows: Int[Tensor, "n"]) -> None:
+        """As ``Room.fill``."""
+        self.own.fill(slots, rows)
+        self.clips = Clips.of(self.clips.clip.index_copy(0, slots, self.clip[rows]))
+
+    def keep(self, slots: Int[Tensor, "n"], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
+        """As ``Room.keep``."""
+        self.own.keep(slots, moved, holes)
+        self.clips = Clips.of(self.clips.clip[slots])
 
 
 def attend(

@@ -28,6 +28,7 @@ from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import completion_ids
+from pipelines.kv import attention_mask, maskable
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import MAX_SECONDS, clip_samples, duration_of, in_windows, setting_to_raise
 from pipelines.speech.by_clip import ClipCache, Clips, attend_by_clip
@@ -83,6 +84,11 @@ class Whisper:
         self.checkpointing = False
         self.frozen_media = not any(p.requires_grad for p in network.model.encoder.parameters())
 
+    @property
+    def masks(self) -> bool:
+        """Whether ``hidden`` can be given which tokens each token attends to."""
+        return maskable(self.network.config)
+
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """The decoder's prefix and the spectrogram of every prompt, which has exactly one clip."""
         ids = torch.tensor([self.prefix_of(prompt) for prompt in prompts])
@@ -119,14 +125,15 @@ class Whisper:
         cache: Any,
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of the decoder."""
-        network.eval()
+        if network.training:
+            network.eval()
         # A cache contains the keys and values of the clips; the decoder then only checks that there are states.
         states = torch.stack(list(features)) if len(features) else torch.empty(len(ids), 1, 1, device=ids.device)
         clips = cache.clips if cache else Clips.of(torch.arange(len(ids), device=ids.device))
         with autocast(self.dtype, self.device):
             out = network.model.decoder(
                 input_ids=ids,
-                attention_mask=real.long(),
+                attention_mask=attention_mask(network.model.decoder.config, real, self.dtype),
                 encoder_hidden_states=states,
                 past_key_values=cache.cache if cache else None,
                 position_ids=positions[:, 0],
@@ -138,6 +145,10 @@ class Whisper:
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
         """The cache with rows of transcripts repeated; keys and values of a clip are stored once."""
         return cache.spread(rows)
+
+    def reserve(self, cache: Any, rows: Int[Tensor, "rows"], room: int) -> Any:
+        """The same with room for tokens behind each."""
+        return cache.reserve(rows, room)
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""

@@ -58,6 +58,8 @@ class GlanceModel:
     suppress_tokens = begin_suppress_tokens = media_tokens = frozenset()
     frozen_media, checkpointing = True, False
 
+    masks = False
+
     def __init__(self, seed: int) -> None:
         self.network = guessing(seed)
 
