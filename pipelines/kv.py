@@ -20,12 +20,14 @@ def maskable(config: Any) -> bool:
     and states."""
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return config._attn_implementation in MASKED and kinds <= {"full_attention"} and (bool(kinds) or window is None)
+    return (
+        getattr(config, "_attn_implementation", "") in MASKED
+        and kinds <= {"full_attention"}
+        and (bool(kinds) or window is None)
+    )
 
 
-def attention_mask(
-    config: Any, real: Bool[Tensor, "rows *length total"], dtype: torch.dtype
-) -> Tensor:
+def attention_mask(config: Any, real: Bool[Tensor, "rows *length total"], dtype: torch.dtype) -> Tensor:
     """The mask in the form of transformers: the tokens that are there, or those that each token attends to."""
     if real.dim() == 2:
         return real.long()

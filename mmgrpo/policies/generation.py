@@ -143,8 +143,8 @@ class Slots(Protocol):
         ...
 
     def keep(self, slots: Int[Tensor, "n"], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
-        """Only n slots remain, the first ones, after those in ``moved`` have gone to ``holes``; ``slots`` says where each
-        was."""
+        """Only n slots remain, the first ones, after those in ``moved`` have gone to ``holes``; ``slots`` says where
+        each was."""
         ...
 
 
@@ -209,8 +209,7 @@ class Reserved:
 
 class Growing:
     """Unfinished completions whose cache grows by concatenation, for networks that cannot be given which tokens each
-    token attends to. Finished rows stay in the batch until they are at least half of it: removing them copies the cache.
-    """
+    token attends to. Finished rows stay in the batch until they are at least half of it: removing them copies it."""
 
     def __init__(self, start: DecodingState, prompt: Int[Tensor, "B"], rows: Int[Tensor, "n"]) -> None:
         self.state, self.row = start.select(prompt[rows]), rows
@@ -237,8 +236,8 @@ class Growing:
 class Numbers:
     """Uniform random numbers by position and completion, each group's from its own stream.
 
-    A number is drawn for every completion at every position, so that the tokens of one depend neither on when the others
-    end nor on who shares its batch.
+    A number is drawn for every completion at every position, so that the tokens of one depend neither on when the
+    others end nor on who shares its batch.
     """
 
     def __init__(self, streams: Sequence[tuple[torch.Generator, int]], most: int, device: torch.device) -> None:
@@ -273,7 +272,7 @@ def draw(
     """Sample at most ``max_tokens`` tokens per completion, of which number i continues row ``prompt[i]`` of ``start``.
 
     ``streams`` has one generator per group and its number of completions; ``diverge``: measure the divergence within
-    each group (``group_divergence``); ``certain``: the certainty. At most ``limit`` are in the batch at a time (0: all).
+    each group (``group_divergence``); ``certain``: the certainty. At most ``limit`` are drawn at a time (0: all).
     """
     count, device = len(prompt), start.hidden.device
     ids = torch.full((count, max_tokens), start.model.pad_id, device=device)

@@ -636,8 +636,8 @@ class TokenPolicy:
         prompt: Int[Tensor, " rows"],
         features: Features,
     ) -> Float[Tensor, "rows T width"]:
-        """As ``states``, where the completions of a prompt share rows. Under gradient checkpointing, which keeps no keys
-        and values, the prompt stands in each of them."""
+        """As ``states``, where the completions of a prompt share rows. Under gradient checkpointing, which keeps no
+        keys and values, the prompt stands in each of them."""
         length = int(sequences.real[rows].any(0).sum())
         packed = Packed.of(prompt, sequences.real[rows, :length], len(context.ids))
         whole = self.model.checkpointing and torch.is_grad_enabled()
@@ -666,8 +666,10 @@ class TokenPolicy:
             if length == 1:
                 return last[prompt][:, None]
             hidden, _ = self.model.hidden(network, ids, seen, positions, (), self.model.spread(cache, index))
-        return torch.cat([last, hidden.flatten(0, 1)]).index_select(0, packed.index.flatten()).unflatten(
-            0, packed.index.shape
+        return (
+            torch.cat([last, hidden.flatten(0, 1)])
+            .index_select(0, packed.index.flatten())
+            .unflatten(0, packed.index.shape)
         )
 
     def _encode(self, prompts: Sequence[Prompt]) -> tuple[Context, Features | None]:

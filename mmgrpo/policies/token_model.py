@@ -213,8 +213,8 @@ class TokenModel(Protocol):
 
     @property
     def masks(self) -> bool:
-        """True where ``hidden`` can be given which tokens each token attends to, so that several completions can share a
-        row; False for networks with windows or states."""
+        """True where ``hidden`` can be given which tokens each token attends to, so that several completions can share
+        a row; False for networks with windows or states."""
         ...
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
@@ -236,8 +236,8 @@ class TokenModel(Protocol):
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of ``ids`` given the cache of the tokens before them (None at first), and the extended
         cache. ``real`` covers the cached tokens too, and with a third axis (``masks``) says which of all tokens each
-        token of ``ids`` attends to; ``features`` are those of the placeholders in ``ids``, row by row, and empty if there
-        are none."""
+        token of ``ids`` attends to; ``features`` are those of the placeholders in ``ids``, row by row, and empty if
+        there are none."""
         ...
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:

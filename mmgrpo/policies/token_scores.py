@@ -126,9 +126,7 @@ class Packed:
         room: list[int] = []
         for one in sorted(range(len(owners)), key=lambda one: -lengths[one]):
             fits = (
-                row
-                for row, left in enumerate(room)
-                if left >= lengths[one] and owners[rows[row][0]] == owners[one]
+                row for row, left in enumerate(room) if left >= lengths[one] and owners[rows[row][0]] == owners[one]
             )
             if (row := next(fits, -1)) < 0:
                 rows.append([])
@@ -152,8 +150,8 @@ class Packed:
         size = (len(rows), width)
         return Packed(
             torch.tensor([owners[row[0]] for row in rows], device=device),
-            torch.tensor(part, device=device).view(size),
-            torch.tensor(place, device=device).view(size),
+            torch.tensor(part, device=device, dtype=torch.long).view(size),
+            torch.tensor(place, device=device, dtype=torch.long).view(size),
             torch.where(real, index, 0),
         )
 

@@ -28,8 +28,8 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def _finite(tensor: Tensor) -> Tensor:
-    """Whether all entries are finite. The extremes take one pass and no memory, where ``isfinite`` makes three copies of
-    the tensor; NaN is both of them."""
+    """Whether all entries are finite. The extremes take one pass and no memory, where ``isfinite`` makes three copies;
+    of a tensor with NaN they are NaN."""
     if not tensor.numel() or not tensor.is_floating_point():
         return torch.isfinite(tensor).all()
     return torch.isfinite(torch.stack(torch.aminmax(tensor))).all()

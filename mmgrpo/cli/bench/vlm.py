@@ -1,14 +1,16 @@
 """A training step on images: ours, ours without shared computation, and TRL's GRPOTrainer, on one model and data set.
 
-    mmgrpo bench vlm                      # groups of 8, 16 and 32; every contestant in its own process
+    mmgrpo bench vlm                      # groups of 16 and 32; every contestant in its own process
 
 All train the language model of one random Qwen2.5-VL (with a frozen vision tower) in fp32 with AdamW, the clipped loss,
-no KL, and completions of one length: our model gets no end token, TRL gets ``min_new_tokens``. Images are PNG files,
+no KL, and completions of given lengths. Where all have one length our model gets no end token, TRL ``min_new_tokens``;
+else both end each completion where the other does. Images are PNG files,
 which both read and preprocess in every step.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -27,7 +29,7 @@ from mmgrpo.files import write_text
 class Args:
     """The sizes to measure."""
 
-    groups: Annotated[list[int], within("[2, 4096]")] = field(default_factory=lambda: [8, 16, 32])
+    groups: Annotated[list[int], within("[2, 4096]")] = field(default_factory=lambda: [16, 32])
     """Group sizes (samples per prompt) to measure."""
     contestants: Annotated[list[str], one_of(OURS, ALONE, TRL, COMPACT)] = field(
         default_factory=lambda: [OURS, ALONE, TRL, COMPACT]
@@ -35,8 +37,10 @@ class Args:
     """Implementations to compare."""
     prompts: Annotated[int, within("[1, 1e6]")] = 1
     """Prompts per step; the samples of a prompt are one forward and backward pass."""
-    tokens: Annotated[int, within("[1, 1e6]")] = 16
-    """Tokens per completion."""
+    tokens: Annotated[list[int], within("[1, 1e6]")] = field(default_factory=lambda: [16, 64])
+    """Tokens per completion, all of one length."""
+    uneven: Annotated[list[int], within("[8, 1e6]")] = field(default_factory=lambda: [256])
+    """Tokens of the longest completion where lengths differ; a quarter of it is their mean."""
     side: Annotated[int, within("[28, 16384]")] = 224
     """Width and height of the images in pixels; a media token covers 28 x 28."""
     vocabulary: Annotated[int, within("[1, 1e7]")] = 32_000
@@ -62,9 +66,12 @@ def run(args: Args, machine: str, command: str) -> None:
         parameters = prepare(args, Path(folder))
         print(f"{machine}\n{parameters / 1e6:.1f} million parameters, {args.prompts} prompts per step\n", flush=True)
         result = {"command": command, "machine": machine, "parameters": parameters, "settings": asdict(args)}
-        for group in args.groups:
+        lengths = [(tokens, False) for tokens in args.tokens] + [(tokens, True) for tokens in args.uneven]
+        for (tokens, uneven), group in itertools.product(lengths, args.groups):
             for contestant in args.contestants:
-                contest = Contest(contestant, group, args.prompts, args.tokens, args.steps, args.threads, folder)
+                if contestant in SLOW and (tokens, uneven) != lengths[0]:
+                    continue
+                contest = Contest(contestant, group, args.prompts, tokens, args.steps, args.threads, folder, uneven)
                 rows.append(measure(contest))
                 print(_line(rows[-1]), flush=True)
             refuse_unequal(rows)
@@ -119,17 +126,20 @@ def measure(contest: Contest) -> dict[str, Any]:
 
 def refuse_unequal(rows: list[dict[str, Any]]) -> None:
     """Raise RuntimeError if contestants did not process the same numbers of tokens."""
-    for group in {row["group"] for row in rows}:
-        work = {(row["prompt tokens"], row["completion tokens"]) for row in rows if row["group"] == group}
+    for group in {_contest(row) for row in rows}:
+        work = {(row["prompt tokens"], row["completion tokens"]) for row in rows if _contest(row) == group}
         if len(work) > 1:
-            raise RuntimeError(f"with groups of {group} contestants differ in (prompt, completion) tokens: {work}")
+            raise RuntimeError(
+                f"with (samples, tokens, uneven) of {group} contestants differ in (prompt, completion) tokens: {work}"
+            )
 
 
 def _line(row: dict[str, Any]) -> str:
     return (
-        f"{row['contestant']:26} groups of {row['group']:2d} {row['seconds']:7.2f} s per step  (rollout "
+        f"{row['contestant']:26} {row['group']:2d} of {_length(row):11} {row['seconds']:7.2f} s per step  (rollout "
         f"{row['rollout']:6.2f}  reward {row['reward']:5.2f}  update {row['update']:6.2f})  "
-        f"{row['samples a second']:6.2f} samples/s peak {row['peak']:5.0f} MiB ({row['peak above load']:+.0f} loaded)"
+        f"{row['samples a processor second']:6.2f} samples per processor s, "
+        f"peak {row['peak']:5.0f} MiB ({row['peak above load']:+.0f} loaded)"
     )
 
 
@@ -137,16 +147,7 @@ def report(result: dict[str, Any]) -> str:
     """Markdown: the settings, and the speed and memory of every contestant, absolute and relative to TRL."""
     settings, rows = result["settings"], result["rows"]
     places = rows[0]["prompt tokens"]
-    names = [
-        "samples per second",
-        "times TRL's",
-        "s per step",
-        "rollout",
-        "reward",
-        "update",
-        "processor s",
-        "of TRL's",
-    ]
+    names = ["processor s", "samples per processor s", "times TRL's", "s per step", "rollout", "reward", "update"]
     names += ["peak MiB", "of TRL's", "peak above load MiB", "of TRL's"]
     lines = [
         "# Vision-language benchmark",
@@ -155,23 +156,24 @@ def report(result: dict[str, Any]) -> str:
         f"A random Qwen2.5-VL of {result['parameters'] / 1e6:.1f} million parameters ({settings['vocabulary']} words, "
         f"width {settings['width']}, {settings['layers']} layers), its vision tower frozen; fp32, AdamW, no LoRA, no "
         f"KL, no gradient checkpointing; {settings['prompts']} prompts per step of {places} tokens, pictures of "
-        f"{settings['side']} pixels among them, completions of {settings['tokens']} tokens; one group is one forward "
-        f"and backward pass. Medians of {settings['steps']} steps after one for warm-up; every contestant in a "
-        "separate process. A step is everything from reading the PNG files to the optimizer step; other load on "
-        "the machine affects its seconds, but hardly its processor seconds.",
+        f"{settings['side']} pixels among them; one group is one forward and backward pass. Of "
+        f"{settings['steps']} steps after one for warm-up, the least processor time and the median of seconds; every contestant in a separate "
+        "process. A step is everything from reading the PNG files to the optimizer step; other load on the machine "
+        "affects its seconds, and its processor seconds less. *TRL's* is TRL, head on answers only.",
         "",
         *(f"- *{name}*: {about}" for name, about in ABOUT.items() if name in settings["contestants"]),
         "",
-        "| samples per prompt | contestant | " + " | ".join(names) + " |",
-        "| --- | --- |" + " --- |" * len(names),
+        "| tokens | samples per prompt | contestant | " + " | ".join(names) + " |",
+        "| --- | --- | --- |" + " --- |" * len(names),
     ]
     for row in rows:
-        trl = next((r for r in rows if (r["contestant"], r["group"]) == (TRL, row["group"])), None)
-        cells = [f"{row['samples a second']:.2f}", _relative(row, trl, "samples a second")]
+        trl = next((r for r in rows if r["contestant"] == COMPACT and _contest(r) == _contest(row)), None)
+        name = "samples a processor second"
+        cells = [f"{row['processor seconds']:.2f}", f"{row[name]:.2f}", _relative(row, trl, name)]
         cells += [f"{row[name]:.2f}" for name in ("seconds", "rollout", "reward", "update")]
-        for name, digits in (("processor seconds", 2), ("peak", 0), ("peak above load", 0)):
-            cells += [f"{row[name]:.{digits}f}", _relative(row, trl, name)]
-        lines.append(f"| {row['group']} | {row['contestant']} | " + " | ".join(cells) + " |")
+        for name in ("peak", "peak above load"):
+            cells += [f"{row[name]:.0f}", _relative(row, trl, name)]
+        lines.append(f"| {_length(row)} | {row['group']} | {row['contestant']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -182,6 +184,19 @@ ABOUT = {
     TRL: "`GRPOTrainer` of TRL, unchanged. On a CPU its fused head scores all positions, including the prompt.",
     COMPACT: "the same, patched to score only the completions, as it does on a GPU.",
 }
+
+
+SLOW = (ALONE, TRL)
+"""Contestants that are measured at the first length only."""
+
+
+def _contest(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What contestants of one comparison have in common."""
+    return row["group"], row["tokens"], row["uneven"]
+
+
+def _length(row: dict[str, Any]) -> str:
+    return f"{row['tokens'] // 4}, most {row['tokens']}" if row["uneven"] else str(row["tokens"])
 
 
 def _relative(row: dict[str, Any], trl: dict[str, Any] | None, name: str) -> str:

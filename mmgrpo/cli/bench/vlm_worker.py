@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -37,6 +39,19 @@ class Contest:
     threads: int
     folder: str
     """Folder of the model and the images."""
+    uneven: bool = False
+    """Completions have different lengths: ``lengths``."""
+
+    def lengths(self) -> list[int]:
+        """The length of each completion of a group, the same for all contestants: quantiles of an exponential
+        distribution whose mean is a quarter of the most, the longest one the most, in an order without meaning."""
+        if not self.uneven:
+            return [self.tokens] * self.group
+        quantiles = [-math.log1p(-(place + 0.5) / self.group) for place in range(self.group - 1)]
+        scale = (self.group * self.tokens / 4 - self.tokens) / sum(quantiles)
+        lengths = [*(min(max(1, round(scale * one)), self.tokens) for one in quantiles), self.tokens]
+        random.Random(0).shuffle(lengths)
+        return lengths
 
     def pictures(self) -> list[Path]:
         return sorted(Path(self.folder).glob("*.png"))
@@ -82,8 +97,11 @@ def ours(contest: Contest) -> Callable[[], Clock]:
 
     shared = contest.contestant == OURS
     model = load(QwenVlOptions(path=str(Path(contest.folder) / "model")))
-    model.end_ids = frozenset()
+    last = max(set(range(model.network.config.text_config.vocab_size)) - model.suppress_tokens)
+    model.end_ids = frozenset({last} if contest.uneven else ())
     model.frozen_media = shared
+    if contest.uneven:
+        end_at(contest.lengths())
     prompts = [
         Prompt(SENTENCE, path.stem, turns=(Turn("user", (Media("image", str(path)), SENTENCE)),))
         for path in contest.pictures()
@@ -118,6 +136,44 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     return start
 
 
+def end_at(lengths: list[int]) -> None:
+    """Let our sampler draw the last word of its vocabulary, which ends a completion, at the given lengths and nowhere
+    else: the random numbers that choose words are almost 1 there, and not beyond .999 elsewhere."""
+    import torch
+
+    from mmgrpo.policies.generation import Numbers
+
+    drawn, ends = Numbers.at, torch.tensor(lengths)
+
+    def at(self: Numbers, own: torch.Tensor, row: torch.Tensor, highest: int) -> torch.Tensor:
+        return torch.where(own + 1 == ends[row], 1 - 2**-24, 0.999 * drawn(self, own, row, highest))
+
+    Numbers.at = at  # type: ignore[method-assign]
+
+
+def generate_until(generate: Any, lengths: list[int], end: int) -> Any:
+    """``generate`` of transformers with end tokens at the given lengths and nowhere else."""
+    import torch
+    from transformers import LogitsProcessor, LogitsProcessorList
+
+    ends = torch.tensor(lengths)
+
+    class Until(LogitsProcessor):
+        """Lets a row end where it is to end."""
+
+        drawn = 0
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.drawn += 1
+            scores[:, end] = -torch.inf
+            now = ends == self.drawn
+            scores[now] = -torch.inf
+            scores[now, end] = 0.0
+            return scores
+
+    return lambda *inputs, **options: generate(*inputs, logits_processor=LogitsProcessorList([Until()]), **options)
+
+
 def trl(contest: Contest) -> Callable[[], Clock]:
     """TRL's trainer; the returned function runs it."""
     from datasets import Dataset, Image
@@ -149,12 +205,12 @@ def trl(contest: Contest) -> Callable[[], Clock]:
             gradient_accumulation_steps=contest.prompts,
             num_generations=contest.group,
             max_completion_length=contest.tokens,
-            generation_kwargs={"min_new_tokens": contest.tokens},
+            generation_kwargs={} if contest.uneven else {"min_new_tokens": contest.tokens},
             loss_type="grpo",
             beta=0.0,
             learning_rate=1e-6,
             lr_scheduler_type="constant",
-            optim="adamw_torch",
+            optim="adamw_torch_fused",
             max_grad_norm=1.0,
             max_steps=contest.steps + 1,
             gradient_checkpointing=False,
@@ -168,6 +224,8 @@ def trl(contest: Contest) -> Callable[[], Clock]:
         train_dataset=data,
         processing_class=processor(path),
     )
+    if contest.uneven:
+        model.generate = generate_until(model.generate, contest.lengths(), trainer.eos_token_ids[0])
     sample, score_outputs = trainer._generate_and_score_completions, trainer._calculate_rewards
 
     def timed_reward(*arguments: Any) -> Any:
@@ -225,7 +283,8 @@ def processor(path: Path) -> Any:
 
 
 def compete(contest: Contest) -> dict[str, Any]:
-    """Run a contestant in this process: medians over all steps but the first, and memory in MiB."""
+    """Run a contestant in this process: medians over all steps but the first, the least processor time of one, which
+    other load on the machine lengthens the least, and memory in MiB."""
     import resource
 
     import torch
@@ -242,12 +301,14 @@ def compete(contest: Contest) -> dict[str, Any]:
     return {
         "contestant": contest.contestant,
         "group": contest.group,
+        "tokens": contest.tokens,
+        "uneven": contest.uneven,
         "seconds": seconds,
-        "processor seconds": statistics.median(processor_time),
+        "processor seconds": min(processor_time),
         "rollout": rollout,
         "reward": reward,
         "update": seconds - rollout - reward,
-        "samples a second": contest.prompts * contest.group / seconds,
+        "samples a processor second": contest.prompts * contest.group / min(processor_time),
         "peak": peak,
         "peak above load": peak - loaded,
         "prompt tokens": clock.prompt_tokens,
