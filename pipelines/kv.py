@@ -53,8 +53,9 @@ class Room:
         from transformers import Cache
         from transformers.cache_utils import CacheLayerMixin
 
+        layers: list[Any] = [RoomLayer(*_plain(layer), rows, room) for layer in cache.layers]
         CacheLayerMixin.register(RoomLayer)  # as which a cache knows its layers, without the behaviour of its class
-        return Room(Cache(layers=[RoomLayer(*_plain(layer), rows, room) for layer in cache.layers]))
+        return Room(Cache(layers))
 
     def write(self, own: Sequence[int], place: Int[Tensor, "slots"]) -> None:
         """The next token of slot i is its number ``own[i]``; ``place`` is the same on the device."""

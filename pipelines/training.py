@@ -305,7 +305,7 @@ def target_names(network: Any, targets: Sequence[str], frozen: Sequence[nn.Modul
     return [name for name, is_frozen in names if not is_frozen]
 
 
-LAYERS: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+LAYERS: WeakKeyDictionary[nn.Module, Sequence[nn.Module]] = WeakKeyDictionary()
 """The layers of networks that may recompute their activations: a search in every pass would take as long as a token."""
 
 

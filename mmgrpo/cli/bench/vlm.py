@@ -157,7 +157,8 @@ def report(result: dict[str, Any]) -> str:
         f"width {settings['width']}, {settings['layers']} layers), its vision tower frozen; fp32, AdamW, no LoRA, no "
         f"KL, no gradient checkpointing; {settings['prompts']} prompts per step of {places} tokens, pictures of "
         f"{settings['side']} pixels among them; one group is one forward and backward pass. Of "
-        f"{settings['steps']} steps after one for warm-up, the least processor time and the median of seconds; every contestant in a separate "
+        f"{settings['steps']} steps after one for warm-up, the least processor time and the median of seconds; every "
+        "contestant in a separate "
         "process. A step is everything from reading the PNG files to the optimizer step; other load on the machine "
         "affects its seconds, and its processor seconds less. *TRL's* is TRL, head on answers only.",
         "",

@@ -97,7 +97,8 @@ def ours(contest: Contest) -> Callable[[], Clock]:
 
     shared = contest.contestant == OURS
     model = load(QwenVlOptions(path=str(Path(contest.folder) / "model")))
-    last = max(set(range(model.network.config.text_config.vocab_size)) - model.suppress_tokens)
+    network: Any = model.network
+    last = max(set(range(network.config.text_config.vocab_size)) - model.suppress_tokens)
     model.end_ids = frozenset({last} if contest.uneven else ())
     model.frozen_media = shared
     if contest.uneven:
@@ -225,7 +226,8 @@ def trl(contest: Contest) -> Callable[[], Clock]:
         processing_class=processor(path),
     )
     if contest.uneven:
-        model.generate = generate_until(model.generate, contest.lengths(), trainer.eos_token_ids[0])
+        own: Any = model
+        own.generate = generate_until(own.generate, contest.lengths(), trainer.eos_token_ids[0])
     sample, score_outputs = trainer._generate_and_score_completions, trainer._calculate_rewards
 
     def timed_reward(*arguments: Any) -> Any:
