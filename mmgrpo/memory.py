@@ -37,8 +37,8 @@ STORED = {"float32": 4, "bfloat16": 2, "float16": 2}
 SAVED = 17
 """Activations that a block of a transformer keeps for its backward pass, in units of its input: two norms, queries,
 keys, values, the output of attention and both sides of a feed-forward network of four times the width."""
-LOGITS = 12
-"""Bytes for each logit of a chunk: the logits, and their log-probabilities twice, in fp32."""
+LOGITS = 6
+"""Bytes for each logit of a chunk: the logits in fp32, which become their gradient, and that in lower precision."""
 FROZEN = {
     "freeze_encoder": r"(^|\.)(encoder|audio_tower|decoder\.embed_tokens)\.",
     "freeze_vision": r"(^|\.)(visual|vision_\w+)\.",
