@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": ("mmgrpo.cli.evaluate", "evaluate a model on prompts, optionally against another"),
     "export": ("mmgrpo.cli.export", "write a trained model for diffusers, ComfyUI, peft, or merged"),
     "prompts": ("mmgrpo.cli.prompts", "list the prompts of a run by how hard they were, and write them as a data set"),
+    "mixture": ("mmgrpo.cli.mixture", "fit the weights of a mixture of data sets to the scores of runs"),
     "check-data": ("mmgrpo.cli.check_data", "check a data set before training"),
     "score": ("mmgrpo.cli.score", "score images, videos, audio or texts with rewards"),
     "serve-rewards": ("mmgrpo.cli.serve_rewards", "serve rewards over HTTP"),
