@@ -97,6 +97,8 @@ def refuse_step_rewards(recipe: AdvantageRecipe, completes: bool) -> None:
 def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
     """Raise ValueError for a group of one sample where a block compares the samples of a group."""
     comparing = [bound.text for bound in (*recipe.bounds, loss.objective, *loss.terms) if "key" in bound.block.needs]
+    if size == 1 and loss.added({}).kind == "exits":  # they make it a group
+        return
     if size < 1 or comparing:
         why = f"{', '.join(comparing)}: compares the samples of a group" if comparing else "a round has samples"
         raise ValueError(

@@ -49,7 +49,7 @@ from mmgrpo.types import (
 MEMBERS = 1 << 16
 """Numbers that a group has for its second samples, from its own number times this on."""
 
-REWRITTEN = ("corrected", "interrupted")
+REWRITTEN = ("corrected", "interrupted", "exits")
 """Kinds whose rows go on with samples of the policy."""
 
 Judge = Callable[[Request, Rollout], "Callable[[], tuple[Decisions, RewardScores]]"]
@@ -165,7 +165,7 @@ class SecondStage:
     def _corrected(
         self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]]
     ) -> tuple[list[tuple[Group, Record]], list[int]]:
-        """Corrections of the wrong samples of groups, and the places of those."""
+        """Corrections of wrong samples, early exits of the first of a group, and places of what gives way."""
         added, policy = self.added, self.policy
         assert isinstance(policy, Storing) and isinstance(policy, Continuing)
         made: list[tuple[Group, Record]] = []
@@ -174,6 +174,10 @@ class SecondStage:
         for group in groups:
             for number, one in enumerate(samples[group.key]):
                 slot = group.key * MEMBERS + number
+                if added.kind == "exits":
+                    if not number:
+                        going |= {slot + place: (group, self._cut(one, slot + place)) for place in range(added.count)}
+                    continue
                 if added.kind == "interrupted":
                     output = one.rollout.outputs[one.row]
                     if isinstance(output, Text) and output.truncated and added.answer not in output.whole:
@@ -214,7 +218,11 @@ class SecondStage:
         assert isinstance(policy, Storing) and isinstance(policy, Continuing)
         [record] = policy.pack(sample.rollout, [sample.row])
         length = len(record["ids"])
-        low = min(added.count or length, length)
+        if added.kind == "exits":
+            length = policy.before(record, added.answer)
+            low = min(1, length)
+        else:
+            low = min(added.count or length, length)
         kept = low + int(torch.randint(length - low + 1, (), generator=stream(self.seed, "cut", self.number, slot)))
         record = policy.unfinished({n: v[:kept] if v.dim() else v for n, v in record.items()}, added.text)
         mask = record["loss_mask"] & (torch.arange(len(record["ids"])) < kept)

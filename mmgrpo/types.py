@@ -351,6 +351,10 @@ class Continuing(Protocol):
         """A text with its end as a row, without ``log_probs``."""
         ...
 
+    def before(self, record: Record, text: str) -> int:
+        """The number of tokens of a row before a text, or without its end."""
+        ...
+
 
 @runtime_checkable
 class Policy(Protocol):

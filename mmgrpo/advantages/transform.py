@@ -26,6 +26,7 @@ from mmgrpo.advantages.combine import Names, Streams
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE, one_of, within
 from mmgrpo.config.registry import Block, block
+from mmgrpo.types import COUNTED
 
 TRANSFORMS: dict[str, Block] = {}
 
@@ -266,6 +267,30 @@ def short_right(
         value = values[:, column] * torch.exp(-coef * torch.where(long, z, 0.0))
         changed[:, column] = torch.where(values[:, column] >= right, value, wrong)
     return _changed(values, torch.where(values.isnan(), values, changed), names, of)
+
+
+@block(TRANSFORMS, level="group")
+def serial(
+    values: Streams,
+    names: Names,
+    key: Key,
+    origin: Key,
+    length: Key,
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+    of: str = "",
+) -> Streams:
+    """r / 2^(n - 1) for the n-th right sample (r at least ``right``) of a group, the shortest first: S-GRPO
+    (arXiv:2505.07686), whose order is that of the exits from one thought (``added: exits``); wrong samples as they are.
+
+    Right ones of 10, 30 and 40 decisions: 1, .5, .25.
+    """
+    counted = torch.isin(origin, torch.tensor(COUNTED, device=origin.device))
+    changed = values.clone()
+    for column in range(values.shape[1]):
+        good = counted & (values[:, column] >= right)
+        rank = groups.group_rank(length.to(values.dtype), key, good).to(values.dtype)
+        changed[:, column] = torch.where(good, values[:, column] / 2**rank, values[:, column])
+    return _changed(values, changed, names, of)
 
 
 @block(TRANSFORMS, level="group")

@@ -576,6 +576,13 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=0.2, high=0.28)",
         supervised="nll(coef=1.0, complement=False, source='failed', count=64)",
     ),
+    # arXiv:2505.07686 with data.group_size 1: one thought, left at several places. The number of exits, its words and
+    # the coefficients of its GRPO were not found.
+    "s_grpo": for_tokens(
+        "One thought that is ended early at several places: right answers count half as much one after the other.",
+        transform=["serial"],
+        added="exits(count=7)",
+    ),
     # arXiv:2507.10628: no KL; shares of its code.
     "ghpo": for_tokens(
         "GRPO in which a group without success is sampled again with more and more of the solution.", hint="staged"

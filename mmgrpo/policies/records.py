@@ -25,9 +25,12 @@ ROWS = 16
 def thought_length(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:
     """The number of tokens before the answer (``answer_start``); -1 where the completion has no place for one."""
     start = answer_start(decode(ids))
-    if start < 0:
-        return -1
-    low, high = 0, len(ids)  # the fewest tokens whose text reaches the place
+    return -1 if start < 0 else reaching(ids, decode, start)
+
+
+def reaching(ids: Sequence[int], decode: Callable[[Sequence[int]], str], start: int) -> int:
+    """The fewest tokens whose text has at least ``start`` letters."""
+    low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if len(decode(ids[:middle])) >= start else (middle + 1, high)

@@ -382,6 +382,12 @@ class TokenPolicy:
         kept = record | {name: value[going] for name, value in record.items() if value.dim()}
         return self.extended(kept, self._spelled(self.model.spell(text)[:-1])) if text else kept
 
+    def before(self, record: Record, text: str) -> int:
+        """The number of tokens before a text, or before its end where it has none of it."""
+        ids = self.unfinished(record, "")["ids"].tolist()
+        start = self.model.decode(ids).find(text)
+        return len(ids) if start < 0 else reaching(ids, self.model.decode, start)
+
     def extended(self, record: Record, rest: Record) -> Record:
         """A completion that goes on with another, without log-probs; it is cut off if the other is."""
         both = {name: value for name, value in record.items() if name in rest and name != "log_probs"}

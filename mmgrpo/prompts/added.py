@@ -5,6 +5,7 @@
     refined      a sample and what is said of it stand in the prompt; of the new samples the best joins the group
     corrected    wrong samples go on behind a phrase, are given the answer, or give way to the solution
     interrupted  thoughts that are cut off are ended, and an answer follows
+    exits        a thought is ended early at several places, and answers follow
 
 They are scored like the group's own rows, under the prompt as it is, whatever they were drawn from, and are no evidence
 of how hard it is.
@@ -169,6 +170,22 @@ def interrupted(
     ScaleRL (arXiv:2510.13786): a thought of 10240 to 12288 tokens (``sampling.max_tokens`` 12288), then 2048.
     """
     return Addition("interrupted", counted=True, replaces=True, text=text, answer=marker, count=least, tokens=tokens)
+
+
+@block(ADDITIONS)
+def exits(
+    count: Annotated[int, COUNT] = 7,
+    tokens: Annotated[int, COUNT] = 512,
+    text: Annotated[str, ANY_TEXT] = "\n</think>\n\n",
+    marker: Annotated[str, ANY_TEXT] = "</think>",
+) -> Addition:
+    """The first sample of each group is ended early ``count`` times: its thought, what stands before ``marker``, up to
+    a random token, then ``text``, which is given and no decision, then at most ``tokens`` more. All are compared.
+
+    S-GRPO (arXiv:2505.07686): data.group_size 1, and transform ``serial``, which values early right exits most. Its
+    number of exits and the words of its ``text`` were not found.
+    """
+    return Addition("exits", counted=True, text=text, answer=marker, tokens=tokens, count=count)
 
 
 def written(text: str, prompt: Prompt, sample: str = "", right: bool = False) -> str:

@@ -476,6 +476,25 @@ def test_a_thought_that_is_cut_off_is_ended_by_given_tokens(tmp_path):
     assert lines(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
 
 
+def test_a_thought_is_left_early_at_several_places(tmp_path):
+    """S-GRPO, arXiv:2505.07686: of one sample a group; the phrase is no decision, and earlier right exits get more."""
+    more = {"added": "exits(count=5, tokens=3, text=' d d', marker='d d')", "transform": ["serial"]}
+    made, batch, totals = round_of(tmp_path, reward=lambda _, outputs: [1.0] * len(outputs), group_size=1, **more)
+    origin, key = batch.decisions.origin, batch.decisions.keys["prompt"]
+    assert [int((origin == kind).sum()) for kind in (OWN, HINTED)] == [2, 10]
+    [left] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == HINTED]
+    phrase = made.policy.model.spell(" d d")[:-1]
+    [whole] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == OWN]
+    for row, ids in enumerate(left.steps.ids.tolist()):
+        given = (left.decisions.decision_mask[row] & ~left.decisions.loss_mask[row]).nonzero()[:, 0].tolist()
+        source = whole.decisions.keys["prompt"].tolist().index(int(left.decisions.keys["prompt"][row]))
+        assert [ids[place] for place in given] == phrase
+        assert ids[: given[0]] == whole.steps.ids[source].tolist()[: given[0]]
+    for group in key.unique().tolist():
+        assert sorted(totals[key == group].tolist()) == [2.0**-n for n in range(5, -1, -1)]
+    assert lines(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
+
+
 def test_right_groups_are_left_as_they_are(tmp_path):
     def right(prompts, outputs) -> list[float]:
         return [1.0 + output.tokens for output in outputs]

@@ -15,7 +15,7 @@ from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS, novelty_reward
 from mmgrpo.config.registry import bind
 from mmgrpo.config.settings import Algorithm
-from mmgrpo.types import Decisions
+from mmgrpo.types import HINTED, OWN, REPLAYED, Decisions
 
 
 def real(rows):
@@ -55,6 +55,13 @@ def test_unlikely_ranks_within_each_group():
     given = by_log_prob(-2, -1, -3, -9)
     made = transformed("unlikely(beta=1)", [1.0] * 4, key=[0, 1, 0, 1], **given)[:, 0].tolist()
     assert made == [0.5, 0.5, 1, 1]
+
+
+def test_the_nth_right_answer_counts_half_as_much():
+    """S-GRPO, arXiv:2505.07686: by length; a wrong one takes no place, and a row that is not counted neither."""
+    origin = torch.tensor([OWN, HINTED, HINTED, REPLAYED, HINTED])
+    given = {"length": torch.tensor([30, 10, 20, 5, 40]), "origin": origin}
+    assert transformed("serial", [1.0, 1, 0, 1, 1], **given)[:, 0].tolist() == [0.5, 1, 0, 1, 0.25]
 
 
 def test_short_right_samples_earn_more_and_wrong_ones_minus_one():
