@@ -37,7 +37,7 @@ from mmgrpo.policies.generation import (
     pad_beams,
 )
 from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS, ChangedPrompts
-from mmgrpo.policies.records import answer_likelihood, gradient_features, segments, visual_dependency
+from mmgrpo.policies.records import answer_likelihood, gradient_features, reaching, segments, visual_dependency
 from mmgrpo.policies.token_model import (
     AUTOCAST,
     Context,
@@ -385,8 +385,9 @@ class TokenPolicy:
     def before(self, record: Record, text: str) -> int:
         """The number of tokens before a text, or before its end where it has none of it."""
         ids = self.unfinished(record, "")["ids"].tolist()
-        start = self.model.decode(ids).find(text)
-        return len(ids) if start < 0 else reaching(ids, self.model.decode, start)
+        whole = self.model.decode(ids)
+        start = whole.find(text)
+        return len(ids) if start < 0 else reaching(ids, self.model.decode, len(whole[:start].rstrip()))
 
     def extended(self, record: Record, rest: Record) -> Record:
         """A completion that goes on with another, without log-probs; it is cut off if the other is."""
