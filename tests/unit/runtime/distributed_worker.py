@@ -194,6 +194,15 @@ def pictured(folder: Path, accelerator: Accelerator) -> Trainer:
     return trainer(policy, folder, prompts, reward=near_one, steps=3, lr=1e-3, accelerator=accelerator, **blocks)
 
 
+def learners(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Networks that train beside the policy's own, one of them on whole groups."""
+    policy = FlowMatchingPolicy(
+        ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=9, boundaries=True
+    )
+    settings: dict[str, Any] = {"reward": near_one, "steps": 3, "lr": 1e-3, **algorithm_blocks("tdm_r1")}
+    return trainer(policy, folder, toy_prompts(4), accelerator=accelerator, **settings)
+
+
 REMEMBERED: dict[str, dict[str, Any]] = {
     "sampled by the ledger": {"sampler": ["variance_weighted", "retire(at=2.0)"]},
     "replayed": {"replay": "replay(count=2, strategy='random')", "supervised": "nll(coef=0.1, count=2)"},
@@ -216,6 +225,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "choices": choices,
     "hinge": hinge,
     "networks": networks,
+    "learners": learners,
     "pictured": pictured,
     **{name: partial(remembered, changes) for name, changes in REMEMBERED.items()},
     **{f"clipped {name}": partial(clipped, name) for name in ("ppo", "gspo", "gspo_token", "sequence_sum")},
@@ -231,7 +241,7 @@ def run(folder: Path, cases: Sequence[str]) -> None:
         made.fit()
         weights = {key: value.detach().contiguous() for key, value in made.trained.items()}
         save_file(weights, folder / name / f"weights-{accelerator.process_index}.safetensors")
-        tables = {"ledger": made.ledger.tensors(), **made.others.tables()}
+        tables = {"ledger": made.ledger.tensors(), **made.others.tables(), **made.networks.tensors()}
         kept = {f"{group}.{one}": value.contiguous() for group, table in tables.items() for one, value in table.items()}
         save_file(kept, folder / name / f"kept-{accelerator.process_index}.safetensors")
     write_text(
