@@ -879,12 +879,21 @@ CATALOGUE: dict[str, Preset] = {
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **OF_STEPS,
     ),
-    # Euphonium's mixture without its drift, which needs a differentiable latent reward; its weights were not found.
+    # Euphonium's mixture without its drift, which needs a differentiable latent reward; weights are those of its code.
     "process_outcome": for_gaussian(
         "Rewards of steps and of samples, each normalized by itself, added.",
         scale="group_std(ddof=0, eps=1e-4)",
         credit="step_mixture(process=1.0, outcome=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
+    ),
+    # arXiv:2512.21514: the first steps stay near the reference, without division by the variance. Which steps, and the
+    # coefficient, were not found: the first third of 10, in which it sees two thirds of the diversity decided, and
+    # Flow-GRPO's .04. Its other half is the reward cluster_rarity(weight=3, ...), whose embedding is the user's.
+    "diverse_grpo": for_gaussian(
+        "Flow-GRPO whose first steps alone stay near the reference; made for the reward cluster_rarity.",
+        objective="ppo(low=1e-4, high=1e-4)",
+        terms=["early_shift(coef=0.04, first=3)"],
+        **FLOW,
     ),
     # arXiv:2603.12893 and its released code: pairs (data.group_size 2) from one noise (every_step(shared_noise=True)),
     # kernel edm_churn, 40 steps, clip .03, no KL, lr 3e-5. Its churn follows a density over the levels, and churns the
