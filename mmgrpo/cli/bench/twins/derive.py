@@ -34,9 +34,10 @@ ROUNDS: Mapping[str, int] = {
     "visual/demo_video": 32,
     "several_epochs": 12,
     "visual/tdm_r1": 20,
+    "visual/fdfo": 40,
 }
 """Rounds of twins whose rounds are dear (a plan for every step), or tell little (a branch at one step; of four samples
-that begin with other noise, Flash-GRPO)."""
+that begin with other noise, Flash-GRPO; of pairs, FDFO)."""
 
 RATES: Mapping[str, float] = {"visual/demo": 2e-3, "visual/flash_grpo": 2e-3, "several_epochs": 1e-2}
 """Learning rates of twins that overshoot with that of their world (one draws in two steps, one compares four samples
