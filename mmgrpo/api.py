@@ -27,7 +27,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.reading import build, in_python, refuse_preset
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
-from mmgrpo.config.settings import Algorithm, Config, Distributed, Optim, Sections, config_class
+from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
 from mmgrpo.evaluation import EvalSettings
@@ -217,7 +217,7 @@ def execute(
 def begin(config: Config) -> tuple[Config, Accelerator]:
     """The configuration as all processes agree on it, and their accelerator, after threads and seeds are set."""
     if asked := devices.asked_to_shard(os.environ):
-        config = replace(config, distributed=Distributed(*asked))
+        config = replace(config, distributed=replace(config.distributed, shard=asked[0], replicate=asked[1]))
     config.check()
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -381,5 +381,8 @@ def shard_networks(config: Config, owner: Family | None, policy: Policy, acceler
         mesh_of(accelerator.device.type, config.distributed.replicate),
         # Plans of single prompts differ in their numbers of calls.
         in_step=owner.in_step and getattr(config.sampling, "plan_per", "round") == "round",
+        agree=not owner.in_step,
+        whole_rollouts={"auto": None, "blocks": False, "whole": True}[config.distributed.rollout_weights],
         compute=getattr(torch, getattr(config.model, "dtype", "float32")),
+        others=lambda: policy.networks.replacements,
     )

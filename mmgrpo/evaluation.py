@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
 from mmgrpo.runtime.finite import refuse_tensors
-from mmgrpo.runtime.sharding import whole_weights
+from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import Scorer, score_column, score_outputs
 from mmgrpo.statistics import bootstrap_ratio, mean_of_scored, paired_ratio_difference
 from mmgrpo.types import Output, Policy, Prompt, Request, Text
@@ -252,7 +252,7 @@ def draw(
     for start in tqdm(range(0, len(slots), size), desc=title, leave=False, disable=quiet):
         chunk = slots[start : start + size]
         batch = [prompts[slot] for slot in chunk]
-        with whole_weights(policy.network):
+        with drawing_weights(policy.network):
             outputs = policy.sample(Request(prompts=batch, slots=chunk, group_size=samples, seed=seed))
         repeated = [prompt for prompt in batch for _ in range(samples)]
         scores = score_outputs(scorers, repeated, outputs)

@@ -232,6 +232,12 @@ def refuse_unshardable(config: Config, owner: Family | None) -> None:
                 f"distributed.shard: got full with {setting}={value}, whose tensors cannot be divided, expected "
                 f"{setting}={expected}; change either"
             )
+    plans = getattr(config.sampling, "plan_per", "round")
+    if config.distributed.rollout_weights == "blocks" and owner.in_step and plans != "round":
+        raise ValueError(
+            f"distributed.rollout_weights: got blocks with sampling.plan_per={plans}, by which processes call the "
+            "network differently often, expected whole; or set sampling.plan_per=round"
+        )
 
 
 def refuse_engine(config: Config, owner: Family | None) -> None:

@@ -29,7 +29,7 @@ from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks
-from mmgrpo.runtime.sharding import whole_weights
+from mmgrpo.runtime.sharding import drawing_weights, scoring_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request
 from mmgrpo.update import Batch, LossRecipe, scored
@@ -107,7 +107,7 @@ class Offline:
         indices = [self.usable[place] for place in order.take(number * count, count)][own.start : own.stop]
         prompts = [self.prompts[index] for index in indices]
         request = Request(prompts, range(own.start, own.stop), 0, derive(seed, "round", number), number)
-        with whole_weights(self.policy.network):
+        with drawing_weights(self.policy.network):
             rollout = self.policy.given(request)
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
         local = torch.tensor(grades, dtype=torch.float32, device=accelerator.device)
@@ -149,7 +149,7 @@ class Offline:
         score = total
         if "reference_log_probs" in loss.scores:
             reference = torch.zeros_like(total)
-            with torch.no_grad(), whole_weights(self.policy.network):
+            with torch.no_grad(), scoring_weights(self.policy.network):
                 names = frozenset({"log_probs", "reference_log_probs"})
                 for at, scores in scored(self.policy, batch, mask, names, micro_batch_size):
                     reference[at] = scores["reference_log_probs"].to(total.dtype)

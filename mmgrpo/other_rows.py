@@ -44,7 +44,7 @@ from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.checkpoint import checkpoints
 from mmgrpo.runtime.distributed import RankSlice, gather_rows
 from mmgrpo.runtime.networks import name_of
-from mmgrpo.runtime.sharding import whole_weights
+from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.second_stage import Estimated, Judge, SecondStage
 from mmgrpo.types import (
@@ -175,7 +175,7 @@ class OtherRows:
         """Add the rows of other origins to those of the round; the estimate over all."""
         fresh, before = groups_of(rows.rollouts), len(rows.decisions)
         # Ranks sample and score different numbers of such rows.
-        with whole_weights(self.policy.network, uneven=True):
+        with drawing_weights(self.policy.network, uneven=True):
             self._again_with_hints(fresh, rows, judge, estimated)
             if self.loss.added({}).active:
                 self.metrics |= self._stage(self.loss.added({})).add(rows, judge, estimated)

@@ -39,7 +39,7 @@ from mmgrpo.prompts.samplers import Drawing, Sampling
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts, total
-from mmgrpo.runtime.sharding import whole_weights
+from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.step_rewards import begin_step_rewards, judged
 from mmgrpo.types import (
@@ -130,7 +130,7 @@ def sample_round(
     while draw is not None:
         shares = draw.parts(accelerator.num_processes, settings.prompts_at_once)
         begun: list[tuple[Rollout, Callable[[], tuple[Decisions, RewardScores]]]] = []
-        with whole_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
+        with drawing_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
             for places_of_part in shares[accelerator.process_index]:
                 request = Request(
                     prompts=[prompts[draw.indices[place]] for place in places_of_part],

@@ -42,7 +42,7 @@ from mmgrpo.prompts.hints import HINTS
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
-from mmgrpo.runtime.sharding import in_step, whole_weights
+from mmgrpo.runtime.sharding import backward, in_step, scoring_weights
 from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Decisions, Part, Policy, Rollout, Scores
 
 BATCH_NAMES = frozenset(
@@ -304,13 +304,13 @@ def accumulate_gradients(
     origins = {*decisions.origin.tolist()}
     there = frozenset(name for name, several in kinds.items() if origins.intersection(several))
     step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy, there)
-    with whole_weights(policy.network):
+    with scoring_weights(policy.network):
         if loss.coupled:
             _coupled(step)
         else:  # one pass, since the total is a sum over decisions
             for at, scores in step.scores(loss_mask):
                 entries = {name: value[at] for name, value in inputs.items() if value.dim() == 2}
-                accelerator.backward(step.total({**entries, **scores}, weights[at]))
+                backward(step.total({**entries, **scores}, weights[at]), policy.network, accelerator)
     return step.tally
 
 
@@ -332,7 +332,7 @@ def rescored(
         value[at], known[at] = log_probs.to(value.dtype), True
     # Every decision is scored on one rank and zero on all others, so that the sum gathers it.
     known = sum_over_ranks(known.to(value.dtype), accelerator) > 0
-    with torch.no_grad(), whole_weights(policy.network):
+    with torch.no_grad(), scoring_weights(policy.network):
         for at, scores in scored(policy, batch, entries & ~known, frozenset({"log_probs"}), micro_batch_size):
             value[at] = scores["log_probs"].to(value.dtype)
     known |= entries
@@ -391,7 +391,7 @@ def _coupled(step: Step) -> None:
                 scores["log_probs"], batch.decisions.log_probs[at], (step.inputs["loss_mask"] & drawn)[at]
             )
         products = [(g[at] * scores[name]).sum() for name, g in gradients.items() if scores[name].requires_grad]
-        step.accelerator.backward(torch.stack(products).sum())
+        backward(torch.stack(products).sum(), step.policy.network, step.accelerator)
 
 
 def minibatches(key: Int[Tensor, "B"], updates: int, generator: torch.Generator) -> list[Bool[Tensor, "B"]]:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.runtime.networks import exchanged
+from mmgrpo.runtime.sharding import exchanged
 from mmgrpo.types import Reference
 from pipelines.existing_lora import ExistingLora, Factors, Names, continue_existing, merge_existing
 from pipelines.lora import adapters_off, add_lora, continue_adapters, has_adapters, saved_adapters
@@ -173,7 +173,7 @@ class GivenAdapters:
         trained = {name: one for name, one in self.network.named_parameters() if name in self.values}
         for name, parameter in trained.items():  # the network has moved to its device since
             self.values[name] = self.values[name].to(parameter.device)
-        with exchanged(trained, self.values):
+        with exchanged(self.network, self.values):
             yield self.network
 
     def read(self, folder: Path) -> dict[str, Tensor]:

@@ -241,6 +241,10 @@ class Distributed:
     replicate: Annotated[int, COUNT] = 1
     """Copies of a model with distributed.shard full (HSDP), each divided among (processes / replicate) neighbours, e.g.
     one copy per machine. 1 divides it among all processes."""
+    rollout_weights: Annotated[str, one_of("auto", "blocks", "whole")] = "auto"
+    """What a process holds during rollouts and evaluations with distributed.shard full. whole: all weights, gathered
+    once; blocks: those of one block, gathered for every call of it, which takes less memory and more time; auto: blocks
+    for denoising models that are called equally often everywhere, whole for all others."""
 
 
 ENGINES = ("policy", "sampler", "served", "vllm")
@@ -355,6 +359,11 @@ class Config(Run):
         self.optim.check()
         self.rollout.check()
         of_settings(self)
+        if self.distributed.rollout_weights != "auto" and self.distributed.shard == "none":
+            raise ValueError(
+                f"distributed.rollout_weights: got {self.distributed.rollout_weights} with distributed.shard=none, in "
+                "which every process holds all weights, expected auto; leave it out or set distributed.shard=full"
+            )
         if self.distributed.replicate > 1 and self.distributed.shard == "none":
             raise ValueError(
                 f"distributed.replicate: got {self.distributed.replicate} with distributed.shard=none, in which every "

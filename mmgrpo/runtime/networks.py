@@ -30,9 +30,8 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
 from mmgrpo.config.registry import Block, Bound, bind_scheduled, block
 from mmgrpo.randomness import stream
-from mmgrpo.runtime.averaging import temporary
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
-from mmgrpo.runtime.sharding import is_shard, like, stored, stored_like
+from mmgrpo.runtime.sharding import exchanged, is_shard, stored, stored_like
 from mmgrpo.types import Reference
 
 NETWORKS: dict[str, Block] = {}
@@ -173,6 +172,14 @@ class Referenced(Protocol):
     def reference(self) -> Reference: ...
 
 
+@runtime_checkable
+class Replacing(Protocol):
+    """A reference that is the trained network with other values of its parameters."""
+
+    @property
+    def values(self) -> Mapping[str, Tensor]: ...
+
+
 class Networks:
     """The networks of a policy by name, and the rules by which they change."""
 
@@ -217,6 +224,12 @@ class Networks:
         return {name: one for name, one in self.model.network.named_parameters() if one.requires_grad}
 
     @property
+    def replacements(self) -> list[Mapping[str, Tensor]]:
+        """All values that may take the place of the trained ones."""
+        reference = self.model.reference
+        return [*self.values.values(), *([reference.values] if isinstance(reference, Replacing) else [])]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All names."""
         return (
@@ -250,7 +263,7 @@ class Networks:
         elif values is None:
             yield self.model.network
         else:
-            with exchanged(self.trained, values):
+            with exchanged(self.model.network, values):
                 yield self.model.network
 
     @contextmanager
@@ -262,7 +275,7 @@ class Networks:
                 yield
                 return
             values = {key: one.detach() for key, one in network.named_parameters() if key in self.trained}
-        with exchanged(self.trained, values):
+        with exchanged(self.model.network, values):
             yield
 
     @torch.no_grad()
@@ -409,20 +422,3 @@ class Networks:
             )
         network = self.model.network
         return {n: stored_like(values[n].to(one.device, one.dtype), one, network) for n, one in trained.items()}
-
-
-@contextmanager
-def exchanged(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """The parameters hold ``values`` within a ``with`` block; no memory is copied, but for shards."""
-    if any(map(is_shard, parameters.values())):  # which are gathered from a place of their own
-        with temporary(list(parameters.values()), [like(values[name], one) for name, one in parameters.items()]):
-            yield
-        return
-    held = {name: parameter.data for name, parameter in parameters.items()}
-    try:
-        for name, parameter in parameters.items():
-            parameter.data = values[name]
-        yield
-    finally:
-        for name, parameter in parameters.items():
-            parameter.data = held[name]

@@ -2,15 +2,17 @@
 
     shard(networks, blocks, mesh)      after adapters are added, before the optimizer is made
     whole(tensor), like(value, shard)  a shard made whole, and a whole tensor as a shard
-    whole_weights(network)             a phase in which every process holds the whole weights
+    drawing_weights(network)           a phase of rollouts or of an evaluation
+    scoring_weights(network)           a phase of an update, whose gradients come from backward(loss, network, ...)
     in_step(network, parts, spare)     equally many parts on every process
     whole_state(network)               the whole state dict, for what saves a network
 
 Every block of a network is one unit: its weights are gathered before it computes and freed afterwards, so that all
 processes must compute equally many blocks, or they wait for each other forever. Denoising models do: the calls of a
 rollout are equally many everywhere, and those of an update are filled up with parts that do not count. What a language
-model calls depends on its rows (lengths, media, shared prefixes), so that its weights are whole during each rollout,
-each batch of an evaluation and each update, and divided between them, as its optimizer always is.
+model calls depends on its rows (lengths, media, shared prefixes): its processes agree on every call
+(``mmgrpo.runtime.agreed_calls``), while what belongs to no block (embeddings, head) is whole for the phase. Rollouts
+may also hold all weights whole, which gathers them once and not for every token.
 
 Gradients are summed and not averaged, in fp32: the weights of the loss sum to one over all processes.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -27,20 +29,58 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.runtime.agreed_calls import AgreedCalls, chains_of
+
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from torch.distributed.device_mesh import DeviceMesh
 
 Part = TypeVar("Part")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sharding:
-    """How a network is sharded."""
+    """How a network and its frozen copies are sharded."""
 
     in_step: bool
-    """Weights are gathered block by block, by calls that are equally many on all processes; else for whole phases."""
+    """Weights are gathered block by block, by calls that are equally many on all processes."""
     units: tuple[Any, ...]
-    """The units of the network and of its frozen copies."""
+    """All units, those of the whole networks included."""
+    networks: tuple[Any, ...]
+    whole_rollouts: bool
+    """All weights are whole during a rollout or an evaluation."""
+    versions: Versions
+    calls: AgreedCalls | None = None
+    """Of networks that are not called in step; without it all weights are whole also during an update."""
+    open: bool = False
+    """A phase has begun."""
+
+
+@dataclass
+class Versions:
+    """What takes the place of a network's trained weights within a phase in which processes agree on calls."""
+
+    network: nn.Module
+    others: Callable[[], Sequence[Mapping[str, Tensor]]]
+    """Whole values by the names of parameters, in one order on all processes; version n is the n-th of them."""
+    current: int = 0
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """The trained shards while others are in their place."""
+
+    @torch.no_grad()
+    def put(self, version: int) -> None:
+        """Put the shards of a version in place."""
+        if version == self.current:
+            return
+        shards = {name: one for name, one in self.network.named_parameters() if one.requires_grad and is_shard(one)}
+        if not self.current:
+            self.kept = {name: one.detach().clone() for name, one in shards.items()}
+        values = self.others()[version - 1] if version else self.kept
+        for name, one in shards.items():
+            if name in values:
+                one.copy_(like(values[name].to(one.dtype), one))
+        self.current = version
+        self.kept = self.kept if version else {}
 
 
 SHARDED: WeakKeyDictionary[nn.Module, Sharding] = WeakKeyDictionary()
@@ -69,20 +109,28 @@ def shard(
     mesh: DeviceMesh,
     *,
     in_step: bool,
+    agree: bool = True,
+    whole_rollouts: bool | None = None,
     compute: torch.dtype = torch.float32,
+    others: Callable[[], Sequence[Mapping[str, Tensor]]] = list,
 ) -> None:
     """Shard the trained network (the first one) and its frozen copies, in place; names of parameters stay.
 
     ``blocks`` are those of the family (``mmgrpo.family.Blocks``); ValueError where the network has none of them. Where
-    all weights are fp32 and ``compute`` is a lower precision, blocks are gathered in it; gradients are reduced in fp32
-    all the same, and what the network is given (timesteps) is not rounded.
-    """
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    calls are not ``in_step``, processes agree on them, or hold whole weights in every phase (without ``agree``).
+    ``whole_rollouts``: by default where calls are not in step. ``others`` are the values that may take the place of the
+    trained ones.
 
-    lower = in_step and compute != torch.float32 and all(p.dtype == torch.float32 for p in networks[0].parameters())
-    precision = MixedPrecisionPolicy(compute, torch.float32) if lower else MixedPrecisionPolicy()
-    precision = MixedPrecisionPolicy(precision.param_dtype, precision.reduce_dtype, cast_forward_inputs=False)
+    Where all weights are fp32 and ``compute`` is a lower precision, blocks are gathered in it; gradients are reduced in
+    fp32 all the same, and what the network is given (timesteps) is not rounded.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    agree = agree and not in_step
+    fp32 = compute != torch.float32 and all(p.dtype == torch.float32 for p in networks[0].parameters())
+    lower = compute if fp32 and (in_step or agree) else None
     units: list[Any] = []
+    chains: list[list[nn.Module]] = []
     for network in networks:
         parts = list(network.modules())[:0:-1]  # inner ones first
         chosen = [one for one in parts if any(fnmatchcase(type(one).__name__, name) for name in blocks)]
@@ -91,8 +139,15 @@ def shard(
                 f"distributed.shard: got full, but {type(network).__name__} has none of the blocks that its family "
                 f"names ({', '.join(blocks)}); name those of this network, or set distributed.shard=none"
             )
+        if agree:  # a unit within another one would be gathered within its call
+            inside = {id(part) for one in chosen for part in list(one.modules())[1:]}
+            chosen = [one for one in chosen if id(one) not in inside]
+            chains += chains_of(network, chosen)
         for unit in [*chosen, network]:
             name = type(unit).__name__
+            # Gradients of what is whole for a phase are added up there, which must not happen in a lower precision.
+            reduced = None if agree and unit is network else lower
+            precision = MixedPrecisionPolicy(reduced, reduced and torch.float32, cast_forward_inputs=False)
             # Also the outermost unit frees its weights after a forward pass: left whole, they would go on computing
             # where an average is put in the place of the shards.
             fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=precision)
@@ -101,8 +156,17 @@ def shard(
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # without it only NCCL takes the factor
             units.append(unit)
+        # FSDP takes what is called first for the whole network, also where its parts are called one by one.
+        given: Any = network
+        given.called_first = lambda: None
+        register_fsdp_forward_method(network, "called_first")
+        given.called_first()
+        del given.called_first
+    versions = Versions(networks[0], others)
+    calls = AgreedCalls(chains, torch.device(mesh.device_type), versions.put) if agree else None
+    rollouts = not in_step if whole_rollouts is None else whole_rollouts or not (in_step or agree)
     for network in networks:
-        SHARDED[network] = Sharding(in_step, tuple(units))
+        SHARDED[network] = Sharding(in_step, tuple(units), tuple(networks), rollouts, versions, calls)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -122,7 +186,8 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     given: Any = parameter
-    return distribute_tensor(value.detach().to(given.device), given.device_mesh, given.placements)
+    # No process asks another for its part, so that one alone may call.
+    return distribute_tensor(value.detach().to(given.device), given.device_mesh, given.placements, src_data_rank=None)
 
 
 def stored(parameter: Tensor, network: nn.Module) -> Tensor:
@@ -144,6 +209,46 @@ def collected(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     only the process that writes them holds them. All processes must call."""
     values = ((name, whole(one.detach()).cpu() if is_shard(one) else one) for name, one in tensors.items())
     return {name: value for name, value in values if keep}
+
+
+@contextmanager
+def exchanged(network: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """The parameters of the network hold ``values``, whole ones by their names, within a ``with`` block; no memory is
+    copied, but for shards."""
+    parameters = {name: one for name, one in network.named_parameters() if name in values}
+    shards = {name: one for name, one in parameters.items() if is_shard(one)}  # gathered from a place of their own
+    held = {name: one.data for name, one in parameters.items() if name not in shards}
+    sharding = SHARDED.get(network)
+    calls = sharding.calls if sharding and sharding.calls and sharding.calls.active else None
+    before: dict[str, Tensor] = {}
+    if calls and sharding:
+        known = [number for number, one in enumerate(sharding.versions.others()) if one is values]
+        if not known:
+            raise ValueError(
+                "distributed.rollout_weights: got blocks where another network than the trained one draws, expected "
+                "whole; set it, or leave that network out"
+            )
+        calls.version = 1 + known[0]
+    else:
+        before = {name: one.detach().clone() for name, one in shards.items()}
+        _assign(shards, {name: like(values[name], one) for name, one in shards.items()})
+    try:
+        for name, own in held.items():
+            parameters[name].data = values[name].to(own.dtype)
+        yield
+    finally:
+        for name, own in held.items():
+            parameters[name].data = own
+        if calls:
+            calls.version = 0
+        else:
+            _assign(shards, before)
+
+
+@torch.no_grad()
+def _assign(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])
 
 
 def everywhere(flag: bool, tensors: Iterable[Tensor]) -> bool:
@@ -180,33 +285,72 @@ def in_step(network: nn.Module, parts: Iterable[Part], spare: Callable[[], Part]
 
 
 @contextmanager
-def whole_weights(network: nn.Module, uneven: bool = False) -> Iterator[None]:
-    """A ``with`` block in which the weights of a network and of its copies are whole on every process, so that it may
-    be called in any way and any number of times; afterwards gradients are summed over processes and divided.
+def drawing_weights(network: nn.Module, uneven: bool = False) -> Iterator[None]:
+    """A ``with`` block of rollouts or of an evaluation, without gradients. ``uneven``: processes may call a network
+    more or less often, also one whose calls are otherwise in step. All processes must enter it.
 
-    Nothing changes within another such block, for a network that is not sharded, and for one that gathers its blocks
-    call by call, unless its calls are ``uneven``, more on one process than on another; equal on all processes.
-    The weights must not be replaced inside.
+    Nothing changes for a network that is not sharded, and within another such block.
     """
     sharding = SHARDED.get(network)
-    trained = {name: one for name, one in network.named_parameters() if one.requires_grad} if sharding else {}
-    if sharding is None or (sharding.in_step and not uneven) or not all(map(is_shard, trained.values())):
+    with _phase(network, sharding and (sharding.whole_rollouts or (uneven and sharding.in_step))):
+        yield
+
+
+@contextmanager
+def scoring_weights(network: nn.Module) -> Iterator[None]:
+    """A ``with`` block in which rows are scored, also with gradients, which are those of the shards afterwards, summed
+    over processes. All processes must enter it; else as ``drawing_weights``."""
+    sharding = SHARDED.get(network)
+    with _phase(network, sharding and not sharding.in_step and not sharding.calls):
+        yield
+
+
+def backward(loss: Tensor, network: nn.Module, accelerator: Accelerator) -> None:
+    """The backward pass of a loss, when the other processes are ready for it."""
+    sharding = SHARDED.get(network)
+    if sharding is not None and sharding.calls is not None and sharding.calls.active:
+        sharding.calls.backward(loss, accelerator.backward)
+    else:
+        accelerator.backward(loss)
+
+
+@contextmanager
+def _phase(network: nn.Module, whole: bool | None) -> Iterator[None]:
+    """Gather the units that are to be whole, all or those outside of blocks; at the end divide them and the sums of
+    their gradients over processes. The weights must not be replaced in place inside."""
+    sharding = SHARDED.get(network)
+    if sharding is None or sharding.open or not (whole or sharding.calls):
         yield
         return
-    for unit in sharding.units:
+    trained = {name: one for name, one in network.named_parameters() if one.requires_grad}
+    for one in sharding.networks:  # the order of earlier calls, by which FSDP gathers ahead, differs between processes
+        one.reset_iter_state()
+    gathered = sharding.units if whole else sharding.networks
+    for unit in gathered:
         _free_after_calls(unit, False)
         unit.unshard()
+    calls = None if whole else sharding.calls
+    sharding.open, finished = True, False
     try:
+        if calls:
+            calls.begin(1 + len(sharding.versions.others()))
         yield
+        if calls:
+            calls.end()
+        finished = True
     finally:
+        sharding.open = False
         gradients: dict[str, Tensor] = {}
         for name, parameter in network.named_parameters():
-            if parameter.grad is not None and name in trained:
+            if parameter.grad is not None and not is_shard(parameter):
                 gradients[name], parameter.grad = parameter.grad, None
-        for unit in sharding.units:
+        for unit in gathered:
             unit.reshard()
             _free_after_calls(unit, True)
-        _add_sums(trained, gradients)
+        if calls:
+            calls.active = False
+        if finished:  # else the other processes are elsewhere, and would be waited for forever
+            _add_sums(trained, gradients)
 
 
 def _free_after_calls(unit: Any, free: bool) -> None:
@@ -222,6 +366,8 @@ def _add_sums(trained: Mapping[str, Tensor], gradients: dict[str, Tensor]) -> No
     and one that all lack stays absent."""
     from torch.distributed.tensor import DTensor, Partial
 
+    if not trained:
+        return
     device = local(next(iter(trained.values()))).device
     counts = _reduced([int(name in gradients) for name in trained], device, torch.distributed.ReduceOp.MAX)
     for (name, parameter), count in zip(trained.items(), counts, strict=True):

@@ -54,6 +54,16 @@ VARIANTS: dict[str, Variant] = {
     "planned": {"sampling": {"plan_per": "prompt", "plan": "random_window(size=1, before=1.0)"}},
     "fast": {"optim": {"step": "sfpo(fast=2, alpha=0.5)", "updates": 1}},
     "half": {"model": {"dtype": "bfloat16"}},
+    "blocks": {"distributed": {"rollout_weights": "blocks"}},
+    "blocks-networks": {
+        "algorithm": {"terms": ["kl_k3(coef=0.1)"], "networks": [MOVING]},
+        "distributed": {"rollout_weights": "blocks"},
+    },
+    "whole": {"distributed": {"rollout_weights": "whole"}},
+    "one-image": {"model": {"freeze_vision": False}, "texts": 5},
+    "lora-half": {"model": {"lora_rank": 2, "dtype": "bfloat16"}},
+    "unfrozen": {"model": {"freeze_encoder": False}},
+    "unfrozen-lora": {"model": {"freeze_vision": False, "lora_rank": 2}},
 }
 
 
@@ -74,6 +84,7 @@ def config_of(case: str, folder: Path, mode: str, replicate: int) -> Config:
     given, example, config = VARIANTS[variant], EXAMPLES[name], config_class(families()[name].sections)()
     path = given["path"]() if "path" in given else tiny_checkpoint(module(name).tiny)
     options = {"family": name, "path": str(path), "device": "cpu", **example.model, **given.get("model", {})}
+    divided = given.get("distributed", {}) if mode == "full" else {}
     settings = {"lr": 1e-3, "eps": 1e-2, "updates": 2, "micro_batch_size": 3, **given.get("optim", {})}
     return replace(
         config,
@@ -93,7 +104,7 @@ def config_of(case: str, folder: Path, mode: str, replicate: int) -> Config:
             config.algorithm,
             **{"preset": "rloo", "objective": "ppo(low=0.2, high=0.2)", "terms": [], **given.get("algorithm", {})},
         ),
-        distributed=replace(config.distributed, shard=mode, replicate=replicate),
+        distributed=replace(config.distributed, shard=mode, replicate=replicate, **divided),
     )
 
 
@@ -102,6 +113,10 @@ def trainer_of(config: Config, accelerator: Accelerator) -> Trainer:
     name = config.model.family
     torch.manual_seed(0)
     prompts = [replace(one, id=f"{one.id}-{copy}") for copy in range(2) for one in EXAMPLES[name].prompts]
+    texts = VARIANTS[config.name.partition("-")[2]].get("texts", 0)  # so that a process has no media
+    prompts[len(prompts) - texts :] = [
+        Prompt(("yes", "and", "no")[one % 3] + " ?", f"text-{one}") for one in range(texts)
+    ]
     heldout = [replace(one, id=f"held-{one.id}") for one in EXAMPLES[name].prompts[: len(TEXTS)]]
     policy = families()[name].policy(config, "cpu", prompts)
     start = lambda _: RunInputs(policy, Splits(prompts, heldout, {}))  # noqa: E731
