@@ -35,7 +35,7 @@ from mmgrpo.files import write_text
 
 MODES = ("none", "full", "HSDP")
 NETWORKS = ("sd3.5-medium", "wan2.1-1.3b", "qwen2.5-vl-3b", "whisper-large-v3")
-"""Families of both kinds: gathered block by block, and whole during a phase."""
+"""Families of both kinds: called in step, and by calls that processes agree on."""
 
 
 @dataclass
@@ -127,8 +127,9 @@ def moved(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
 
     none                2 (n - 1) / n T                                  once an update
     full, in step       (n - 1) / n W for each call without a gradient, 2 (n - 1) / n W + (n - 1) / n T with one
-    full, otherwise     (n - 1) / n W for each phase, (n - 1) / n T for each update
-    HSDP, r copies      and 2 (r - 1) / r T / n for each call with a gradient; otherwise 2 (r - 1) / r T an update
+    full, otherwise     (n - 1) / n W for each rollout; in an update the same for every call of a block, with its W and
+                        T, and (n - 1) / n (W + T) for what is outside of blocks
+    HSDP, r copies      and 2 (r - 1) / r T / n for each call with a gradient; outside of blocks 2 (r - 1) / r T
     """
     weights, trained, updates = seen["weights"], seen["trained bytes"], seen["updates"]
     shards = seen["processes"] // replicate
@@ -138,7 +139,8 @@ def moved(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
     if seen["in step"]:
         calls, passes = seen["calls"], seen["calls with gradient"]
         return ring * weights * (calls + 2 * passes) + passes * trained * (ring + copies / shards)
-    return ring * weights * seen["phases"] + updates * trained * (ring + copies)
+    outside = updates * seen["trained outside"] * (ring + copies)
+    return ring * (weights * seen["phases"] + seen["gathered"]) + seen["reduced"] * (ring + copies / shards) + outside
 
 
 def held(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
@@ -271,7 +273,7 @@ def measure(case: Case) -> dict[str, Any]:
     from mmgrpo.data.splits import Splits
     from mmgrpo.family import Blocks, family
     from mmgrpo.inputs import RunInputs
-    from mmgrpo.runtime.sharding import local
+    from mmgrpo.runtime.sharding import SHARDED, local
 
     size, accelerator = SIZES[case.network], Accelerator(cpu=True)
     owner, world = family(size.family), accelerator.num_processes
@@ -310,15 +312,19 @@ def measure(case: Case) -> dict[str, Any]:
         trainer.run_round(bar)
         trainer.optimizer.register_step_pre_hook(step)
         policy.network.register_forward_pre_hook(call)
+        sharding = SHARDED.get(policy.network)
+        inside = agreed(policy.network, sharding.calls, counts) if sharding and sharding.calls else set()
+        rest = [one for name, one in policy.network.named_parameters() if name not in inside]
         counted = Counted(held_now())
-        with counted, counted.resized(), phases(counts):
+        with counted, counted.resized(), phases(counts, sharding.units if sharding else (), bytes_of(rest)):
             trainer.run_round(bar)
     return {
         "processes": world,
         "in step": isinstance(owner, Blocks) and owner.in_step,
         "weights": sum(one.numel() * one.element_size() for one in own),
         "trained bytes": 4 * sum(one.numel() for one in trained),
-        **{name: counts[name] for name in ("calls", "calls with gradient", "phases", "updates")},
+        "trained outside": 4 * sum(one.numel() for one in rest if one.requires_grad),
+        **{name: counts[name] for name in ("calls", "calls with gradient", "phases", "updates", "gathered", "reduced")},
         "moved": sum(counted.moved.values()),
         "operations": dict(counted.moved),
         "held": holds[-1],
@@ -326,17 +332,40 @@ def measure(case: Case) -> dict[str, Any]:
     }
 
 
+def bytes_of(parameters: Sequence[Tensor]) -> int:
+    """Of whole weights."""
+    return sum(one.numel() * one.element_size() for one in parameters)
+
+
+def agreed(network: Any, calls: Any, counts: Counter[str]) -> set[str]:
+    """Count the bytes that calls which processes agree on gather and reduce; names of the blocks' parameters."""
+
+    def count(unit: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
+        if calls.active and not calls.backwards:
+            learns = torch.is_grad_enabled() and any(one.requires_grad for one in tensors([*inputs, *named.values()]))
+            counts["gathered"] += bytes_of(list(unit.parameters())) * (2 if learns else 1)
+            counts["reduced"] += 4 * learns * sum(one.numel() for one in unit.parameters() if one.requires_grad)
+
+    for unit in calls.place:
+        unit.register_forward_pre_hook(count, with_kwargs=True)
+    names = {unit: name for name, unit in network.named_modules() if unit in calls.place}
+    return {f"{name}.{own}" for unit, name in names.items() for own, _ in unit.named_parameters()}
+
+
 @contextmanager
-def phases(counts: Counter[str]) -> Iterator[None]:
-    """Count how often a whole network is gathered."""
+def phases(counts: Counter[str], units: Sequence[Any], rest: int) -> Iterator[None]:
+    """Count how often a whole network is gathered, and the bytes outside of its blocks where only these are."""
     from torch.distributed.fsdp import FSDPModule
 
     own: Any = FSDPModule.unshard
-    last: list[Any] = []
+    opened: list[Any] = []
 
     def unshard(unit: Any, *given: Any, **named: Any) -> Any:
-        last[:] = last or [unit]
-        counts["phases"] += unit is last[0]
+        counts["phases"] += unit is units[0]
+        opened.append(unit)
+        if unit is units[-1]:
+            counts["gathered"] += rest * (units[0] not in opened)
+            opened.clear()
         return own(unit, *given, **named)
 
     FSDPModule.unshard = unshard  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from mmgrpo.cli.bench import scale
 from tests.journeys.cli.running import call
 
 BLOCKS = {"weights": 100, "trained bytes": 40, "updates": 1, "in step": True, "calls": 3, "calls with gradient": 2}
-WHOLE = {**BLOCKS, "in step": False, "phases": 2}
+AGREED = {**BLOCKS, "in step": False, "phases": 1, "gathered": 240, "reduced": 36, "trained outside": 4}
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ WHOLE = {**BLOCKS, "in step": False, "phases": 2}
         (BLOCKS, 2, "none", 1, 40),  # 2 x 1/2 x 40
         (BLOCKS, 4, "full", 1, 585),  # 3/4 x 100 x (3 + 2 x 2) + 2 x 3/4 x 40
         (BLOCKS, 4, "HSDP", 2, 430),  # 1/2 x 100 x 7 + 2 x 40 x (1/2 + 1/2)
-        (WHOLE, 2, "full", 1, 120),  # 1/2 x 100 x 2 + 1/2 x 40
-        (WHOLE, 4, "HSDP", 2, 160),  # and the whole sum between the copies
+        (AGREED, 2, "full", 1, 190),  # 1/2 x (100 + 240) + 1/2 x (36 + 4)
+        (AGREED, 4, "HSDP", 2, 212),  # and between the copies 36 / 2 and 4
     ],
 )
 def test_what_is_moved(seen, processes, mode, replicate, expected):
