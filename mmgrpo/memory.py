@@ -67,7 +67,12 @@ class Folder:
 
     @property
     def block(self) -> int:
-        """Parameters of its largest block: weights whose names are equal up to the first number."""
+        """Parameters of its largest block."""
+        return max(self.blocks.values(), default=self.parameters)
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """Parameters of its blocks: weights whose names are equal up to the first number."""
         blocks: dict[str, int] = {}
         for name, shape in self.network.items():
             parts = name.split(".")
@@ -75,7 +80,7 @@ class Folder:
             if first is not None:
                 key = ".".join(parts[: first + 1])
                 blocks[key] = blocks.get(key, 0) + prod(shape)
-        return max(blocks.values(), default=self.parameters)
+        return blocks
 
     def trainable(self, model: Any) -> Folder:
         """Without the parts that options of the model freeze."""
@@ -147,9 +152,15 @@ def needs(
         "reference": stored * total * (reference and not rank) / shards,
     }
     if divided:
-        whole = stored * total + 4 * adapters * 2 if rank else 8 * total
-        block = folder.block * (stored if rank else 2 * min(4, compute) + 4)
-        found["gathered"] = 2 * block if in_step else whole
+        lower = stored if rank else min(4, compute)
+        phases = [2 * folder.block * (stored if rank else 2 * lower + 4)]
+        if not in_step:  # what is outside of blocks is whole, also its gradients
+            phases[0] += (total - sum(folder.blocks.values())) * (stored if rank else 8)
+        if config.distributed.rollout_weights == "whole" or (
+            not in_step and config.distributed.rollout_weights == "auto"
+        ):
+            phases.append(lower * total + 4 * adapters)
+        found["gathered"] = max(phases)
     frozen = {name: size * compute for name, size in folder.others.items()}
     vae = STORED[getattr(model, "vae_dtype", "float32")] * folder.others.get("vae", 0)
     encoders = sum(size for name, size in frozen.items() if name != "vae")

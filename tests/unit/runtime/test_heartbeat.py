@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mmgrpo.runtime.heartbeat import LOST
+from mmgrpo.runtime.heartbeat import GRACE, INTERVAL, LOST, PATIENCE
 from tests import ROOT
 from tests.unit.runtime.ports import meeting_port
 
@@ -74,3 +74,7 @@ def test_the_other_process_ends_with_the_command_that_goes_on(how, reason, which
 @pytest.mark.slow
 def test_processes_that_end_well_are_left_alone():
     assert [(status, "done" in text) for status, text in ended("ends", 0)] == [(0, True)] * 2
+
+
+def test_a_process_that_dies_ends_the_others_within_a_minute():
+    assert PATIENCE + INTERVAL + GRACE < 60
