@@ -173,6 +173,7 @@ def test_a_divided_run_resumes_exactly_and_by_one_process(case, runs, cases):
     for name, value in weights(two, case).items():
         assert torch.equal(weights(again, case)[name], value), name
     assert_close(alone, two, case, 1e-3 if case.endswith("half") else 1e-6)
+    assert not [*(alone / case.replace(":", "-") / "checkpoints").glob(".writing-*")]  # a part of one that was killed
     identity = Identity.read(alone / case.replace(":", "-"))
     assert identity is not None and identity.resumed[-1]["processes"] == 1
     assert identity.resumed[-1]["changed"]["distributed.shard"] == ["full", "none"]
