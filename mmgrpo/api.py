@@ -24,6 +24,7 @@ from accelerate import Accelerator
 
 from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.ahead import refuse_stale
 from mmgrpo.config.reading import build, in_python, refuse_preset
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
@@ -50,6 +51,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.optimizers import STEPS
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.runtime.sharding import mesh_of, shard
+from mmgrpo.scheduling import named as of_blocks
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.fitting import checked_by, downloads
 from mmgrpo.trainer import Trainer
@@ -296,6 +298,13 @@ def make_trainer(
     # Bound here, so that errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
     bind(config.optim.step, STEPS, "optim.step")
+    refuse_stale(config.rollout.max_staleness, loss, {**of_settings(config), **of_blocks(sampling)}, offline)
+    if config.rollout.max_staleness and config.rollout.engine != "served" and accelerator.is_main_process:
+        print(
+            f"rollout.max_staleness: rollout.engine={config.rollout.engine} draws in the trainer's process, so that "
+            "nothing overlaps: the numbers are those of rollout.engine=served, the time is not",
+            flush=True,
+        )
     with checked_by(reward_scorers):
         inputs = start(accelerator)
     used = {*recipe.fields, *config.eval.groups, *(KEYS if offline or reads_answers(loss) else ())}
@@ -346,6 +355,7 @@ def make_trainer(
         write_samples=owner.write_samples if owner else lambda stem, shown: None,
         schedules=of_settings(config),
         offline=offline,
+        staleness=config.rollout.max_staleness,
         groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
     )
     skipped = [*inputs.skipped, *(trainer.offline.skipped if trainer.offline else ())]

@@ -108,16 +108,16 @@ def sample_round(
     reward_weights: RewardWeights | None = None,
     ledger: Ledger | None = None,
     others: OtherRows | None = None,
+    drawing: Drawing | None = None,
 ) -> Round:
     """Sample round ``number``; all its randomness comes from (seed, number) and the ledger, by default an empty one.
-    Weights are by default the scorers'. ``others`` add rows that the policy does not draw from the prompts alone."""
+    Weights are by default the scorers', ``drawing`` that which begins at the cursor. ``others`` add other rows."""
     now = reward_weights or RewardWeights(tuple(scorer.weight for scorer in scorers))
-    rollouts: list[Rollout] = []
-    places: list[Tensor] = []
+    rollouts, places = list[Rollout](), list[Tensor]()
     gathered: list[Decisions] = []
     gathered_scores: list[RewardScores] = []
     ledger = ledger or settings.samplers.ledger(prompts)
-    drawing = Drawing(settings, ledger, order, cursor, number, seed, accelerator.num_processes)
+    drawing = drawing or Drawing(settings, ledger, order, cursor, number, seed, accelerator.num_processes)
     draw, rows, seconds = drawing.first(), 0, {"rollout": 0.0, "reward": 0.0}
 
     def estimated() -> tuple[Decisions, RewardScores, Estimate]:

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
+from mmgrpo.ahead import Ahead
 from mmgrpo.compatibility import refuse_alone, refuse_mismatch, refuse_records, refuse_rewards, refuse_tasks
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
@@ -44,7 +45,7 @@ from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, settings_alarms, write_alarms
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.reward_weights import directions, held_out_means, next_weights, weights_after_evaluation
-from mmgrpo.rollout import Round, RoundSettings, sample_round
+from mmgrpo.rollout import RoundSettings, sample_round
 from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
 from mmgrpo.runtime.distributed import RankSlice, largest, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
@@ -92,6 +93,7 @@ class Trainer:
         ledger: Ledger | None = None,
         offline: float = 0.0,
         given: Sequence[Prompt] = (),
+        staleness: int = 0,
     ) -> None:
         self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps, rounds.samplers)
         recipe, loss = self.schedules.blocks(0)
@@ -125,6 +127,8 @@ class Trainer:
             WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None
         )
         self.order, self.ledger = PromptOrder(len(prompts), seed), ledger or rounds.samplers.ledger(prompts)
+        where = self.order, self.ledger, lambda step: self.schedules.round(self.rounds, step), steps
+        self.ahead = Ahead(staleness, policy, prompts, *where, optim.steps_per_round, seed, accelerator)
         self.step, self.round, self.cursor, self.seconds = 0, 0, 0, 0.0
         self.skipped, self.nonfinite_steps, self.nonfinite_row, self.moved, self.warned_of_gap = 0, 0, 0, False, False
         self.present_alarms: list[Idle] = []
@@ -224,8 +228,7 @@ class Trainer:
         Within a round the weights belong to no checkpoint, and a rank cannot save for others that go on.
         """
         alone = self.accelerator.num_processes == 1
-        unsaved = self.at_boundary and self.step > self.checkpoints.saved
-        if alone and unsaved and not isinstance(error, NotFinite):
+        if alone and self.at_boundary and self.step > self.checkpoints.saved and not isinstance(error, NotFinite):
             try:
                 self.save()
             except Exception as failure:
@@ -242,7 +245,7 @@ class Trainer:
         self.reward_weights = self.schedules.weights(self.reward_weights, self.step)
         self.others.begin(self.loss, self.step, self.round, rounds.sampling)
         where: Any = {"cursor": self.cursor, "number": self.round, "seed": self.seed, "accelerator": self.accelerator}
-        with self.stoppable(), self.networks(self.networks.sampler):
+        with self.stoppable(), self.ahead.round(self.round, self.step, self.cursor, self.others.active) as drawing:
             if offline := self.offline_at(self.step):
                 round_ = offline.round(self.recipe, self.loss, self.ledger, rounds.prompts, self.optim, **where)
             else:
@@ -257,6 +260,7 @@ class Trainer:
                     reward_weights=self.reward_weights,
                     ledger=self.ledger,
                     others=self.others if self.others.active else None,
+                    drawing=drawing,
                 )
             if self.accelerator.is_main_process:
                 self.groups.write(self.step, round_)
@@ -268,18 +272,19 @@ class Trainer:
         round_.metrics.update(learn(self.policy, batch, self.loss, self.optim, self.accelerator))
         self.seconds += sum(round_.metrics.get(f"time/{part}", 0.0) for part in ("rollout", "reward", "learners"))
         # Weights that another network's rollout does not come from are off policy from the first step.
-        self.moved, lines = bool(self.networks.sampler), []
+        self.moved, lines = bool(self.networks.sampler) or self.ahead.behind(self.round), []
         for epoch in range(self.optim.epochs):
             generator = stream(self.seed, "minibatch", self.round, epoch)
-            for index, rows in enumerate(minibatches(batch.decisions.keys["prompt"], self.optim.updates, generator)):
+            for rows in minibatches(batch.decisions.keys["prompt"], self.optim.updates, generator):
                 if self.step >= self.steps:
                     break
-                first = epoch == 0 and index == 0
                 on_policy = not self.moved
                 further = len(lines) + 1 < self.optim.steps_per_round and self.step + 1 < self.steps
                 batch, gap, line = self._step(batch, rows, on_policy, further)
                 first_gap = max(first_gap, gap)
-                line = {**self._round_metrics(round_, first), **line, "ratio/first_minus_one": first_gap}
+                # The round's time is logged with its first step only.
+                of_round = {n: 0.0 if lines and n.startswith("time/") else v for n, v in round_.metrics.items()}
+                line = {**of_round, **line, "ratio/first_minus_one": first_gap}
                 self.schedules.observe(line)
                 lines.append({"step": self.step, **line})
                 if on_policy and not self.warned_of_gap and (words := gap_warning(first_gap, self.loss, self.optim)):
@@ -384,10 +389,6 @@ class Trainer:
         }
         return batch, gap, line
 
-    def _round_metrics(self, round_: Round, first: bool) -> dict[str, float]:
-        """The round's metrics for one of its steps; its time is logged with the first step only."""
-        return {n: (v if first or not n.startswith("time/") else 0.0) for n, v in round_.metrics.items()}
-
     def _main_reward(self) -> str:
         weighted = [scorer for scorer in self.scorers if scorer.weight]
         return offline.shown if (offline := self.offline_at(self.step - 1)) else f"reward/{weighted[0].name}/mean"
@@ -436,13 +437,13 @@ class Trainer:
         """Write a checkpoint of everything on which the rest of the run depends."""
         names = ("step", "round", "cursor", "seconds", "skipped", "nonfinite_steps", "nonfinite_row", "evaluation_due")
         state = {"seed": self.seed, "reward_weights": asdict(self.reward_weights), "schedules": self.schedules.memory}
-        state |= {name: getattr(self, name) for name in names}
+        state |= {name: getattr(self, name) for name in names} | self.ahead.state(self.round)
         if self.accelerator.is_main_process:
             self.log.flush()
             self.ledger.write(self.folder, self.prompts, self.step)
-        if self.networks.rules:
-            state["networks"] = self.networks.state()
+        state |= {"networks": self.networks.state()} if self.networks.rules else {}
         tables = {"ledger": self.ledger.tensors(), **self.networks.tensors(), **self.others.tables()}
+        tables |= self.ahead.tables(self.round)
         self.checkpoints.save(self.step, self.policy.network, self.optimizer, self.ema, state, tables)
 
     def save_model(self, folder: Path) -> None:
@@ -476,12 +477,13 @@ class Trainer:
         for name, value in (state or {}).items():
             if name == "schedules":
                 self.schedules.memory = value
-            elif name not in ("optimizer", "networks"):
+            elif name not in ("optimizer", "networks", "chosen"):
                 setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
         if state is not None:
             self.networks.load(self.checkpoints.tables, state.get("networks", {}), self.step)
             self.ledger.load(self.checkpoints.tables.get("ledger", {}))
             self.others.load(self.checkpoints.tables)
+            self.ahead.load(state.get("chosen", {}), self.checkpoints.tables, self.round, self.step)
         if self.ema is not None:
             self.ema.step = self.step
         if self.accelerator.is_main_process:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config.settings import Config
-from mmgrpo.engines.engine import Engine, Synchronized, parameters
+from mmgrpo.config.settings import Engine as Settings
+from mmgrpo.engines.engine import Engine, Lanes, Synchronized, parameters
 from pipelines.training import torch_dtype
 from pipelines.vllm_engine import media_of
 
@@ -31,27 +32,46 @@ def draw_with_engine(owner: Family, config: Config, policy: Any, device: str, pr
             f"rollout.engine: got vllm with {processes} processes, expected one, whose device it shares; start a "
             "server per process (mmgrpo serve-engine) and set rollout.engine=served with their rollout.url"
         )
-    engine: Engine
+    engines: list[Engine] = []
     if rollout.engine == "served":
         from mmgrpo.engines.served import Client
 
         token = Path(rollout.token_file).expanduser().read_text("utf-8").strip() if rollout.token_file else ""
-        url = rollout.url[process % len(rollout.url)]
-        engine = Client(url, token, timeout=rollout.timeout, patience=rollout.patience)
+        for url in servers_of(rollout, processes, process):
+            engines.append(Client(url, token, timeout=rollout.timeout, patience=rollout.patience))
     else:
-        engine = make_engine(owner, config, device)
-    dtype = torch_dtype(config.model.dtype)
-    merges, network = engine.merged, policy.network
-    policy.draw_with(
-        Synchronized(
+        engines.append(make_engine(owner, config, device))
+    dtype, network = torch_dtype(config.model.dtype), policy.network
+
+    def synchronized(engine: Engine) -> Synchronized:
+        return Synchronized(
             engine,
-            lambda: merged(network, dtype) if merges else parameters(network),
+            lambda: merged(network, dtype) if engine.merged else parameters(network),
             model,
             max_gap=rollout.max_gap or GAPS[config.model.dtype],
-            top_p=policy.top_p if merges else 1.0,  # our own sampler's log-probs are of the whole distribution
-            media=partial(media_of, model) if merges else None,
+            # Our own sampler's log-probs are of the whole distribution.
+            top_p=policy.top_p if engine.merged else 1.0,
+            media=partial(media_of, model) if engine.merged else None,
+            overlaps=rollout.engine == "served" and rollout.max_staleness > 0,
         )
-    )
+
+    lanes = [synchronized(engine) for engine in engines]
+    policy.draw_with(lanes[0] if len(lanes) == 1 else Lanes(lanes))
+
+
+def servers_of(rollout: Settings, processes: int, process: int) -> list[str]:
+    """The servers of a process: one, or with ``max_staleness`` as many, each of which draws a round at a time."""
+    most = max(1, rollout.max_staleness)
+    if len(rollout.url) == most:
+        return rollout.url
+    own = rollout.url[process::processes] or [rollout.url[process % len(rollout.url)]]
+    if len(own) != most:
+        raise ValueError(
+            f"rollout.url: got {len(rollout.url)} servers for {processes} processes with rollout.max_staleness="
+            f"{rollout.max_staleness}, expected {most} in all or for each process, since a server "
+            "draws one round at a time"
+        )
+    return own
 
 
 def make_engine(owner: Family, config: Config, device: str) -> Engine:

@@ -113,6 +113,7 @@ def trainer(
     offline: float = 0.0,
     given: Sequence[Prompt] = (),
     measured: Mapping[int, Sequence[float]] | None = None,
+    staleness: int = 0,
     **optim: Any,
 ) -> Trainer:
     """A trainer with small defaults."""
@@ -139,6 +140,7 @@ def trainer(
         checkpoints=Checkpoints(folder, accelerator, save_every),
         offline=offline,
         given=given,
+        staleness=staleness,
         ledger=ledger,
         schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )

@@ -270,6 +270,9 @@ class Engine:
     max_gap: Annotated[float, within("[0, 1000]")] = 0.0
     """Largest mean difference between log-probs of engine and trainer, in nats per token; 0: 0.001 where model.dtype is
     float32, and 0.05 else."""
+    max_staleness: Annotated[int, COUNT_OR_ZERO] = 0
+    """Rounds that samples are drawn ahead of their training, by the weights of as many rounds before: engine served
+    draws them while the trainer computes, in as many servers for each process. 0: by the present weights."""
     memory: Annotated[float, POSITIVE_FRACTION] = 0.4
     """vllm: share of the device's memory for its weights and cache."""
     sleep: bool = True

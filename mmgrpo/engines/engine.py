@@ -15,8 +15,10 @@ both part.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -125,29 +127,71 @@ class Synchronized:
         max_gap: float,
         top_p: float = 1.0,
         media: Callable[[Context, Features, Sequence[Query]], Sequence[Mapping[str, Any]]] | None = None,
+        overlaps: bool = False,
     ) -> None:
         """``weights``: the trained network's tensors at present, by the engine's names. ``max_gap``: the largest mean
         difference of log-probs per token, in nats, between engine and trainer. ``media``: ``Asked.media`` of each
-        prompt; None for an engine that reads prompts as the trainer does."""
+        prompt; None for an engine that reads prompts as the trainer does. ``overlaps``: it draws elsewhere while the
+        trainer computes, what ``begin`` asks of it."""
         self.engine, self.weights, self.model, self.media = engine, weights, model, media
         self.rules = Rules(model.end_ids, model.suppress_tokens, model.begin_suppress_tokens, model.media_tokens)
         self.max_gap, self.top_p = max_gap, top_p
+        self.overlaps = overlaps
         self.version = -1
-        """The version that was pushed last: the number of the round."""
+        """The version that was pushed last: the number of the round whose weights they are."""
+        self.present: int | None = None
+        self.begun: dict[Hashable, Future[list[list[Drawn]]]] = {}
 
     def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
-        """The completions of all queries, drawn with the present weights; EngineFailure for what cannot be trained."""
+        """The completions of all queries, drawn with the present weights; those that were begun are waited for.
+        EngineFailure for what cannot be trained."""
+        drawing = self._labelled(drawing)
+        asked, begun = self._asked(context, features, queries), self.begun.pop(identity(queries, drawing), None)
+        try:
+            drawn = begun.result() if begun else self._now(asked, drawing)
+        except Forgotten:
+            self.version = -1
+            drawn = self._now(asked, drawing)
+        return self._checked(drawn, queries, drawing, context.ids.device)
+
+    def begin(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> None:
+        """Begin to draw what ``draw`` will be asked for with the same arguments, in a thread: the trainer goes on, and
+        its weights may change. What fails there is raised there."""
+        drawing, asked = self._labelled(drawing), self._asked(context, features, queries)
+        if drawing.round != self.version:
+            self.settle()
+            self.sync(drawing.round)
+        earlier, found = [*self.begun.values()], Future[list[list[Drawn]]]()
+
+        def generate() -> None:
+            wait(earlier)
+            try:
+                found.set_result(self.engine.generate(asked, self.rules, drawing))
+            except BaseException as error:
+                found.set_exception(error)
+
+        self.begun[identity(queries, drawing)] = found
+        # A daemon, so that a server that hangs does not keep a run that ends.
+        threading.Thread(target=generate, name=f"draws with the weights of {drawing.round}", daemon=True).start()
+
+    def settle(self, number: int = 0) -> None:
+        """Wait for what was begun; its completions or errors are kept for ``draw``."""
+        wait(self.begun.values())
+
+    def _asked(self, context: Context, features: Features, queries: Sequence[Query]) -> list[Asked]:
         rows = [row[real].tolist() for row, real in zip(context.ids.cpu(), context.real.cpu(), strict=True)]
         media = self.media(context, features, queries) if self.media else [{}] * len(rows)
-        asked = [Asked(*several) for several in zip(queries, rows, media, strict=True)]
+        return [Asked(*several) for several in zip(queries, rows, media, strict=True)]
+
+    def _labelled(self, drawing: Drawing) -> Drawing:
+        """``Drawing.round`` is the version of the weights, which may be those of an earlier round."""
+        return drawing if self.present is None else replace(drawing, round=self.present)
+
+    def _now(self, asked: Sequence[Asked], drawing: Drawing) -> list[list[Drawn]]:
         if drawing.round != self.version:
+            self.settle()
             self.sync(drawing.round)
-        try:
-            drawn = self.engine.generate(asked, self.rules, drawing)
-        except Forgotten:
-            self.sync(drawing.round)
-            drawn = self.engine.generate(asked, self.rules, drawing)
-        return self._checked(drawn, queries, drawing, context.ids.device)
+        return self.engine.generate(asked, self.rules, drawing)
 
     def sync(self, version: int) -> None:
         """Push the present weights; EngineFailure unless the engine then holds exactly these."""
@@ -175,7 +219,8 @@ class Synchronized:
 
         With top_p an engine's are those of the truncated distribution, at most -log(top_p) larger.
         """
-        self.engine.rest()
+        if not self.overlaps:  # else it draws at present, or soon
+            self.engine.rest()
         excess = gap_of(drawn, scored, self.top_p)[real]
         mean = float(excess.double().mean()) if len(excess) else 0.0
         if mean <= self.max_gap:
@@ -204,10 +249,10 @@ class Synchronized:
         rows = [one for several in drawn for one in several]
         prompts = [query.prompt.id for query in queries for _ in range(query.count)]
         for one, prompt in zip(rows, prompts, strict=True):
-            if one.version != self.version:
+            if one.version != drawing.round:
                 raise Drift(
                     f"rollout.engine: {name}: prompt '{prompt}': got a completion of the weights of round "
-                    f"{one.version}, expected those of round {self.version}"
+                    f"{one.version}, expected those of round {drawing.round}"
                 )
             if reason := wrong(one, self.rules, drawing):
                 raise EngineFailure(f"rollout.engine: {name}: prompt '{prompt}': {reason}; nothing was trained on it")
@@ -220,6 +265,57 @@ class Synchronized:
             log_probs[place, :length] = torch.tensor(list(one.log_probs))
         zeros = torch.zeros_like(log_probs, device=device)
         return Completions(ids.to(device), real.to(device), log_probs.to(device), zeros, zeros)
+
+
+class Lanes:
+    """Several engines, which take rounds in turn and draw at the same time, each with the weights of its round."""
+
+    overlaps = True
+
+    def __init__(self, lanes: Sequence[Synchronized]) -> None:
+        self.lanes, self.last = lanes, lanes[0]
+        self._present: int | None = None
+
+    @property
+    def present(self) -> int | None:
+        """As of ``Synchronized``."""
+        return self._present
+
+    @present.setter
+    def present(self, version: int | None) -> None:
+        self._present = version
+        for lane in self.lanes:
+            lane.present = version
+
+    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
+        """Completions by the engine of the round."""
+        self.last = self._lane(drawing.round)
+        return self.last.draw(context, features, queries, drawing)
+
+    def begin(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> None:
+        """Begin to draw there."""
+        self._lane(drawing.round).begin(context, features, queries, drawing)
+
+    def settle(self, number: int = 0) -> None:
+        """Wait for the engine of round ``number``; the others go on."""
+        self._lane(number).settle()
+
+    def compare(self, drawn: Float[Tensor, "B T"], scored: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
+        """As of ``Synchronized``, of the engine that drew last."""
+        self.last.compare(drawn, scored, real)
+
+    def close(self) -> None:
+        """End all."""
+        for lane in self.lanes:
+            lane.close()
+
+    def _lane(self, number: int) -> Synchronized:
+        return self.lanes[number % len(self.lanes)]
+
+
+def identity(queries: Sequence[Query], drawing: Drawing) -> Hashable:
+    """What tells one draw of a run from all others."""
+    return drawing, tuple((one.stream, one.count, one.prompt.id, one.forced) for one in queries)
 
 
 def wrong(one: Drawn, rules: Rules, drawing: Drawing) -> str:

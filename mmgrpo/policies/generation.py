@@ -116,6 +116,19 @@ class Drawing:
 class Drawer(Protocol):
     """What draws the completions of rollouts in the place of the policy's own network, with the same weights."""
 
+    overlaps: bool
+    """Whether it draws what was begun while the trainer computes."""
+    present: int | None
+    """The round whose weights the network holds at present; None: that of each ``Drawing``."""
+
+    def begin(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> None:
+        """Begin what ``draw`` will be asked for."""
+        ...
+
+    def settle(self, number: int) -> None:
+        """Wait for what was begun where round ``number`` is drawn."""
+        ...
+
     def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
         """The completions of all queries, whose prompts ``context`` has, with the features of their media; entropy and
         divergence are 0."""

@@ -197,28 +197,8 @@ class TokenPolicy:
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` completions per prompt, each group from its own random stream; then those of contrasts."""
-        count = request.group_size - self.reference_in_group
-        if count < 1:
-            raise ValueError(
-                f"got data.group_size {request.group_size} with data.reference_in_group, expected at least 2: one "
-                "sample of the policy beside the reference answer; raise data.group_size"
-            )
-        forced = self._forced(request)
-        queries = [
-            Query(
-                prompt,
-                slot,
-                count - (forced[place].count if place in forced else 0),
-                HINTED if HINT in prompt.meta else OWN,
-            )
-            for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
-        ]
-        queries = [form for query in queries for form in self._forms(query)]
-        queries = [*forced.values()] if request.beginnings else [*queries, *self._contrasts(request), *forced.values()]
-        certain = "certainty" in request.records
-        temperature = request.sampling.get("temperature", self.temperature)
-        most = round(request.sampling.get("max_tokens", self.max_tokens))
-        drawing = Drawing(request.seed, temperature, most, self.top_p, request.round)
+        queries, drawing = self._queries(request)
+        certain, most = "certainty" in request.records, drawing.max_tokens
         sequences, completions = self.generate(queries, drawing, self.search, certain, self.engine)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
         if "divergence" in self.fields:
@@ -259,6 +239,42 @@ class TokenPolicy:
         )
         rollout = Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=rows * width)
         return self._looked(rollout, sequences) if "visual_dependency" in request.records else rollout
+
+    def _queries(self, request: Request) -> tuple[list[Query], Drawing]:
+        """What a rollout draws, and how."""
+        count = request.group_size - self.reference_in_group
+        if count < 1:
+            raise ValueError(
+                f"got data.group_size {request.group_size} with data.reference_in_group, expected at least 2: one "
+                "sample of the policy beside the reference answer; raise data.group_size"
+            )
+        forced = self._forced(request)
+        queries = [
+            Query(
+                prompt,
+                slot,
+                count - (forced[place].count if place in forced else 0),
+                HINTED if HINT in prompt.meta else OWN,
+            )
+            for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
+        ]
+        queries = [form for query in queries for form in self._forms(query)]
+        queries = [*forced.values()] if request.beginnings else [*queries, *self._contrasts(request), *forced.values()]
+        temperature = request.sampling.get("temperature", self.temperature)
+        most = round(request.sampling.get("max_tokens", self.max_tokens))
+        return queries, Drawing(request.seed, temperature, most, self.top_p, request.round)
+
+    @torch.no_grad()
+    def begin(self, request: Request) -> None:
+        """Let the engine begin to draw the completions that ``rollout`` will be asked for."""
+        queries, drawing = self._queries(request)
+        context = self._context(queries)
+        if self.engine is not None:
+            self.engine.begin(context, self._cached_features(context, queries), queries, drawing)
+
+    def _context(self, queries: Sequence[Query]) -> Context:
+        context = self.model.encode([query.prompt for query in queries]).to(self.device)
+        return context.continued([query.forced for query in queries])
 
     def _looked(self, rollout: Rollout, sequences: Sequences) -> Rollout:
         """The rollout with the field ``visual_dependency``, against grey media."""
@@ -504,8 +520,7 @@ class TokenPolicy:
         """Generate completions; with a shared prefix each prompt enters the cache once. An ``engine`` draws them in the
         place of the network, which encodes frozen media all the same."""
         seed, temperature, max_tokens = drawing.seed, drawing.temperature, drawing.max_tokens
-        context = self.model.encode([query.prompt for query in queries]).to(self.device)
-        context = context.continued([query.forced for query in queries])
+        context = self._context(queries)
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
 
         def next_token(hidden: Tensor, first: Tensor) -> Tensor:

@@ -464,10 +464,13 @@ class Draw:
     """The slot with which each group began, and which is its key."""
     counts: tuple[int, ...]
     """Samples."""
+    version: int | None = None
+    """The round whose weights draw, where it is an earlier one by rule (``mmgrpo.ahead``)."""
 
     def numbered(self, rollout: Rollout, request: Request, places: Sequence[int]) -> Rollout:
         """The rollout of a part with the field ``prompt_index``, the number of each row's prompt in the training set
-        (-1 for a changed prompt), and, of a later stage, with the keys of the groups that its rows join."""
+        (-1 for a changed prompt), where it was drawn ahead with the ``version`` of the weights that drew each row, and,
+        of a later stage, with the keys of the groups that its rows join."""
         decisions = rollout.decisions
         index = {id(prompt): self.indices[place] for prompt, place in zip(request.prompts, places, strict=True)}
         numbers = torch.tensor(
@@ -478,6 +481,7 @@ class Draw:
             names = dict(zip(self.slots, self.groups, strict=True))
             key = torch.tensor([names[slot] for slot in key.tolist()], device=key.device)
         fields, keys = {**decisions.fields, "prompt_index": numbers}, {**decisions.keys, "prompt": key}
+        fields |= {"version": torch.full_like(numbers, self.version)} if self.version is not None else {}
         return rollout.with_decisions(replace(decisions, fields=fields, keys=keys))
 
     def parts(self, world: int, at_once: int) -> list[list[list[int]]]:
@@ -518,6 +522,8 @@ class Drawing:
     world: int
     draws: list[Draw] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    version: int | None = None
+    """``Draw.version`` of its draws."""
     _part: float = 1.0
 
     @property
@@ -529,7 +535,9 @@ class Drawing:
         return self.settings.prompts
 
     def first(self) -> Draw:
-        """The first draw of the round."""
+        """The first draw of the round, which may have been chosen before."""
+        if self.draws:
+            return self.draws[0]
         redraws = self.sampling.redraws(self.ledger)
         return self._fresh(self._rounded(math.ceil(self.prompts / redraws.rate)) if redraws.adaptive else self.prompts)
 
@@ -566,7 +574,7 @@ class Drawing:
         )
         slots = tuple(range(first, first + count))
         counts = self._counts(indices)
-        draw = Draw(tuple(indices), slots, slots, counts)
+        draw = Draw(tuple(indices), slots, slots, counts, self.version)
         self.draws.append(draw)
         return draw
 
@@ -591,6 +599,7 @@ class Drawing:
             tuple(first + place for place in left),
             tuple(begun.slots[place] for place in left),
             tuple(begun.counts[place] for place in left),
+            self.version,
         )
         self.draws.append(draw)
         return draw

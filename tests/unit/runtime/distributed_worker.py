@@ -70,18 +70,35 @@ def resampled(folder: Path, accelerator: Accelerator) -> Trainer:
     )
 
 
-def tokens(folder: Path, accelerator: Accelerator) -> Trainer:
-    """Completions of different lengths on different ranks, and a loss that couples a group's rows."""
+def load_toy() -> Any:
     from pipelines.vlm.causal_lm import toy
+
+    return toy(["say", "a", "b"])
+
+
+def tokens(folder: Path, accelerator: Accelerator, **settings: Any) -> Trainer:
+    """Completions of different lengths on different ranks, and a loss that couples a group's rows."""
 
     def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
 
-    policy = TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)
+    policy = TokenPolicy(load_toy(), max_tokens=5)
     prompts = [Prompt(f"say {word}", word) for word in ("a", "b", "a b", "b a")]
-    return trainer(
-        policy, folder, prompts, reward=short, steps=3, lr=1e-3, accelerator=accelerator, **algorithm_blocks("gvpo")
-    )
+    settings = {"lr": 1e-3, "accelerator": accelerator, **algorithm_blocks("gvpo"), **settings}
+    return trainer(policy, folder, prompts, reward=short, steps=3, **settings)
+
+
+def ahead(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Rounds that an engine of each process draws while the trainer computes, with the weights of the round before."""
+    from mmgrpo.engines.engine import Synchronized, parameters
+    from mmgrpo.engines.sampler import OwnSampler
+
+    made = tokens(folder, accelerator, staleness=1, sampler=["variance_weighted"])
+    policy: Any = made.policy
+    other = OwnSampler(TokenPolicy(load_toy(), max_tokens=5))
+    weights = lambda: parameters(policy.network)  # noqa: E731
+    policy.draw_with(Synchronized(other, weights, policy.model, max_gap=1e-4, overlaps=True))
+    return made
 
 
 def sighted(folder: Path, accelerator: Accelerator) -> Trainer:
@@ -220,6 +237,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "branches": branches,
     "resampled": resampled,
     "tokens": tokens,
+    "ahead": ahead,
     "offline": offline,
     "sighted": sighted,
     "choices": choices,

@@ -1,0 +1,237 @@
+"""Rounds that are drawn ahead of their updates, so that an engine elsewhere draws while the trainer computes.
+
+With ``rollout.max_staleness`` k the prompts of round r + k are chosen when round r begins, and its samples are drawn
+with the weights that round r begins with: version r. It is trained after k rounds of updates,
+
+    round     r                 r + 1             r + 2              k = 1
+    engine    draws r + 1       draws r + 2       draws r + 3        with the weights of r, r + 1, r + 2
+    trainer   scores, updates   scores, updates   scores, updates    the samples of r - 1, r, r + 1
+
+so that no sample is trained more than k rounds behind, and each k behind but those of the first k rounds. The lag is
+the same whatever takes how long: a run is determined by its configuration, seed and commit, as without.
+
+Within ``round`` the network has the weights that drew: the old log-probs, which the trainer computes, are theirs, as is
+what the engine's are compared with, and importance ratios of the updates are against them. A run whose sampler draws in
+the trainer's process computes the same numbers, one after the other.
+
+A checkpoint has the weights of the versions and the chosen prompts of rounds that were not trained, and no samples: a
+resumed run draws those again, with the same seeds and the same weights.
+
+Asynchronous RLHF (arXiv:2410.18252) has k = 1; PipelineRL (arXiv:2509.19128), which ScaleRL (arXiv:2510.13786) uses
+with k = 8, also changes the weights within a sample, which ours does not: every sample is of one version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from mmgrpo.config.schedules import RULES, Schedule
+from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.policies.generation import Drawer
+from mmgrpo.prompts.ledger import Ledger
+from mmgrpo.prompts.samplers import Draw, Drawing
+from mmgrpo.randomness import derive
+from mmgrpo.rollout import RoundSettings
+from mmgrpo.runtime.networks import exchanged
+from mmgrpo.runtime.sharding import stored, stored_like, whole_weights
+from mmgrpo.types import Policy, Prompt, Request
+from mmgrpo.update import LossRecipe
+
+TABLE = "drawing-"
+"""Prefix of a checkpoint's tables of weights, before the version."""
+
+
+@runtime_checkable
+class Beginning(Protocol):
+    """A policy whose rollouts an engine may draw."""
+
+    engine: Drawer | None
+
+    def begin(self, request: Request) -> None:
+        """Let the engine begin what ``rollout`` of the same request will wait for."""
+        ...
+
+
+@dataclass
+class Ahead:
+    """The rounds of a run that are chosen and not yet trained."""
+
+    most: int
+    """``rollout.max_staleness``."""
+    policy: Policy
+    prompts: Sequence[Prompt]
+    order: PromptOrder
+    ledger: Ledger
+    settings: Callable[[int], RoundSettings]
+    """Those of the round that begins at an optimizer step."""
+    steps: int
+    """Of the run."""
+    stride: int
+    """Optimizer steps of a round."""
+    seed: int
+    accelerator: Accelerator
+    chosen: dict[int, Drawing] = field(default_factory=dict)
+    """By number of the round."""
+    versions: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """Values of the trained parameters at the begin of a round, of those that draw."""
+    begun: set[int] = field(default_factory=set)
+    """Rounds that the engine draws or has drawn, in this process."""
+
+    @contextmanager
+    def round(self, number: int, step: int, cursor: int, again: bool = False) -> Iterator[Drawing | None]:
+        """What round ``number``, which begins after ``step`` steps, draws, within a ``with`` block in which the network
+        has the weights that draw it. ``again``: its engine may be asked for more rows of the round.
+
+        The next round is begun before this one is scored; after it, where its engine is needed until then.
+        """
+        networks = self.policy.networks
+        if not self.most:
+            with networks(networks.sampler):
+                yield None
+            return
+        self._choose(number, step, cursor)
+        drawing, samplers = self.chosen[number], self.settings(step).samplers
+        late = again or number not in self.begun or samplers.redraws_ is not None or samplers.stages is not None
+        if not late:
+            self._begin(number, step)
+        # A further draw takes the prompts that follow those of all rounds so far.
+        drawing.cursor = self._front(cursor)
+        with self._weights(drawing.version, number):
+            yield drawing
+        if late:
+            self._begin(number, step)
+
+    def behind(self, number: int) -> bool:
+        """Whether the weights that drew this round are not those that it begins with."""
+        return number in self.chosen and self.chosen[number].version != number
+
+    def _choose(self, number: int, step: int, cursor: int) -> None:
+        """Choose the prompts of the rounds up to ``most`` ahead, to be drawn with the present weights."""
+        needed = {self.chosen[n].version for n in self.chosen if n >= number}
+        self.versions = {version: value for version, value in self.versions.items() if version in needed}
+        self.chosen = {n: one for n, one in self.chosen.items() if n >= number}
+        network = self.policy.network
+        for n in range(number, number + self.most + 1):
+            if n in self.chosen:
+                continue
+            if n > number and number not in self.versions:
+                self.versions[number] = {name: stored(one, network) for name, one in self._trained().items()}
+            drawing = self._drawing(n, self._settings(step + (n - number) * self.stride), self._front(cursor), number)
+            drawing.first()
+            self.chosen[n] = drawing
+
+    def _settings(self, step: int) -> RoundSettings:
+        return self.settings(min(step, self.steps - 1))
+
+    def _front(self, cursor: int) -> int:
+        return max(cursor, *(one.cursor for one in self.chosen.values())) if self.chosen else cursor
+
+    def _drawing(self, number: int, settings: RoundSettings, cursor: int, version: int) -> Drawing:
+        world = self.accelerator.num_processes
+        drawing = Drawing(settings, self.ledger, self.order, cursor, number, self.seed, world, version=version)
+        drawing.metrics["rollout/staleness"] = float(number - version)
+        return drawing
+
+    def _begin(self, number: int, step: int) -> None:
+        """Let the engine begin the chosen rounds after ``number``."""
+        policy = self.policy
+        if not isinstance(policy, Beginning) or policy.engine is None or not policy.engine.overlaps:
+            return
+        for n, drawing in sorted(self.chosen.items()):
+            start = step + (n - number) * self.stride
+            if n <= number or n in self.begun or start >= self.steps:
+                continue
+            with self._weights(drawing.version, number):
+                # Processes may share a server: it keeps its weights until all have what they draw with them.
+                policy.engine.settle(n)
+                self.accelerator.wait_for_everyone()
+                settings = self._settings(start)
+                shares = drawing.first().parts(self.accelerator.num_processes, settings.prompts_at_once)
+                with whole_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
+                    for places in shares[self.accelerator.process_index]:
+                        policy.begin(self._request(n, drawing.first(), places, settings))
+            self.begun.add(n)
+
+    def _request(self, number: int, draw: Draw, places: Sequence[int], settings: RoundSettings) -> Request:
+        """What ``sample_round`` will ask for, as far as it decides on completions."""
+        prompts, slots = (
+            [self.prompts[draw.indices[place]] for place in places],
+            [draw.slots[place] for place in places],
+        )
+        seed = derive(self.seed, "round", number)
+        return Request(prompts, slots, draw.counts[places[0]], seed, number, settings.sampling)
+
+    @contextmanager
+    def _weights(self, version: int | None, number: int) -> Iterator[None]:
+        """The network has the weights of a version, which are the present ones where it is that of the round."""
+        engine = self.policy.engine if isinstance(self.policy, Beginning) else None
+        if engine is not None:
+            engine.present = version
+        try:
+            if version is None or version == number:
+                yield
+            else:
+                with exchanged(self._trained(), self.versions[version]):
+                    yield
+        finally:
+            if engine is not None:
+                engine.present = None
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        return {name: one for name, one in self.policy.network.named_parameters() if one.requires_grad}
+
+    def state(self, number: int) -> dict[str, Any]:
+        """What a checkpoint at the begin of round ``number`` keeps of chosen rounds; nothing where none is ahead."""
+        kept = {n: one for n, one in self.chosen.items() if n >= number}
+        names = ("version", "cursor", "metrics")
+        rows = {
+            str(n): {"draw": asdict(d.first()), **{name: getattr(d, name) for name in names}} for n, d in kept.items()
+        }
+        return {"chosen": rows} if rows else {}
+
+    def tables(self, number: int) -> dict[str, dict[str, Tensor]]:
+        """The weights of their versions."""
+        needed = {one.version for n, one in self.chosen.items() if n >= number}
+        return {f"{TABLE}{version}": values for version, values in self.versions.items() if version in needed}
+
+    def load(
+        self, state: Mapping[str, Any], tables: Mapping[str, Mapping[str, Tensor]], number: int, step: int
+    ) -> None:
+        """The inverse of both; rounds further behind than ``most`` are chosen again."""
+        self.begun, trained, network = set(), self._trained(), self.policy.network
+        saved = {int(name.removeprefix(TABLE)): one for name, one in tables.items() if name.startswith(TABLE)}
+        self.versions = {
+            version: {n: stored_like(value.to(trained[n].device), trained[n], network) for n, value in values.items()}
+            for version, values in saved.items()
+        }
+        self.chosen = {}
+        for n, one in sorted((int(n), one) for n, one in state.items()):
+            if n - one["version"] <= self.most:
+                settings = self._settings(step + (n - number) * self.stride)
+                drawing = self._drawing(n, settings, one["cursor"], one["version"])
+                draw: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in one["draw"].items()}
+                drawing.draws, drawing.metrics = [Draw(**draw)], dict(one["metrics"])
+                self.chosen[n] = drawing
+
+
+def refuse_stale(most: int, loss: LossRecipe, schedules: Mapping[str, Schedule], offline: float) -> None:
+    """ValueError for ``rollout.max_staleness`` with what decides on a round's samples after they were drawn."""
+    reasons = {
+        "data.offline": offline > 0,
+        "algorithm.hint": loss.hint({}).active,
+        "algorithm.networks: samples": any(rule.parameters.get("samples") for rule in loss.networks),
+        **{f"{name}={one.text}": one.name in RULES for name, one in schedules.items()},
+    }
+    for setting, there in reasons.items():
+        if most and there:
+            raise ValueError(
+                f"rollout.max_staleness: got {most} with {setting}, which decides by the round's own weights or "
+                "numbers what is drawn, expected 0; leave out one of them"
+            )
