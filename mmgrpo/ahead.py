@@ -108,9 +108,11 @@ class Ahead:
         if late:
             self._begin(number, step)
 
-    def behind(self, number: int) -> bool:
-        """Whether the weights that drew this round are not those that it begins with."""
-        return number in self.chosen and self.chosen[number].version != number
+    def off_policy(self, number: int) -> bool:
+        """Whether the weights that drew this round are not those that it begins with: earlier ones, or of another
+        network (``samples`` of algorithm.networks)."""
+        behind = number in self.chosen and self.chosen[number].version != number
+        return behind or bool(self.policy.networks.sampler)
 
     def _choose(self, number: int, step: int, cursor: int) -> None:
         """Choose the prompts of the rounds up to ``most`` ahead, to be drawn with the present weights."""
@@ -119,16 +121,14 @@ class Ahead:
         self.chosen = {n: one for n, one in self.chosen.items() if n >= number}
         network = self.policy.network
         for n in range(number, number + self.most + 1):
-            if n in self.chosen:
+            start = step + (n - number) * self.stride
+            if n in self.chosen or start >= self.steps:
                 continue
             if n > number and number not in self.versions:
                 self.versions[number] = {name: stored(one, network) for name, one in self._trained().items()}
-            drawing = self._drawing(n, self._settings(step + (n - number) * self.stride), self._front(cursor), number)
+            drawing = self._drawing(n, self.settings(start), self._front(cursor), number)
             drawing.first()
             self.chosen[n] = drawing
-
-    def _settings(self, step: int) -> RoundSettings:
-        return self.settings(min(step, self.steps - 1))
 
     def _front(self, cursor: int) -> int:
         return max(cursor, *(one.cursor for one in self.chosen.values())) if self.chosen else cursor
@@ -145,14 +145,13 @@ class Ahead:
         if not isinstance(policy, Beginning) or policy.engine is None or not policy.engine.overlaps:
             return
         for n, drawing in sorted(self.chosen.items()):
-            start = step + (n - number) * self.stride
-            if n <= number or n in self.begun or start >= self.steps:
+            if n <= number or n in self.begun:
                 continue
             with self._weights(drawing.version, number):
                 # Processes may share a server: it keeps its weights until all have what they draw with them.
                 policy.engine.settle(n)
                 self.accelerator.wait_for_everyone()
-                settings = self._settings(start)
+                settings = self.settings(step + (n - number) * self.stride)
                 shares = drawing.first().parts(self.accelerator.num_processes, settings.prompts_at_once)
                 with whole_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
                     for places in shares[self.accelerator.process_index]:
@@ -173,7 +172,7 @@ class Ahead:
         """The network has the weights of a version, which are the present ones where it is that of the round."""
         engine = self.policy.engine if isinstance(self.policy, Beginning) else None
         if engine is not None:
-            engine.present = version
+            engine.holds(version)
         try:
             if version is None or version == number:
                 yield
@@ -182,7 +181,7 @@ class Ahead:
                     yield
         finally:
             if engine is not None:
-                engine.present = None
+                engine.holds(None)
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return {name: one for name, one in self.policy.network.named_parameters() if one.requires_grad}
@@ -214,7 +213,7 @@ class Ahead:
         self.chosen = {}
         for n, one in sorted((int(n), one) for n, one in state.items()):
             if n - one["version"] <= self.most:
-                settings = self._settings(step + (n - number) * self.stride)
+                settings = self.settings(step + (n - number) * self.stride)
                 drawing = self._drawing(n, settings, one["cursor"], one["version"])
                 draw: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in one["draw"].items()}
                 drawing.draws, drawing.metrics = [Draw(**draw)], dict(one["metrics"])

@@ -271,8 +271,7 @@ class Trainer:
         first_gap, batch, self.at_boundary = 0.0, round_.batch, not self.networks.optimizers
         round_.metrics.update(learn(self.policy, batch, self.loss, self.optim, self.accelerator))
         self.seconds += sum(round_.metrics.get(f"time/{part}", 0.0) for part in ("rollout", "reward", "learners"))
-        # Weights that another network's rollout does not come from are off policy from the first step.
-        self.moved, lines = bool(self.networks.sampler) or self.ahead.behind(self.round), []
+        self.moved, lines = self.ahead.off_policy(self.round), []
         for epoch in range(self.optim.epochs):
             generator = stream(self.seed, "minibatch", self.round, epoch)
             for rows in minibatches(batch.decisions.keys["prompt"], self.optim.updates, generator):

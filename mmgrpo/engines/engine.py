@@ -174,6 +174,10 @@ class Synchronized:
         # A daemon, so that a server that hangs does not keep a run that ends.
         threading.Thread(target=generate, name=f"draws with the weights of {drawing.round}", daemon=True).start()
 
+    def holds(self, version: int | None) -> None:
+        """The network has the weights of round ``version`` from now on; None: of the round of each ``Drawing``."""
+        self.present = version
+
     def settle(self, number: int = 0) -> None:
         """Wait for what was begun; its completions or errors are kept for ``draw``."""
         wait(self.begun.values())
@@ -274,18 +278,11 @@ class Lanes:
 
     def __init__(self, lanes: Sequence[Synchronized]) -> None:
         self.lanes, self.last = lanes, lanes[0]
-        self._present: int | None = None
 
-    @property
-    def present(self) -> int | None:
+    def holds(self, version: int | None) -> None:
         """As of ``Synchronized``."""
-        return self._present
-
-    @present.setter
-    def present(self, version: int | None) -> None:
-        self._present = version
         for lane in self.lanes:
-            lane.present = version
+            lane.holds(version)
 
     def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
         """Completions by the engine of the round."""

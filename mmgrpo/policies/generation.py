@@ -118,8 +118,10 @@ class Drawer(Protocol):
 
     overlaps: bool
     """Whether it draws what was begun while the trainer computes."""
-    present: int | None
-    """The round whose weights the network holds at present; None: that of each ``Drawing``."""
+
+    def holds(self, version: int | None) -> None:
+        """The network has the weights of round ``version`` from now on; None: of the round of each ``Drawing``."""
+        ...
 
     def begin(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> None:
         """Begin what ``draw`` will be asked for."""

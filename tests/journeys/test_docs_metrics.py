@@ -81,6 +81,7 @@ def written(folder: Path) -> set[str]:
             policy,
             folder / str(number),
             toy_prompts(4),
+            staleness=number % 2,
             scorers=[Scorer("first", first), Scorer("second", second)],
             **algorithm_blocks(preset, **changes),
         )

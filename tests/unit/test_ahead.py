@@ -35,12 +35,20 @@ def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
 
 
+def long(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    return [float(len(output.text) > 3) for output in outputs]  # type: ignore[union-attr]
+
+
 def ends(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    return [float(output.tokens) % 3 for output in outputs]  # type: ignore[union-attr]
+    return [-float(output.tokens % 3) for output in outputs]  # type: ignore[union-attr]
 
 
 # Thoughts that are cut off after 4 tokens are ended by given words, and go on with the weights that drew them.
 SCALE_RL = algorithm_blocks("scale_rl", added="interrupted(text=' b', marker='b b b', tokens=2, least=2)")
+
+
+def slow(*values: Any, **named: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow, **named)
 
 
 class Watched:
@@ -92,15 +100,14 @@ def lines(run: Trainer) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("k", "settings"),
     [
-        (1, {}),
-        (2, {}),
-        (3, {"updates": 2, "steps": 12}),
-        (1, {"sampler": ["dynamic_sampling(rounds=2)"], "reward": lambda p, o: [float(len(x.text) > 3) for x in o]}),
-        (2, {"sampler": ["retire(at=-2.5)"]}),
-        (1, {**SCALE_RL, "reward": ends}),
-        (1, {"schedules": {"sampling.temperature": "linear(1.2, 0.7)", "data.group_size": "stages(4, (3, 6))"}}),
+        pytest.param(1, {}, id="1"),
+        slow(2, {}, id="2"),
+        slow(3, {"updates": 2, "steps": 12}, id="3"),
+        slow(1, {"sampler": ["dynamic_sampling(rounds=2)"], "reward": long}, id="redraws"),
+        slow(2, {"sampler": ["retire(at=-2.5)"]}, id="filter"),
+        slow(1, {**SCALE_RL, "reward": ends}, id="scale_rl"),
+        slow(1, {"schedules": {"sampling.temperature": "linear(1.2, 0.7)", "data.group_size": "stages(4, (3, 6))"}}),
     ],
-    ids=["1", "2", "3", "redraws", "filter", "scale_rl", "schedules"],
 )
 def test_engines_that_overlap_give_the_numbers_of_a_run_that_draws_one_round_after_the_other(tmp_path, k, settings):
     sequential = made(tmp_path / "sequential", k, Watched(), overlaps=False, **settings)
@@ -110,6 +117,7 @@ def test_engines_that_overlap_give_the_numbers_of_a_run_that_draws_one_round_aft
     for run in (sequential, overlapped, alone):
         run.fit()
     assert lines(overlapped) == lines(sequential)
+    assert settings.get("loss") is None or sum(line["added/rows"] for line in lines(overlapped)) > 0
     for one, other in zip(lines(alone), lines(sequential), strict=True):  # a sampler's log-probs differ in rounding
         assert one["reward/reward/mean"] == other["reward/reward/mean"]
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
@@ -148,7 +156,8 @@ def test_a_round_is_drawn_with_the_weights_of_k_rounds_before_and_its_old_log_pr
         with torch.no_grad():
             for name, value in kept[version].items():
                 run.trained[name].copy_(value)
-            scored = run.policy._trained(batch.rollouts[0].steps)["log_probs"]
+            policy: Any = run.policy
+            scored = policy._trained(batch.rollouts[0].steps)["log_probs"]
         mask = batch.decisions.decision_mask
         assert torch.equal(scored[mask], batch.decisions.log_probs[mask])
 
@@ -176,8 +185,9 @@ def test_the_next_round_is_drawn_while_this_one_is_scored_and_trained(tmp_path):
     assert waited and all(waited)
 
 
-@pytest.mark.parametrize("settings", [{}, {"sampler": ["retire(at=-2.5)"]}, {"updates": 2}], ids=str)
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize(
+    ("k", "settings"), [(2, {}), slow(1, {"sampler": ["retire(at=-2.5)"]}), slow(2, {"updates": 2})], ids=str
+)
 def test_a_run_that_is_stopped_draws_what_was_not_trained_again_and_ends_with_the_same_bits(tmp_path, k, settings):
     """Weights of the versions and chosen prompts are in the checkpoint; samples are not."""
     whole = made(tmp_path / "whole", k, *[Watched() for _ in range(k)], steps=6, **settings)
@@ -187,13 +197,14 @@ def test_a_run_that_is_stopped_draws_what_was_not_trained_again_and_ends_with_th
         stopped.run_round()
     stopped.save()
     resumed = made(tmp_path / "cut", k, *[Watched() for _ in range(k)], steps=6, **settings)
-    assert resumed.resume() and resumed.ahead.behind(resumed.round)
+    assert resumed.resume() and resumed.ahead.off_policy(resumed.round)
     resumed.fit()
     assert lines(resumed) == lines(whole)
     for name, value in whole.trained.items():
         assert torch.equal(value, resumed.trained[name])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_run_without_it_and_one_with_it_resume_either_way(tmp_path):
     first = made(tmp_path, 1, Watched(), save_every=1, steps=2)
     first.fit()
@@ -231,6 +242,7 @@ class NotFinite(Watched):
         return [[Drawn(one.ids, [float("nan")] * len(one.ids), one.version) for one in row] for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "reason"), [(Watched(dies), "does not answer"), (NotFinite(), "not finite")])
 def test_an_engine_that_dies_or_answers_nan_while_the_trainer_computes_loses_no_step(tmp_path, engine, reason):
     """The update at the time goes on; the run stops where it would train on what failed, and goes on from there."""
@@ -247,6 +259,7 @@ def test_an_engine_that_dies_or_answers_nan_while_the_trainer_computes_loses_no_
     assert lines(again) == lines(whole)
 
 
+@pytest.mark.slow
 def test_an_engine_that_was_started_again_meanwhile_is_sent_the_earlier_weights_again(tmp_path):
     whole, run = made(tmp_path / "whole", 1, Watched()), made(tmp_path / "run", 1, Watched(forgets()))
     whole.fit()
@@ -254,6 +267,7 @@ def test_an_engine_that_was_started_again_meanwhile_is_sent_the_earlier_weights_
     assert lines(run) == lines(whole)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_slow_while_the_trainer_computes_is_waited_for(tmp_path):
     def slow(drawing: Any) -> None:
         time.sleep(0.2)
@@ -267,8 +281,9 @@ def test_a_server_that_is_slow_while_the_trainer_computes_is_waited_for(tmp_path
 def test_every_policy_may_train_on_rounds_of_earlier_weights(tmp_path):
     """A denoising policy draws them itself, one after the other; with 0 the run is the one without."""
     found = []
-    for name, staleness in (("none", {}), ("zero", {"staleness": 0}), ("one", {"staleness": 1})):
-        run = trainer(toy_policy(), tmp_path / name, toy_prompts(4), steps=4, **staleness)
+    for name, staleness in (("none", None), ("zero", 0), ("one", 1)):
+        given: dict[str, Any] = {} if staleness is None else {"staleness": staleness}
+        run = trainer(toy_policy(), tmp_path / name, toy_prompts(4), steps=4, **given)
         run.fit()
         found.append([{n: v for n, v in line.items() if n != "rollout/staleness"} for line in lines(run)])
     assert found[0] == found[1] != found[2]
