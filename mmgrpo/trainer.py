@@ -281,7 +281,6 @@ class Trainer:
                 further = len(lines) + 1 < self.optim.steps_per_round and self.step + 1 < self.steps
                 batch, gap, line = self._step(batch, rows, on_policy, further)
                 first_gap = max(first_gap, gap)
-                # The round's time is logged with its first step only.
                 of_round = {n: 0.0 if lines and n.startswith("time/") else v for n, v in round_.metrics.items()}
                 line = {**of_round, **line, "ratio/first_minus_one": first_gap}
                 self.schedules.observe(line)
