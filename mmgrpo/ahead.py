@@ -39,8 +39,7 @@ from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.samplers import Draw, Drawing
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundSettings
-from mmgrpo.runtime.networks import exchanged
-from mmgrpo.runtime.sharding import stored, stored_like, whole_weights
+from mmgrpo.runtime.sharding import drawing_weights, exchanged, stored, stored_like
 from mmgrpo.types import Policy, Prompt, Request
 from mmgrpo.update import LossRecipe
 
@@ -153,7 +152,7 @@ class Ahead:
                 self.accelerator.wait_for_everyone()
                 settings = self.settings(step + (n - number) * self.stride)
                 shares = drawing.first().parts(self.accelerator.num_processes, settings.prompts_at_once)
-                with whole_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
+                with drawing_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
                     for places in shares[self.accelerator.process_index]:
                         policy.begin(self._request(n, drawing.first(), places, settings))
             self.begun.add(n)
@@ -177,7 +176,7 @@ class Ahead:
             if version is None or version == number:
                 yield
             else:
-                with exchanged(self._trained(), self.versions[version]):
+                with exchanged(self.policy.network, self.versions[version]):
                     yield
         finally:
             if engine is not None:
