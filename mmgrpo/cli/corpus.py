@@ -48,9 +48,10 @@ def suitable(prompts: Sequence[Prompt], is_translation: bool, default: Sequence[
 
 def normal_of(rewards: Sequence[str]) -> str:
     """The text normalization of the first reward that compares transcripts; empty without such a reward."""
-    from reward_models import SPEECH
+    from reward_models import REWARDS
 
-    normals = [str(values.get("normal", "language")) for name, values in map(parse, rewards) if name in SPEECH]
+    compared = {name for name, entry in REWARDS.items() if entry.function.startswith("reward_models.rules.speech:")}
+    normals = [str(values.get("normal", "language")) for name, values in map(parse, rewards) if name in compared]
     return normals[0] if normals else ""
 
 

@@ -359,6 +359,10 @@ def measured_before(path: str | Path, weights: Mapping[str, float]) -> dict[str,
             )
             for line in lines
         }
+    if not place.is_file():
+        raise FileNotFoundError(
+            f"data.ledger: {place}: no such file or folder; mmgrpo evaluate writes one with --output"
+        )
     try:
         values = json.loads(place.read_text(encoding="utf-8"))["values"]
         rows = {row["key"]: row for row in values}

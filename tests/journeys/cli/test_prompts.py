@@ -11,7 +11,7 @@ import torch
 from mmgrpo.cli.prompts import budgets, is_weak
 from mmgrpo.config.registry import bind
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.prompts.ledger import FILE, Ledger, key_of
+from mmgrpo.prompts.ledger import FILE, Ledger, key_of, measured_before
 from mmgrpo.prompts.trackers import TRACKERS
 from mmgrpo.report.html import write_report
 from mmgrpo.report.ledger import read_hardness
@@ -101,6 +101,11 @@ def test_rows_that_are_solved_blind_are_problems_and_the_others_are_kept(tmp_pat
     assert [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()] == lines[1:]
     with pytest.raises(ValueError, match="--blind"):
         call("check-data", str(data), "--blind", str(data))
+
+
+def test_rates_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"data\.ledger.*rates\.json"):
+        measured_before(tmp_path / "rates.json", {"task": 1.0})
 
 
 def test_a_run_begins_with_what_another_measured(run, tmp_path, capsys):
