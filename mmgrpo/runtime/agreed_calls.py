@@ -63,6 +63,8 @@ class AgreedCalls:
         """A backward pass will follow from it."""
         self.spare = self.backwards = False
         """A spare call, or a backward pass, is running."""
+        self.passes = 0
+        """Backward passes so far."""
         self.tie = self._loose()
         self.group = torch.distributed.new_group(backend="gloo")
         for unit in self.place:
@@ -112,6 +114,7 @@ class AgreedCalls:
             run(loss + self.tie)
         finally:
             self.backwards, self.tie = False, self._loose()
+            self.passes += 1
 
     def _before(self, unit: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if not self.active or self.spare:

@@ -127,8 +127,8 @@ def moved(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
 
     none                2 (n - 1) / n T                                  once an update
     full, in step       (n - 1) / n W for each call without a gradient, 2 (n - 1) / n W + (n - 1) / n T with one
-    full, otherwise     (n - 1) / n W for each rollout; in an update the same for every call of a block, with its W and
-                        T, and (n - 1) / n (W + T) for what is outside of blocks
+    full, otherwise     (n - 1) / n W for each rollout; in an update (n - 1) / n W for each call of a block, twice
+                        with a gradient, and T for each backward pass; (n - 1) / n (W + T) for what is in no block
     HSDP, r copies      and 2 (r - 1) / r T / n for each call with a gradient; outside of blocks 2 (r - 1) / r T
     """
     weights, trained, updates = seen["weights"], seen["trained bytes"], seen["updates"]
@@ -338,13 +338,17 @@ def bytes_of(parameters: Sequence[Tensor]) -> int:
 
 
 def agreed(network: Any, calls: Any, counts: Counter[str]) -> set[str]:
-    """Count the bytes that calls which processes agree on gather and reduce; names of the blocks' parameters."""
+    """Count the bytes that calls which processes agree on gather and reduce; names of the blocks' parameters. Gradients
+    of all calls in a backward pass are reduced once."""
+    learned: set[tuple[Any, int]] = set()
 
     def count(unit: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
         if calls.active and not calls.backwards:
             learns = torch.is_grad_enabled() and any(one.requires_grad for one in tensors([*inputs, *named.values()]))
             counts["gathered"] += bytes_of(list(unit.parameters())) * (2 if learns else 1)
-            counts["reduced"] += 4 * learns * sum(one.numel() for one in unit.parameters() if one.requires_grad)
+            if learns and (unit, calls.passes) not in learned:
+                learned.add((unit, calls.passes))
+                counts["reduced"] += 4 * sum(one.numel() for one in unit.parameters() if one.requires_grad)
 
     for unit in calls.place:
         unit.register_forward_pre_hook(count, with_kwargs=True)
