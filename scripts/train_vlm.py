@@ -10,8 +10,7 @@ sampling distribution (temperature included); PPO's clipped ratio per token (or 
 and its media are computed once for all its completions, in sampling and in training.
 What it is not: there is no value network, no learned reward of the text, and no separate sampling engine: old
 log-probabilities are those of the rollout (with --sampling.dtype they are recomputed in the precision of training).
-Several processes hold the whole
-model each, or divide it (distributed.shard=full, docs/scaling.md).
+Several processes hold the whole model each, or divide it (distributed.shard=full, docs/scaling.md).
 A prompt whose media cannot be read is skipped and listed, or stops the run; it is never replaced or truncated.
 """
 
