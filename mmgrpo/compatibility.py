@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
-from mmgrpo.config.registry import Bound
+from mmgrpo.config.registry import Bound, parse
 from mmgrpo.learners import all_fields, all_scores
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
@@ -34,8 +34,9 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"{', '.join(sorted(policy.provides))}); choose another preset or objective"
             + (f", or add a network of the name '{other}' to algorithm.networks" if other else "")
         )
-    if bool(recipe.fields & STEP_FIELDS) != bool(policy.fields & STEP_FIELDS) and policy.kind == "gaussian":
-        refuse_step_rewards(recipe, bool(policy.fields & STEP_FIELDS))
+    completes = bool(policy.fields & STEP_FIELDS)
+    if bool(recipe.fields & STEP_FIELDS) != completes and policy.kind in ("gaussian", "tokens"):
+        refuse_step_rewards(recipe, completes, "states" if policy.kind == "tokens" else "completion_steps")
     if (
         absent := (recipe.fields | all_fields(loss))
         - policy.fields
@@ -55,6 +56,11 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
         )
     if recipe.tree_blocks and "tree" not in policy.keys:
         refuse_trees(recipe, policy.kind)
+    if policy.kind == "tokens" and (ragged := [b for b in recipe.tree_blocks if parse(b)[0] != "tree_siblings"]):
+        raise ValueError(
+            f"algorithm: got '{', '.join(ragged)}', which compares decisions at one position, and in texts a position "
+            "is another step in every sample; take credit tree_siblings, or broadcast with the keys prompt and tree"
+        )
     if unknown := {key.name for key in recipe.keys} - policy.keys:
         raise ValueError(
             f"algorithm.keys: got {', '.join(sorted(unknown))}, expected keys of this policy's samples "
@@ -81,16 +87,17 @@ def refuse_networks(policy: Policy, loss: LossRecipe, name: str) -> frozenset[st
     return asked
 
 
-def refuse_step_rewards(recipe: AdvantageRecipe, completes: bool) -> None:
+def refuse_step_rewards(recipe: AdvantageRecipe, completes: bool, setting: str = "completion_steps") -> None:
     """Raise ValueError for a credit of step rewards without completions, and for completions that no credit reads."""
+    none, some = ("''", "completed(count=9)") if setting == "states" else ("0", "sampling.steps (the whole ODE)")
     if completes:
         raise ValueError(
-            f"sampling.completion_steps: states are completed and scored, and algorithm.credit '{recipe.credit.text}' "
-            "does not read their rewards; set completion_steps=0, or choose a credit that does, e.g. step_return"
+            f"sampling.{setting}: states are completed and scored, and algorithm.credit '{recipe.credit.text}' "
+            f"does not read their rewards; set {setting}={none}, or choose a credit that does, e.g. step_return"
         )
     raise ValueError(
         f"algorithm.credit: got '{recipe.credit.text}', which compares rewards of single steps, and nothing completes "
-        "the states between them; set sampling.completion_steps, e.g. to sampling.steps (the whole ODE)"
+        f"the states between them; set sampling.{setting}, e.g. to {some}"
     )
 
 
@@ -127,7 +134,7 @@ def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:
     raise ValueError(
         f"algorithm.{line}: got '{', '.join(recipe.tree_blocks)}', which compares samples that share decisions, and "
         f"samples of a policy of {kind} share none: trees are grown by denoising policies (sampling.plan branch_tree, "
-        "one_step_branch, ...) only; choose another credit, e.g. broadcast, and another select"
+        "one_step_branch, ...) and of texts by sampling.tree; choose another credit, e.g. broadcast, and another select"
     )
 
 

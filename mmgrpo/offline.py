@@ -24,6 +24,7 @@ from mmgrpo.config.settings import Optim
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.pairs import lacking, tied
 from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.objectives.aggregation import per_prompt
 from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
@@ -36,6 +37,8 @@ from mmgrpo.update import Batch, LossRecipe, scored
 
 GRADE = "grade"
 """Name of the column of grades where others have rewards."""
+CATEGORY_WEIGHT = "category_weight"
+"""What an aggregation reads of the ledger where categories of the data are weighed by their losses."""
 MEASURED = "measured_value"
 """What a baseline reads of the ledger where answers are taken one by one."""
 
@@ -70,6 +73,7 @@ class Offline:
         ValueError for a policy that cannot score given answers, for an algorithm that does not compare them, and for
         prompts without answers that it reads, or that were not measured where it needs that.
         """
+        refuse_categories(loss, share)
         if not share:
             return None
         refuse_algorithm(recipe, loss)
@@ -130,6 +134,9 @@ class Offline:
             advantages = grade[:, None].expand_as(decisions.log_probs)
             batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
             metrics = self._metrics(batch, grade, loss, optim.micro_batch_size, accelerator)
+            if CATEGORY_WEIGHT in loss.fields:
+                batch = self._balanced(batch, loss, ledger, optim.micro_batch_size, accelerator)
+                metrics |= ledger.metrics()
         evaluations = torch.tensor([rollout.evaluations], device=accelerator.device)
         metrics |= {
             "rollout/rows": float(len(grade)),
@@ -138,6 +145,38 @@ class Offline:
             "time/reward": 0.0,
         }
         return Round(batch, [rollout], scores, [GRADE], cursor, metrics, grade)
+
+    def _balanced(
+        self, batch: Batch, loss: LossRecipe, ledger: Ledger, micro_batch_size: int, accelerator: Accelerator
+    ) -> Batch:
+        """The batch with the weight of each row's category, after the losses before this round have moved them."""
+        decisions = batch.decisions
+        dense = {name: torch.zeros_like(decisions.log_probs) for name in sorted(loss.scores)}
+        with torch.no_grad(), whole_weights(self.policy.network):
+            for at, scores in scored(self.policy, batch, decisions.decision_mask, loss.scores, micro_batch_size):
+                for name, value in dense.items():
+                    value[at] = scores[name].to(value.dtype)
+        nowhere = torch.zeros_like(batch.loss_mask)
+        inputs = {
+            "old_log_probs": decisions.log_probs,
+            "advantages": batch.advantages,
+            "loss_mask": batch.loss_mask,
+            "decision_mask": decisions.decision_mask,
+            "key": decisions.keys["prompt"],
+            "drawn": nowhere,
+        }
+        values = loss.objective(inputs | {name: sum_over_ranks(one, accelerator) for name, one in dense.items()}).values
+        each = per_prompt(batch.loss_mask, decisions.keys["prompt"])
+        prompt = decisions.fields["prompt_index"].cpu()
+        category = ledger.category[prompt]
+        counts = torch.bincount(ledger.category[torch.tensor(self.usable)], minlength=len(ledger.names)).double()
+        balance = len(self.usable) / counts.clamp(min=1)
+        sums = torch.zeros(len(counts), dtype=torch.float64)
+        sums.index_add_(0, category, (each * values).sum(1).double().cpu())
+        ledger.lose({int(index): float(balance[index] * sums[index]) for index in category.unique()})
+        weight = ledger.fields({CATEGORY_WEIGHT}, prompt)[CATEGORY_WEIGHT] * balance[category]
+        fields = {**decisions.fields, CATEGORY_WEIGHT: weight.to(values)}
+        return replace(batch, decisions=replace(decisions, fields=fields))
 
     def _metrics(
         self, batch: Batch, grade: torch.Tensor, loss: LossRecipe, micro_batch_size: int, accelerator: Accelerator
@@ -204,6 +243,20 @@ def refuse_algorithm(recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         raise ValueError(
             f"data.offline: got algorithm.weighting '{recipe.weighting[0].text}', which follows the rewards of "
             "samples, expected none; leave it out, or set data.offline=0"
+        )
+
+
+def refuse_categories(loss: LossRecipe, share: float) -> None:
+    """ValueError for weights of categories that follow their losses in a run that is not of given answers alone."""
+    if CATEGORY_WEIGHT in loss.fields and share != 1:
+        raise ValueError(
+            f"data.offline: got {share:g} with algorithm.aggregation '{loss.aggregation.text}', whose weights follow "
+            "the losses of given answers, expected 1; set it, or choose another aggregation, e.g. per_prompt"
+        )
+    if CATEGORY_WEIGHT in loss.fields and loss.objective.block.level != "group":
+        raise ValueError(
+            f"algorithm.aggregation: got '{loss.aggregation.text}' with the objective '{loss.objective.text}', which "
+            "takes answers one by one, expected one that compares them, e.g. preference(...)"
         )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmgrpo.advantages.baseline import greedy_values
 from mmgrpo.advantages.groups import Rows
+from mmgrpo.config.names import nearest
 from mmgrpo.randomness import derive
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, score_outputs
 from mmgrpo.types import Completions, Output, Policy, Prompt, Request, Rollout, select_rows
@@ -29,6 +30,12 @@ def begin_step_rewards(
 ) -> Callable[[RewardScores], tuple[dict[str, Tensor], Rows]]:
     """Complete the states and begin to score them. The returned function takes the scores of the outputs, and waits
     for the fields and for the rows all of whose completions could be scored."""
+    names = [scorer.name for scorer in scorers]
+    if completions.by and completions.by not in names:
+        raise ValueError(f"sampling.states: unknown reward '{completions.by}'.{nearest(completions.by, names)}")
+    column = names.index(completions.by) if completions.by else 0
+    chosen = slice(column, column + 1) if completions.by else slice(len(scorers))
+    scorers, weights = scorers[chosen], torch.ones_like(weights[:1]) if completions.by else weights[chosen]
     begun, first = [], 0
     for outputs in completions.parts():
         rows = completions.rows[first : first + len(outputs)]
@@ -36,11 +43,15 @@ def begin_step_rewards(
         begun.append(begin_scoring(scorers, prompts, outputs, select_rows(rollout.decisions, rows)))
         first += len(outputs)
 
+    def summed(scores: RewardScores) -> tuple[Tensor, Tensor]:
+        return greedy_values(scores, torch.arange(len(scores.values)), weights)
+
     def finish(scores: RewardScores) -> tuple[dict[str, Tensor], Rows]:
-        count = len(scorers)
-        finals = RewardScores(scores.values[:, :count], scores.valid[:, :count], scores.abstentions[:, :count])
-        everything = join_scores([*(one() for one in begun), finals])
-        values, scored = greedy_values(everything, torch.arange(len(everything.values)), weights[:count])
+        tables = scores.values, scores.valid, scores.abstentions
+        parts = [summed(RewardScores(*(one[:, chosen] for one in tables)))]
+        if begun:
+            parts.insert(0, of_states(*summed(join_scores([one() for one in begun])), completions))
+        values, scored = (torch.cat([part[place].to(weights.device) for part in parts]) for place in range(2))
         there = completions.before >= 0
         before, after = completions.before.clamp(min=0), completions.after.clamp(min=0)
         values, scored = values.to(there.device), scored.to(there.device)
@@ -51,6 +62,17 @@ def begin_step_rewards(
         return fields, ((scored[before] & scored[after]) | ~there).all(1).to(scores.valid.device)
 
     return finish
+
+
+def of_states(values: Float[Tensor, "N"], scored: Rows, completions: Completions) -> tuple[Float[Tensor, "S"], Rows]:
+    """The value of each state from those of its completions, of which one at least could be scored: their mean or, with
+    eta, ln(mean exp(eta r)) / eta (ER-PRM, arXiv:2412.11006). 1 and 0: .5, and .62011 with eta 1."""
+    several, known = (one.view(-1, completions.count) for one in (values, scored))
+    number, eta = known.sum(1).clamp(min=1), completions.eta
+    if not eta:
+        return torch.where(known, several, 0.0).sum(1) / number, known.any(1)
+    raised = torch.where(known, eta * several, -torch.inf).logsumexp(1) - number.log()
+    return torch.where(known.any(1), raised / eta, 0.0), known.any(1)
 
 
 def judged(

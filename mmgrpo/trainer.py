@@ -151,7 +151,7 @@ class Trainer:
             raise ValueError(f"got steps {self.steps}, expected at least 1")
         if self.rounds.group_size < 2:
             refuse_alone(self.rounds.group_size, self.recipe, self.loss)
-        self.rounds.samplers.refuse((self.recipe.fields | self.loss.replay({}).fields) & LEDGER_FIELDS, "algorithm")
+        self.rounds.samplers.refuse((self.recipe.fields | self.loss.fields) & LEDGER_FIELDS, "algorithm")
         RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
         self.schedules.check(self.policy, self.rounds)
         refuse_mismatch(self.policy, self.recipe, self.loss)

@@ -229,6 +229,12 @@ class Completions:
     """The completion of the state before each decision."""
     after: Int[Tensor, "B T"]
     """The completion of the state after each decision."""
+    by: str = ""
+    """The reward that scores them; empty: the weighted sum."""
+    count: int = 1
+    """Completions of each state, one after the other in ``parts`` and ``rows``; numbers are those of states."""
+    eta: float = 0.0
+    """What of several is taken: their mean, or ln(mean exp(eta r)) / eta."""
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class LossRecipe:
     @property
     def fields(self) -> frozenset[str]:
         """Names in ``Decisions.fields`` that rollouts must have."""
-        return frozenset(self.aggregation.block.needs) - BATCH_NAMES
+        return frozenset(self.aggregation.block.needs) - BATCH_NAMES | self.replay({}).fields
 
     @property
     def records(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.registry import bind, parse
 from mmgrpo.config.settings import Config, Sections
@@ -126,6 +127,9 @@ class LanguageFamily:
             from mmgrpo.policies.perturbed_prompts import VARIANTS
 
             bind(variants, VARIANTS, "sampling.variants")
+        if "states" in {one.name for one in fields(sampling)}:
+            check_states(config)
+            check_tree(config)
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
         if getattr(config.data, "reference_in_group", False) and parse(config.algorithm.added)[0] == "refined":
@@ -208,7 +212,7 @@ class LanguageFamily:
             model.exact_head = True
         # Options that only some families offer, and the policy's names of them.
         optional = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
-        optional["variants"] = "variants"
+        optional |= {name: name for name in ("variants", "states", "tree")}
         extra = {optional[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in optional}
         needed = AdvantageRecipe.of(config.algorithm).fields
         policy = TokenPolicy(
@@ -316,6 +320,47 @@ def check_positions(config: Config, path: str) -> None:
             f"sampling.max_tokens: got {tokens}, expected at most {positions - prefix}, the {positions} positions of "
             f"'{path}' less the {prefix} of its prompt; lower it"
         )
+
+
+def check_states(config: Config) -> None:
+    """ValueError for judged states without a credit that reads them, the other way round, and for an unknown reward."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.compatibility import refuse_step_rewards
+    from mmgrpo.policies.text_states import STATES
+
+    recipe, text = AdvantageRecipe.of(config.algorithm), config.sampling.states
+    if bool(text) != ("step_rewards" in recipe.fields):
+        refuse_step_rewards(recipe, bool(text), "states")
+    if not text:
+        return
+    by = bind(text, STATES, "sampling.states")({}).by
+    names = [str(more.get("log_as", name.split(":")[-1])) for name, more in map(parse, config.rewards)]
+    if by and by not in names:
+        raise ValueError(
+            f"sampling.states: unknown reward '{by}'.{nearest(by, names)} Add it to rewards, with weight=0"
+        )
+
+
+def check_tree(config: Config) -> None:
+    """ValueError for a tree of texts that does not fit the size of groups, or what else draws samples."""
+    from mmgrpo.policies.text_trees import TREES, refuse_beside
+
+    data, sampling, algorithm = config.data, config.sampling, config.algorithm
+    if not sampling.tree:
+        return
+    used = {f"sampling.{name}": getattr(sampling, name) for name in ("states", "contrast", "variants", "dtype")}
+    used |= {
+        "sampling.draw_batch_size": sampling.draw_batch_size,
+        "rollout.engine": config.rollout.engine.removeprefix("policy"),
+    }
+    used |= {
+        "sampling.search": sampling.search.removeprefix("sample"),
+        "data.reference_in_group": data.reference_in_group,
+    }
+    used |= {"sampling.truncated": sampling.truncated.removeprefix("train")}
+    for name in ("replay", "supervised", "hint", "added"):
+        used[f"algorithm.{name}"] = getattr(algorithm, name).removeprefix("none")
+    refuse_beside(bind(sampling.tree, TREES, "sampling.tree")({}), data.group_size, sampling.max_tokens, used)
 
 
 def check_spread(config: Config) -> None:

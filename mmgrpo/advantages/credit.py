@@ -303,6 +303,75 @@ def step_mixture(
     return outcome * broadcast(advantages, keep, node, decision_mask) + process * steps
 
 
+@block(CREDITS)
+def step_gain(step_rewards: Matrix, step_ends: Matrix, decision_mask: Mask) -> Matrix:
+    """Every token of a step of a text has what the step gained, V(s_(k+1)) - V(s_k) (VinePPO, arXiv:2410.01679).
+
+    The values are those of completions drawn from there (``sampling.states completed(...)``) and 0 gain is 0 advantage.
+    V = .25, .5, .5, .125 and a reward of 1: .25, 0, -.375, .875, whose sum is 1 - .25 whatever the values between.
+    """
+    return spread_backward(step_rewards, step_ends, decision_mask)
+
+
+@block(CREDITS, level="group")
+def process_reward(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    step_values: Matrix,
+    step_ends: Matrix,
+    *,
+    alpha: Annotated[float, ANY_NUMBER],
+    clip: Annotated[float, UPPER_BOUND] = torch.inf,
+    delta: bool = True,
+    outcome: Annotated[float, ANY_NUMBER] = 1.0,
+    over: Annotated[str, OVER] = "group",
+    ddof: Annotated[int, DDOF] = 1,
+    eps: float = 1e-4,
+) -> Matrix:
+    """Returns of ``alpha`` times the step rewards q_k of a process reward model, and of ``outcome`` times the reward at
+    the last step, standardized over the tokens of the group (arXiv:2410.15115; its alpha was not found).
+
+    q_k is the value of the text after step k (``sampling.states judged(by=...)``). Clip: min(q_k - clip, 0), .9 in a
+    note on the paper. Delta, after it: d_k = q_k - q_(k+1), d_(K-1) = q_(K-1), d_K = 0, so that the return from step k
+    is q_k, not a sum that grows with the number of steps. q = .9, .6, .8, .3: clip(.7) 0, -.1, 0, -.4; delta .3, -.2,
+    .8, 0; both .1, -.1, 0, 0. The paper's PPO has a value network where this has the group.
+    """
+    ends = (step_ends > 0) & decision_mask
+    quality = torch.where(ends, step_values + step_rewards, 0.0)
+    if clip < torch.inf:
+        quality = torch.where(ends, (quality - clip).clamp(max=0), 0.0)
+    later = ends.flip(1).cumsum(1).flip(1)  # steps from this one to the last
+    rewards = quality
+    if delta:
+        following = _following(quality, ends)
+        rewards = torch.where(later > 2, quality - following, torch.where(later == 2, quality, 0.0))
+    last = ends & (later == 1)
+    whole = torch.where(ends, alpha * rewards, 0.0) + torch.where(last, outcome * values[:, None], 0.0)
+    return standardized(returns(whole, decision_mask, 1.0), key, stat, node, decision_mask, over, ddof, eps)
+
+
+def spread_backward(matrix: Matrix, ends: Matrix, decision_mask: Mask) -> Matrix:
+    """Every decision has the entry of the end of its step."""
+    spread, here = torch.zeros_like(matrix), torch.zeros_like(matrix[:, 0])
+    for t in reversed(range(matrix.shape[1])):
+        here = torch.where(ends[:, t] > 0, matrix[:, t], here)
+        spread[:, t] = torch.where(decision_mask[:, t], here, 0.0)
+    return spread
+
+
+def _following(matrix: Matrix, ends: Mask) -> Matrix:
+    """At each end of a step, the entry of the next one; 0 after the last."""
+    following, here = torch.zeros_like(matrix), torch.zeros_like(matrix[:, 0])
+    for t in reversed(range(matrix.shape[1])):
+        following[:, t] = torch.where(ends[:, t], here, 0.0)
+        here = torch.where(ends[:, t], matrix[:, t], here)
+    return following
+
+
 @block(CREDITS, level="group")
 def turning_points(
     values: Values,

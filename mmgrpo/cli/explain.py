@@ -61,6 +61,8 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching, neighbors
     from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS
+    from mmgrpo.policies.text_states import STATES
+    from mmgrpo.policies.text_trees import TREES
     from mmgrpo.prompts.added import ADDITIONS
     from mmgrpo.prompts.hints import HINTS
     from mmgrpo.prompts.samplers import SAMPLERS
@@ -106,6 +108,8 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "error": flow_matching.ERRORS,
         "contrast": CONTRASTS,
         "variants": VARIANTS,
+        "states": STATES,
+        "tree": TREES,
         "reward": entries(),
         "task": TASKS,
         "style": STYLES,

@@ -373,7 +373,7 @@ def bind_blocks(config: Config) -> None:
     """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.compatibility import refuse_trees
-    from mmgrpo.offline import UNFIT, refuse_algorithm
+    from mmgrpo.offline import UNFIT, refuse_algorithm, refuse_categories
     from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import entries
     from mmgrpo.update import LossRecipe
@@ -381,14 +381,14 @@ def bind_blocks(config: Config) -> None:
     algorithm = config.algorithm
     kind = family(config.model.family).decisions(config)
     recipe = AdvantageRecipe.of(algorithm)
-    if recipe.tree_blocks and "tree" not in KEYS[kind]:
+    keys = {*KEYS[kind], *(["tree"] if getattr(config.sampling, "tree", "") else [])}
+    if recipe.tree_blocks and "tree" not in keys:
         refuse_trees(recipe, kind)
     for key in recipe.key_names:
-        if key not in KEYS[kind]:
-            raise ValueError(
-                f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, KEYS[kind])}"
-            )
+        if key not in keys:
+            raise ValueError(f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, keys)}")
     loss = LossRecipe.read(algorithm)
+    refuse_categories(loss, config.data.offline)
     if config.data.offline:
         refuse_algorithm(recipe, loss)
         if loss.objective.block.level != "group" and not config.data.ledger:

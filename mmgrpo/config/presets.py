@@ -156,6 +156,17 @@ CATALOGUE: dict[str, Preset] = {
         "GRPO on the samples whose rewards can be relied on: large ones of either sign.",
         shape=["policy_filter(rule='power', power=2)"],
     ),
+    # arXiv:2501.11651: RLOO's baseline, entropy bonus, a KL to a moving average of the policy; the three coefficients
+    # are not stated and ours. Temperature 1.2, and prompts solved at most .3 of the time: solved_rate(high=0.3) with
+    # data.ledger. The reward runaway(n=..., times=...) is its penalty.
+    "t1": for_tokens(
+        "REINFORCE at high temperature with an entropy bonus, held near a moving average of itself.",
+        baseline="leave_one_out",
+        scale="none",
+        objective="policy_gradient",
+        terms=["kl_k3(coef=0.01)", "entropy_bonus(coef=0.001)"],
+        networks=["average(name='reference', start=0.99)"],
+    ),
     # arXiv:2403.03185: the root of chi-squared in place of a KL. The coefficient depends on the reward; .01 is ours.
     "chi_squared": for_any(
         "GRPO with chi-squared in place of the KL, which bounds what a proxy reward can be exploited for.",
@@ -269,6 +280,44 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
     ),
+    # arXiv:2506.05183: (v - mean) / (mean (1 - mean)) among the children of a node, rewards in [0, 1]; PPO's clip.
+    # With sampling.tree text_tree(...), whose children, depth and tokens were not found.
+    "treerpo": for_tokens(
+        "Continuations of one beginning are compared with each other, at every branch of a tree of texts.",
+        baseline="none",
+        scale="none",
+        credit="tree_siblings",
+        aggregation="per_decision",
+    ),
+    # arXiv:2410.01679 and its code: 9 completions of a state (sampling.states), clip .2, KL 1e-4.
+    "vineppo": for_tokens(
+        "PPO whose values are those of completions drawn from every step of a text.",
+        **OF_STEPS,
+        credit="step_gain",
+        terms=["kl_k3(coef=1e-4)"],
+    ),
+    # arXiv:2410.15115: clip .9 (of a note on it); alpha was not found, 1 is ours. With sampling.states
+    # judged(by=...) and a process reward model. Its PPO has a value network where this has the group.
+    "clip_delta": for_tokens(
+        "Process rewards beside that of the answer, clipped and as differences, so that no step is worth repeating.",
+        **OF_STEPS,
+        credit="process_reward(alpha=1.0, clip=0.9)",
+    ),
+    # arXiv:2505.22338: +1 and -1 of spans, whitened, clip .2; with sampling.states judged(by='judge_last_step',
+    # cut='sentence'), gamma 1. Its value network is the group here, and its KL, of beta, was not found.
+    "text2grad": for_tokens(
+        "A critique rewards the spans of a text, not the text.",
+        **OF_STEPS,
+        credit="process_reward(alpha=1.0, delta=False, outcome=0.0)",
+    ),
+    # arXiv:2307.13372: REINFORCE on what is still gained. With sampling.states judged(by='step_coverage'); the
+    # comparison over the group is ours.
+    "subpo": for_tokens(
+        "Every step is rewarded by what it adds to a set function of the steps before it.",
+        **OF_STEPS,
+        credit="step_return(gamma=1.0, over='group')",
+        objective="policy_gradient",
+    ),
     # arXiv:2404.18922 and its code: .05 within .05, KL .01, clip .2. The guide is a run of the same model that DPO has
     # trained, the user's: algorithm.networks frozen(path=...), whose name is teacher. The group's mean stands for the
     # value network.
@@ -300,6 +349,20 @@ CATALOGUE: dict[str, Preset] = {
         "Verifiable rewards with a KL to the reference, the third stage of Tulu 3.",
         scale="none",
         terms=["kl_k1(coef=0.05)"],
+    ),
+    # arXiv:2405.20304 and its code: eta .01, beta .1 (DPO's) and, for IPO, .01 of its script as tau. With data.offline
+    # 1 and the groups of the data in the column task.
+    "gr_dpo": preferred(
+        "DPO whose groups of data weigh the more the larger their loss.",
+        "beta=0.1",
+        aggregation="by_category",
+        trackers=["worst_group(eta=0.01)"],
+    ),
+    "gr_ipo": preferred(
+        "IPO whose groups of data weigh the more the larger their loss.",
+        "link='square(tau=0.01)', beta=1.0",
+        aggregation="by_category",
+        trackers=["worst_group(eta=0.01)"],
     ),
     # Tulu 3's second stage: DPO of mean log-probs, beta 5 (from memory; the loss is its repository's default).
     "dpo_norm": preferred("DPO on mean log-ratios, so that length has no part.", "reduce='mean', beta=5.0", "tokens"),

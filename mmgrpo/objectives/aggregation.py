@@ -64,6 +64,16 @@ def per_prompt(loss_mask: Bool[Tensor, "B T"], key: Int[Tensor, " B"]) -> Float[
 
 
 @block(AGGREGATIONS, level="group")
+def by_category(
+    loss_mask: Bool[Tensor, "B T"], key: Int[Tensor, " B"], category_weight: Float[Tensor, " B"]
+) -> Float[Tensor, "B T"]:
+    """``per_prompt`` times N / N_g alpha_g, the weight of the category g of the prompt (tracker ``worst_group``): the
+    sum over categories of alpha_g times the category's mean loss (group robust preference optimization, 2405.20304).
+    Equal weights balance the categories; with one of them it is ``per_prompt``."""
+    return per_prompt(loss_mask, key) * category_weight[:, None]
+
+
+@block(AGGREGATIONS, level="group")
 def noise_aware(loss_mask: Bool[Tensor, "B T"], std: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """``per_sample`` in proportion to each transition's std, rescaled to sum to one.
 

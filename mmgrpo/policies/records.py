@@ -117,14 +117,20 @@ def visual_dependency(
     return found
 
 
-def segments(sequences: Sequences, decode: Callable[[Sequence[int]], str]) -> Int[Tensor, "B T"]:
-    """The number of the step of each token, from 0: steps are the parts of the text between empty lines, which belong
-    to the step that they end, and a token is where its first character is."""
+GAPS = {"paragraph": r"\n\s*\n", "sentence": r"(?<=[.!?])\s+|\n+"}
+"""What divides the steps of a text."""
+
+
+def segments(
+    sequences: Sequences, decode: Callable[[Sequence[int]], str], cut: str = "paragraph"
+) -> Int[Tensor, "B T"]:
+    """The number of the step of each token, from 0: steps are the parts of the text between empty lines (``GAPS``),
+    which belong to the step that they end, and a token is where its first character is."""
     found = torch.zeros_like(sequences.ids)
     for row, (ids, real) in enumerate(zip(sequences.ids, sequences.real, strict=True)):
         own = ids[real].tolist()
         text, begun = decode(own), 0
-        for gap in re.finditer(r"\n\s*\n", text):
+        for gap in re.finditer(GAPS[cut], text):
             if not text[begun : gap.start()].strip() or not text[gap.end() :].strip():
                 continue  # an empty step is none
             low, high = 0, len(own)  # the fewest tokens whose text reaches the end of the gap

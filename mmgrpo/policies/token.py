@@ -38,6 +38,9 @@ from mmgrpo.policies.generation import (
 )
 from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS, ChangedPrompts
 from mmgrpo.policies.records import answer_likelihood, gradient_features, reaching, segments, visual_dependency
+from mmgrpo.policies.text_states import FIELDS as STATE_FIELDS
+from mmgrpo.policies.text_states import STATES, with_states
+from mmgrpo.policies.text_trees import TREES, TextTree, grow
 from mmgrpo.policies.token_model import (
     AUTOCAST,
     Context,
@@ -53,7 +56,7 @@ from mmgrpo.policies.token_model import (
     with_answers,
 )
 from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
-from mmgrpo.randomness import stream
+from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import (
     CONTRAST,
@@ -105,6 +108,8 @@ class TokenPolicy:
         sampling_dtype: str = "",
         contrast: str = "",
         variants: str = "",
+        states: str = "",
+        tree: str = "",
         divergence: bool = False,
         logits_chunk_size: int = 4096,
         features_kept: int = 0,
@@ -116,7 +121,8 @@ class TokenPolicy:
         group is the prompt's reference answer. ``sampling_dtype`` (bfloat16, float16) samples faster under autocast;
         the old log-probs are then computed again as training computes them, and those of the sampler are stored for a
         mismatch correction. ``contrast`` names a change of the prompt under which further rows are sampled
-        (``CONTRASTS``); ``variants`` forms of it among which its group is divided (``VARIANTS``). ``divergence``
+        (``CONTRASTS``); ``variants`` forms of it among which its group is divided (``VARIANTS``); ``states`` those of a
+        completion that rewards judge (``STATES``), and ``tree`` how samples share tokens (``TREES``). ``divergence``
         records how much the members of a group differ at each position, for credits that need it. ``features_kept`` is
         the number of prompts whose features of frozen media are cached across rounds, ``draw_batch_size`` that of
         completions that are drawn at a time (0: all), which bounds the memory of keys and values."""
@@ -161,6 +167,10 @@ class TokenPolicy:
         self.sampling_dtype = sampling_dtype
         self.contrast = bind(contrast, CONTRASTS, "sampling.contrast") if contrast else None
         self.variants = bind(variants, VARIANTS, "sampling.variants") if variants else None
+        self.text_states = bind(states, STATES, "sampling.states")({}) if states else None
+        self.tree = bind(tree, TREES, "sampling.tree")({}) if tree else None
+        if self.tree:
+            self.keys = frozenset({"prompt", "tree"})
         if variants and (search == "beam" or reference_in_group):
             raise ValueError(
                 f"sampling.variants: got '{variants}' with sampling.search beam or data.reference_in_group, expected "
@@ -176,6 +186,7 @@ class TokenPolicy:
         self.ends = torch.tensor(sorted(model.end_ids), dtype=torch.long, device=self.device)
         recorded = {"sampler_log_probs": bool(sampling_dtype), "divergence": divergence, "variant": bool(variants)}
         self.fields = frozenset({"truncated", "entropy"} | {name for name, on in recorded.items() if on})
+        self.fields |= STATE_FIELDS if self.text_states else frozenset()
         self.engine: Drawer | None = None
 
     def draw_with(self, engine: Drawer) -> None:
@@ -185,6 +196,7 @@ class TokenPolicy:
             ("sampling.search", self.search if self.search != "sample" else ""),
             ("sampling.dtype", self.sampling_dtype),
             ("sampling.draw_batch_size", self.draw_batch_size),
+            ("sampling.tree", self.tree),
             ("algorithm.credit", "divergence" if "divergence" in self.fields else ""),
         ):
             if value:
@@ -197,6 +209,8 @@ class TokenPolicy:
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` completions per prompt, each group from its own random stream; then those of contrasts."""
+        if self.tree is not None:
+            return self._grown(request, self.tree)
         queries, drawing = self._queries(request)
         certain, most = "certainty" in request.records, drawing.max_tokens
         sequences, completions = self.generate(queries, drawing, self.search, certain, self.engine)
@@ -238,6 +252,8 @@ class TokenPolicy:
             },
         )
         rollout = Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=rows * width)
+        if self.text_states:
+            rollout = self._with_states(rollout, sequences, request, drawing)
         return self._looked(rollout, sequences) if "visual_dependency" in request.records else rollout
 
     def _queries(self, request: Request) -> tuple[list[Query], Drawing]:
@@ -275,6 +291,59 @@ class TokenPolicy:
     def _context(self, queries: Sequence[Query]) -> Context:
         context = self.model.encode([query.prompt for query in queries]).to(self.device)
         return context.continued([query.forced for query in queries])
+
+    def _grown(self, request: Request, tree: TextTree) -> Rollout:
+        """The leaves of a tree of each prompt."""
+        if request.group_size != tree.leaves or request.beginnings or "certainty" in request.records:
+            raise ValueError(
+                f"sampling.tree: got groups of {request.group_size} samples, forced beginnings or a record of the "
+                f"certainty, expected {tree.leaves} samples of the policy alone; leave out one of them"
+            )
+        temperature = request.sampling.get("temperature", self.temperature)
+        most = round(request.sampling.get("max_tokens", self.max_tokens))
+
+        def continued(queries: Sequence[Query], limit: int) -> Completions:
+            return self.generate(queries, Drawing(request.seed, temperature, limit, self.top_p, request.round))[1]
+
+        leaves = grow(tree, request, continued, frozenset(self.ends.tolist()), most, self.model.pad_id)
+        context, features = self._encode(request.prompts)
+        prompt, tree_key, ids, real, node, owner = (one.to(self.device) for one in leaves.tables)
+        sequences = Sequences(context, features, prompt, ids, real, request.seed, temperature)
+        prompts = [request.prompts[index] for index in prompt.tolist()]
+        numbers = {name: value.to(self.device) for name, value in leaves.numbers.items()}
+        decisions = Decisions(
+            log_probs=numbers.pop("log_probs"),
+            loss_mask=owner,
+            decision_mask=real,
+            node=node,
+            origin=torch.full((len(ids),), OWN, device=self.device),
+            keys={"prompt": torch.tensor(list(request.slots), device=self.device)[prompt], "tree": tree_key},
+            fields={
+                "truncated": (~self._ended(sequences)).float(),
+                **numbers,
+                **self._records(sequences, prompts, request.records),
+            },
+        )
+        return Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=int(owner.sum()))
+
+    def _with_states(self, rollout: Rollout, sequences: Sequences, request: Request, drawing: Drawing) -> Rollout:
+        """The rollout with the states of its completions, which are completed within ``max_tokens`` where they are."""
+        assert self.text_states is not None
+        states, seed = self.text_states, derive(request.seed, "states")
+
+        @torch.no_grad()
+        def complete(queries: Sequence[Query]) -> list[Output]:
+            with self.networks.drawing(states.network) if states.network else nullcontext():
+                drawn, _ = self.generate(queries, replace(drawing, seed=seed))
+            begun = torch.tensor([len(query.forced) for query in queries], device=self.device)[drawn.prompt]
+            left = drawing.max_tokens - begun[:, None]
+            place = torch.arange(drawn.real.shape[1], device=self.device)
+            outputs = self._decode(replace(drawn, real=drawn.real & (place < left)))
+            pairs = zip(outputs, begun.tolist(), strict=True)
+            return [replace(one, tokens=one.tokens + more) if isinstance(one, Text) else one for one, more in pairs]
+
+        segment = segments(sequences, self.model.decode, states.cut)
+        return with_states(rollout, states, segment, request, complete, self._decode)
 
     def _looked(self, rollout: Rollout, sequences: Sequences) -> Rollout:
         """The rollout with the field ``visual_dependency``, against grey media."""

@@ -181,10 +181,9 @@ class Ledger:
         """The numbers ``names`` for rows of prompts, -1 for rows of none; those of the run are equal in all rows."""
         values = {name: self.read(name) for name in names}
         place = prompt.cpu().clamp(min=0)
-        rows = {
-            name: value[place] if READS[name].table == PROMPTS else value.expand(len(place))
-            for name, value in values.items()
-        }
+        of = {PROMPTS: lambda value: value[place], CATEGORIES: lambda value: value[self.category[place]]}
+        whole = lambda value: value.expand(len(place))  # noqa: E731
+        rows = {name: of.get(READS[name].table, whole)(value) for name, value in values.items()}
         return {name: value.to(prompt.device) for name, value in rows.items()}
 
     def update(self, rows: Rows, number: int) -> None:
@@ -206,6 +205,14 @@ class Ledger:
         self._track(RUN, 0, rows.seen(everything, self.rounds == 0))
         self.columns[RUN]["rounds"] += 1
         self.history = torch.cat([self.history, self._moment(number)[None]])
+
+    def lose(self, losses: Mapping[int, float]) -> None:
+        """Enter the losses of given answers, by number of the category."""
+        none = torch.zeros(0, dtype=torch.float64)
+        for index, loss in losses.items():
+            first = not self.columns[CATEGORIES]["visits"][index]
+            self._track(CATEGORIES, index, Seen(none, none.long(), none, none, none.long(), first, loss=loss))
+            self.columns[CATEGORIES]["visits"][index] += 1
 
     def start(self, measured: Mapping[int, Measured]) -> None:
         """Enter what was measured before the run, by number of the prompt."""

@@ -374,7 +374,11 @@ class Sampling:
     @property
     def column(self) -> str:
         """The column of categories; empty where there are none."""
-        return _parameter(self.arms, "column") if self.arms else ""
+        several = [*([self.arms] if self.arms else []), *self.trackers]
+        columns = [_parameter(one, "column") for one in several if "column" in one.block.parameters]
+        if len({*columns}) > 1:
+            raise ValueError(f"algorithm.trackers: got categories by {' and '.join(columns)}, expected one column")
+        return columns[0] if columns else ""
 
     def refuse(self, names: Set[str], where: str) -> None:
         """Raise ValueError for a name that blocks read of the ledger and no tracker provides."""

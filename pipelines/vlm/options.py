@@ -101,6 +101,12 @@ class VlmSampling(TokenSampling):
     variants: Annotated[str, ANY_TEXT] = ""
     """Forms of each prompt among which its group is divided, all of them trained: budgets(tokens=[512, 1024]) (HBPO),
     instructions(texts=["...", "..."]) (GCPO); empty: the prompt as it is."""
+    states: Annotated[str, ANY_TEXT] = ""
+    """Which states of a completion, after each of its steps, rewards judge, for credits that read step_rewards:
+    judged(by=...) the text so far, completed(count=9) completions drawn from there (VinePPO); empty: none."""
+    tree: Annotated[str, ANY_TEXT] = ""
+    """How the samples of a prompt share their beginnings: text_tree(children=2, depth=3, tokens=64) (TreeRPO), with as
+    many samples as it has leaves; empty: each is drawn by itself."""
     dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
     """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty: that of
     model.dtype."""

@@ -1,7 +1,9 @@
 """Rewards of a judge that reads how an answer was found: its steps, and whether the thought and the answer agree.
 
 judge_steps         the share of the steps that come before the first wrong one
+judge_last_step     1 for a good last step of a text that goes on, -1 for a poor one
 judge_consistency   1 where the end of the thought says what the answer says, -1 where it says something else
+listener            the probability of the right choice for a model that reads the thought
 judge_continuation  1 for a text that continues its prompt as the reference does
 """
 
@@ -13,9 +15,10 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from mmgrpo.data.images import read_picture
 from mmgrpo.scoring.manifest import reward
-from mmgrpo.types import Output, Prompt
-from reward_models.judges.named import judge_named
+from mmgrpo.types import Image, Output, Prompt
+from reward_models.judges.named import check_judge, judge_named
 from reward_models.judges.question import Question, ask
 from reward_models.judges.verdicts import conclusion, number_after
 from reward_models.rules.parsing import gold_text
@@ -35,6 +38,17 @@ Solution, in steps:
 
 Find the first step that is wrong. End with one line, with its number, or 0 if all steps are right:
 {label}: <number>"""
+LAST = """Problem:
+{prompt}
+
+Solution so far:
+{before}
+
+Its next step:
+{step}
+
+Critique this step, and say whether it is good, poor, or neither. End with one line: Verdict: good, Verdict: poor, or \
+Verdict: neither."""
 AGREE = """The end of a line of thought, and the answer that was given after it:
 
 {thought}
@@ -42,6 +56,12 @@ AGREE = """The end of a line of thought, and the answer that was given after it:
 Answer: {answer}
 
 Does the thought lead to this answer? End with one line: Verdict: yes, Verdict: no, or Verdict: unclear."""
+LISTEN = """{prompt}
+
+Somebody reasons about this as follows:
+{thought}
+
+Which choice is right? Answer with one of {choices}, and nothing else."""
 CONTINUES = """Context:
 {prompt}
 
@@ -91,6 +111,35 @@ def steps_of(text: str) -> list[str]:
     return [step for part in re.split(r"\n\s*\n", text) if (step := part.strip())]
 
 
+@thoughts_reward(range=(-1, 1), scale="good, neither or poor", reads=("text",), source="Text2Grad, arXiv:2505.22338")
+def judge_last_step(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    poor: float = -1.0,
+    tokens: int = 256,
+    device: str = "cpu",
+) -> list[float]:
+    """1 where the last step of a text, its last part or sentence, is good, ``poor`` where it is poor, 0 where it is
+    neither or nothing is written yet: a judge in the place of a process reward model.
+
+    For ``sampling.states: judged(by='judge_last_step', cut='sentence')``, where each step is the last of a text so far:
+    rewards of spans by a critique (Text2Grad, arXiv:2505.22338), with ``poor=0`` those of steps.
+    """
+    questions: list[Question | None] = []
+    for prompt, output in zip(prompts, texts(outputs, "judge_last_step"), strict=True):
+        steps = [part for part in re.split(r"(?<=[.!?])\s+|\n+", output.whole) if part.strip()]
+        asked = LAST.format(
+            prompt=prompt.text, before=" ".join(steps[:-1]) or "(nothing)", step=steps[-1] if steps else ""
+        )
+        questions.append(Question((asked,)) if steps else None)
+    read = partial(_verdict, values={"good": 1.0, "poor": poor, "neither": 0.0})
+    values = ask(
+        judge_named(judge, device), questions, read, tokens, "End with one line: Verdict: good, poor or neither."
+    )
+    return [0.0 if question is None else value for question, value in zip(questions, values, strict=True)]
+
+
 @thoughts_reward(range=(-1, 1), scale="1, 0 or -1, of thought and answer", source="R1-Reward, arXiv:2505.02835")
 def judge_consistency(
     prompts: Sequence[Prompt],
@@ -117,6 +166,66 @@ def judge_consistency(
     read = partial(_verdict, values={"yes": 1.0, "no": -1.0, "unclear": 0.0})
     values = ask(judge_named(judge, device), questions, read, tokens, "End with one line: Verdict: yes, no or unclear.")
     return [0.0 if question is None else value for question, value in zip(questions, values, strict=True)]
+
+
+@reward(
+    "Text",
+    scale="probability",
+    reads=("text", "media", "answer"),
+    source="arXiv:2506.22832",
+    check="reward_models.judges.thoughts:check_listener",
+)
+def listener(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    choices: Sequence[str] = ("A", "B"),
+    of: str = "gold",
+    device: str = "cpu",
+) -> list[float]:
+    """The probability, among the ``choices``, that a frozen model gives the answer of the prompt (``gold``) or that of
+    the completion (``chosen``) after it has seen the prompt with its images and read the thought, from which the
+    answer is removed: thoughts that persuade another model (arXiv:2506.22832).
+
+    There r = format + accuracy / 2 + listener / 2; which of the two probabilities its listener gives is not said
+    clearly in what was read, and they are one where the answer is right. NaN for a completion without a thought.
+    """
+    index = {one.casefold(): place for place, one in enumerate(choices)}
+    questions: list[Question | None] = []
+    wanted: list[int] = []
+    for prompt, output in zip(prompts, texts(outputs, "listener"), strict=True):
+        thought = re.sub(r"</?think>", "", re.split(r"<answer>|</think>", output.whole)[0]).strip()
+        chosen = (
+            gold_text(prompt) if of == "gold" else answer_of(output.whole) or after_thought_of(output.whole)
+        ).strip()
+        wanted.append(index.get(chosen.casefold(), -1))
+        if of == "gold" and wanted[-1] < 0:
+            raise ValueError(
+                f"prompt '{prompt.id}': got the answer '{chosen:.100}', expected one of choices={list(choices)}"
+            )
+        images = [
+            one.source if isinstance(one.source, Image) else read_picture(str(one.source))
+            for one in prompt.media
+            if one.kind == "image"
+        ]
+        asked = LISTEN.format(prompt=prompt.text, thought=thought, choices=", ".join(choices))
+        questions.append(Question((*images, asked)) if thought and wanted[-1] >= 0 else None)
+    asked_ = [one for one in questions if one is not None]
+    rows = iter(judge_named(judge, device).log_probs(asked_, [(one,) for one in choices]))
+    values = []
+    for question, place in zip(questions, wanted, strict=True):
+        row = None if question is None else next(rows)
+        values.append(math.nan if row is None else 1 / math.fsum(math.exp(min(700.0, one - row[place])) for one in row))
+    return values
+
+
+def check_listener(judge: str, choices: Sequence[str] = ("A", "B"), of: str = "gold", **more: str) -> None:
+    """Before a run starts: the judge and the probability are known, and choices differ."""
+    check_judge(judge=judge)
+    if of not in ("gold", "chosen") or len({*choices}) < 2:
+        raise ValueError(
+            f"rewards: listener: got of={of!r}, choices={choices!r}, expected gold or chosen, and several choices"
+        )
 
 
 @thoughts_reward(scale="yes or no", reads=("text", "answer"), source="RLPT, arXiv:2509.19249")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
@@ -81,6 +82,20 @@ def repetition(prompts: Sequence[Prompt], outputs: Sequence[Output], n: int = 3)
     if n < 1:
         raise ValueError(f"repetition: got n {n}, expected at least 1")
     return [-repeated_fraction(text.text.casefold().split(), n) for text in texts(outputs, "repetition")]
+
+
+@reward("Text", range=(-1, 0), source="T1, arXiv:2501.11651")
+def runaway(prompts: Sequence[Prompt], outputs: Sequence[Output], *, n: int, times: int) -> list[float]:
+    """-1 for a completion that was cut off, or in which some n-gram of words occurs ``times`` times or more, else 0:
+    the penalty of T1 (arXiv:2501.11651), whose two numbers were not found."""
+    if n < 1 or times < 2:
+        raise ValueError(f"runaway: got n={n}, times={times}, expected n >= 1 and times >= 2")
+    values = []
+    for text in texts(outputs, "runaway"):
+        words = text.text.casefold().split()
+        grams = Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+        values.append(-float(text.truncated or max(grams.values(), default=0) >= times))
+    return values
 
 
 def budget_value(tokens: float, beta: float, horizon: float) -> float:

@@ -10,6 +10,7 @@ prompt's samples are scored in one call.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from torch import Tensor
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.scoring.shared import once
-from mmgrpo.types import Decisions, Output, Prompt
+from mmgrpo.types import Decisions, Output, Prompt, Text
 from reward_models.rules.groups import groups
 from reward_models.rules.parsing import words
 from reward_models.rules.tags import answer_of, texts
+from reward_models.rules.tasks import task
 
 TIES = ("split", "exclude", "first")
 BY = ("own", "contrast")
@@ -260,6 +262,28 @@ def answer_likelihood(
     (RLPR, arXiv:2506.18254, section 3.2, where it has weight .9 and a format reward .1). Needs no verifier, only the
     answer. Tokens of .9, .8, .4 after the thought and .3 without give .4."""
     return (answer_probability - answer_prior).clamp_min(0).tolist()
+
+
+@reward("Text", reads=("answer",), source="MultiRole-R1, arXiv:2507.20187")
+def roles(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], convergent: bool = True, tags: bool | str = True
+) -> list[float]:
+    """The answers of the roles that one text speaks for, each in its own <answer> (MultiRole-R1, arXiv:2507.20187): of
+    a convergent question the value of the most frequent one, of the first of equals, by the row's own task; of a
+    divergent one (``meta.divergent``, or ``convergent=False``) the share of the roles that are right. 0 without any.
+
+    Answers 4, 5, 4 to a question whose answer is 4: 1, or 2/3. The tags of roles are ours.
+    """
+    asked: list[tuple[Prompt, Text]] = []
+    spans: list[range] = []
+    for prompt, one in zip(prompts, texts(outputs, "roles"), strict=True):
+        found = [part for part in re.findall(r"<answer>(.*?)</answer>", one.whole, re.DOTALL) if normal(part)]
+        merged = convergent and not prompt.meta.get("divergent")
+        kept = [found[winner([normal(part) for part in found])]] if merged and found else found
+        spans.append(range(len(asked), len(asked) + len(kept)))
+        asked += [(prompt, Text(f"<answer>{part}</answer>")) for part in kept]
+    values = task([prompt for prompt, _ in asked], [text for _, text in asked], tags) if asked else []
+    return [sum(values[place] for place in span) / len(span) if span else 0.0 for span in spans]
 
 
 def check_majority(by: str = "own", ties: str = "split", least: float = 0.0, most: float = 1.0, **_: object) -> None:

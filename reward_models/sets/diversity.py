@@ -10,7 +10,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mmgrpo.config.names import nearest
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.groups import groups
@@ -200,6 +201,44 @@ def coverage(
     return values
 
 
+@reward(
+    "Text",
+    range=(0, inf),
+    scale="what the steps cover",
+    source="submodular RL, arXiv:2307.13372",
+    check="reward_models.sets.diversity:check_step_coverage",
+)
+def step_coverage(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    of: str = "words",
+    embed: str = "bag_of_words",
+    device: str = "cpu",
+) -> list[float]:
+    """A set function of the steps of a text, its parts between empty lines, to which a step adds the less the more the
+    steps before it have said: the number of different words (``words``), or ``log_volume`` of the steps (``volume``).
+
+    For ``sampling.states: judged(by='step_coverage')``, by which each step is rewarded by its marginal gain (submodular
+    reinforcement learning, arXiv:2307.13372). Steps of {1, 2}, {2, 3} and {1, 3}: 2, 3 and 3.
+    """
+    values = []
+    for one in texts(outputs, "step_coverage"):
+        steps = [part for part in re.split(r"\n\s*\n", one.text) if part.strip()]
+        if of == "words":
+            values.append(float(len(set(re.findall(r"\w+", one.text.casefold())))))
+        else:
+            values.append(
+                log_volume(embedded([Text(s) for s in steps], embed, device, "step_coverage")) if steps else 0.0
+            )
+    return values
+
+
+def check_step_coverage(of: str = "words", **more: str) -> None:
+    """Before a run starts: the set function is known."""
+    if of not in ("words", "volume"):
+        raise ValueError(f"rewards: step_coverage: got of={of!r}, expected words or volume")
+
+
 def bleu(one: Sequence[str], other: Sequence[str]) -> float:
     """exp(sum_n w_n log p_n) times the brevity penalty, p_n the clipped precision of n-grams plus one in numerator and
     denominator, so that none is 0 (the smoothing is ours)."""
@@ -251,24 +290,90 @@ def formula_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> lis
     return values
 
 
-@reward("Text", source="MultiRole-R1, arXiv:2507.20187")
-def text_diversity(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """How varied a text is in itself, in [0, 1]: the mean of the share of different words, that of different pairs of
-    words, and 1 - the overlap (Jaccard) of the words of neighbouring sentences.
+FUNCTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """a an the and or but nor so yet if then because while although though as since until when where that which who
+        whom whose this these those of in on at by for with about against between into through during before after above
+        below to from up down over under again i you he she it we they me him her us them my your his its our their is
+        are was were be been being have has had do does did will would shall should can could may might must not no""",
+    )
+)
 
-    Three of the eight measures that MultiRole-R1 (arXiv:2507.20187) averages, with formulas of ours: its appendix was
-    not read. There R = .9 accuracy + .1 diversity, so that diversity never outweighs correctness.
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
+
+
+def _different(values: Sequence[object]) -> float:
+    """The share of the values that are different."""
+    return len({*values}) / len(values) if values else 0.0
+
+
+def _entropy(words: Sequence[str], sentences: Sequence[Sequence[str]]) -> float:
+    shares = [count / len(words) for count in Counter(words).values()]
+    return -sum(p * math.log(p) for p in shares) / math.log(len(words)) if len(words) > 1 else 0.0
+
+
+def _lengths(words: Sequence[str], sentences: Sequence[Sequence[str]]) -> float:
+    lengths = [len(one) for one in sentences]
+    mean = sum(lengths) / max(1, len(lengths))
+    return min(1.0, math.sqrt(sum((n - mean) ** 2 for n in lengths) / len(lengths)) / mean) if mean else 0.0
+
+
+def _apart(words: Sequence[str], sentences: Sequence[Sequence[str]]) -> float:
+    pairs = [({*a}, {*b}) for a, b in pairwise(sentences)]
+    return sum(1 - len(a & b) / len(a | b) for a, b in pairs) / len(pairs) if pairs else 0.0
+
+
+def _yule(words: Sequence[str], sentences: Sequence[Sequence[str]]) -> float:
+    squares = sum(count**2 for count in Counter(words).values())
+    return 1 - (squares - len(words)) / len(words) ** 2 if words else 0.0
+
+
+DIVERSITIES: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], float]] = {
+    "lexical": lambda words, sentences: _different(words),
+    "entropy": _entropy,
+    "sentence_lengths": _lengths,
+    "sentence_patterns": lambda words, sentences: _different([tuple(one[:2]) for one in sentences]),
+    "neighbours": _apart,
+    "yule": _yule,
+    "bigrams": lambda words, sentences: _different([*pairwise(words)]),
+    "function_words": lambda words, sentences: _different([word for word in words if word in FUNCTION_WORDS]),
+}
+"""Measures in [0, 1] of the words and sentences of a text: the share of different words; the entropy of its words over
+the log of their number; std over mean of the sentences' lengths, at most 1; the share of different beginnings of two
+words of its sentences; 1 - Jaccard of the words of neighbouring sentences; 1 - (sum f^2 - N) / N^2 (Yule's K over 10^4
+subtracted from 1); the shares of different pairs of words and of different function words."""
+
+
+@reward(
+    "Text",
+    scale="mean of its measures",
+    source="MultiRole-R1, arXiv:2507.20187",
+    check="reward_models.sets.diversity:check_text_diversity",
+)
+def text_diversity(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], of: Sequence[str] = tuple(DIVERSITIES)
+) -> list[float]:
+    """How varied a text is in itself, in [0, 1]: the mean of eight measures (``DIVERSITIES``).
+
+    MultiRole-R1 (arXiv:2507.20187), R = .9 accuracy + .1 diversity (rewards ``roles`` and this): diversity never
+    outweighs correctness. The names of the measures are its; the formulas are ours, as its appendix was not read.
     """
     values = []
     for one in texts(outputs, "text_diversity"):
-        words = re.findall(r"\w+", one.text.casefold())
-        pairs = list(pairwise(words))
-        sentences = [set(re.findall(r"\w+", s)) for s in re.split(r"[.!?\n]+", one.text.casefold())]
-        sentences = [s for s in sentences if s]
-        apart = [1 - len(a & b) / len(a | b) for a, b in pairwise(sentences)]
-        parts = [len(set(words)) / len(words) if words else 0.0, len(set(pairs)) / len(pairs) if pairs else 0.0]
-        values.append((sum(parts) + (sum(apart) / len(apart) if apart else 0.0)) / 3)
+        words, parts = _words(one.text), map(_words, re.split(r"[.!?\n]+", one.text))
+        sentences = [part for part in parts if part]
+        values.append(sum(DIVERSITIES[name](words, sentences) for name in of) / len(of))
     return values
+
+
+def check_text_diversity(of: Sequence[str] = tuple(DIVERSITIES)) -> None:
+    """Before a run starts: the measures are known."""
+    for name in of or [""]:
+        if name not in DIVERSITIES:
+            raise ValueError(f"rewards: text_diversity: of: unknown '{name}'.{nearest(name, DIVERSITIES)}")
 
 
 @reward(

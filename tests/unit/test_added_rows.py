@@ -552,3 +552,21 @@ def test_what_was_found_once_is_learned(changes, least, tmp_path, capsys):
     assert last(changes) >= least
     if "replay" in changes:
         assert last({}) < least
+
+
+@pytest.mark.parametrize(("margin", "trained"), [(0.5, True), (1.5, False)])
+def test_a_teachers_answer_is_preferred_by_a_large_margin_only(margin, trained, tmp_path):
+    """DNO as it is run (arXiv:2404.03715): given answers among the samples, and pairs that differ by enough."""
+    blocks = algorithm_blocks(
+        "dno",
+        added="answers(counted=True)",
+        objective=f"preference(link='logistic', pairs='all(margin={margin})', anchor='old', beta=0.1)",
+    )
+
+    def taught(prompts, outputs):
+        return [float(one.text == prompt.answer) for prompt, one in zip(prompts, outputs, strict=True)]
+
+    made = trainer(token_policy(), tmp_path, WORDS, reward=taught, steps=2, lr=1e-3, **blocks)
+    made.fit()
+    [first, _] = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert first["added/reward"] == 1 and (first["grad_norm"] > 0) is trained

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from mmgrpo.offline import compared
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import GIVEN, Answer, Image, Media, Output, Policy, Prompt, Request
 from mmgrpo.update import Batch
@@ -225,6 +226,100 @@ def test_a_resumed_run_repeats_the_numbers(stop, tmp_path):
     resumed.fit()
     for name, parameter in whole.trained.items():
         assert torch.equal(parameter, resumed.trained[name]), name
+
+
+def divided(sizes: Sequence[int] = (3, 1)) -> list[Prompt]:
+    """Prompts of two groups of the data, in the second of which the order of the answers is the other way round."""
+    turned = tuple(replace(one, grade=1 - one.grade) for one in texts(1)[0].answers)
+    groups = [[replace(one, task="x") for one in texts(sizes[0])]]
+    groups.append([replace(one, task="y", id=f"y{one.id}", answers=turned) for one in texts(sizes[1])])
+    return [one for several in groups for one in several]
+
+
+@pytest.mark.parametrize(("eta", "weights"), [(0.01, [0.502, 0.498]), (1.0, [0.68997, 0.31003]), (0.0, [0.5, 0.5])])
+def test_weights_of_groups_follow_their_losses(eta, weights):
+    """L = .502 * 1 + .498 * .2 = .6016; with eta 1 .752."""
+    ledger = Sampling.of([], [f"worst_group(eta={eta})"]).ledger(divided((1, 1)))
+    ledger.lose({0: 1.0, 1: 0.2})
+    assert ledger.fields({"category_weight"}, torch.tensor([0, 1]))["category_weight"].tolist() == pytest.approx(
+        weights, abs=1e-5
+    )
+
+
+def test_weights_begin_balanced_move_with_the_losses_and_a_resumed_run_repeats_them(tmp_path):
+    def run(folder: str, eta: float = 5.0) -> Trainer:
+        change = {"trackers": [f"worst_group(eta={eta})"]}
+        return trainer(
+            tokens(), tmp_path / folder, divided(), offline=1.0, steps=6, prompts_per_step=4, lr=1e-2, save_every=1,
+            **algorithm_blocks("gr_dpo", **change),
+        )  # fmt: skip
+
+    whole, parts = run("whole"), run("parts")
+    seen: list[Batch] = []
+    whole.groups = cast(Any, SimpleNamespace(write=lambda step, round_: seen.append(round_.batch)))
+    whole.fit()
+    for _ in range(2):
+        parts.run_round()
+    parts.save()
+    resumed = run("parts")
+    assert resumed.resume()
+    resumed.fit()
+    for name, parameter in whole.trained.items():
+        assert torch.equal(parameter, resumed.trained[name]), name
+    first = seen[0].decisions  # both losses are ln 2, so that each group counts a half: 4 / 3 and 4 / 1 times it
+    category = (first.fields["prompt_index"] == 3).long()
+    assert first.fields["category_weight"].tolist() == pytest.approx([(2 / 3, 2.0)[one] for one in category.tolist()])
+    shown = lines(tmp_path / "whole")
+    for name in "xy":  # all prompts in each round: the mean loss of the group, times eta
+        assert shown[0][f"category/{name}/log_weight"] == pytest.approx(5 * math.log(2), abs=1e-5)
+    gaps = [line["category/x/log_weight"] - line["category/y/log_weight"] for line in shown]
+    assert abs(gaps[-1]) > 0.01  # no longer the same
+    assert shown[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+
+
+def test_equal_weights_of_equal_groups_are_the_mean_over_prompts(tmp_path):
+    for name, preset, change in (
+        ("robust", "gr_dpo", {"trackers": ["worst_group(eta=0.0)"]}),
+        ("plain", "dpo", {"aggregation": "per_prompt"}),
+    ):
+        blocks = algorithm_blocks(preset, **change)
+        trainer(
+            tokens(), tmp_path / name, divided((2, 2)), offline=1.0, steps=3, prompts_per_step=4, lr=1e-2, **blocks
+        ).fit()
+    one, other = ([line["loss"] for line in lines(tmp_path / name)] for name in ("robust", "plain"))
+    assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("offline", "change", "words"),
+    [
+        (0.5, {}, "data.offline: got 0.5.*by_category"),
+        (1.0, {"trackers": []}, "worst_group"),
+    ],
+)
+def test_weights_of_groups_without_losses_or_a_tracker_are_refused(offline, change, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        trainer(
+            tokens(),
+            tmp_path,
+            divided(),
+            reward=short,
+            offline=offline,
+            steps=4,
+            **algorithm_blocks("gr_ipo", **change),
+        )
+
+
+def test_groups_of_equivalent_answers_are_compared_by_their_means(tmp_path):
+    """GEPO (arXiv:2505.12723): two right programs against one wrong: -log sigmoid(0) + variance 0 before training."""
+    answers = (Answer("a b c", None, 1.0), Answer("b a c", None, 1.0), Answer("c", None, 0.0))
+    prompts = [replace(one, answers=answers) for one in texts()]
+    objective = "preference(link='means(variance=1.0)', pairs='right_wrong(threshold=0.5)', beta=1.0)"
+    blocks = algorithm_blocks("dpo", objective=objective)
+    trainer(tokens(), tmp_path, prompts, offline=1.0, steps=8, prompts_per_step=4, lr=1e-2, **blocks).fit()
+    first, *_, last = lines(tmp_path)
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-5) and first["rollout/rows"] == 12
+    assert last["loss"] < first["loss"] and last["pairs/accuracy"] == 1
 
 
 def test_ties_and_rows_without_answers():

@@ -57,7 +57,7 @@ TABLES: dict[str, dict[str, Block]] = {
     "kl_weight": KL_WEIGHTS,
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
-POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing", "few_steps")
+POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing", "few_steps", "stepped")
 REFERENCE_VALUE = {"reference_value": 0.5, "reference_rewards": {"reward": [0.0, 1.0]}, "difficulty": 1.0}
 
 
@@ -97,6 +97,8 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
         ends = kind == "few_steps"
         settings: dict[str, Any] = {"steps": 4, "draws": 2, "error": "velocity", "boundaries": ends}
         policy = FlowMatchingPolicy(cast(Any, ToyModel()), evaluation_steps=4, forward_batch_size=1024, **settings)
+    elif kind == "stepped":
+        policy = TokenPolicy(toy(["say", "a", "b", "c", "d"]), max_tokens=4, states="judged()")
     elif kind in ("tokens", "rendered"):
         words = toy(["say", "a", "b", "c", "d"])
         policy = tokens = TokenPolicy(
@@ -107,7 +109,7 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
             policy = cast(Any, RenderedTokenPolicy(tokens, lambda prompt, text: text, reading))
     else:
         policy = CategoricalPolicy(cast(Any, TableModel(2, 5)))
-    if kind in ("tokens", "rendered"):
+    if kind in ("tokens", "rendered", "stepped"):
         prompts = [Prompt(f"say {word}", str(number), answer=word) for number, word in enumerate("ab")]
     else:
         prompts = toy_prompts(2)
@@ -172,7 +174,13 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     pytest.fail(f"every policy refuses {line}: {text}\n" + "\n".join(refusals))
 
 
-@pytest.mark.parametrize(("line", "name"), [(line, name) for line, table in TABLES.items() for name in table])
+OFFLINE = {"by_category"}
+"""Rows for given answers alone (tests/unit/test_offline.py)."""
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [(line, name) for line, table in TABLES.items() for name in table if name not in OFFLINE]
+)
 def test_every_row_of_every_table_trains_at_least_one_policy(line, name, tmp_path):
     text = "entropy_gate(limit=inf)" if name == "entropy_gate" else written(name, TABLES[line][name])
     made = first_that_accepts(line, text, tmp_path)

@@ -28,7 +28,10 @@ NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy
 NO_TEACHER = {"flow_opd": "teacher_shift.*'teacher'.*algorithm.networks"}
 """Presets for networks that the user names."""
 NO_GUIDE = dict.fromkeys(("tgdpo", "rto", "opd", "va_opd"), "teacher_log_probs.*'teacher'.*algorithm.networks")
+NO_OFFLINE = dict.fromkeys(("gr_dpo", "gr_ipo"), "data.offline: got 0.*by_category")
+"""Presets of given answers alone."""
 REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES | NO_GUIDE, "matching": NO_TREES}
+REFUSED = {kind: refused | NO_OFFLINE for kind, refused in REFUSED.items()}
 """Presets that suit a kind of policy but need more than it gives, and what the refusal says."""
 PLANS = (
     {"pro_grpo": "expand_prune(at=[2], keep=[4])", "e_grpo": "entropy_branch"}
@@ -81,7 +84,9 @@ def policy_of(kind: str, preset: str) -> Policy:
             forward_batch_size=1024,
             boundaries=preset == "tdm_r1",
         )
-    policy = TokenPolicy(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo")
+    states = "judged()" if "step_rewards" in algorithm_blocks(preset)["advantages"].fields else ""
+    tree = "text_tree(children=2, depth=3, tokens=1)" if preset == "treerpo" else ""
+    policy = TokenPolicy(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo", states=states, tree=tree)
     policy.keep_reference()
     return policy
 

@@ -7,9 +7,10 @@ import math
 import re
 
 import pytest
+import torch
 
 from mmgrpo.config.presets import PRESETS
-from mmgrpo.types import Prompt, Text
+from mmgrpo.types import Image, Media, Prompt, Text, Turn
 from reward_models.judges import pairwise, question, thoughts, tournament
 from tests.libraries.reward_models.judges.test_judges import FakeJudge
 
@@ -115,12 +116,41 @@ def test_steps_of_nothing_are_not_scored(judged):
     assert thoughts.judge_steps(prompts, [Text(" "), Text("a")], judge="") == [NAN, 1]
 
 
+def test_the_last_step_of_a_text_is_judged_after_those_before_it(judged):
+    fake = judged(
+        lambda text: (
+            "Verdict: " + ("poor" if "step:\nBad." in text else "good" if "step:\nGood." in text else "neither")
+        )
+    )
+    outputs = [Text(one) for one in ("Good.", "Good. Bad.", "Bad.\nGood.", "Bad. Well.", " ")]
+    assert thoughts.judge_last_step([Prompt("2 + 2")] * 5, outputs, judge="") == [1, -1, 1, 0, 0]
+    assert "so far:\nGood.\n" in fake.asked[1].parts[0] and len(fake.asked) == 4
+    assert thoughts.judge_last_step([Prompt("")], outputs[1:2], judge="", poor=0) == [0]
+
+
 def test_the_end_of_a_thought_is_compared_with_the_answer(judged):
     fake = judged(lambda text: "Verdict: " + ("unclear" if "maybe" in text else "yes" if "so 4" in text else "no"))
     texts = ["<think>a\nb\nc\nso 4</think><answer>4</answer>", "<think>so 5</think>4", "<think>maybe</think>4", "4"]
     made = thoughts.judge_consistency([Prompt("2 + 2")] * 4, [Text(text) for text in texts], judge="")
     assert made == [1, -1, 0, 0]
     assert len(fake.asked) == 3 and "\na\n" not in fake.asked[0].parts[0]  # the last three lines
+
+
+@pytest.mark.parametrize(("of", "values"), [("gold", [0.8, 0.2, NAN]), ("chosen", [0.8, 0.8, NAN])])
+def test_a_thought_persuades_a_listener(judged, of, values):
+    """Of A, which is right, the listener says .8 after the first thought, and B is what the second completion says."""
+    image = Image(torch.zeros(3, 1, 1))
+    said = [math.log(0.8), math.log(0.2)]
+    fake = judged(lambda text: said if "It is red" in text else said[::-1])
+    prompts = [Prompt("Which?", "0", turns=(Turn("user", (Media("image", image), "Which?")),), answer="A")] * 3
+    texts = ["<think>It is red.</think><answer>A</answer>", "Blue.<answer>B</answer>", "<answer>A</answer>"]
+    made = thoughts.listener(prompts, [Text(one) for one in texts], judge="", of=of)
+    assert made == pytest.approx(values, nan_ok=True)
+    assert fake.asked[0].parts[0] is image and "<answer>" not in fake.asked[0].parts[1]
+    with pytest.raises(ValueError, match="prompt '7'.*'C'.*choices"):
+        thoughts.listener([Prompt("", "7", answer="C")], [Text("x")], judge="")
+    with pytest.raises(ValueError, match="listener.*of='both'"):
+        thoughts.check_listener("chat(url='http://localhost:1', model='m')", of="both")
 
 
 def test_a_continuation_is_a_beginning_of_what_follows(judged):

@@ -154,3 +154,10 @@ def test_defaults_of_the_bonuses_of_video_r1():
 def test_an_answer_without_an_end_is_a_loss():
     outputs = [Text("a", 9, truncated=True), Text("a", 9)]
     assert ended([Prompt("?")] * 2, outputs) == [-1, 0]
+
+
+def test_a_text_that_goes_round_or_has_no_end_is_punished():
+    texts = [Text("a b a b a b"), Text("a b c a b d"), Text("a b c", truncated=True), Text("")]
+    assert score("runaway(n=2, times=3)", [SUM] * 4, texts) == [-1, 0, -1, 0]
+    with pytest.raises(ValueError, match="times=1"):
+        score("runaway(n=2, times=1)", [SUM], texts[:1])

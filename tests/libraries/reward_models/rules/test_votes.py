@@ -20,6 +20,7 @@ from reward_models.rules.votes import (
     certain,
     confident_majority,
     majority,
+    roles,
 )
 
 
@@ -29,6 +30,14 @@ def rows(*groups: str, contrasts: str = "") -> tuple[list[Prompt], list[Text]]:
     pairs += [(Prompt("q", "0", meta={"contrast": "paraphrase"}), letter) for letter in contrasts]
     texts = ["none" if letter == "." else f"so <answer>{letter}</answer>" for _, letter in pairs]
     return [prompt for prompt, _ in pairs], [Text(text) for text in texts]
+
+
+@pytest.mark.parametrize(("divergent", "wanted"), [(False, [1.0, 0.0, 0.0]), (True, [2 / 3, 1 / 3, 0.0])])
+def test_the_answers_of_several_roles_in_one_text(divergent, wanted):
+    prompt = Prompt("2 + 2", answer="4", task="exact", meta={"divergent": divergent})
+    said = [(4, 5, 4), (5, 5, 4), ()]
+    texts = [Text(" then ".join(f"role {n}: <answer>{one}</answer>" for n, one in enumerate(some))) for some in said]
+    assert roles([prompt] * 3, texts) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer, begin_scoring
 from mmgrpo.types import Image, Prompt, Text
 from reward_models.sets import diversity
@@ -103,9 +104,31 @@ def test_text_novelty_is_one_minus_the_mean_bleu_of_both_directions():
     assert made == pytest.approx([(1 - wanted) / 2, (1 - wanted) / 2, 1 - wanted])
 
 
-def test_text_diversity_is_one_for_a_text_without_repetition():
-    varied, loop = text_diversity(*of(["one two. three four", "same same. same same"]))
-    assert varied == 1.0 and loop == pytest.approx((1 / 4 + 1 / 3 + 0) / 3)
+LOOP, VARIED = "same same. same same", "You see the red one. We do not"
+
+
+@pytest.mark.parametrize(
+    ("measure", "loop", "varied"),
+    [
+        ("lexical", 1 / 4, 1.0),
+        ("entropy", 0.0, 1.0),
+        ("sentence_lengths", 0.0, 0.25),  # 5 and 3 words: std 1, mean 4
+        ("sentence_patterns", 1 / 2, 1.0),
+        ("neighbours", 0.0, 1.0),
+        ("yule", 1 - (16 - 4) / 16, 1.0),
+        ("bigrams", 1 / 3, 1.0),
+        ("function_words", 0.0, 1.0),  # none; you, the, we, do, not
+    ],
+)
+def test_measures_of_the_diversity_of_a_text(measure, loop, varied):
+    assert text_diversity(*of([LOOP, VARIED, ""]), of=[measure]) == pytest.approx([loop, varied, 0.0])
+
+
+def test_the_diversity_of_a_text_is_the_mean_of_its_measures():
+    loop, varied = text_diversity(*of([LOOP, VARIED]))
+    assert (loop, varied) == pytest.approx(((1 / 4 + 1 / 2 + 1 / 4 + 1 / 3) / 8, (7 + 0.25) / 8))
+    with pytest.raises(ValueError, match="text_diversity.*'lexica'.*lexical"):
+        scorer("text_diversity(of=['lexica'])")
 
 
 def test_the_distance_to_a_demonstration_is_by_its_sentences():

@@ -1,0 +1,172 @@
+"""Trees of texts: samples of a prompt that share their beginnings, so that siblings are compared (TreeRPO).
+
+    root -> children continuations of at most tokens each -> children of every one that has not ended -> ...
+
+A leaf is a sample. Tokens that several samples share have one number in ``node`` and are trained once, at the first of
+them; the keys are ``prompt`` and ``tree``, the first token sequence below the root. A text that ends early is a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from mmgrpo.config.ranges import COUNT, within
+from mmgrpo.config.registry import Block, block
+from mmgrpo.policies.generation import Completions
+from mmgrpo.policies.token_model import Query
+from mmgrpo.types import Request
+
+TREES: dict[str, Block] = {}
+"""Functions that return a ``TextTree``."""
+
+NUMBERS = 1 << 20
+"""Random streams that the nodes of a tree have, from the number of its prompt times this on."""
+
+
+@dataclass(frozen=True)
+class TextTree:
+    """The shape of a tree."""
+
+    children: int
+    depth: int
+    tokens: int
+
+    @property
+    def leaves(self) -> int:
+        """Samples of a prompt, where no text ends before the last level."""
+        return self.children**self.depth
+
+
+@block(TREES)
+def text_tree(
+    *, children: Annotated[int, within("[2, 64]")], depth: Annotated[int, COUNT], tokens: Annotated[int, COUNT]
+) -> TextTree:
+    """Every open text is continued ``children`` times by at most ``tokens`` tokens, ``depth`` times, so that a prompt
+    has children^depth samples; the last continuation is as long as sampling.max_tokens leaves room for (TreeRPO,
+    arXiv:2506.05183, whose three numbers were not found)."""
+    return TextTree(children, depth, tokens)
+
+
+@dataclass
+class _Path:
+    """A text so far: its tokens, their numbers among all nodes and what was recorded of them."""
+
+    prompt: int
+    root: int
+    ids: list[int] = field(default_factory=list)
+    node: list[int] = field(default_factory=list)
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """The samples of all trees, those of a prompt one after the other."""
+
+    prompt: Int[Tensor, "B"]
+    tree: Int[Tensor, "B"]
+    """Number of the branch of the root that a sample is on."""
+    ids: Int[Tensor, "B T"]
+    real: Bool[Tensor, "B T"]
+    node: Int[Tensor, "B T"]
+    owner: Bool[Tensor, "B T"]
+    """True at the first sample that has the token."""
+    numbers: dict[str, Tensor]
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """All but the numbers."""
+        return self.prompt, self.tree, self.ids, self.real, self.node, self.owner
+
+
+def grow(
+    tree: TextTree,
+    request: Request,
+    draw: Callable[[Sequence[Query], int], Completions],
+    ends: frozenset[int],
+    most: int,
+    pad_id: int,
+) -> Leaves:
+    """Grow a tree for each prompt; ``draw`` continues queries by at most a number of tokens."""
+    slots = list(request.slots)
+    open_: list[_Path] = [_Path(place, -1) for place in range(len(slots))]
+    leaves: list[_Path] = []
+    members, nodes = [0] * len(slots), 0
+    for level in range(tree.depth):
+        last = level + 1 == tree.depth
+        limit = most - level * tree.tokens if last else tree.tokens
+        queries = []
+        for path in open_:
+            slot = slots[path.prompt] * NUMBERS + members[path.prompt]
+            members[path.prompt] += 1
+            queries.append(Query(request.prompts[path.prompt], slot, tree.children, forced=tuple(path.ids)))
+        drawn = draw(queries, limit)
+        tables = {"log_probs": drawn.log_probs.tolist(), "entropy": drawn.entropy.tolist()}
+        grown: list[_Path] = []
+        for row, (ids, real) in enumerate(zip(drawn.ids.tolist(), drawn.real.tolist(), strict=True)):
+            parent, child = open_[row // tree.children], row % tree.children
+            length = sum(real)
+            grown.append(
+                _Path(
+                    parent.prompt,
+                    parent.root if level else child,
+                    parent.ids + ids[:length],
+                    parent.node + [nodes + t for t in range(length)],
+                    {name: parent.numbers.get(name, []) + table[row][:length] for name, table in tables.items()},
+                )
+            )
+            nodes += length
+        ended = [last or path.ids[-1] in ends for path in grown]
+        leaves += [path for path, over in zip(grown, ended, strict=True) if over]
+        open_ = [path for path, over in zip(grown, ended, strict=True) if not over]
+        if not open_:
+            break
+    leaves.sort(key=lambda path: (path.prompt, path.node))
+    width = max(len(path.ids) for path in leaves)
+
+    def table(rows: Sequence[Sequence[float]], filler: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([[*row, *([filler] * (width - len(row)))] for row in rows], dtype=dtype)
+
+    node = table([path.node for path in leaves], -1, torch.long)
+    seen: set[int] = set()
+    owner = torch.zeros_like(node, dtype=torch.bool)
+    for row, path in enumerate(leaves):
+        owner[row, : len(path.node)] = torch.tensor([one not in seen for one in path.node])
+        seen.update(path.node)
+    padding = nodes + torch.arange(node.numel()).view(
+        node.shape
+    )  # entries without a decision have numbers of their own
+    return Leaves(
+        torch.tensor([path.prompt for path in leaves]),
+        torch.tensor([slots[path.prompt] * tree.children + path.root for path in leaves]),
+        table([path.ids for path in leaves], pad_id, torch.long),
+        node >= 0,
+        torch.where(node >= 0, node, padding),
+        owner,
+        {name: table([path.numbers[name] for path in leaves], 0.0, torch.float32) for name in ("log_probs", "entropy")},
+    )
+
+
+def refuse_beside(tree: TextTree, size: int, most: int, used: dict[str, str]) -> None:
+    """ValueError for a group of another size than the tree has leaves, for fewer tokens than its levels have, and for
+    settings that draw samples one by one."""
+    if size != tree.leaves:
+        raise ValueError(
+            f"data.group_size: got {size}, expected the {tree.leaves} leaves of sampling.tree ({tree.children} "
+            f"children, {tree.depth} deep); set it to {tree.leaves}, or change the tree"
+        )
+    if most <= (tree.depth - 1) * tree.tokens:
+        raise ValueError(
+            f"sampling.max_tokens: got {most}, expected more than the {(tree.depth - 1) * tree.tokens} tokens of the "
+            f"levels before the last of sampling.tree; raise it, or lower its tokens"
+        )
+    for setting, value in used.items():
+        if value:
+            raise ValueError(
+                f"{setting}: got {value} with sampling.tree, whose samples share beginnings; leave out one of them"
+            )
