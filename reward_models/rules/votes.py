@@ -278,11 +278,12 @@ def roles(
     spans: list[range] = []
     for prompt, one in zip(prompts, texts(outputs, "roles"), strict=True):
         found = [part for part in re.findall(r"<answer>(.*?)</answer>", one.whole, re.DOTALL) if normal(part)]
-        merged = convergent and not prompt.meta.get("divergent")
-        kept = [found[winner([normal(part) for part in found])]] if merged and found else found
-        spans.append(range(len(asked), len(asked) + len(kept)))
-        asked += [(prompt, Text(f"<answer>{part}</answer>")) for part in kept]
-    values = task([prompt for prompt, _ in asked], [text for _, text in asked], tags) if asked else []
+        if found and convergent and not prompt.meta.get("divergent"):
+            found = [found[winner([normal(part) for part in found])]]
+        spans.append(range(len(asked), len(asked) + len(found)))
+        # A text without any is read too, so that a row that has no answer is an error whatever was said.
+        asked += [(prompt, Text(f"<answer>{part}</answer>")) for part in found or [""]]
+    values = task([prompt for prompt, _ in asked], [text for _, text in asked], tags)
     return [sum(values[place] for place in span) / len(span) if span else 0.0 for span in spans]
 
 
