@@ -152,7 +152,7 @@ class Offline:
         """The batch with the weight of each row's category, after the losses before this round have moved them."""
         decisions = batch.decisions
         dense = {name: torch.zeros_like(decisions.log_probs) for name in sorted(loss.scores)}
-        with torch.no_grad(), whole_weights(self.policy.network):
+        with torch.no_grad(), scoring_weights(self.policy.network):
             for at, scores in scored(self.policy, batch, decisions.decision_mask, loss.scores, micro_batch_size):
                 for name, value in dense.items():
                     value[at] = scores[name].to(value.dtype)
