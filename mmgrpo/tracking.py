@@ -36,15 +36,15 @@ def begin(accelerator: Accelerator, config: Config, step: int) -> None:
         accelerator.init_trackers(PROJECT, config=flat(config), init_kwargs=options)
 
 
-def send_evaluation(accelerator: Accelerator, title: str, result: Evaluation, picture: Path, step: int) -> None:
+def send_evaluation(accelerator: Accelerator, title: str, result: Evaluation, image: Path, step: int) -> None:
     """Send the means of an evaluation as ``eval/<reward>``, of one on a further file, as ``after-natural``, as
     ``eval-natural/<reward>``, and its samples, where ``picture`` was written."""
     files = "-".join(filter(None, ["eval", MOMENT.sub("", title, count=1)]))
     scored = {name: np.asarray(values)[~np.isnan(values)] for name, values in result.values.items()}
     accelerator.log({f"{files}/{name}": float(some.mean()) for name, some in scored.items() if some.size}, step=step)
-    if not accelerator.trackers or not picture.is_file():
+    if not accelerator.trackers or not image.is_file():
         return
-    pixels = np.asarray(Image.open(picture).convert("RGB"))[None]
+    pixels = np.asarray(Image.open(image).convert("RGB"))[None]
     for tracker in accelerator.trackers:
         if hasattr(tracker, "log_images"):
             layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}

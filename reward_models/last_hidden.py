@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mmgrpo.config.extras import install
 from mmgrpo.data.chat import ChatTemplate, special_tokens
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import Image, Output, Prompt, Text
@@ -56,7 +56,7 @@ def state(processor: Any, network: Any, prompt: Prompt, output: Output, device: 
     elif not isinstance(output, Text):
         raise TypeError(f"last_hidden: got an output of kind {type(output).__name__}, expected Text or Image")
     text = _conversation(processor, prompt.text, output.text if isinstance(output, Text) else "", len(pictures))
-    media = {"images": [to_pil(picture) for picture in pictures]} if pictures else {}
+    media = {"images": [to_pil(image) for image in pictures]} if pictures else {}
     special = special_tokens(getattr(processor, "tokenizer", processor), text)
     inputs = processor(text=[text], return_tensors="pt", **media, **special).to(device)
     return last_token(network(**inputs).last_hidden_state, inputs["attention_mask"].bool())
@@ -65,7 +65,7 @@ def state(processor: Any, network: Any, prompt: Prompt, output: Output, device: 
 def _picture(kind: str, source: Any) -> Image:
     if kind != "image":
         raise TypeError(f"last_hidden: got a prompt with {kind}, expected text and images only")
-    return source if isinstance(source, Image) else read_picture(str(source))
+    return source if isinstance(source, Image) else decode_image(str(source))
 
 
 def _conversation(processor: Any, question: str, answer: str, pictures: int) -> str:

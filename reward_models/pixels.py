@@ -20,7 +20,7 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 """Of RGB in [0, 1], as all CLIP models normalize it."""
 
 
-def pictures(outputs: Sequence[Output], reward: str) -> list[Image | None]:
+def image_outputs(outputs: Sequence[Output], reward: str) -> list[Image | None]:
     """The outputs, which must be images; None for one with pixels that are not finite, whose value is NaN."""
     found: list[Image | None] = []
     for output in outputs:

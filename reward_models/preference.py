@@ -97,8 +97,8 @@ def frozen_features(
     with torch.no_grad():
         made = embed(prompts, outputs, **parameters, device=device)
         if isinstance(made, tuple):
-            pictures, texts = made
-            made = torch.cat([pictures, texts, pictures * texts], 1)
+            images, texts = made
+            made = torch.cat([images, texts, images * texts], 1)
     if not isinstance(made, Tensor) or made.ndim != 2 or len(made) != len(outputs):
         shape = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
         raise ValueError(f"preference: features '{name}': got {shape}, expected a tensor [{len(outputs)}, width]")

@@ -39,13 +39,13 @@ class SceneTower(nn.Module):
         """Numbers of the words, 0 for unknown ones and after the end, and pixels resized to 32."""
         sentences = [[self.words.get(word, 0) for word in prompt.text.lower().split()[:WORDS]] for prompt in prompts]
         numbers = torch.tensor([row + [0] * (WORDS - len(row)) for row in sentences]).reshape(-1, WORDS)
-        pictures = []
+        images = []
         for output in outputs:
             if not isinstance(output, Image):
                 raise TypeError(f"preference: got an output of kind {type(output).__name__}, expected an Image")
             pixels = output.pixels[None]
-            pictures.append(functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", antialias=True))
-        return numbers, torch.cat(pictures)
+            images.append(functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", antialias=True))
+        return numbers, torch.cat(images)
 
     def forward(
         self, words: Int[Tensor, "N words"], pixels: Float[Tensor, "N 3 height width"]

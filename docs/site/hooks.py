@@ -43,7 +43,7 @@ def outside_code(change: Callable[[str], str], markdown: str) -> str:
 
 
 def links(markdown: str) -> Iterator[str]:
-    """The targets of the links and pictures of a page, without anchors."""
+    """The targets of the links and images of a page, without anchors."""
     found: list[str] = []
     outside_code(lambda text: found.extend(target for _, target, _ in LINK.findall(text)) or "", markdown)
     for target in found:

@@ -37,7 +37,7 @@ def captioned(file: Path) -> tuple[list[str], list[Image]]:
 
     ValueError that names the file and the line of what cannot be read.
     """
-    from mmgrpo.data.images import read_picture
+    from mmgrpo.data.images import decode_image
 
     texts, images = [], []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
@@ -50,7 +50,7 @@ def captioned(file: Path) -> tuple[list[str], list[Image]]:
         if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("text", "image")):
             raise ValueError(f'{file}:{number}: got {line:.80}, expected {{"text": a prompt, "image": an image file}}')
         try:
-            images.append(read_picture(file.parent / row["image"]))
+            images.append(decode_image(file.parent / row["image"]))
         except (ValueError, OSError) as error:
             raise ValueError(f"{file}:{number}: {error}") from error
         texts.append(row["text"])

@@ -138,7 +138,7 @@ def easy_vqa(counts: dict[str, int]) -> dict[str, list[Prompt]]:
 
 
 def open_questions(
-    split: str, texts: list[str], answers: list[str], pictures: list[int], paths: dict[int, str]
+    split: str, texts: list[str], answers: list[str], images: list[int], paths: dict[int, str]
 ) -> list[Prompt]:
     """Rows of easy-VQA in the order of their images, as prompts."""
     import numpy as np
@@ -148,7 +148,7 @@ def open_questions(
     from mmgrpo.types import Image, Media, Prompt, Turn
 
     prompts = []
-    for text, answer, number in sorted(zip(texts, answers, pictures), key=lambda row: (row[2], row[0])):
+    for text, answer, number in sorted(zip(texts, answers, images), key=lambda row: (row[2], row[0])):
         if answer in ("yes", "no"):
             continue
         pixels = torch.from_numpy(np.asarray(Picture.open(paths[number]).convert("RGB")).copy())

@@ -128,9 +128,9 @@ def read_output(file: str) -> Output:
     """A file as what a model could have made; a file that cannot be read is an error that names it."""
     kind = kind_of(file)
     if kind == "image":
-        from mmgrpo.data.images import read_picture
+        from mmgrpo.data.images import decode_image
 
-        return read_picture(file)
+        return decode_image(file)
     if kind == "audio":
         from mmgrpo.types import Media
         from pipelines.speech.audio import read_audio

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from mmgrpo.data.embedded_media import is_inside, opened
 from mmgrpo.data.limits import (
+    IMAGE_FORMATS,
     MAX_IMAGE_BYTES,
-    PICTURE_FORMATS,
     Unreadable,
-    check_picture_size,
-    open_picture,
+    check_image_size,
+    open_image,
     regular_file,
 )
 from mmgrpo.types import Image
@@ -30,7 +30,7 @@ MIN_IS_WHITE = 0
 """Photometric interpretation of a TIFF file in which 0 is white."""
 
 
-class PictureCache:
+class ImageCache:
     """Decoded images of files; beyond ``limit`` bytes the least recently used are dropped.
 
     The key of a file is its device, inode, modification time and size, so that a file that was rewritten is decoded
@@ -44,7 +44,7 @@ class PictureCache:
         self._lock = Lock()
 
     def read(self, file: str | Path) -> Image:
-        """The image of a file, or of one inside of a data file, equal to that of ``read_picture``."""
+        """The image of a file, or of one inside of a data file, equal to that of ``decode_image``."""
         key: tuple[int | str, ...] = (str(file),)
         if not is_inside(file):
             status = regular_file(file, MAX_IMAGE_BYTES)
@@ -63,11 +63,11 @@ class PictureCache:
         return _image(pixels)
 
 
-PICTURES = PictureCache()
+PICTURES = ImageCache()
 """The cache of this process; a run sets its limit (``data.image_cache``)."""
 
 
-def read_picture(source: str | Path | bytes, name: str = "") -> Image:
+def decode_image(source: str | Path | bytes, name: str = "") -> Image:
     """Decode a file or its bytes; errors refer to it as ``name``.
 
     A file that is missing, damaged, truncated, of another format or beyond the limits is ``Unreadable``. Of an
@@ -80,12 +80,12 @@ def _read(source: str | Path | bytes, name: str) -> Tensor:
     file = BytesIO(source) if isinstance(source, bytes) else opened(str(source), MAX_IMAGE_BYTES)
     try:
         # Decode eagerly: a lazy image keeps its file open, and a large set exhausts the file descriptors.
-        with open_picture(file) as image:
+        with open_image(file) as image:
             return _pixels(image)
     except Unreadable as error:
         raise Unreadable(f"{name}: {error}") from error
     except Pil.UnidentifiedImageError as error:
-        raise Unreadable(f"{name}: cannot be read as an image, expected {', '.join(PICTURE_FORMATS)}") from error
+        raise Unreadable(f"{name}: cannot be read as an image, expected {', '.join(IMAGE_FORMATS)}") from error
     except Exception as error:  # damaged data raises whatever the decoder uses (struct.error, SyntaxError, ...)
         raise Unreadable(f"{name}: cannot be read as an image ({type(error).__name__}: {error})") from error
 
@@ -104,7 +104,7 @@ def _image(pixels: Tensor) -> Image:
 
 def _pixels(image: Pil.Image) -> Tensor:
     """[3, height, width]: uint8, or floats in [0, 1] where the image has more than eight bits per value."""
-    check_picture_size(image.width, image.height)
+    check_image_size(image.width, image.height)
     # Pillow inverts TIFF files in which 0 is white with 8 bits, not those with 16.
     inverted = isinstance(image, TiffImageFile) and image.tag_v2.get(PHOTOMETRIC_INTERPRETATION) == MIN_IS_WHITE
     if image.getexif().get(Base.Orientation) not in (None, 1):  # exif_transpose copies also what is upright

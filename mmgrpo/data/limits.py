@@ -23,7 +23,7 @@ cameras of 60 megapixels are within."""
 MAX_IMAGE_BYTES = 1 << 29
 """Size of an image file: ``MAX_PIXELS`` of four 16-bit values without compression. Some decoders read a file whole."""
 
-PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats of images, by Pillow's names. Of the others EPS starts Ghostscript, and few have met hostile files."""
 
 MAX_SCANS = 100
@@ -65,7 +65,7 @@ def regular_file(path: str | Path, max_bytes: int = 1 << 62) -> os.stat_result:
     return status
 
 
-def check_picture_size(width: int, height: int) -> None:
+def check_image_size(width: int, height: int) -> None:
     """``Unreadable`` for an image without pixels, or with more than ``MAX_PIXELS``."""
     if not 0 < width * height <= MAX_PIXELS:
         raise Unreadable(
@@ -74,14 +74,14 @@ def check_picture_size(width: int, height: int) -> None:
         )
 
 
-def open_picture(source: str | Path | BytesIO, formats: Sequence[str] = PICTURE_FORMATS) -> Pil.Image:
+def open_image(source: str | Path | BytesIO, formats: Sequence[str] = IMAGE_FORMATS) -> Pil.Image:
     """An image of Pillow, not decoded yet, whose format and size are within the limits; ``Unreadable`` otherwise."""
     try:
         image = Pil.open(source, formats=list(formats))
     except Pil.DecompressionBombError as error:  # its own limit, which other libraries switch off
         raise Unreadable(f"{error} Expected at most {MAX_PIXELS:,} pixels; scale it down") from error
     try:
-        check_picture_size(image.width, image.height)
+        check_image_size(image.width, image.height)
         if isinstance(image, TiffImageFile):
             tile = image.tag_v2.get(TILEWIDTH, 0) * image.tag_v2.get(TILELENGTH, 0)
             if tile > MAX_PIXELS:  # a decoder fills a tile even where the image is smaller

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.audio_player import KINDS, MIME, Word, error_summary, errors, sound, words
 from mmgrpo.report.figures import is_number, number
-from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder, Medium, contained, picture
+from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder, Medium, contained, shown_image
 from mmgrpo.report.untrusted import MAX_JSON, brief, parse_json, printable, read_text
 
 CARDS = 24
@@ -218,7 +218,7 @@ def _side(folder: MediaFolder, title: str, row: Row, boxed: bool) -> Side:
         media = [*media, sound(folder, row["sound"], f"{title}: {row['id']}")]
     elif "image" in row:
         size = str(row.get("size", ""))
-        media = [picture(folder, row["image"], f"{title}: {row['id']}")]
+        media = [shown_image(folder, row["image"], f"{title}: {row['id']}")]
     else:
         size = f"{row.get('tokens')} tokens" + (", truncated" if row.get("truncated") else "")
     return Side(
@@ -237,6 +237,6 @@ def _media(folder: MediaFolder, row: Row) -> list[Medium]:
     return [
         sound(folder, name, row["id"])
         if Path(name).suffix.lower() in MIME
-        else picture(folder, name, name, row.get("boxes") if i == 0 else None)
+        else shown_image(folder, name, name, row.get("boxes") if i == 0 else None)
         for i, name in enumerate(row["media"])
     ]

@@ -17,7 +17,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import NamedTuple
 
-from mmgrpo.data.limits import open_picture
+from mmgrpo.data.limits import open_image
 from mmgrpo.report.audio_player import MIME, sound
 from mmgrpo.report.figures import NONE, is_number, number
 from mmgrpo.report.groups import Group, Member, group_steps, place_of, read_group
@@ -29,10 +29,10 @@ from mmgrpo.report.media import (
     MediaFolder,
     Medium,
     contained,
+    image_uri,
     jpeg,
-    picture,
-    picture_uri,
     read_medium,
+    shown_image,
 )
 from mmgrpo.report.render import render
 from mmgrpo.report.untrusted import printable
@@ -217,12 +217,12 @@ def _thumbnail(media: MediaFolder, member: Member) -> str:
     """A small image of the member's output, of a clip its first frame; empty where there is none."""
     name = member.output.get("file", "")
     try:
-        with open_picture(BytesIO(read_medium(media, name, IMAGE_SUFFIXES, MAX_IMAGE_BYTES)), tuple(FORMATS)) as image:
+        with open_image(BytesIO(read_medium(media, name, IMAGE_SUFFIXES, MAX_IMAGE_BYTES)), tuple(FORMATS)) as image:
             if image.width * image.height > MAX_PIXELS:
                 return ""
             small = image.convert("RGB")
             small.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
-            return picture_uri(jpeg(small), "image/jpeg")
+            return image_uri(jpeg(small), "image/jpeg")
     except Exception:  # it is no image of the folder; decoders raise whatever a damaged file leads them to
         return ""
 
@@ -294,4 +294,4 @@ def _scale() -> list[tuple[float, str]]:
 
 
 def _medium(media: MediaFolder, name: str, text: str) -> Medium:
-    return sound(media, name, text) if Path(name).suffix.lower() in MIME else picture(media, name, text)
+    return sound(media, name, text) if Path(name).suffix.lower() in MIME else shown_image(media, name, text)

@@ -25,7 +25,7 @@ from mmgrpo.report.figures import NONE, Cell, change, decimals, difference_cell,
 from mmgrpo.report.group_page import newest_group
 from mmgrpo.report.ledger import NOTE as NOTE_OF_PROMPTS
 from mmgrpo.report.ledger import Hardness, read_hardness
-from mmgrpo.report.media import MediaFolder, Medium, contained, picture, picture_uri
+from mmgrpo.report.media import MediaFolder, Medium, contained, image_uri, shown_image
 from mmgrpo.report.plots import curve_figure, figure_png, sample_grid, series
 from mmgrpo.report.render import render
 from mmgrpo.report.run_folder import SIDES, RunFolder, read_run
@@ -218,7 +218,7 @@ def difficulty_curve(hardness: Hardness | None) -> Medium | None:
     """The distribution of the rewards of prompts over the rounds."""
     if hardness is None:
         return None
-    return Medium("picture", "Distribution of mean rewards of prompts", picture_uri(figure_png(hardness.figure)))
+    return Medium("picture", "Distribution of mean rewards of prompts", image_uri(figure_png(hardness.figure)))
 
 
 def _count(estimate: Any) -> Cell:
@@ -246,7 +246,7 @@ class Grids:
     """Sample grids by title; a group with a heading is collapsed."""
 
     heading: str
-    pictures: Mapping[str, Medium]
+    images: Mapping[str, Medium]
 
 
 def write_report(folder: str | Path) -> Path:
@@ -326,7 +326,7 @@ def curves(run: RunFolder) -> list[Medium]:
         rates = [{n if n == "step" else f"held-out {n}": value for n, value in row.items()} for row in run.rates]
         plots = [(rates, n) for n in dict.fromkeys(n for row in rates for n in row if n != "step")] + plots
     return [
-        Medium("picture", f"Curve of {key}", picture_uri(figure_png(curve_figure(rows, [key]))))
+        Medium("picture", f"Curve of {key}", image_uri(figure_png(curve_figure(rows, [key]))))
         for rows, key in plots[:CURVES]
     ]
 
@@ -340,7 +340,7 @@ def grids(run: RunFolder, samples: MediaFolder, paired: bool = False) -> list[Gr
     rest = {title for group in titles.values() for title in group}
     titles["during the run"] = [title for title in run.samples if title not in rest]
     return [
-        Grids(heading, {title: picture(samples, run.samples[title], f"Samples, {title}") for title in group})
+        Grids(heading, {title: shown_image(samples, run.samples[title], f"Samples, {title}") for title in group})
         for heading, group in titles.items()
         if group
     ]

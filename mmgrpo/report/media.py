@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from PIL import Image as Pil
 from PIL import ImageDraw
 
-from mmgrpo.data.limits import Unreadable, open_picture
+from mmgrpo.data.limits import Unreadable, open_image
 from mmgrpo.report.figures import is_number
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
@@ -92,7 +92,7 @@ def read_medium(folder: MediaFolder, name: str, suffixes: Collection[str], max_b
     return content
 
 
-def picture(
+def shown_image(
     folder: MediaFolder,
     name: str,
     description: str,
@@ -102,7 +102,7 @@ def picture(
     limit = MAX_BOXED_PIXELS if boxes else MAX_PIXELS
     try:
         content = read_medium(folder, name, IMAGE_SUFFIXES, MAX_IMAGE_BYTES)
-        with open_picture(BytesIO(content), tuple(FORMATS)) as image:
+        with open_image(BytesIO(content), tuple(FORMATS)) as image:
             if image.width * image.height > limit:
                 return Medium("note", f"{name} is too large for this page: {image.width} x {image.height} pixels")
             if not min(image.size):
@@ -111,7 +111,7 @@ def picture(
             media_type, width = FORMATS.get(str(image.format), FORMATS["JPEG"]), enlarged_width(image)
             if boxes:
                 # Enlarged before drawing: an outline of two pixels would hide much of an image of 32.
-                content, media_type = jpeg(boxed_picture(enlarge(image.convert("RGB")), boxes)), FORMATS["JPEG"]
+                content, media_type = jpeg(image_with_boxes(enlarge(image.convert("RGB")), boxes)), FORMATS["JPEG"]
                 width = 0
     except Unavailable as error:
         return Medium("note", str(error))
@@ -119,10 +119,10 @@ def picture(
         return Medium("note", f"{name} is not shown: {error}")
     except Exception:  # decoders raise whatever a damaged file leads them to
         return Medium("note", f"{name} is not a picture that can be read")
-    return Medium("picture", description, picture_uri(content, media_type), width)
+    return Medium("picture", description, image_uri(content, media_type), width)
 
 
-def picture_uri(content: bytes, media_type: str = "image/png") -> str:
+def image_uri(content: bytes, media_type: str = "image/png") -> str:
     """The bytes of an image as a data URI (RFC 2397)."""
     if media_type not in FORMATS.values():
         raise ValueError(f"got media type {media_type!r}, expected one of {', '.join(FORMATS.values())}")
@@ -180,7 +180,7 @@ def jpeg(image: Pil.Image) -> bytes:
     return buffer.getvalue()
 
 
-def boxed_picture(image: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int | float]]]) -> Pil.Image:
+def image_with_boxes(image: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int | float]]]) -> Pil.Image:
     """A copy of the image with reference and predicted boxes; corners may be in either order.
 
     A completion may contain any numbers: fractions are clipped to [-1, 2], since lines outside the image are not

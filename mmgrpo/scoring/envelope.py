@@ -424,12 +424,12 @@ class _Reader:
 
     def png(self, content: bytes, where: str) -> Tensor:
         try:
-            with PIL.Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-                self.refuse_size(*picture.size, where)  # before anything is decompressed
-                self.count(12 * picture.size[0] * picture.size[1], where)
-                if picture.mode != "RGB":
-                    raise Malformed(f"{where}: got a PNG of mode {picture.mode}, expected RGB of 8 bits")
-                levels = np.array(picture)
+            with PIL.Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+                self.refuse_size(*image.size, where)  # before anything is decompressed
+                self.count(12 * image.size[0] * image.size[1], where)
+                if image.mode != "RGB":
+                    raise Malformed(f"{where}: got a PNG of mode {image.mode}, expected RGB of 8 bits")
+                levels = np.array(image)
         except PIL.Image.DecompressionBombError as error:
             raise TooLarge(f"{where}: {error}") from error
         except (OSError, SyntaxError, ValueError) as error:

@@ -103,7 +103,7 @@ class Question:
     """The subject of the question, e.g. "red circle" or "red shapes"; of an order question the later thing."""
 
 
-def picture(random: np.random.Generator) -> tuple[Thing, ...]:
+def image(random: np.random.Generator) -> tuple[Thing, ...]:
     """Sample the content of an image: one thing per cell of a grid, so that several never touch."""
     count = int(random.integers(1, MAX_THINGS + 1))
     cells = math.isqrt(count - 1) + 1
@@ -265,7 +265,7 @@ def question_stream(
 def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
     """``count`` questions about photographs of images of a split, with the kinds in turn."""
     light = np.random.default_rng([seed, *f"{split} light".encode()])
-    stream = question_stream(picture, ask, KINDS, split, seed)
+    stream = question_stream(image, ask, KINDS, split, seed)
     return [
         to_prompt(question, "image", Image(photograph(render(things).pixels, light)), f"{split}-picture-{seed}-{n:05d}")
         for n, (things, question) in zip(range(count), stream)

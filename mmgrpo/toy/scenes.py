@@ -285,7 +285,7 @@ def render(scene: Scene, seed: int, size: int = SIZE) -> UInt8[np.ndarray, "size
     return canvas
 
 
-def picture(scene: Scene, seed: int, size: int = SIZE) -> Image:
+def image(scene: Scene, seed: int, size: int = SIZE) -> Image:
     """``render`` as an ``Image`` in [0, 1]."""
     return Image(torch.from_numpy(render(scene, seed, size)).permute(2, 0, 1).float() / 255)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.types import Image, Media, Prompt, Video
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image as Pil
 
 
-def given_picture(prompt: Prompt, family: str) -> Pil.Image:
+def conditioning_image(prompt: Prompt, family: str) -> Pil.Image:
     """The one image of a prompt, as diffusers' pipelines take it; ValueError for none, several or other media."""
     from PIL import Image as Pil
 
@@ -30,7 +30,7 @@ def given_picture(prompt: Prompt, family: str) -> Pil.Image:
             f"'{family}' starts from; give the row a column 'image'"
         )
     source = prompt.media[0].source
-    picture = source if isinstance(source, Image) else read_picture(str(source))
+    picture = source if isinstance(source, Image) else decode_image(str(source))
     return Pil.fromarray((picture.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
 
 
@@ -38,7 +38,7 @@ def given_output(medium: Media, like: Image | Video) -> Image | Video:
     """An image or video of a data set in the size of a sample: scaled to cover it and cropped at the centre; of a video
     as many frames, evenly spaced from the first to the last, at the sample's rate."""
     if isinstance(like, Image):
-        image = medium.source if isinstance(medium.source, Image) else read_picture(str(medium.source))
+        image = medium.source if isinstance(medium.source, Image) else decode_image(str(medium.source))
         return Image(_covering(image.pixels[None], like.pixels.shape[-2:])[0])
     count = len(like.frames)
     if isinstance(medium.source, Video):
@@ -74,7 +74,7 @@ def optional_image(
     """
     from PIL import Image as Pil
 
-    picture = given_picture(prompt, family) if prompt.media else Pil.new("RGB", (width, height))
+    picture = conditioning_image(prompt, family) if prompt.media else Pil.new("RGB", (width, height))
     pixels = pipeline.image_processor.preprocess(picture, height, width)
     latents = latents_of(pixels.to(pipeline.vae.device, pipeline.vae.dtype))[0]
     return latents, torch.tensor(bool(prompt.media), device=latents.device)
@@ -88,7 +88,7 @@ def with_and_without(given: Bool[Tensor, "N"], predict: Callable[[Tensor, bool],
     return torch.cat(parts)[torch.cat(rows).argsort()]
 
 
-def check_pictures(
+def check_images(
     prompts: Sequence[Prompt], family: str, required: bool, name: str, skip_limit: float
 ) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose images can be read, and the skipped ones; ValueError for a prompt without an image where
@@ -109,4 +109,4 @@ def _open(media: Media) -> None:
     if not isinstance(media.source, Image):
         if not isinstance(media.source, str):
             raise Unreadable(f"{file_of(media)}: expected a file")
-        read_picture(media.source)
+        decode_image(media.source)

@@ -65,7 +65,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("FluxKontextPipeline",),
             KontextOptions,
             guidance="true_cfg_scale",
-            pictures="optional",
+            image_input="optional",
             in_step=False,
         ),
         VisualFamily(
@@ -74,7 +74,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.flux2_klein",
             ("Flux2KleinPipeline",),
             KleinOptions,
-            pictures="optional",
+            image_input="optional",
             in_step=False,
         ),
         VisualFamily("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
@@ -91,7 +91,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.qwen_image_edit",
             ("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
             QwenImageEditOptions,
-            pictures="required",
+            image_input="required",
             in_step=False,
         ),
         VisualFamily(
@@ -116,7 +116,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             ("HunyuanSkyreelsImageToVideoPipeline", "HunyuanVideoPipeline"),
             SkyreelsOptions,
             guidance="true_cfg_scale",
-            pictures="required",
+            image_input="required",
         ),
         VisualFamily(
             "ltx_video",
@@ -131,7 +131,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.ltx_i2v",
             ("LTXImageToVideoPipeline", "LTXPipeline"),
             LtxImageOptions,
-            pictures="required",
+            image_input="required",
         ),
         VisualFamily(
             "wan",
@@ -147,7 +147,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             "pipelines.visual.wan_i2v",
             ("WanImageToVideoPipeline", "WanPipeline"),
             WanImageOptions,
-            pictures="required",
+            image_input="required",
             blocks=("WanTransformerBlock", "WanTransformer3DModel"),
         ),
     )

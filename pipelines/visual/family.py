@@ -81,7 +81,7 @@ class VisualFamily:
     options: type = FlowOptions
     guidance: str = "guidance"
     """The option that doubles the network evaluations where it is not 1."""
-    pictures: str = ""
+    image_input: str = ""
     """The image beside the words of a prompt: ``required``, ``optional``, or empty for a family that takes none."""
     process: Process = "flow"
     modality: str = "visual"
@@ -229,11 +229,11 @@ class VisualFamily:
         """The prompts whose image can be read, and the others; ValueError for media that the family does not
         take."""
         from pipelines.conditions import refuse_media
-        from pipelines.visual.conditioning_image import check_pictures
+        from pipelines.visual.conditioning_image import check_images
 
         self.count_negative_prompts(config, prompts, name)
-        if self.pictures:
-            return check_pictures(prompts, self.name, self.pictures == "required", name, config.data.skip_limit)
+        if self.image_input:
+            return check_images(prompts, self.name, self.image_input == "required", name, config.data.skip_limit)
         for prompt in prompts:
             refuse_media(prompt)
         return list(prompts), []
@@ -282,7 +282,7 @@ class VisualFamily:
 
         if clips.are_clips(sets.values()):
             return clips.write_clips(folder, sets, samples, columns)
-        return images.write_pictures(folder, sets, samples, columns)
+        return images.write_image_grid(folder, sets, samples, columns)
 
     def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
         """Nothing more."""

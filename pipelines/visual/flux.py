@@ -74,22 +74,20 @@ class Flux(Architecture):
         """The transformer's prediction for unpacked latents."""
         return self.predicted(network, [x], time, *conditioning)
 
-    def predicted(
-        self, network: Any, pictures: Sequence[Tensor], time: Tensor, hidden: Tensor, pooled: Tensor
-    ) -> Tensor:
+    def predicted(self, network: Any, images: Sequence[Tensor], time: Tensor, hidden: Tensor, pooled: Tensor) -> Tensor:
         """The prediction for the first of several images, the others of which are given and follow in the
         sequence; the number of an image is its first position."""
-        x, (height, width) = pictures[0], self.size
+        x, (height, width) = images[0], self.size
         guided = network.config.guidance_embeds
         (predicted,) = network(
-            hidden_states=torch.cat([pack(picture.to(x.dtype)) for picture in pictures], dim=1),
+            hidden_states=torch.cat([pack(image.to(x.dtype)) for image in images], dim=1),
             # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
             timestep=time * 1000 / 1000,
             guidance=torch.full((len(x),), self.guidance, device=x.device) if guided else None,
             pooled_projections=pooled,
             encoder_hidden_states=hidden,
             txt_ids=torch.zeros(hidden.shape[1], 3, device=x.device),
-            img_ids=torch.cat([places(height // 2, width // 2, i) for i in range(len(pictures))]).to(x.device),
+            img_ids=torch.cat([places(height // 2, width // 2, i) for i in range(len(images))]).to(x.device),
             return_dict=False,
         )
         return unpack(predicted[:, : height * width // 4], height, width)
@@ -122,10 +120,10 @@ def unpack(tokens: Float[Tensor, "N tokens values"], height: int, width: int) ->
     return blocks.permute(0, 3, 1, 4, 2, 5).reshape(n, values // 4, height, width)
 
 
-def places(height: int, width: int, picture: int = 0) -> Float[Tensor, "tokens 3"]:
+def places(height: int, width: int, image: int = 0) -> Float[Tensor, "tokens 3"]:
     """(image, row, column) of every token: 0 for the image that is made."""
     grid = torch.zeros(height, width, 3)
-    grid[..., 0] = picture
+    grid[..., 0] = image
     grid[..., 1] += torch.arange(height)[:, None]
     grid[..., 2] += torch.arange(width)[None]
     return grid.view(-1, 3)

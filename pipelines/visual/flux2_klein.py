@@ -86,10 +86,10 @@ class Klein(Architecture):
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction; rows with a given image read it after their own tokens."""
-        hidden, picture, given = conditioning
+        hidden, image, given = conditioning
 
         def predict(rows: Tensor, shown: bool) -> Tensor:
-            sequence = [x[rows], picture[rows].to(x.dtype)] if shown else [x[rows]]
+            sequence = [x[rows], image[rows].to(x.dtype)] if shown else [x[rows]]
             (predicted,) = network(
                 hidden_states=torch.cat([latents.flatten(2).mT for latents in sequence], dim=1),
                 # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
@@ -129,9 +129,9 @@ class Klein(Architecture):
         return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
 
 
-def places(picture: int = 0, rows: int = 1, columns: int = 1, words: int = 1) -> Tensor:
+def places(image: int = 0, rows: int = 1, columns: int = 1, words: int = 1) -> Tensor:
     """(image, row, column, word) of every token."""
-    return torch.cartesian_prod(torch.tensor([picture]), torch.arange(rows), torch.arange(columns), torch.arange(words))
+    return torch.cartesian_prod(torch.tensor([image]), torch.arange(rows), torch.arange(columns), torch.arange(words))
 
 
 def load(options: KleinOptions, training: Training = PLAIN) -> FlowModel:

@@ -35,8 +35,8 @@ class Kontext(flux.Flux):
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states, pooled vector, latents of the given image, and whether there is one."""
         height, width = (self.pipeline.vae_scale_factor * side for side in self.size)
-        picture = optional_image(prompt, "flux_kontext", self.pipeline, self.latents_of, height, width)
-        return *self.words(prompt), *picture
+        image = optional_image(prompt, "flux_kontext", self.pipeline, self.latents_of, height, width)
+        return *self.words(prompt), *image
 
     def latents_of(self, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
         """Scaled latents of pixels in [-1, 1]: the mode of their distribution."""
@@ -45,11 +45,11 @@ class Kontext(flux.Flux):
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction; rows with a given image read it after their own tokens."""
-        hidden, pooled, picture, given = conditioning
+        hidden, pooled, image, given = conditioning
 
         def predict(rows: Tensor, shown: bool) -> Tensor:
-            pictures = [x[rows], picture[rows]] if shown else [x[rows]]
-            return self.predicted(network, pictures, time[rows], hidden[rows], pooled[rows])
+            images = [x[rows], image[rows]] if shown else [x[rows]]
+            return self.predicted(network, images, time[rows], hidden[rows], pooled[rows])
 
         return with_and_without(given, predict)
 

@@ -19,20 +19,20 @@ SPLIT = (
 SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|pad|>")
 
 
-def tiny(folder: str | Path = "", seed: int = 0, pictures: bool = False) -> Path:
+def tiny(folder: str | Path = "", seed: int = 0, image_input: bool = False) -> Path:
     """Write a complete ``HunyuanVideoPipeline`` folder (by default a new temporary one) and return it.
 
-    With ``pictures`` it is one of ``HunyuanSkyreelsImageToVideoPipeline``. One block of each kind, of width 32;
+    With ``image_input`` it is one of ``HunyuanSkyreelsImageToVideoPipeline``. One block of each kind, of width 32;
     latents of 4 channels at an eighth of the resolution, a quarter of the frames.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import HunyuanSkyreelsImageToVideoPipeline, HunyuanVideoPipeline
 
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-hunyuan-video-"))
-    kind: Any = HunyuanSkyreelsImageToVideoPipeline if pictures else HunyuanVideoPipeline
+    kind: Any = HunyuanSkyreelsImageToVideoPipeline if image_input else HunyuanVideoPipeline
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        pipeline = kind(transformer=transformer(8 if pictures else 4), **frozen_parts())
+        pipeline = kind(transformer=transformer(8 if image_input else 4), **frozen_parts())
     pipeline.save_pretrained(folder)
     return folder
 

@@ -68,7 +68,7 @@ def side_by_side(sets: Mapping[str, Shown], samples: int, columns: int) -> tuple
     return [tile for _, tile in tiles], max(columns - columns % len(sets), len(sets))
 
 
-def write_pictures(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+def write_image_grid(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
     """One PNG per image, ``<prompt>-<sample>-<title>.png``, and ``grid.png`` with the sets side by side."""
     tiles, columns = side_by_side(sets, samples, columns)
     for tile in tiles:

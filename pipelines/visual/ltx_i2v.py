@@ -22,7 +22,7 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import ltx_tiny
-from pipelines.visual.conditioning_image import given_picture
+from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.ltx_video import (
     FPS,
@@ -60,11 +60,11 @@ class LtxImage(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5, the mask of its tokens, and the latent frame of the image, [channels, 1, h, w]."""
-        picture = given_picture(prompt, "ltx_i2v")
+        image = conditioning_image(prompt, "ltx_i2v")
         words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
         vae, factor = self.pipeline.vae, self.pipeline.vae_spatial_compression_ratio
         height, width = (side * factor for side in self.size[1:])
-        pixels = self.pipeline.video_processor.preprocess(picture, height=height, width=width)
+        pixels = self.pipeline.video_processor.preprocess(image, height=height, width=width)
         posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
         mean, deviation = (one.float().view(-1, 1, 1, 1) for one in (vae.latents_mean, vae.latents_std))
         return *words, (posterior.mode()[0].float() - mean) / deviation
@@ -128,4 +128,4 @@ def load(options: LtxImageOptions, training: Training = PLAIN) -> FlowModel:
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     """Write a complete ``LTXImageToVideoPipeline`` folder; see ``ltx_tiny.tiny``."""
-    return ltx_tiny.tiny(folder, seed, pictures=True)
+    return ltx_tiny.tiny(folder, seed, image_input=True)

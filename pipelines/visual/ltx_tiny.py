@@ -11,10 +11,10 @@ import torch
 from pipelines import require, tiny_text
 
 
-def tiny(folder: str | Path = "", seed: int = 0, version: str = "0.9.1", pictures: bool = False) -> Path:
+def tiny(folder: str | Path = "", seed: int = 0, version: str = "0.9.1", image_input: bool = False) -> Path:
     """Write a complete ``LTXPipeline`` folder (by default a new temporary one) and return it.
 
-    With ``pictures`` it is one of ``LTXImageToVideoPipeline``. Two layers of width 32; latents of 8 channels at an
+    With ``image_input`` it is one of ``LTXImageToVideoPipeline``. Two layers of width 32; latents of 8 channels at an
     eighth of the resolution, a quarter of the frames. The decoder of ``version`` 0.9.0 takes no time and injects no
     noise, that of 0.9.1 does both, that of 0.9.5 takes a time only, and its levels are not shifted.
     """
@@ -22,7 +22,7 @@ def tiny(folder: str | Path = "", seed: int = 0, version: str = "0.9.1", picture
     from diffusers import LTXImageToVideoPipeline, LTXPipeline
 
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-ltx-video-"))
-    kind: Any = LTXImageToVideoPipeline if pictures else LTXPipeline
+    kind: Any = LTXImageToVideoPipeline if image_input else LTXPipeline
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = kind(**parts(version))

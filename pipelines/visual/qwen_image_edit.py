@@ -22,7 +22,7 @@ from pipelines.conditions import padded
 from pipelines.pretrained import architecture, locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny
-from pipelines.visual.conditioning_image import given_picture
+from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageEditOptions
@@ -62,17 +62,17 @@ class QwenImageEdit(QwenImage):
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of words and image, padded; which of them are real; the image's packed latents, padded;
         rows and columns of their tokens."""
-        picture, pipeline = given_picture(prompt, "qwen_image_edit"), self.pipeline
-        seen, shown = (scaled(picture.size, side) for side in (self.given_size, self.read_size))
+        image, pipeline = conditioning_image(prompt, "qwen_image_edit"), self.pipeline
+        seen, shown = (scaled(image.size, side) for side in (self.given_size, self.read_size))
         hidden, _ = pipeline.encode_prompt(
-            prompt.text or NOTHING, pipeline.image_processor.resize(picture, *shown), self.device
+            prompt.text or NOTHING, pipeline.image_processor.resize(image, *shown), self.device
         )
         if (tokens := hidden.shape[1]) > self.max_sequence_length:
             raise ValueError(
                 f"prompt '{prompt.text:.80}': has {tokens} tokens with its image, expected at most "
                 f"{self.max_sequence_length}; shorten it, raise model.max_sequence_length or lower model.given_size"
             )
-        pixels = pipeline.image_processor.preprocess(picture, *seen)[:, :, None]
+        pixels = pipeline.image_processor.preprocess(image, *seen)[:, :, None]
         given = pack(self.latents(pixels.to(self.device)))[0]
         cell = 2 * pipeline.vae_scale_factor
         size = torch.tensor([side // cell for side in seen], device=self.device)
@@ -142,7 +142,7 @@ def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel
     device = torch.device(training.device)
     network = read_network(QwenImageTransformer2DModel, source, training, TRANSFORMER)
     plus = architecture(source) == PLUS
-    Processor = picture_processor()
+    Processor = edit_processor()
     pipeline = read_pipeline(
         QwenImageEditPlusPipeline if plus else QwenImageEditPipeline,
         source,
@@ -174,17 +174,17 @@ def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel
     return model
 
 
-def picture_processor() -> Any:
+def edit_processor() -> Any:
     """The class of Qwen2-VL's processor of words and images; transformers' own also needs torchvision, for clips."""
     from transformers import Qwen2VLProcessor
 
-    class PictureProcessor(Qwen2VLProcessor):
+    class EditProcessor(Qwen2VLProcessor):
         """Without the processor of clips."""
 
         def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None) -> None:
             super().__init__(image_processor, tokenizer, chat_template=chat_template)
 
-    return PictureProcessor
+    return EditProcessor
 
 
 def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
@@ -206,7 +206,7 @@ def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
             "tokenizer": words,
             "transformer": qwen_tiny.transformer(zero_cond_t=plus),
         }
-    processor = picture_processor()(qwen_tiny.pictures(), words)
+    processor = edit_processor()(qwen_tiny.images(), words)
     kind(**parts, processor=processor).save_pretrained(folder)
     # As in published checkpoints, which name transformers' own class.
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))

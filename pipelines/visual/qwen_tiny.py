@@ -42,7 +42,7 @@ def vision_language(words: Any) -> Any:
     return Qwen2_5_VLForConditionalGeneration(qwen_vl_tiny.configuration(words.get_vocab(), **shape))
 
 
-def pictures() -> Any:
+def images() -> Any:
     """Qwen's image processor for at most 4096 pixels."""
     return qwen_vl_tiny.image_processor(4, min_pixels=64, max_pixels=4096)
 

@@ -21,7 +21,7 @@ from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import hunyuan_tiny
-from pipelines.visual.conditioning_image import given_picture
+from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.hunyuan_video import (
     FPS,
@@ -63,18 +63,18 @@ class Skyreels(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """What HunyuanVideo reads of the words, and the VAE's latents of the image, [channels, 1, h, w]."""
-        picture = given_picture(prompt, "skyreels_i2v")
+        image = conditioning_image(prompt, "skyreels_i2v")
         words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
         vae, factor = self.pipeline.vae, self.pipeline.vae_scale_factor_spatial
         height, width = (side * factor for side in self.size)
-        pixels = self.pipeline.video_processor.preprocess(picture, height=height, width=width)
+        pixels = self.pipeline.video_processor.preprocess(image, height=height, width=width)
         posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
         return *words, posterior.mode()[0].float() * vae.config.scaling_factor
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The prediction for the noisy latents, with the image's in channels of their own."""
-        *words, picture = conditioning
-        beside = torch.cat([picture, torch.zeros_like(x[:, :, 1:])], 2)
+        *words, image = conditioning
+        beside = torch.cat([image, torch.zeros_like(x[:, :, 1:])], 2)
         return velocity(network, torch.cat([x, beside], 1), time, tuple(words), self.guidance)
 
     def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
@@ -130,4 +130,4 @@ def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     """Write a complete ``HunyuanSkyreelsImageToVideoPipeline`` folder; see ``hunyuan_tiny.tiny``."""
-    return hunyuan_tiny.tiny(folder, seed, pictures=True)
+    return hunyuan_tiny.tiny(folder, seed, image_input=True)

@@ -23,7 +23,7 @@ from pipelines import require
 from pipelines.pretrained import locate, read_json
 from pipelines.training import PLAIN, Training
 from pipelines.visual import wan_tiny
-from pipelines.visual.conditioning_image import given_picture
+from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import WanImageOptions
 from pipelines.visual.wan import Wan, pretrained
@@ -54,7 +54,7 @@ class WanImage(Wan):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of UMT5, the condition of the image, and the image encoder's tokens where there is one."""
-        picture = given_picture(prompt, "wan_i2v")
+        picture = conditioning_image(prompt, "wan_i2v")
         words = self.words(prompt)
         if self.pipeline.image_encoder is None:
             return words, self.condition(picture)
@@ -127,4 +127,4 @@ def load(options: WanImageOptions, training: Training = PLAIN) -> FlowModel:
 
 def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1") -> Path:
     """Write a complete ``WanImageToVideoPipeline`` folder; see ``wan_tiny.tiny``."""
-    return wan_tiny.tiny(folder, seed, version, pictures=True)
+    return wan_tiny.tiny(folder, seed, version, image_input=True)

@@ -22,11 +22,11 @@ CHANNELS = 4
 """Of latents."""
 
 
-def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1", pictures: bool = False) -> Path:
+def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1", image_input: bool = False) -> Path:
     """Write a complete ``WanPipeline`` folder (by default a new temporary one) and return it.
 
-    ``version`` is 2.1, 2.2-14B (two networks, the second below 0.875 of the noise, 0.9 with ``pictures``) or 2.2-5B (a
-    time per token); ``pictures`` writes a ``WanImageToVideoPipeline``, whose clips begin with a given image. A latent
+    ``version`` is 2.1, 2.2-14B (two networks, the second below 0.875 of the noise, 0.9 with an image) or 2.2-5B (a
+    time per token); ``image_input`` writes a ``WanImageToVideoPipeline``, whose clips begin with an image. A latent
     position is 8 x 8 pixels (5B: 16 x 16) of 1 frame at first and then of 4, and has 4 channels.
     """
     require("visual", "diffusers", "transformers")
@@ -36,12 +36,12 @@ def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1", pictures:
         raise ValueError(f"version: got '{version}', expected 2.1, 2.2-14B or 2.2-5B")
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-wan-"))
     options: dict[str, Any] = {}
-    if pictures and version != "2.2-5B":
+    if image_input and version != "2.2-5B":
         options = {"in_channels": CHANNELS + 4 + CHANNELS}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         parts: dict[str, Any] = {"text_encoder": umt5(), "vae": vae(version == "2.2-5B")}
-        if pictures and version == "2.1":
+        if image_input and version == "2.1":
             options |= {"image_dim": 16, "added_kv_proj_dim": 32}
             parts |= {
                 "image_encoder": tiny_parts.clip_vision(projection=True),
@@ -49,8 +49,8 @@ def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1", pictures:
             }
         parts["transformer"] = transformer(**options)
         if version == "2.2-14B":
-            parts |= {"transformer_2": transformer(**options), "boundary_ratio": 0.9 if pictures else 0.875}
-    pipeline: Any = WanImageToVideoPipeline if pictures else WanPipeline
+            parts |= {"transformer_2": transformer(**options), "boundary_ratio": 0.9 if image_input else 0.875}
+    pipeline: Any = WanImageToVideoPipeline if image_input else WanPipeline
     pipeline(
         tokenizer=tiny_text.t5_tokenizer(),
         scheduler=UniPCMultistepScheduler(

@@ -323,16 +323,16 @@ def _frames(
                     break
             if place != target or frame.is_corrupt:
                 raise NotDecoded(f"frame {target} of {total} cannot be decoded; encode the clip again")
-            picture = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+            image = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
             if pixels is None:
-                check_selection(len(indices), *picture.shape[:2])
-                pixels = torch.empty((len(indices), 3, *picture.shape[:2]), dtype=torch.uint8)
-            if picture.shape[:2] != pixels.shape[2:]:
+                check_selection(len(indices), *image.shape[:2])
+                pixels = torch.empty((len(indices), 3, *image.shape[:2]), dtype=torch.uint8)
+            if image.shape[:2] != pixels.shape[2:]:
                 raise Unreadable(
-                    f"frame {target} has {picture.shape[0]} x {picture.shape[1]} pixels, the first selected one "
+                    f"frame {target} has {image.shape[0]} x {image.shape[1]} pixels, the first selected one "
                     f"{pixels.shape[2]} x {pixels.shape[3]}; frames of a clip have one size"
                 )
-            pixels[rows[target]] = torch.from_numpy(picture.copy()).permute(2, 0, 1)
+            pixels[rows[target]] = torch.from_numpy(image.copy()).permute(2, 0, 1)
     assert pixels is not None
     return pixels
 

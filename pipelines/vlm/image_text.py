@@ -139,7 +139,7 @@ class ImageText(OwnForward):
         pictures = [self._pictures(medium, prompt) for medium in prompt.media]
         remaining = iter(pictures)
         text = conversation_text(self.chat, prompt, self.marks, lambda _: [{"type": "image"}] * len(next(remaining)))
-        flat = [picture for several in pictures for picture in several]
+        flat = [image for several in pictures for image in several]
         try:
             inputs = self.processor(
                 text=[text],
@@ -151,7 +151,7 @@ class ImageText(OwnForward):
             reason = reason_of(error)
             raise ValueError(f"prompt '{prompt.id}': the model's processor does not take it: {reason}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        sizes = [(picture.height, picture.width) for picture in flat]
+        sizes = [(image.height, image.width) for image in flat]
         if (grid := tensors.get("image_grid_thw")) is not None:
             patch = self.processor.image_processor.patch_size
             sizes = [(h * patch, w * patch) for _, h, w in grid.tolist()]
@@ -222,7 +222,7 @@ class ImageText(OwnForward):
             raise ValueError(f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected image or video")
         pictures = [Pil.fromarray(frame) for frame in eight_bits(frames).permute(0, 2, 3, 1).numpy()]
         most = int(medium.options.get("max_pixels", self.limits.max_pixels))
-        return [_within(picture, most) if most else picture for picture in pictures]
+        return [_within(image, most) if most else image for image in pictures]
 
 
 def load(options: SmolVlmOptions, training: Training = PLAIN) -> ImageText:
@@ -277,10 +277,10 @@ def stamped_clips(source: str, config: Any) -> StampedClips:
     return StampedClips(low, high, vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
 
 
-def _within(picture: Pil.Image, most: int) -> Pil.Image:
+def _within(image: Pil.Image, most: int) -> Pil.Image:
     """The image reduced to at most ``most`` pixels, in proportion."""
-    scale = (most / (picture.width * picture.height)) ** 0.5
+    scale = (most / (image.width * image.height)) ** 0.5
     if scale >= 1:
-        return picture
-    size = (max(1, int(picture.width * scale)), max(1, int(picture.height * scale)))
-    return picture.resize(size, Pil.Resampling.BICUBIC)
+        return image
+    size = (max(1, int(image.width * scale)), max(1, int(image.height * scale)))
+    return image.resize(size, Pil.Resampling.BICUBIC)

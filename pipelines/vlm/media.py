@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image as Pil
 from torch import Tensor
 
-from mmgrpo.data.images import PICTURES, read_picture
+from mmgrpo.data.images import PICTURES, decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.perturbations import masked
 from mmgrpo.types import Image, Media, Prompt, Video
@@ -160,7 +160,7 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
     selection = [files[index] for index in choose(len(files), fps)]
     pictures: dict[str, Tensor] = {}
     for file in dict.fromkeys(selection):
-        pictures[file] = eight_bits(read_picture(file).pixels)
+        pictures[file] = eight_bits(decode_image(file).pixels)
         (height, width), size = pictures[file].shape[1:], pictures[selection[0]].shape[1:]
         check_selection(len(selection), height, width)
         if (height, width) != size:

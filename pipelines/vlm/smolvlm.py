@@ -161,15 +161,15 @@ class SmolVlm(Decoder):
             return clip_parts(one.times, one.duration) if (one := next(remaining)).times else [{"type": "image"}]
 
         ids = conversation_ids(self.chat, prompt, self.marks, content)
-        pictures = [picture for one in media for picture in self._picture_ids(one)]
-        if ids.count(self.image_id) != len(pictures):
+        images = [image for one in media for image in self._image_ids(one)]
+        if ids.count(self.image_id) != len(images):
             raise ValueError(
                 f"prompt '{prompt.id}': got {ids.count(self.image_id)} placeholders from the model's chat template, "
-                f"expected {len(pictures)}, one per image and frame; use the template of the checkpoint"
+                f"expected {len(images)}, one per image and frame; use the template of the checkpoint"
             )
-        return [part for one in ids for part in (pictures.pop(0) if one == self.image_id else [one])]
+        return [part for one in ids for part in (images.pop(0) if one == self.image_id else [one])]
 
-    def _picture_ids(self, media: Tiles) -> list[list[int]]:
+    def _image_ids(self, media: Tiles) -> list[list[int]]:
         """The ids of an image, or of each frame of a clip."""
         from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 

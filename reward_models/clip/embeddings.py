@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from mmgrpo.types import Output
 from reward_models.clip.load import load_towers
-from reward_models.pixels import pictures
+from reward_models.pixels import image_outputs
 
 
 def embed(
@@ -26,7 +26,7 @@ def embed(
     """The projected image embeddings of images, on the CPU and of length 1 where ``normalised``; the row of an image
     that is not finite is NaN. ``weights`` as for ``load_towers``."""
     towers = load_towers(weights, "embed", quick_gelu=quick_gelu, dtype=dtype, allow_pickle=allow_pickle, device=device)
-    images = {row: image for row, image in enumerate(pictures(outputs, "embed")) if image is not None}
+    images = {row: image for row, image in enumerate(image_outputs(outputs, "embed")) if image is not None}
     if not images:
         raise ValueError(f"embed: got {len(outputs)} images, none of which is finite, expected at least one")
     found = towers.embeddings(list(images.values()))

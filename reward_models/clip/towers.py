@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmgrpo.types import Image, Output
-from reward_models.pixels import pictures
+from reward_models.pixels import image_outputs
 
 BATCH = 32
 """Images or texts that a tower reads at once."""
@@ -72,7 +72,7 @@ def score_images(
     outputs: Sequence[Output], reward: str, values: Callable[[list[int], list[Image]], Float[Tensor, " n"]]
 ) -> list[float]:
     """One number for each output: ``values`` of the rows and images that can be scored, NaN for the others."""
-    images = {row: image for row, image in enumerate(pictures(outputs, reward)) if image is not None}
+    images = {row: image for row, image in enumerate(image_outputs(outputs, reward)) if image is not None}
     result = [math.nan] * len(outputs)
     if images:
         for row, value in zip(images, values(list(images), list(images.values())).tolist(), strict=True):

@@ -27,11 +27,11 @@ class Stored:
 
     def load(self) -> Output:
         """The decoded output; ValueError that names the row for a file that is missing or damaged."""
-        from mmgrpo.data.images import read_picture
+        from mmgrpo.data.images import decode_image
         from mmgrpo.data.limits import Unreadable
         from reward_models.evaluation.media import read_video, read_wav
 
-        read = {"video": read_video, "audio": read_wav}.get(self.kind, read_picture)
+        read = {"video": read_video, "audio": read_wav}.get(self.kind, decode_image)
         try:
             return read(self.source)
         except (OSError, Unreadable) as error:

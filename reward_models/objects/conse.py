@@ -26,7 +26,7 @@ from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.objects.efficientnet import class_names, probabilities
 from reward_models.objects.sentences import WIDTH, sentence_embeddings
-from reward_models.pixels import pictures
+from reward_models.pixels import image_outputs
 from reward_models.wheels import CACHE, WHEELS
 
 conse_reward = functools.partial(
@@ -68,7 +68,7 @@ def conse(
     An image that is not finite is NaN. Where the package index cannot be reached, ``classifier``, ``encoder`` and
     ``names`` are the files of the wheels, or folders with what is read from them.
     """
-    texts, images = _texts(prompts, encoder, device), pictures(outputs, "conse")
+    texts, images = _texts(prompts, encoder, device), image_outputs(outputs, "conse")
     labels = _labels(names, encoder, device)
 
     def score(shown: Float[Tensor, "pictures classes"], rows: list[int]) -> Float[Tensor, " pictures"]:
@@ -90,7 +90,7 @@ def conse_z(
 ) -> list[float]:
     """The expected similarity of the image's class and the prompt, in deviations of the prompt's similarity to all
     classes; comparable between prompts. Parameters are those of ``conse``."""
-    texts, images = _texts(prompts, encoder, device), pictures(outputs, "conse_z")
+    texts, images = _texts(prompts, encoder, device), image_outputs(outputs, "conse_z")
     similarity = texts @ _labels(names, encoder, device).T
     standard = (similarity - similarity.mean(1, keepdim=True)) / similarity.std(1, keepdim=True)
     return _scored(images, lambda shown, rows: (shown * standard[rows]).sum(1), classifier, device)

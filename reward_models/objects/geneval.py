@@ -24,7 +24,7 @@ from jaxtyping import Bool
 from mmgrpo.config import plugins
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
-from reward_models.pixels import pictures
+from reward_models.pixels import image_outputs
 
 geneval_reward = functools.partial(reward, "Image", range=(-inf, 1), source="GenEval, arXiv:2310.11513")
 
@@ -71,7 +71,7 @@ def geneval(
     """
     if mode not in MODES:
         raise ValueError(f"geneval: got mode {mode!r}, expected one of {', '.join(MODES)}")
-    images = pictures(outputs, "geneval")
+    images = image_outputs(outputs, "geneval")
     finite = [image for image in images if image is not None]
     seen = iter(_detector(detector)(finite) if finite else ())
     values = []

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
-from reward_models.pixels import pictures
+from reward_models.pixels import image_outputs
 from reward_models.quality.naturalness import Grey, asymmetric_gaussian, contrast_normalized, grey
 from reward_models.wheels import weights_folder
 
@@ -60,7 +60,7 @@ def brisque(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str =
     folder with svm.txt where the package index cannot be reached. Drawings are outside of what it was trained on, and
     grain can be added to please it: hold out another measure of quality, such as ``niqe``.
     """
-    return [_naturalness(image, weights) for image in pictures(outputs, "brisque")]
+    return [_naturalness(image, weights) for image in image_outputs(outputs, "brisque")]
 
 
 def _naturalness(image: Image | None, weights: str) -> float:

@@ -18,7 +18,7 @@ from PIL import Image as Pil
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
-from reward_models.pixels import pictures
+from reward_models.pixels import image_outputs
 from reward_models.quality.naturalness import Grey, asymmetric_gaussian, contrast_normalized, grey
 from reward_models.wheels import weights_folder
 
@@ -46,7 +46,7 @@ def niqe(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str = "p
     """
     return [
         math.nan if image is None or min(image.pixels.shape[1:]) < SMALLEST else -distance(image, weights)
-        for image in pictures(outputs, "niqe")
+        for image in image_outputs(outputs, "niqe")
     ]
 
 

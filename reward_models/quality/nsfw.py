@@ -19,7 +19,7 @@ from PIL import Image as Pil
 from mmgrpo.config.extras import install
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
-from reward_models.pixels import pictures, to_pil
+from reward_models.pixels import image_outputs, to_pil
 from reward_models.wheels import weights_folder
 
 SIZE, CROP = 256, 224
@@ -54,7 +54,7 @@ def nsfw(
     """
     if threshold is not None and not 0 < threshold <= 1:
         raise ValueError(f"nsfw: got threshold {threshold!r}, expected a probability in (0, 1], or None")
-    images = pictures(outputs, "nsfw")
+    images = image_outputs(outputs, "nsfw")
     seen = [prepared(image) for image in images if image is not None]
     parts = [np.stack(seen[start : start + BATCH]) for start in range(0, len(seen), BATCH)]
     found = iter([float(row[1]) for part in parts for row in _session(weights).run(None, {"input_0": part})[0]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from mmgrpo.types import Image, Media, Output, Prompt, Text
 from reward_models.rules.boxes import Box, as_box, read_box, to_original
 from reward_models.rules.parsing import literal
@@ -59,5 +59,5 @@ def boxes_in(value: Any) -> Iterator[Box]:
 
 def size_of(media: Media) -> tuple[int, int]:
     """Height and width of an image in pixels."""
-    image = media.source if isinstance(media.source, Image) else read_picture(str(media.source))
+    image = media.source if isinstance(media.source, Image) else decode_image(str(media.source))
     return image.pixels.shape[-2], image.pixels.shape[-1]

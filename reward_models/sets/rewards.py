@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config.plugins import load_object, locate
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import read_tensors
@@ -234,7 +234,7 @@ def _exemplars(source: str, embed: str, device: str) -> Tensor:
         rows = embedded_texts(texts, embed, device, "frechet") if texts else torch.empty(0)
     else:
         files = [file for file in sorted(place.glob("*")) if file.suffix.lower() in (*IMAGE_NAMES, *SUFFIXES)]
-        some = [read_sound(file, "frechet") if _is_sound(file) else read_picture(file) for file in files]
+        some = [read_sound(file, "frechet") if _is_sound(file) else decode_image(file) for file in files]
         rows = embedded(some, embed, device, "frechet") if some else torch.empty(0)
     if len(rows) < 2 or not bool(rows.isfinite().all()):
         raise ValueError(

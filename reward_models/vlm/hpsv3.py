@@ -13,9 +13,9 @@ from torch import nn
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
-from reward_models.pixels import pictures
+from reward_models.pixels import image_outputs
 from reward_models.vlm.instructions import hpsv3_instruction
-from reward_models.vlm.qwen2_vl import PICTURE, QwenScorer, build, picture_pixels, precision_of, read_base, renamed
+from reward_models.vlm.qwen2_vl import PICTURE, QwenScorer, build, image_pixels, precision_of, read_base, renamed
 
 WEIGHTS, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 BASE = "Qwen/Qwen2-VL-7B-Instruct"
@@ -53,11 +53,11 @@ def hpsv3(
     """
     model, text = load(weights, base, device, dtype), _instruction(instruction)
     values = []
-    for prompt, image in zip(prompts, pictures(outputs, "hpsv3"), strict=True):
+    for prompt, image in zip(prompts, image_outputs(outputs, "hpsv3"), strict=True):
         if image is None:
             values.append(math.nan)
             continue
-        pixels = picture_pixels(image, PIXELS, PIXELS)
+        pixels = image_pixels(image, PIXELS, PIXELS)
         values.append(float(model.logits(text.replace("{text_prompt}", prompt.text), pixels, PICTURE, "hpsv3")[0, 0]))
     return values
 

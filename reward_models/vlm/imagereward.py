@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
-from reward_models.pixels import centre_crop, normalized, pictures
+from reward_models.pixels import centre_crop, image_outputs, normalized
 
 WEIGHTS, FILE, SETTINGS = "zai-org/ImageReward", "ImageReward.pt", "med_config.json"
 TOKENIZER = "google-bert/bert-base-uncased"
@@ -107,7 +107,7 @@ def image_reward(
     """
     model = load(weights, tokenizer, allow_pickle, device)
     values = [float("nan")] * len(outputs)
-    given = [(row, image) for row, image in enumerate(pictures(outputs, "image_reward")) if image is not None]
+    given = [(row, image) for row, image in enumerate(image_outputs(outputs, "image_reward")) if image is not None]
     for first in range(0, len(given), batch):
         some = given[first : first + batch]
         pixels = torch.stack([normalized(centre_crop(image, model.side)) for _, image in some])

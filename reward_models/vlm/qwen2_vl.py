@@ -48,7 +48,7 @@ def smart_resize(height: int, width: int, min_pixels: int, max_pixels: int) -> t
     return sides[0], sides[1]
 
 
-def picture_pixels(image: Image, min_pixels: int, max_pixels: int) -> Float[Tensor, "1 3 height width"]:
+def image_pixels(image: Image, min_pixels: int, max_pixels: int) -> Float[Tensor, "1 3 height width"]:
     """An image resized by Pillow (bicubic), in [0, 1]."""
     picture = to_pil(image)
     height, width = smart_resize(picture.height, picture.width, min_pixels, max_pixels)

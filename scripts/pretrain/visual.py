@@ -313,7 +313,7 @@ def measure(
             with torch.no_grad():
                 x = x + (then - now) * transformer(x, hidden, pooled, time_, return_dict=False)[0]
         with torch.no_grad():
-            outputs += [to_image((picture + 1) / 2) for picture in enlarger(x)]
+            outputs += [to_image((image + 1) / 2) for image in enlarger(x)]
     return {name: np.reshape(reward(rows, outputs), (-1, samples)) for name, reward in REWARDS.items()}
 
 

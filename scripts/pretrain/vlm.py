@@ -56,7 +56,7 @@ class Args:
     """Optimizer steps. The result is a function of the steps and the seed, not of the time."""
     until: int = 0
     """Stop after this number of steps, with the learning rate schedule of ``steps``; 0 runs all of them."""
-    pictures: int = 24
+    images: int = 24
     """Conversations about images per step."""
     clips: int = 8
     """Conversations about clips per step."""
@@ -91,11 +91,11 @@ def conversation(content: Any, video: bool, turns: int, random: Any) -> list[tup
     kinds, ask = (clips.KINDS, clips.ask) if video else (questions.KINDS, questions.ask)
     asked = [ask(content, kind, random) for kind in random.choice(kinds, turns).tolist()]
     pairs = {question.text: f"<answer> {question.answer} </answer>" for question in asked if question}
-    description = _clip_description(content) if video else _picture_description(content)
+    description = _clip_description(content) if video else _image_description(content)
     return [*pairs.items(), (f"what is in the {'clip' if video else 'picture'}?", description)]
 
 
-def _picture_description(things: Any) -> str:
+def _image_description(things: Any) -> str:
     """Name and position of every object, row by row."""
     from mmgrpo.toy.questions import place_of
 
@@ -127,9 +127,9 @@ class Batches:
 
         paper = np.full_like(questions.PAPER, 255) if self.args.plain else questions.PAPER
         shown = []
-        for number in range(self.args.pictures + self.args.clips):
-            video = number >= self.args.pictures
-            draw: Any = clips.clip if video else questions.picture
+        for number in range(self.args.images + self.args.clips):
+            video = number >= self.args.images
+            draw: Any = clips.clip if video else questions.image
             content: Any
             while questions.split_of(content := draw(self.random)) != "train":
                 pass

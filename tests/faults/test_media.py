@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from mmgrpo.data.limits import MAX_PIXELS, Unreadable
 from mmgrpo.types import Media, Prompt, Turn
 from pipelines.readable import filter_readable
@@ -231,6 +231,6 @@ def test_the_largest_picture_takes_the_stated_memory(tmp_path):
 def test_a_picture_of_the_largest_size_is_within_and_one_row_more_is_not():
     """Refused for its size and not for its content, which is missing in both."""
     with pytest.raises(Unreadable, match="8,193.*8,192"):
-        read_picture(bad_media.png(8_193, 8_192), "a.png")
+        decode_image(bad_media.png(8_193, 8_192), "a.png")
     with pytest.raises(Unreadable, match=r"a\.png"):
-        read_picture(bad_media.png(8_192, 8_192), "a.png")
+        decode_image(bad_media.png(8_192, 8_192), "a.png")

@@ -85,7 +85,7 @@ def throughput(args: Args) -> list[dict[str, Any]]:
     """Seconds per batch of each way, the least of all measurements: what else the machine does only adds to them."""
     from mmgrpo.types import Prompt
 
-    outputs = pictures(args.batch * args.batches, args.size)
+    outputs = images(args.batch * args.batches, args.size)
     prompts = [Prompt("a picture")] * len(outputs)
     parts = [slice(start, start + args.batch) for start in range(0, len(outputs), args.batch)]
     with ways(args) as functions:
@@ -127,7 +127,7 @@ def ways(args: Args) -> Iterator[dict[str, Callable[..., list[float]]]]:
         server.wait()
 
 
-def pictures(count: int, size: int) -> list[Image]:
+def images(count: int, size: int) -> list[Image]:
     """Images of noise."""
     import torch
 
@@ -151,12 +151,12 @@ def overlapped(args: Args, folder: Path) -> list[dict[str, Any]]:
     count = args.prompts * args.group
     sampling = read_metrics(folder / "0" / "metrics.jsonl")[-1]["time/rollout"]
     small = f"{REWARD}(width=192, layers=4, process=True"
-    once = timed(scorer(f"{small})").fn, pictures(count, 64))
+    once = timed(scorer(f"{small})").fn, images(count, 64))
     rewards = {
         COMPUTES: scorer(f"{small}, repeats={max(1, round(sampling / once))})"),
         WAITS: scorer(f"mmgrpo.cli.bench.rewards_vit:waits(seconds={sampling / count}, process=True)"),
     }
-    timed(rewards[COMPUTES].fn, pictures(count, 64))
+    timed(rewards[COMPUTES].fn, images(count, 64))
     rows = []
     for kind, reward in rewards.items():
         begun = {name: trainer.step for name, trainer in trainers.items()}

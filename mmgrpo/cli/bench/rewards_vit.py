@@ -29,8 +29,8 @@ class Vit(nn.Module):
         self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, 1)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        return self.head(self.blocks(self.patches(pictures).flatten(2).mT).mean(1))[:, 0]
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.blocks(self.patches(images).flatten(2).mT).mean(1))[:, 0]
 
 
 @functools.cache

@@ -321,10 +321,10 @@ def write_results(result: Mapping[str, Any], out: Path) -> None:
     ]
     write_text(out / "visual_learning.json", json.dumps(result))
     write_text(out / "visual_learning.md", "\n".join(text) + "\n")
-    write_bytes(out / "visual_learning.png", picture(result["runs"]))
+    write_bytes(out / "visual_learning.png", image(result["runs"]))
 
 
-def picture(runs: Sequence[Mapping[str, Any]]) -> bytes:
+def image(runs: Sequence[Mapping[str, Any]]) -> bytes:
     """Learning curves: every seed as a thin line, their mean as a thick one."""
     import io
 

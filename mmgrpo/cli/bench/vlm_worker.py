@@ -53,7 +53,7 @@ class Contest:
         random.Random(0).shuffle(lengths)
         return lengths
 
-    def pictures(self) -> list[Path]:
+    def images(self) -> list[Path]:
         return sorted(Path(self.folder).glob("*.png"))
 
 
@@ -105,7 +105,7 @@ def ours(contest: Contest) -> Callable[[], Clock]:
         end_at(contest.lengths())
     prompts = [
         Prompt(SENTENCE, path.stem, turns=(Turn("user", (Media("image", str(path)), SENTENCE)),))
-        for path in contest.pictures()
+        for path in contest.images()
     ]
     folder = Path(tempfile.mkdtemp(dir=contest.folder))
     trainer = bench_trainer(
@@ -189,9 +189,9 @@ def trl(contest: Contest) -> Callable[[], Clock]:
     path = Path(contest.folder) / "model"
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(path, use_safetensors=True)
     model.model.visual.requires_grad_(False)
-    pictures = [str(path) for path in contest.pictures()]
-    conversations = [[{"role": "user", "content": SENTENCE}] for _ in pictures]
-    data = Dataset.from_dict({"prompt": conversations, "image": pictures}).cast_column("image", Image())
+    images = [str(path) for path in contest.images()]
+    conversations = [[{"role": "user", "content": SENTENCE}] for _ in images]
+    data = Dataset.from_dict({"prompt": conversations, "image": images}).cast_column("image", Image())
     clock = Clock()
 
     def reward(completions: list[list[dict[str, str]]], **others: Any) -> list[float]:
@@ -270,7 +270,7 @@ def processor(path: Path) -> Any:
 
     from pipelines.conversation import load_tokenizer
 
-    class PictureProcessor(Qwen2_5_VLProcessor):
+    class EditProcessor(Qwen2_5_VLProcessor):
         """The original, except that it accepts None as the video processor."""
 
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
@@ -279,7 +279,7 @@ def processor(path: Path) -> Any:
             return super().check_argument_for_proper_class(argument_name, argument)
 
     tokenizer = load_tokenizer(str(path))
-    return PictureProcessor(
+    return EditProcessor(
         Qwen2VLImageProcessorPil.from_pretrained(path), tokenizer, None, chat_template=tokenizer.chat_template
     )
 

@@ -22,9 +22,9 @@ from PIL import Image as Pil
 from mmgrpo.cli.demo.models import in_a_line
 from mmgrpo.cli.errors import is_user_error
 from mmgrpo.cli.score import kind_of, read_output
-from mmgrpo.data.limits import Unreadable, open_picture, regular_file
+from mmgrpo.data.limits import Unreadable, open_image, regular_file
 from mmgrpo.report.audio_player import sound_uri, wav
-from mmgrpo.report.media import picture_uri
+from mmgrpo.report.media import image_uri
 from mmgrpo.report.plots import to_pil
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Video
 
@@ -154,7 +154,7 @@ def medium(one: Output | Media, label: str) -> str:
         shown = to_pil(output)
         small = " mm-small" if max(shown.size) < 128 else ""
         shown.thumbnail((SHOWN, SHOWN))
-        return f'<img class="mm-medium{small}" alt="{name}" src="{picture_uri(png(shown))}">'
+        return f'<img class="mm-medium{small}" alt="{name}" src="{image_uri(png(shown))}">'
     if isinstance(output, Video):
         from pipelines.visual.clips import mp4
 
@@ -229,7 +229,7 @@ def read_upload(file: str | None, text: str) -> Output | None:
 def _read(file: str) -> Output:
     kind = kind_of(file)
     if kind == "image":
-        with open_picture(file) as image:
+        with open_image(file) as image:
             width, height = image.size
         if width * height > MAX_PIXELS:
             raise Unreadable(f"{file}: got {width} x {height} pixels, expected at most {MAX_PIXELS:,}; scale it down")
@@ -245,17 +245,17 @@ def _read(file: str) -> Output:
 
 def decoded(one: Media) -> Output:
     """A medium of a prompt; of a video at most ``FRAMES`` frames."""
-    from mmgrpo.data.images import read_picture
+    from mmgrpo.data.images import decode_image
     from pipelines.speech.audio import read_audio
 
     if not isinstance(one.source, str | tuple):
         return one.source
     if isinstance(one.source, tuple):
         files = [one.source[place] for place in spaced(len(one.source), FRAMES)]
-        return Video(torch.stack([read_picture(file).pixels for file in files]), float(one.options.get("fps", 2)))
+        return Video(torch.stack([decode_image(file).pixels for file in files]), float(one.options.get("fps", 2)))
     if one.kind == "audio":
         return read_audio(one)
-    return read_picture(one.source) if one.kind == "image" else _video(one.source)
+    return decode_image(one.source) if one.kind == "image" else _video(one.source)
 
 
 def _video(file: str) -> Video:

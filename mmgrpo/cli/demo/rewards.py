@@ -121,7 +121,7 @@ def choices(kind: str = "") -> list[tuple[str, str]]:
 
 
 def choice_label(name: str, entry: RewardEntry, gone: str) -> str:
-    """``scene_score (pictures, 0 to 1)``."""
+    """``scene_score (images, 0 to 1)``."""
     manifest = entry.read_manifest()
     facts = [", ".join(PLURALS[one] for one in manifest.scores), manifest.range] if manifest else []
     return f"{name} ({', '.join([*facts, *(['not here'] if gone else [])])})"
@@ -297,7 +297,7 @@ def example(folder: Path) -> tuple[str, Prompt]:
 
     scene = scenes.parse("two blue triangles and a black circle")
     file = folder / "two-blue-triangles.png"
-    write_bytes(file, png(to_pil(scenes.picture(scene, 0))))
+    write_bytes(file, png(to_pil(scenes.image(scene, 0))))
     return str(file), scenes.prompt(scene)
 
 

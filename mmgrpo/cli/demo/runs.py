@@ -26,7 +26,7 @@ from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.cards import Row, Section, read_completions, section
 from mmgrpo.report.figures import number
 from mmgrpo.report.html import Table, correlation_table, error_rate_table, extra_tables, facts, reward_table, verdict
-from mmgrpo.report.media import MediaFolder, Medium, contained, picture
+from mmgrpo.report.media import MediaFolder, Medium, contained, shown_image
 from mmgrpo.report.plots import running_mean, series, thinned, title_of
 from mmgrpo.report.render import render
 from mmgrpo.report.run_folder import FILES, PARTS, RunFolder, read_run
@@ -367,7 +367,7 @@ def samples(look: Look, moment: str) -> Samples:
             if when in look.completions.get(name, {}):
                 continue  # shown below, each sample of its own
             text = heading(when, name)
-            shown.grids[text] = picture(folder, look.run.samples[title], f"Samples of {look.name}, {text}")
+            shown.grids[text] = shown_image(folder, look.run.samples[title], f"Samples of {look.name}, {text}")
     for name, moments in look.completions.items():
         chosen = {when: moments[when][:PROMPTS] for when in dict.fromkeys(["before", moment]) if when in moments}
         if moment in chosen:

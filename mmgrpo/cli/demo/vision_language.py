@@ -39,9 +39,9 @@ from mmgrpo.cli.demo.parts import (
     rewards_list,
 )
 from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from mmgrpo.report.completions import words
-from mmgrpo.report.media import PREDICTION, REFERENCE, boxed_picture, enlarge, jpeg, picture_uri
+from mmgrpo.report.media import PREDICTION, REFERENCE, enlarge, image_uri, image_with_boxes, jpeg
 from mmgrpo.report.plots import to_pil
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
@@ -146,7 +146,7 @@ def read_upload(file: str) -> Media:
 
     name = Path(file).name
     if (kind := kind_of(name)) == "image":
-        return Media("image", read_picture(file, name))
+        return Media("image", decode_image(file, name))
     if kind != "video":
         raise ValueError(f"{name}: got a file of kind {kind}, expected an image or a video; upload another")
     measure(video := Media("video", file))
@@ -183,7 +183,7 @@ def article(prompt: Prompt, side: Side, i: int, image: Pil.Image | None) -> str:
     reasoning, rest = split(output.whole)
     parts = []
     if image and any((boxes := boxes_of(prompt, output)).values()):
-        uri = picture_uri(jpeg(boxed_picture(image, boxes)), "image/jpeg")
+        uri = image_uri(jpeg(image_with_boxes(image, boxes)), "image/jpeg")
         parts.append(f'<img alt="the image with boxes" src="{uri}">')
     if reasoning:
         size = len(reasoning.split())

@@ -108,9 +108,9 @@ def prompt_of(pair: Pair, text: str, image: str = "") -> Prompt:
     if image and not use:
         raise ValueError(f"the family '{pair.family.name}' draws from words alone; remove the image")
     if image:
-        from mmgrpo.data.images import read_picture
+        from mmgrpo.data.images import decode_image
 
-        return replace(found, turns=(Turn("user", (Media("image", read_picture(image)), text)),))
+        return replace(found, turns=(Turn("user", (Media("image", decode_image(image)), text)),))
     if use == "required" and not found.media:
         raise ValueError(
             f"the family '{pair.family.name}' starts from an image: upload one, or choose a held-out prompt "
@@ -121,7 +121,7 @@ def prompt_of(pair: Pair, text: str, image: str = "") -> Prompt:
 
 def takes_image(pair: Pair) -> str:
     """The image that a prompt has in addition: ``required``, ``optional``, or empty where the model takes none."""
-    return getattr(pair.family, "pictures", "")
+    return getattr(pair.family, "image_input", "")
 
 
 def embedded_prompt(pair: Pair, text: str) -> Prompt:

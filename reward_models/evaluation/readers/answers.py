@@ -38,7 +38,7 @@ def vlrewardbench(row: Row) -> Comparison:
     answers = tuple(map(Text, row.texts("response", 2)))
     ranks = row.numbers("human_ranking", 2)
     prompt = Prompt(row.text("query"), row.place)
-    return Comparison(prompt, answers, ranks, row.place, group, about=(row.picture("image"),))
+    return Comparison(prompt, answers, ranks, row.place, group, about=(row.image("image"),))
 
 
 def mmrewardbench(row: Row) -> Comparison:
@@ -54,7 +54,7 @@ def mmrewardbench(row: Row) -> Comparison:
     answers = (Text(row.text("Output1")), Text(row.text("Output2")))
     ranks = row.choice("Better", {"Output1": FIRST, "Output2": SECOND})
     prompt = Prompt(row.text("Text"), row.place)
-    return Comparison(prompt, answers, ranks, row.place, category, about=(row.picture("Image"),))
+    return Comparison(prompt, answers, ranks, row.place, category, about=(row.image("Image"),))
 
 
 def videorewardbench(row: Row) -> Comparison:

@@ -21,7 +21,7 @@ def hpdv2(row: Row) -> Comparison:
 
 def hpdv3(row: Row) -> Comparison:
     """HPDv3 (arXiv:2508.03789), ``test.json``: {prompt, path1, path2}, of which path1 is preferred."""
-    images = (row.picture("path1"), row.picture("path2"))
+    images = (row.image("path1"), row.image("path2"))
     return Comparison(Prompt(row.text("prompt"), row.place), images, FIRST, row.place)
 
 
@@ -37,7 +37,7 @@ def pickapic(row: Row) -> Comparison:
     labels = row.number("label_0"), row.number("label_1")
     if sum(labels) != 1 or labels[0] not in (0, 0.5, 1):
         raise ValueError(f"{row.place}: label_0, label_1: got {labels}, expected (1, 0), (0, 1) or (0.5, 0.5)")
-    images = (row.picture("jpg_0"), row.picture("jpg_1"))
+    images = (row.image("jpg_0"), row.image("jpg_1"))
     return Comparison(Prompt(row.text("caption"), row.place), images, (-labels[0], -labels[1]), row.place)
 
 
@@ -50,10 +50,10 @@ def genai(row: Row) -> Comparison:
             Prompt(row.text("prompt"), row.place), (row.clip("left_video"), row.clip("right_video")), ranks, row.place
         )
     if "instruct_prompt" in row.values:
-        images = (row.picture("left_output_image"), row.picture("right_output_image"))
+        images = (row.image("left_output_image"), row.image("right_output_image"))
         prompt = Prompt(row.text("instruct_prompt"), row.place)
-        return Comparison(prompt, images, ranks, row.place, about=(row.picture("source_image"),))
-    images = (row.picture("left_image"), row.picture("right_image"))
+        return Comparison(prompt, images, ranks, row.place, about=(row.image("source_image"),))
+    images = (row.image("left_image"), row.image("right_image"))
     return Comparison(Prompt(row.text("prompt"), row.place), images, ranks, row.place)
 
 
@@ -62,7 +62,7 @@ def mjbench(row: Row) -> Comparison:
     number of the better image. Its category is the row's ``info``, where it has one."""
     ranks = row.choice("label", {0: FIRST, 1: SECOND, "0": FIRST, "1": SECOND})
     category = str(row.given("info", str | int, ""))
-    images = (row.picture("image0"), row.picture("image1"))
+    images = (row.image("image0"), row.image("image1"))
     return Comparison(Prompt(row.text("caption"), row.place), images, ranks, row.place, category)
 
 

@@ -89,7 +89,7 @@ class Row:
             raise ValueError(f"{self.place}: {key}: got {_brief(value)}, expected {names.get(kind, 'text')}")
         return value
 
-    def picture(self, key: str) -> Stored:
+    def image(self, key: str) -> Stored:
         """An image: a path, bytes, or the hub's ``{bytes, path}``."""
         return self.stored("image", key, self._value(key))
 

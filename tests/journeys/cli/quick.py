@@ -68,7 +68,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
         *("--optim.micro-batch-size", 64, "--steps", 2, "--threads", 1),
         *("--eval.prompts", 2, "--samples-shown", 2),
         *("--rewards", *rewards, *visible, *more),
-        *few_prompts(output / name, media if families()[family].pictures == "required" else None),  # type: ignore
+        *few_prompts(output / name, media if families()[family].image_input == "required" else None),  # type: ignore
     ]
 
 

@@ -27,7 +27,7 @@ BASE = Path(locate("embedded:vlm/questions/base"))
 
 def test_a_conversation_ends_with_all_that_is_shown():
     random = np.random.default_rng(0)
-    things = questions.picture(random)
+    things = questions.image(random)
     *asked, (last, told) = conversation(things, False, 3, random)
     assert last == "what is in the picture?" and told.count(" . ") == len(things) - 1 and 0 < len(asked) <= 3
     assert all(re.fullmatch("<answer> .+ </answer>", answer) for _, answer in asked)
@@ -38,7 +38,7 @@ def test_a_conversation_ends_with_all_that_is_shown():
 def test_the_model_is_told_the_right_answers():
     random = np.random.default_rng(2)
     for _ in range(50):
-        things = questions.picture(random)
+        things = questions.image(random)
         for question, answer in conversation(things, False, 6, random)[:-1]:
             if about := re.fullmatch("draw a box around the (.*)", question):
                 (thing,) = (thing for thing in things if thing.name == about[1])
@@ -50,7 +50,7 @@ def test_the_model_is_told_the_right_answers():
 def test_everything_that_is_said_is_in_the_vocabulary():
     random, known = np.random.default_rng(1), set(questions.vocabulary())
     for number in range(300):
-        shown = clips.clip(random) if number % 3 == 0 else questions.picture(random)
+        shown = clips.clip(random) if number % 3 == 0 else questions.image(random)
         for pair in conversation(shown, number % 3 == 0, 5, random):
             assert {word for text in pair for word in words(text)} <= known
 
@@ -97,7 +97,7 @@ def test_the_network_learns_at_the_positions_at_which_it_will_answer(tmp_path):
         wanted = model.encode([prompt]).positions[0]
         assert torch.equal(positions[:, row, : wanted.shape[1]], wanted)
     clip = next(row for row, one in enumerate(shown) if one[1][0] > 1)
-    drawn, _ = Batches(model, Args(pictures=0, clips=1)).draw(1)
+    drawn, _ = Batches(model, Args(images=0, clips=1)).draw(1)
     until = 3 + 64  # <|im_start|> user <|vision_start|>, and the clip
     assert torch.equal(drawn["position_ids"][:, 0, :until], positions[:, clip, :until])
 

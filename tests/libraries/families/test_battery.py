@@ -121,7 +121,7 @@ def test_every_family_has_its_row() -> None:
 def test_a_family_that_takes_pictures_says_so(name) -> None:
     if families()[name].modality == "visual":
         shown = [bool(one.media) for one in EXAMPLES[name].prompts]
-        assert all(shown) if getattr(families()[name], "pictures", "") else not any(shown)
+        assert all(shown) if getattr(families()[name], "image_input", "") else not any(shown)
 
 
 @pytest.mark.parametrize("name", NAMES)

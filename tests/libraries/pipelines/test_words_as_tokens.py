@@ -87,9 +87,9 @@ def test_a_picture_is_its_marks_without_those_of_the_tokenizer():
     model.tokenizer, model.tile_tokens = Letters(), 1
     picture = smolvlm.Tiles(torch.zeros(1, 3, 2, 2), 0, 0, (), 0.0, (2, 2))
     text = f"{smolvlm.FAKE}{smolvlm.WHOLE}{smolvlm.IMAGE}{smolvlm.FAKE}"
-    assert model._picture_ids(picture) == [letters(text)]
+    assert model._image_ids(picture) == [letters(text)]
     clip = smolvlm.Tiles(torch.zeros(2, 3, 2, 2), 0, 0, (0.0, 1.0), 2.0, (2, 2))
-    assert model._picture_ids(clip) == [letters(text)] * 2
+    assert model._image_ids(clip) == [letters(text)] * 2
 
 
 def test_rows_are_padded_on_the_left():

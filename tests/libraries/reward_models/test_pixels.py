@@ -10,7 +10,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.types import Image, Text
-from reward_models.pixels import centre_crop, from_pil, normalized, padded_longest, pictures, stretched, to_pil
+from reward_models.pixels import centre_crop, from_pil, image_outputs, normalized, padded_longest, stretched, to_pil
 
 
 def ramp(height, width):
@@ -78,20 +78,20 @@ def test_normalization_by_channel():
 def test_only_pictures_are_taken_and_broken_ones_have_no_value():
     whole, broken = ramp(2, 2), ramp(2, 2)
     broken.pixels[1, 1, 0] = float("nan")
-    assert pictures([whole, broken, whole], "r") == [whole, None, whole]
+    assert image_outputs([whole, broken, whole], "r") == [whole, None, whole]
     with pytest.raises(TypeError, match="r.*Text.*Image"):
-        pictures([Text("a")], "r")
+        image_outputs([Text("a")], "r")
 
 
 def conversions() -> dict[str, Any]:
     """Every place where pixels become integers, as a function of a picture of one value."""
     from mmgrpo.report import plots
     from mmgrpo.types import Media, Prompt, Turn
-    from pipelines.visual.conditioning_image import given_picture
+    from pipelines.visual.conditioning_image import conditioning_image
     from pipelines.vlm.media import eight_bits
 
     def given(image: Image) -> Any:
-        return given_picture(Prompt("a", turns=(Turn("user", (Media("image", image), "a")),)), "the test")
+        return conditioning_image(Prompt("a", turns=(Turn("user", (Media("image", image), "a")),)), "the test")
 
     return {
         "rewards": to_pil,

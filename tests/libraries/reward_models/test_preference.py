@@ -170,7 +170,7 @@ def folder(tmp_path):
 
 def test_what_is_saved_scores_alike_and_nan_pixels_are_no_score(folder):
     prompt = scenes.prompt(scenes.parse("a red circle left of a blue square"))
-    shown = scenes.picture(scenes.parse(prompt.text), 0)
+    shown = scenes.image(scenes.parse(prompt.text), 0)
     broken = Image(torch.full((3, 32, 32), math.nan))
     reward = scorer(f"preference(weights='{folder}')")
     first, lost, again = reward.fn([prompt] * 3, [shown, broken, shown])
@@ -182,7 +182,7 @@ def test_what_is_saved_scores_alike_and_nan_pixels_are_no_score(folder):
 def test_the_tower_reads_the_order_of_words_and_pictures_of_any_size(folder):
     model = load(str(folder))
     a, b = (Prompt(f"a {x} circle left of a {y} circle") for x, y in (("red", "blue"), ("blue", "red")))
-    small, large = (scenes.picture(scenes.parse(a.text), 0, size) for size in (32, 64))
+    small, large = (scenes.image(scenes.parse(a.text), 0, size) for size in (32, 64))
     scores = model(*model.features([a, b, a, Prompt("unknown words " * 20)], [small, small, large, small], "cpu"))
     assert len({round(float(score), 6) for score in scores}) == 4
     with pytest.raises(TypeError, match="Text.*Image"):

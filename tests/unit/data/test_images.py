@@ -12,7 +12,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.data import images, limits
-from mmgrpo.data.images import PictureCache, from_pil, read_picture
+from mmgrpo.data.images import ImageCache, decode_image, from_pil
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Audio, Image, Media
 from pipelines.vlm.media import read_image
@@ -89,9 +89,9 @@ def test_a_picture_that_is_mirrored_is_turned_back_and_one_that_says_it_is_uprig
 
 def test_bytes_without_a_name_are_told_by_their_number():
     with pytest.raises(Unreadable, match="^2 bytes"):
-        read_picture(b"no")
+        decode_image(b"no")
     with pytest.raises(Unreadable, match="^mine"):
-        read_picture(b"no", "mine")
+        decode_image(b"no", "mine")
 
 
 def test_a_file_cut_short_is_named_and_never_shown_in_part(tmp_path):
@@ -127,10 +127,10 @@ def bomb(side):
 
 def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_decoded(monkeypatch):
     with pytest.raises(Unreadable, match="bomb.*exceeds limit"):
-        read_picture(bomb(20000), "the bomb")
+        decode_image(bomb(20000), "the bomb")
     monkeypatch.setattr(Pil, "MAX_IMAGE_PIXELS", None)  # as other libraries set it
     with pytest.raises(Unreadable, match="bomb.*20,000 x 20,000 = 400,000,000.*1.*67,108"):
-        read_picture(bomb(20000), "the bomb")
+        decode_image(bomb(20000), "the bomb")
 
 
 def test_pictures_that_a_caller_holds_have_the_same_limit(monkeypatch):
@@ -142,7 +142,7 @@ def test_pictures_that_a_caller_holds_have_the_same_limit(monkeypatch):
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
     with pytest.raises(Unreadable, match="directory"):
-        read_picture(tmp_path)
+        decode_image(tmp_path)
 
 
 def test_a_picture_in_memory_is_taken_as_it_is():
@@ -164,38 +164,38 @@ def decoded(monkeypatch):
 
 
 def test_a_file_is_decoded_once_as_long_as_it_is_the_same(tmp_path, decoded):
-    cache, path = PictureCache(), tmp_path / "a.png"
+    cache, path = ImageCache(), tmp_path / "a.png"
     Pil.new("RGB", (3, 2), (255, 0, 51)).save(path)
     first, second = cache.read(path), cache.read(str(path))
     assert decoded == ["a.png"] and cache.nbytes == 3 * 2 * 3
-    assert torch.equal(first.pixels, second.pixels) and torch.equal(first.pixels, read_picture(path).pixels)
+    assert torch.equal(first.pixels, second.pixels) and torch.equal(first.pixels, decode_image(path).pixels)
     Pil.new("RGB", (3, 2), (0, 0, 0)).save(path)
     os.utime(path, ns=(1, 1))
     assert cache.read(path).pixels.sum() == 0
 
 
 def test_sixteen_bits_come_from_the_cache_as_from_the_file(tmp_path):
-    cache, path = PictureCache(), tmp_path / "a.png"
+    cache, path = ImageCache(), tmp_path / "a.png"
     Pil.fromarray(np.full((4, 4), 40000, np.uint16)).save(path)
     assert torch.equal(cache.read(path).pixels, cache.read(path).pixels)
-    assert torch.equal(cache.read(path).pixels, read_picture(path).pixels) and cache.nbytes == 4 * 3 * 4 * 4
+    assert torch.equal(cache.read(path).pixels, decode_image(path).pixels) and cache.nbytes == 4 * 3 * 4 * 4
 
 
 def test_beyond_the_limit_the_least_recently_used_is_dropped(tmp_path, decoded):
     for name in "abc":
         Pil.new("RGB", (2, 2)).save(tmp_path / name, "png")
-    cache = PictureCache(limit=24)  # two pictures of 12 bytes
+    cache = ImageCache(limit=24)  # two pictures of 12 bytes
     for name in "abacab":
         cache.read(tmp_path / name)
     assert decoded == ["a", "b", "c", "b"] and cache.nbytes == 24
-    nothing = PictureCache(limit=0)
+    nothing = ImageCache(limit=0)
     nothing.read(tmp_path / "a"), nothing.read(tmp_path / "a")
     assert decoded[4:] == ["a", "a"] and nothing.nbytes == 0
-    assert PictureCache().limit == 2**30, "a gibibyte by default"
+    assert ImageCache().limit == 2**30, "a gibibyte by default"
 
 
 def test_what_cannot_be_read_is_not_kept(tmp_path):
-    cache, path = PictureCache(), tmp_path / "a.png"
+    cache, path = ImageCache(), tmp_path / "a.png"
     for _ in range(2):
         with pytest.raises(Unreadable, match=r"a\.png"):
             cache.read(path)
@@ -214,4 +214,4 @@ def test_a_tiff_in_which_zero_is_white_is_read_as_it_looks(bits, white, tmp_path
     table = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
     file = tmp_path / "a.tif"
     file.write_bytes(b"II*\0" + struct.pack("<I", 8 + len(data)) + data + table + b"\0\0\0\0")
-    assert read_picture(file).pixels[0, 0].tolist() == pytest.approx([0, 0.25, 1], abs=2 / 255)
+    assert decode_image(file).pixels[0, 0].tolist() == pytest.approx([0, 0.25, 1], abs=2 / 255)

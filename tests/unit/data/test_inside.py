@@ -13,7 +13,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.data import embedded_media
-from mmgrpo.data.images import PICTURES, read_picture
+from mmgrpo.data.images import PICTURES, decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Inside
 from mmgrpo.data.prompts import load_prompts
@@ -29,7 +29,7 @@ RED = [1.0, 0.0, 0.0]
 
 
 def corner(source):
-    return read_picture(source).pixels[:, 0, 0].tolist()
+    return decode_image(source).pixels[:, 0, 0].tolist()
 
 
 def test_content_is_named_by_file_row_and_key_and_never_enters_the_prompt(tmp_path):
@@ -172,7 +172,7 @@ def test_the_limits_are_those_of_files(tmp_path, monkeypatch):
         embedded_media.content(prompt.media[0].source, size - 1)
     monkeypatch.setattr("mmgrpo.data.limits.MAX_PIXELS", 23)
     with pytest.raises(Unreadable, match="data.jsonl::0:image.*6 x 4 = 24.*1.*23"):
-        read_picture(prompt.media[0].source)
+        decode_image(prompt.media[0].source)
 
 
 def test_a_row_names_no_medium_of_another_file(tmp_path):
@@ -180,7 +180,7 @@ def test_a_row_names_no_medium_of_another_file(tmp_path):
     lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}], "other.jsonl")
     path = lines(tmp_path, [{"text": "?", "image": "unread.jsonl::0:image"}])
     with pytest.raises(Unreadable, match="no such file"):
-        read_picture(load_prompts(path)[0].media[0].source)
+        decode_image(load_prompts(path)[0].media[0].source)
 
 
 def test_a_fingerprint_changes_with_the_data_file(tmp_path):

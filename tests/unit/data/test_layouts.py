@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.cli.check_data import main as check_data
 from mmgrpo.data.columns import columns_of
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from pipelines.hub import load_prompts
 from pipelines.speech.audio import read_audio
 from tests import ROOT
@@ -31,7 +31,7 @@ def test_a_file_is_read_as_the_project_lays_it_out(tmp_path, name):
     assert (prompt.answer, prompt.text) == ("red", QUESTION if kind == "image" else "")
     assert medium.kind == kind and isinstance(medium.source, str)
     if kind == "image":
-        assert torch.equal(read_picture(medium.source).pixels[:, 0, 0], torch.tensor([1.0, 0.0, 0.0]))
+        assert torch.equal(decode_image(medium.source).pixels[:, 0, 0], torch.tensor([1.0, 0.0, 0.0]))
     else:
         sound = read_audio(medium)
         assert (sound.rate, sound.samples.shape) == (RATE, (1, 800))

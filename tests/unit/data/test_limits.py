@@ -10,7 +10,7 @@ import pytest
 from PIL import Image as Pil
 
 from mmgrpo.data import limits
-from mmgrpo.data.limits import MAX_SCANS, Unreadable, check_picture_size, open_picture, regular_file
+from mmgrpo.data.limits import MAX_SCANS, Unreadable, check_image_size, open_image, regular_file
 from tests.faults import bad_media
 
 
@@ -54,39 +54,39 @@ def test_a_path_is_shown_up_to_200_characters():
 
 @pytest.mark.parametrize("size", [(1, 1 << 26), (8_192, 8_192), (1, 1)])
 def test_pictures_of_up_to_64_megapixels_are_decoded(size):
-    check_picture_size(*size)
+    check_image_size(*size)
 
 
 @pytest.mark.parametrize("size", [(1, (1 << 26) + 1), (8_193, 8_192), (0, 5), (5, 0)])
 def test_larger_and_empty_ones_are_refused(size):
     with pytest.raises(Unreadable, match="1.*67,108,864"):
-        check_picture_size(*size)
+        check_image_size(*size)
 
 
 def test_formats_are_those_of_the_list_whatever_the_caller_holds():
-    for name in limits.PICTURE_FORMATS:
+    for name in limits.IMAGE_FORMATS:
         buffer = BytesIO()
         Pil.new("RGB", (3, 2)).save(buffer, name)
-        assert open_picture(buffer).size == (3, 2)
+        assert open_image(buffer).size == (3, 2)
         with pytest.raises(Pil.UnidentifiedImageError):
-            open_picture(buffer, [other for other in ("PNG", "BMP") if other != name][:1])
+            open_image(buffer, [other for other in ("PNG", "BMP") if other != name][:1])
     icon = BytesIO()
     Pil.new("RGB", (16, 16)).save(icon, "ICO")
     with pytest.raises(Pil.UnidentifiedImageError):
-        open_picture(icon)
+        open_image(icon)
 
 
 def test_the_size_of_a_picture_is_checked_when_it_is_opened():
-    assert open_picture(BytesIO(bad_media.png(8_192, 8_192))).size == (8_192, 8_192)
+    assert open_image(BytesIO(bad_media.png(8_192, 8_192))).size == (8_192, 8_192)
     with pytest.raises(Unreadable, match="got 8,193 x 8,192"):
-        open_picture(BytesIO(bad_media.png(8_193, 8_192)))
+        open_image(BytesIO(bad_media.png(8_193, 8_192)))
 
 
 def test_the_scans_of_a_jpeg_are_counted():
     own = bad_media.picture("jpg", progressive=True).count(b"\xff\xda")
-    assert open_picture(BytesIO(bad_media.scans(MAX_SCANS - own))).load()
+    assert open_image(BytesIO(bad_media.scans(MAX_SCANS - own))).load()
     with pytest.raises(Unreadable, match="JPEG.*101.*100"):
-        open_picture(BytesIO(bad_media.scans(MAX_SCANS + 1 - own)))
+        open_image(BytesIO(bad_media.scans(MAX_SCANS + 1 - own)))
 
 
 def test_counting_scans_leaves_the_file_where_it_is():
@@ -100,16 +100,16 @@ def test_a_picture_that_is_refused_is_closed(tmp_path, monkeypatch):
     opened, opens = [], Pil.open
     monkeypatch.setattr(Pil, "open", lambda *given, **more: opened.append(opens(*given, **more)) or opened[0])
     with pytest.raises(Unreadable, match="got 8,193 x 8,192"):
-        open_picture(tmp_path / "a.png")
+        open_image(tmp_path / "a.png")
     assert opened[0].fp is None
 
 
 def test_the_tiles_of_a_tiff_are_bounded(monkeypatch):
-    assert open_picture(BytesIO(bad_media.tiff(64))).size == (64, 64)
+    assert open_image(BytesIO(bad_media.tiff(64))).size == (64, 64)
     with pytest.raises(Unreadable, match="tiles.*67,125,249.*67,108,864"):
-        open_picture(BytesIO(bad_media.tiff(8_193)))
+        open_image(BytesIO(bad_media.tiff(8_193)))
     for most, refused in ((64 * 64, False), (64 * 64 - 1, True)):
-        monkeypatch.setattr(limits, "check_picture_size", lambda width, height: None)
+        monkeypatch.setattr(limits, "check_image_size", lambda width, height: None)
         monkeypatch.setattr(limits, "MAX_PIXELS", most)
         with pytest.raises(Unreadable) if refused else nullcontext():
-            open_picture(BytesIO(bad_media.tiff(64)))
+            open_image(BytesIO(bad_media.tiff(64)))

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 from PIL import Image as Pil
 
-from mmgrpo.data.images import PICTURES, read_picture
+from mmgrpo.data.images import PICTURES, decode_image
 from mmgrpo.data.messages import prompt_of, worded
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
@@ -347,9 +347,9 @@ def test_rows_of_a_data_set_that_cannot_be_read_are_named(tmp_path):
     files = [{"bytes": png.getvalue(), "path": "a.png"}, {"bytes": b"no picture", "path": "b.png"}]
     datasets.Dataset.from_dict({"text": ["a", "b"], "image": files}).save_to_disk(str(tmp_path / "bad"))
     good, bad = hub.load_prompts(f"hf:{tmp_path / 'bad'}@train")
-    assert read_picture(good.media[0].source).pixels.shape == (3, 4, 4)
+    assert decode_image(good.media[0].source).pixels.shape == (3, 4, 4)
     with pytest.raises(ValueError, match="bad@train::1:image/bytes"):
-        read_picture(bad.media[0].source)
+        decode_image(bad.media[0].source)
     datasets.Dataset.from_dict({"caption": ["a"]}).save_to_disk(str(tmp_path / "none"))
     with pytest.raises(ValueError, match="none@train:0.*'text'"):
         hub.load_prompts(f"hf:{tmp_path / 'none'}@train")

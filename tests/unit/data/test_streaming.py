@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmgrpo.data import streaming
-from mmgrpo.data.images import PICTURES, PictureCache
+from mmgrpo.data.images import PICTURES, ImageCache
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
@@ -112,7 +112,7 @@ def test_splits_join_stored_files_without_a_copy_and_refuse_an_overlap(tmp_path)
 @pytest.fixture
 def cache(monkeypatch):
     """An empty cache of pictures in the place of this process's, and a function that waits for the workers."""
-    empty, tasks = PictureCache(), []
+    empty, tasks = ImageCache(), []
 
     class Workers:
         def submit(self, function, *arguments):

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.webdataset import Shard, key_of
@@ -34,7 +34,7 @@ def test_members_with_one_key_are_one_row(tmp_path):
     assert [medium.source for medium in one.media] == [f"{path}::0001.0.jpg", f"{path}::0001.1.jpg"]
     assert one.answer == "b" and one.meta == {"w": 1, "mask.png": f"{path}::0001.mask.png"}
     assert (two.text, two.answer) == ("Où?", "3")
-    assert read_picture(two.media[0].source).pixels[:, 0, 0].tolist() == [0, 0, 1]
+    assert decode_image(two.media[0].source).pixels[:, 0, 0].tolist() == [0, 0, 1]
     assert (three.text, three.answer, three.media[0].source) == ("", "a word", f"{path}::a/0001.wav")
     assert key_of("a.b/0001.seg.png") == ("a.b/0001", "seg.png")
 
@@ -130,9 +130,9 @@ def test_errors_name_shard_key_and_member(tmp_path):
     path = shard(tmp_path, {"0001.jpg": b"", "0001.txt": b"a", "0003.jpg": b"no picture", "0003.txt": b"a"})
     empty, bad = load_prompts(path)
     with pytest.raises(Unreadable, match="data.tar::0001.jpg.*0.*1"):
-        read_picture(empty.media[0].source)
+        decode_image(empty.media[0].source)
     with pytest.raises(Unreadable, match="data.tar::0003.jpg"):
-        read_picture(bad.media[0].source)
+        decode_image(bad.media[0].source)
     path = shard(tmp_path, {"0001.csv": b"a"})
     with pytest.raises(ValueError, match=f"^{path}:0001.*'text'"):
         load_prompts(path)

@@ -19,10 +19,10 @@ from mmgrpo.report.html import curves, write_report
 from mmgrpo.report.media import (
     MediaFolder,
     Unavailable,
-    boxed_picture,
+    image_with_boxes,
     jpeg,
-    picture,
     read_medium,
+    shown_image,
 )
 from mmgrpo.report.run_folder import read_measured, read_run
 from mmgrpo.report.untrusted import brief, parse_json, parse_yaml, printable, read_text
@@ -129,7 +129,7 @@ def test_a_file_is_read_up_to_its_own_bound_and_that_of_the_page(tmp_path):
 def test_pictures_have_16_mebibytes_and_sounds_half_of_one(tmp_path, name, bound):
     for size, refused in ((bound, False), (bound + 1, True)):
         sized(tmp_path / name, size)
-        shown = picture(MediaFolder(tmp_path), name, "").text if name == "a.png" else player(tmp_path, name, "")
+        shown = shown_image(MediaFolder(tmp_path), name, "").text if name == "a.png" else player(tmp_path, name, "")
         assert (f"is too large for this page: {size:,} bytes, at most {bound:,}" in shown) == refused
 
 
@@ -137,14 +137,14 @@ def test_boxes_are_drawn_into_pictures_of_4_megapixels(tmp_path):
     boxes = {"gold": [[0.0, 0.0, 1.0, 1.0]]}
     for width, kind in ((2048, "picture"), (2049, "note")):
         Pil.new("1", (width, 2048)).save(tmp_path / "a.png")
-        assert picture(MediaFolder(tmp_path), "a.png", "", boxes).kind == kind
-        assert picture(MediaFolder(tmp_path), "a.png", "").kind == "picture"
+        assert shown_image(MediaFolder(tmp_path), "a.png", "", boxes).kind == kind
+        assert shown_image(MediaFolder(tmp_path), "a.png", "").kind == "picture"
 
 
 def test_a_thousand_boxes_are_drawn_two_pixels_wide_and_one_that_is_none_stops_no_other():
     nothing, box = [float("nan")] * 4, (0.1, 0.2, 0.5, 0.8)
     for before, drawn in ((999, True), (1000, False)):
-        sheet = boxed_picture(Pil.new("RGB", (100, 50)), {"gold": [nothing] * before + [box]})
+        sheet = image_with_boxes(Pil.new("RGB", (100, 50)), {"gold": [nothing] * before + [box]})
         row = [sheet.getpixel((x, 25)) == (0x1D, 0x9A, 0x5C) for x in range(100)]
         assert [x for x in range(100) if row[x]] == ([10, 11, 49, 50] if drawn else [])
 
@@ -245,4 +245,4 @@ def test_the_longer_side_of_a_clip_decides():
 def test_pictures_of_64_megapixels_are_embedded(tmp_path):
     for width, kind in ((8192, "picture"), (8193, "note")):
         Pil.new("1", (width, 8192)).save(tmp_path / "a.png")
-        assert picture(MediaFolder(tmp_path), "a.png", "").kind == kind
+        assert shown_image(MediaFolder(tmp_path), "a.png", "").kind == kind

@@ -23,10 +23,10 @@ from mmgrpo.report.media import (
     REFERENCE,
     SIDE,
     MediaFolder,
-    boxed_picture,
     enlarge,
     enlarged_width,
-    picture_uri,
+    image_uri,
+    image_with_boxes,
 )
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn
 
@@ -106,7 +106,7 @@ def test_a_transparent_picture_stands_on_white():
 
 def test_boxes_are_drawn_where_they_are_also_when_turned_round():
     picture = Pil.new("RGB", (100, 50), "black")
-    drawn = boxed_picture(picture, {"gold": [(0.5, 0.2, 0.1, 0.8)], "said": [(0.6, 0.2, 0.9, 0.8)]})
+    drawn = image_with_boxes(picture, {"gold": [(0.5, 0.2, 0.1, 0.8)], "said": [(0.6, 0.2, 0.9, 0.8)]})
     green, red = (0x1D, 0x9A, 0x5C), (0xD0, 0x49, 0x2F)
     # The gold box is x 10 to 50, y 10 to 40; the other x 60 to 90.
     assert drawn.getpixel((10, 25)) == green == drawn.getpixel((50, 25))
@@ -182,7 +182,7 @@ def test_pictures_are_no_completions(tmp_path):
 
 def test_a_box_that_is_not_finite_or_far_outside_does_not_stop_a_report(tmp_path):
     picture = Pil.new("RGB", (100, 50), "black")
-    far = boxed_picture(picture, {"said": [(0.5, 0.5, 1e300 / 10, 1e12), (math.nan, 0.0, 1.0, 1.0)]})
+    far = image_with_boxes(picture, {"said": [(0.5, 0.5, 1e300 / 10, 1e12), (math.nan, 0.0, 1.0, 1.0)]})
     # From (0.5, 0.5) to the lower right: the left side at x = 50 shows below y = 25, the right one lies outside.
     assert far.getpixel((50, 40)) == (0xD0, 0x49, 0x2F) and far.getpixel((99, 40)) == (0, 0, 0)
     boxes = [{"gold": [(0.0, 0.0, 1.0, 1.0)], "said": [(math.inf, 0.0, math.nan, 1.0)]}]
@@ -235,6 +235,6 @@ def test_the_first_picture_of_a_completion_has_its_boxes(tmp_path):
     ((card,),) = section.groups.values()
     boxed, plain = card.sides[0].media
     content = (tmp_path / "after" / "000-1.jpg").read_bytes()
-    assert plain.uri == picture_uri(content, "image/jpeg") != boxed.uri and card.media == []
+    assert plain.uri == image_uri(content, "image/jpeg") != boxed.uri and card.media == []
     assert section.box_colours == {"reference": REFERENCE, "prediction": PREDICTION}
-    assert picture_uri(b"") == "data:image/png;base64,"
+    assert image_uri(b"") == "data:image/png;base64,"

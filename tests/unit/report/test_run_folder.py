@@ -74,7 +74,7 @@ def test_grids_have_headings_by_prompts_and_moments(tmp_path):
     (tmp_path / "samples").mkdir()
     for title in ("before", "after", "after-more", "step-000001"):
         (tmp_path / "samples" / f"{title}.png").touch()
-    assert [(one.heading, list(one.pictures)) for one in grids(read_run(tmp_path), MediaFolder(tmp_path))] == [
+    assert [(one.heading, list(one.images)) for one in grids(read_run(tmp_path), MediaFolder(tmp_path))] == [
         ("", ["before", "after"]),
         ("prompts of further files", ["after-more"]),
         ("during the run", ["step-000001"]),

@@ -200,7 +200,7 @@ def fingerprint(prompt: Prompt) -> bytes:
 
 def test_splits_have_their_shares_and_are_said_by_the_picture_alone():
     random = np.random.default_rng(3)
-    drawn = [questions.picture(random) for _ in range(1000)]
+    drawn = [questions.image(random) for _ in range(1000)]
     shares = Counter(split_of(things) for things in drawn)
     # Binomial: std of the train share is sqrt(1000 * .8 * .2) = 12.6; four of them.
     assert abs(shares["train"] - 800) < 51 and shares["tune"] > 0 and shares["heldout"] > 0

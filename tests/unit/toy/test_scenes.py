@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool2d, pad
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.toy import scenes
-from mmgrpo.toy.scenes import KINDS, PLACES, SPLITS, Scene, Thing, parse, picture, prompt, render, text
+from mmgrpo.toy.scenes import KINDS, PLACES, SPLITS, Scene, Thing, image, parse, prompt, render, text
 from mmgrpo.types import Image, Prompt, Text
 from reward_models.rules import scenes as rules
 from reward_models.rules.scenes import REWARDS, scene_all, scene_clean, scene_relation, scene_score, see
@@ -37,11 +37,11 @@ def some(count: int, seed: int) -> list[Scene]:
 def shown(count: int, seed: int, size: int = 32) -> tuple[list[Scene], list[Prompt], list[Image]]:
     """A mix of scenes, their prompts and a picture of each."""
     mix = some(count, seed)
-    return mix, [prompt(scene) for scene in mix], [picture(scene, i, size) for i, scene in enumerate(mix)]
+    return mix, [prompt(scene) for scene in mix], [image(scene, i, size) for i, scene in enumerate(mix)]
 
 
 def judge(name: str, sentence: str, shown: str, seed: int = 0) -> float:
-    return REWARDS[name]([prompt(parse(sentence))], [picture(parse(shown), seed)])[0]
+    return REWARDS[name]([prompt(parse(sentence))], [image(parse(shown), seed)])[0]
 
 
 def test_every_sentence_reads_back_and_is_said_once():
@@ -200,7 +200,7 @@ def test_shapes_survive_soft_edges_and_noise():
     random = torch.Generator().manual_seed(0)
     outputs = []
     for seed, scene in enumerate(mix):
-        sharp = picture(scene, seed).pixels
+        sharp = image(scene, seed).pixels
         blurred = avg_pool2d(pad(sharp[None], (1, 1, 1, 1), value=1.0), 3, 1)[0]
         noise = 0.05 * torch.randn(sharp.shape, generator=random)
         outputs.append(Image(((sharp + blurred) / 2 + noise).clamp(0, 1)))
@@ -209,7 +209,7 @@ def test_shapes_survive_soft_edges_and_noise():
 
 def test_cleanness_falls_with_noise_and_counts_pixels():
     scene = parse("a red square in the centre")
-    real = picture(scene, 0)
+    real = image(scene, 0)
     # 256 of 1024 pixels grey, 0.25 or more from every flat colour: cleanness 3/4.
     grey = real.pixels.clone()
     grey[:, :8] = 0.6
@@ -222,9 +222,9 @@ def test_cleanness_falls_with_noise_and_counts_pixels():
 @pytest.mark.parametrize("name", REWARDS)
 def test_pixels_that_are_no_numbers_cannot_be_scored(name):
     scene = parse("a red circle left of a blue square")
-    broken = picture(scene, 0).pixels
+    broken = image(scene, 0).pixels
     broken[1, 30, 30] = math.nan
-    values = REWARDS[name]([prompt(scene)] * 2, [Image(broken), picture(scene, 0)])
+    values = REWARDS[name]([prompt(scene)] * 2, [Image(broken), image(scene, 0)])
     assert math.isnan(values[0]) and values[1] == 1
 
 
@@ -250,7 +250,7 @@ def test_a_prompt_without_a_scene_is_refused(answer):
 def test_a_picture_is_read_once_for_all_rewards(monkeypatch):
     mix, calls = some(50, 3), []
     monkeypatch.setattr(rules, "see", lambda pixels: calls.append(1) or see(pixels))
-    prompts, outputs = [prompt(scene) for scene in mix], [picture(scene, 12345, 64) for scene in mix]
+    prompts, outputs = [prompt(scene) for scene in mix], [image(scene, 12345, 64) for scene in mix]
     for reward in (scene_all, scene_score, scene_relation):
         reward(prompts, outputs)
     assert len(calls) == len({output.pixels.numpy().tobytes() for output in outputs}) > 45

@@ -60,7 +60,7 @@ def test_prompts_of_scenes_are_those_of_the_files():
 
 
 def test_a_picture_has_one_to_six_things_that_never_touch():
-    drawn = [questions.picture(np.random.default_rng(seed)) for seed in range(400)]
+    drawn = [questions.image(np.random.default_rng(seed)) for seed in range(400)]
     counts = [len(things) for things in drawn]
     assert sorted(set(counts)) == [1, 2, 3, 4, 5, 6] and min(counts.count(n) for n in range(1, 7)) > 40
     for things in drawn:

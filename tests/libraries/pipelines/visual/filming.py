@@ -12,7 +12,7 @@ import torch
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.visual import wan, wan_i2v, wan_tiny
-from pipelines.visual.conditioning_image import given_picture
+from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS
@@ -51,7 +51,7 @@ def checkpoint(folder: Path, version: str, pictures: bool = False) -> Path:
     """A tiny checkpoint whose scheduler is Euler's, so that diffusers' pipeline takes the steps that we take."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 
-    pipeline = kind(pictures).from_pretrained(wan_tiny.tiny(folder / "unipc", version=version, pictures=pictures))
+    pipeline = kind(pictures).from_pretrained(wan_tiny.tiny(folder / "unipc", version=version, image_input=pictures))
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     pipeline.save_pretrained(folder / "euler")
     return folder / "euler"
@@ -85,7 +85,7 @@ def theirs(folder: Path, x: torch.Tensor, output: str, pictures: bool = False, l
         patch.setattr(pipeline_wan_i2v, "ftfy", SimpleNamespace(fix_text=lambda text: text), raising=False)
         clips = [
             pipe(
-                given_picture(prompt, "the test"),
+                conditioning_image(prompt, "the test"),
                 prompt=prompt.text,
                 latents=one[None].clone(),
                 **SIZE,

@@ -103,7 +103,7 @@ def test_a_report_plays_the_grid_and_needs_no_other_file(tmp_path):
     run = read_run(tmp_path)
     assert dict(run.samples) == {"before": "before.webp", "after": "after.webp"}
     (pair,) = grids(run, MediaFolder(tmp_path / "samples"))
-    assert [medium.uri.partition(",")[0] for medium in pair.pictures.values()] == ["data:image/webp;base64"] * 2
+    assert [medium.uri.partition(",")[0] for medium in pair.images.values()] == ["data:image/webp;base64"] * 2
 
 
 def test_long_clips_keep_their_pace_in_fewer_frames(tmp_path):

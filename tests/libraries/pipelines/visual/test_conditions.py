@@ -16,7 +16,7 @@ from mmgrpo.family import families
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn
 from pipelines.conditions import SUFFIX, Encodings, key_of, negative_of
 from pipelines.visual import sd3
-from pipelines.visual.conditioning_image import check_pictures, given_picture, with_and_without
+from pipelines.visual.conditioning_image import check_images, conditioning_image, with_and_without
 from pipelines.visual.flow import refuse_overflow
 from pipelines.visual.options import FlowOptions
 from pipelines.visual.sizes import latent_frames, latent_size, nearest_multiple
@@ -181,10 +181,10 @@ def test_a_run_skips_prompts_that_would_be_cut_and_says_so(folder):
 def test_the_given_picture_is_the_prompts_one_picture(tmp_path):
     Pil.new("RGB", (3, 2), (10, 20, 30)).save(tmp_path / "x.png")
     for media, expected in ((Media("image", str(tmp_path / "x.png")), (10, 20, 30)), (picture(1.0), (255, 255, 255))):
-        assert given_picture(with_media("a", media), "wan").getpixel((0, 0)) == expected
+        assert conditioning_image(with_media("a", media), "wan").getpixel((0, 0)) == expected
     for got, wrong in WRONG.items():
         with pytest.raises(ValueError, match=f"'7'.*{got}.*'wan'"):
-            given_picture(with_media("a", *wrong), "wan")
+            conditioning_image(with_media("a", *wrong), "wan")
 
 
 WRONG = {
@@ -199,25 +199,25 @@ WRONG = {
 @pytest.mark.parametrize("got", ["image, image", "audio"])
 def test_other_media_than_one_picture_are_refused_even_where_none_is_required(got, required):
     with pytest.raises(ValueError, match=f"f.jsonl.*'7'.*{got}"):
-        check_pictures([with_media("a", *WRONG[got])], "wan", required, "f.jsonl", 0.5)
+        check_images([with_media("a", *WRONG[got])], "wan", required, "f.jsonl", 0.5)
 
 
 def test_a_picture_of_several_files_is_skipped():
     prompts = [with_media("a", Media("image", ("a.png", "b.png"))), with_media("b", picture(0.5))]
-    usable, [skipped] = check_pictures(prompts, "wan", True, "f.jsonl", 0.5)
+    usable, [skipped] = check_images(prompts, "wan", True, "f.jsonl", 0.5)
     assert usable == prompts[1:] and skipped.reason == "a.png: expected a file"
 
 
 def test_rows_with_unreadable_pictures_are_skipped_and_rows_without_are_an_error(tmp_path):
     rows = [with_media("a", picture(0.5))] * 19
     missing = with_media("b", Media("image", str(tmp_path / "none.png")))
-    usable, skipped = check_pictures([*rows, missing], "wan", True, "f.jsonl", 0.05)
+    usable, skipped = check_images([*rows, missing], "wan", True, "f.jsonl", 0.05)
     assert usable == rows and [one.id for one in skipped] == ["7"]
     with pytest.raises(ValueError, match="f.jsonl.*1.*20"):
-        check_pictures([*rows, missing], "wan", True, "f.jsonl", 0.04)
+        check_images([*rows, missing], "wan", True, "f.jsonl", 0.04)
     with pytest.raises(ValueError, match="'': .*media none"):
-        check_pictures([*rows, Prompt("c")], "wan", True, "f.jsonl", 0.5)
-    assert check_pictures([*rows, Prompt("c")], "wan", False, "f.jsonl", 0.5)[0] == [*rows, Prompt("c")]
+        check_images([*rows, Prompt("c")], "wan", True, "f.jsonl", 0.5)
+    assert check_images([*rows, Prompt("c")], "wan", False, "f.jsonl", 0.5)[0] == [*rows, Prompt("c")]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_the_sets_stand_side_by_side_in_as_many_columns_as_fit(columns, sets, ex
     monkeypatch.setattr(images, "sample_grid", grid)
     titles = ["before", ""][-sets:]
     made = {title: shown(4, 0.25 * (number + 1)) for number, title in enumerate(titles)}
-    path = images.write_pictures(tmp_path, made, 2, columns)
+    path = images.write_image_grid(tmp_path, made, 2, columns)
     assert path == tmp_path / "grid.png" and seen["columns"] == expected
     assert seen["shades"] == [0.25 * (number + 1) for _ in range(4) for number in range(sets)]
     names = sorted(one.name for one in Path(tmp_path).glob("0*.png"))

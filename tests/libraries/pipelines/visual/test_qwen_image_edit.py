@@ -14,7 +14,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.pretrained import architecture
 from pipelines.visual import flux, qwen_image_edit, qwen_tiny
-from pipelines.visual.conditioning_image import given_picture
+from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load
@@ -64,7 +64,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: st
 
     plus = json.loads((folder / "model_index.json").read_text())["_class_name"] == "QwenImageEditPlusPipeline"
     # transformers' own class needs torchvision for clips, and reads pictures alike.
-    processor = qwen_image_edit.picture_processor().from_pretrained(folder / "processor")
+    processor = qwen_image_edit.edit_processor().from_pretrained(folder / "processor")
     pipe: Any = (QwenImageEditPlusPipeline if plus else QwenImageEditPipeline).from_pretrained(
         folder, processor=processor
     )
@@ -73,7 +73,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: st
         pipe.load_lora_weights(lora)
     pictures = [
         pipe(
-            image=given_picture(prompt, "qwen_image_edit"),
+            image=conditioning_image(prompt, "qwen_image_edit"),
             prompt=prompt.text,
             negative_prompt=" " if guidance > 1 else None,
             height=16,
@@ -192,8 +192,8 @@ def test_words_and_picture_may_have_as_many_tokens_as_are_read(folder):
 
 
 def test_a_processor_keeps_its_chat_template():
-    parts = (qwen_tiny.pictures(), qwen_tiny.tokenizer("words"))
-    kind = qwen_image_edit.picture_processor()
+    parts = (qwen_tiny.images(), qwen_tiny.tokenizer("words"))
+    kind = qwen_image_edit.edit_processor()
     assert [kind(*parts).chat_template, kind(*parts, chat_template="{{ x }}").chat_template] == [None, "{{ x }}"]
 
 

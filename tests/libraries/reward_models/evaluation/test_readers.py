@@ -140,7 +140,7 @@ def test_labels_of_a_pair_are_one_in_all(labels):
         (lambda one: one.texts("k", 2), [["a", "b"]], [["a"], ["a", "b", "c"], [1, 2]]),
         (lambda one: one.numbers("k", 2), [[1, 2], ["1", 2.5]], [[1], [1, "x"], [1, 2, 3], 3]),
         (lambda one: one.object("k"), [{"a": 1}, {}], [[1], None, "a"]),
-        (lambda one: one.picture("k"), ["a.png", b"1", {"bytes": b"1", "path": "a"}, {"bytes": None, "path": "a"}],
+        (lambda one: one.image("k"), ["a.png", b"1", {"bytes": b"1", "path": "a"}, {"bytes": None, "path": "a"}],
          [None, "", b"", {}, 3, {"path": None}, "http://a", "https://a"]),
         (lambda one: one.clip("k"), ["a.mp4", b"1"], [None, "", "http://a"]),
     ],
@@ -162,7 +162,7 @@ def test_values_are_given_as_they_are():
     assert values.text("k") == "a" and values.number("n") == 2.5 and values.items("i", 2) == [1, 2]
     assert values.numbers("i", 2) == (1, 2) and values.choice("k", {"a": 7}) == 7
     assert values.object("o") == Row({"a": 1}, "f: row 3: o", ROOT)
-    assert values.picture("b") == Stored("image", b"1", "f: row 3: b")
+    assert values.image("b") == Stored("image", b"1", "f: row 3: b")
     assert values.clip("p") == Stored("video", ROOT / "a", "f: row 3: p")
     for suffix, kind in ((".mp4", "video"), (".WEBM", "video"), (".mov", "video"), (".avi", "video"),
                          (".mkv", "video"), (".wav", "audio"), (".png", "image"), ("", "image")):  # fmt: skip

@@ -227,7 +227,7 @@ HELDOUT = load_prompts(ROOT / "pipelines/visual/assets/scenes/heldout.jsonl")[::
 
 def drawn(prompts) -> list[Image]:
     """The pictures that prompts ask for."""
-    return [scenes.picture(scenes.Scene.from_json(prompt.answer), seed) for seed, prompt in enumerate(prompts)]
+    return [scenes.image(scenes.Scene.from_json(prompt.answer), seed) for seed, prompt in enumerate(prompts)]
 
 
 def test_the_rules_hold_on_pictures_of_their_prompts_and_not_on_those_of_others():
@@ -243,7 +243,7 @@ def test_the_rules_hold_on_pictures_of_their_prompts_and_not_on_those_of_others(
 
 def test_clauses_of_scenes_and_of_geneval_are_read_alike():
     scene = scenes.parse("a red circle left of a blue square")
-    picture = scenes.picture(scene, 0)
+    picture = scenes.image(scene, 0)
     right = [clause("square", color="blue"), clause("circle", color="red", position=["left of", 0])]
     wrong = [clause("square", color="red"), clause("circle", color="red", position=["left of", 0])]
     rows = [scenes.prompt(scene), *(Prompt("a", "a", meta={"include": include}) for include in (right, wrong))]
@@ -253,7 +253,7 @@ def test_clauses_of_scenes_and_of_geneval_are_read_alike():
 
 
 def test_the_place_of_a_scene_counts_and_boxes_are_those_of_its_objects():
-    picture = scenes.picture(scenes.parse("a red circle above a blue square"), 0)
+    picture = scenes.image(scenes.parse("a red circle above a blue square"), 0)
     rows = [
         scenes.prompt(scenes.parse(f"a red circle {place} a blue square")) for place in ("above", "below", "left of")
     ]

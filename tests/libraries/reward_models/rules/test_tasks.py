@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-import reward_models
 from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
 from mmgrpo.scoring.manifest import obstacle

@@ -16,7 +16,7 @@ from reward_models.pixels import to_pil
 from reward_models.vlm import hpsv3 as reward
 from reward_models.vlm import instructions
 from reward_models.vlm.instructions import HPSV3_NAMES, constants, hpsv3_instruction
-from reward_models.vlm.qwen2_vl import build, folder_of, patches, picture_pixels, read_base, smart_resize
+from reward_models.vlm.qwen2_vl import build, folder_of, image_pixels, patches, read_base, smart_resize
 from tests.libraries.reward_models.vlm.tiny_qwen import amplified, hidden_at, old_names, write_base
 
 INSTRUCTION = "rate quality . Textual prompt - {text_prompt} : <|Reward|> END"
@@ -100,7 +100,7 @@ def test_pixels_are_those_of_the_processor():
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as processing
 
     image = picture(3, 100, 333)
-    pixels = picture_pixels(image, 200_704, 200_704)
+    pixels = image_pixels(image, 200_704, 200_704)
     size = {"shortest_edge": 200_704, "longest_edge": 200_704}
     wanted = processing.Qwen2VLImageProcessorPil(size=size)(to_pil(image), return_tensors="pt")
     values, grid = patches(pixels)
