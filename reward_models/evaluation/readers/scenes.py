@@ -64,7 +64,7 @@ def scene_pair(row: Row) -> Comparison:
 
 def draw(image: Mapping[str, Any]) -> Image:
     """The image that a row describes."""
-    drawn = scenes.picture(scenes.parse(image["scene"]), image["seed"])
+    drawn = scenes.image(scenes.parse(image["scene"]), image["seed"])
     if "damage" in image:
         name, strength = image["damage"]
         drawn = attacks.DAMAGES[name](drawn, np.random.default_rng(image["seed"]), strength)
