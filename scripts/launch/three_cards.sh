@@ -1,0 +1,17 @@
+#!/bin/bash
+# Qwen2.5-VL with LoRA on three cards: one trains, one draws the next round with vLLM meanwhile, one scores with a reward model.
+#     bash scripts/launch/three_cards.sh FOLDER_OR_HUB_ID REWARD --data.train FILE [options of mmgrpo train]
+# ENGINE is the mmgrpo of the environment that vLLM has for itself.
+set -eu
+model=$1 reward=$2; shift 2
+run=(--model.family qwen_vl --model.path "$model" --name three_cards --algorithm.preset scale_rl
+    --model.lora-rank 32 --model.dtype bfloat16 "$@")
+CUDA_VISIBLE_DEVICES=1 "${ENGINE:-mmgrpo}" serve-engine --engine vllm --port 8800 -- "${run[@]}" &
+engine=$!
+CUDA_VISIBLE_DEVICES=2 mmgrpo serve-rewards --reward "$reward" --port 8700 &
+rewards=$!
+trap 'kill $engine $rewards' EXIT
+until curl -sf http://127.0.0.1:8700/health >/dev/null; do kill -0 $rewards; sleep 2; done
+CUDA_VISIBLE_DEVICES=0 mmgrpo train "${run[@]}" --rollout.engine served --rollout.url http://127.0.0.1:8800 \
+    --rollout.max-staleness 1 --algorithm.mismatch "tis(cap=2.0)" \
+    --rewards "served(reward='${reward%%(*}', url='http://127.0.0.1:8700')"
