@@ -10,19 +10,21 @@ divide a copy of the model (``distributed.shard`` full; else N = 1), in bytes
     reference      b P / N              where all weights train and the loss compares with the network before training
     gathered       two blocks, of families whose calls are in step, with their gradients; else all weights
     encoders, VAE  whole, in the precision of computation; encoders none with model.forget_encoders
-    activations    with model.gradient_checkpointing the inputs of all blocks, positions x width x blocks for each
-                   evaluation of optim.micro_batch_size, and one block; without it about 17 times the inputs; of
-                   tokens the logits of sampling.logits_chunk_size positions
+    activations    what a micro batch keeps for the backward pass: inputs and outputs of the matrices of all blocks, at
+                   the positions of the output or of the prompt (``kept``); with model.gradient_checkpointing the inputs
+                   of the blocks, and one block; of tokens the logits of sampling.logits_chunk_size positions
     cache          keys and values of all samples of a rollout on this process, of language models
 
-Activations are an estimate: attention that stores its probabilities, and what a VAE needs while it decodes, are not in
-it. Images and prompts of language models count with model.max_prompt_tokens where that is set.
+Activations are an estimate from names and shapes of weights: attention that stores its probabilities, what is alive
+for a moment only, and what a VAE needs while it decodes are not in it. Images and prompts of language models count with
+model.max_prompt_tokens where that is set.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -34,9 +36,25 @@ CARDS, RESERVE = (24, 80), 2.0
 NETWORKS = ("transformer", "transformer_2", "unet")
 """Folders of a pipeline of diffusers that are the trained network."""
 STORED = {"float32": 4, "bfloat16": 2, "float16": 2}
-SAVED = 17
-"""Activations that a block of a transformer keeps for its backward pass, in units of its input: two norms, queries,
-keys, values, the output of attention and both sides of a feed-forward network of four times the width."""
+UNET = (1.02, 0.9)
+"""Numbers that a UNet keeps for each input and output of its matrices, where all weights train and with adapters:
+measured of Stable Diffusion's."""
+PROMPT = r"\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.attn2\.to_[kv]\.|\.encoder_attn\.[kv]_proj\."
+"""Matrices that are applied to the prompt's own sequence."""
+FIRST = r"\.(to_q|add_q_proj|q_proj|qkv|fc1|gate_proj|net\.0\.proj|proj_mlp)\.weight"
+"""Matrices with which a branch of a block begins, after a norm."""
+LAST = r"\.(to_out\.0|to_add_out|o_proj|out_proj|fc2|down_proj|net\.2|proj_out)\.weight"
+"""Matrices with which it ends, before it is added."""
+GATE = ".gate_proj.weight"
+"""Matrices of a gate, of which both sides of its nonlinearity are kept; such models have norms without a bias."""
+QUERY_OR_KEY = r"\.(to|add)_[qk](_proj)?\.weight"
+NORMED = r"\.norm_(q|k|added_q|added_k)\.weight"
+SCALED = r"norm\w*\.linear\.weight|scale_shift_table|_mod\."
+"""Weights of norms whose scale, shift and gate depend on the noise level."""
+CONTEXT = r"\.(context_embedder|text_embedder|caption_projection|txt_in)\."
+"""Matrices that bring the prompt to the network's width, once for all blocks."""
+SMALL = r"\.(norm|time|mod|adaln|\w+_mod|\w*embed)\w*\.|scale_shift_table"
+"""Weights of what is computed once a sample or has no matrix."""
 LOGITS = 6
 """Bytes for each logit of a chunk: the logits in fp32, which become their gradient, and that in lower precision."""
 FROZEN = {
@@ -59,6 +77,8 @@ class Folder:
     others: Mapping[str, int] = field(default_factory=dict)
     """Parameters of the frozen parts, by folder."""
     vae: Mapping[str, Any] = field(default_factory=dict)
+    prompt: int = 0
+    """Tokens that a text encoder with learned positions reads."""
 
     @property
     def parameters(self) -> int:
@@ -102,7 +122,8 @@ def read_folder(path: Path) -> Folder | None:
     if own:
         network = {f"{name}.{key}": shape for name in own for key, shape in parts[name].items()}
         others = {name: sum(map(prod, shapes.values())) for name, shapes in parts.items() if name not in NETWORKS}
-        return Folder(network, _json(path / own[0]), others, _json(path / "vae"))
+        read = (shape[0] for name, shape in parts.get("text_encoder", {}).items() if "position_embedding" in name)
+        return Folder(network, _json(path / own[0]), others, _json(path / "vae"), next(read, 0))
     shapes = shapes_of(path)
     return Folder(shapes, _json(path)) if shapes else None
 
@@ -166,47 +187,115 @@ def needs(
     encoders = sum(size for name, size in frozen.items() if name != "vae")
     found |= {"encoders": 0 if getattr(model, "forget_encoders", False) else encoders, "VAE": vae}
     samples = -(-config.data.prompts_per_step // processes) * config.data.group_size
-    return {name: size for name, size in {**found, **_activations(folder, config, compute, samples)}.items() if size}
+    found |= _activations(learning, config, compute, samples, targets if rank else ())
+    return {name: size for name, size in found.items() if size}
 
 
-def _activations(folder: Folder, config: Any, compute: int, samples: int) -> dict[str, float]:
+def _activations(folder: Folder, config: Any, compute: int, samples: int, adapted: Sequence[str]) -> dict[str, float]:
     """Activations of a micro batch, and the cache of a rollout."""
     inside = {**folder.config, **folder.config.get("text_config", {})}
-    heads = inside.get("num_attention_heads", 1)
-    width = inside.get("hidden_size") or inside.get("d_model")
-    if not width and isinstance(heads, int):
-        width = heads * inside.get("attention_head_dim", 0)
-    layers = inside.get("num_hidden_layers") or inside.get("num_layers", 0)
-    layers = layers + inside.get("num_single_layers", 0) if isinstance(layers, int) else 0
-    positions, cache = positions_of(folder, config), 0.0
-    if "max_position_embeddings" in inside or "max_target_positions" in inside:
-        size = inside.get("head_dim") or (width or 0) // heads
-        rows = min(samples, getattr(config.sampling, "forward_batch_size", samples))
-        cache = 2.0 * layers * inside.get("num_key_value_heads", heads) * size * positions * rows * compute
+    longest = getattr(config.sampling, "max_tokens", 0)
     guided = 2 if getattr(config.model, "guidance", 1.0) != 1 else 1
-    rows = min(config.optim.micro_batch_size, samples) * guided
-    each = positions * (width or 0) * rows * compute
-    tokens = min(getattr(config.sampling, "logits_chunk_size", 0), rows * getattr(config.sampling, "max_tokens", 0))
-    logits = LOGITS * tokens * inside.get("vocab_size", 0)
-    kept = layers + SAVED if getattr(config.model, "gradient_checkpointing", False) else layers * SAVED
-    return {"activations": float(each * kept + logits), "cache": cache}
+    rows = min(config.optim.micro_batch_size, samples * getattr(config.sampling, "steps", 1)) * guided
+    checkpointed = getattr(config.model, "gradient_checkpointing", False)
+    if not longest:
+        return {"activations": kept(folder, places_of(folder, config), adapted, checkpointed) * rows * compute}
+    layers = inside.get("num_hidden_layers") or inside.get("decoder_layers", 0)
+    heads = inside.get("num_attention_heads") or inside.get("decoder_attention_heads", 1)
+    size = inside.get("head_dim") or (inside.get("hidden_size") or inside.get("d_model", 0)) // heads
+    drawn = min(samples, getattr(config.sampling, "forward_batch_size", samples))
+    prompt, group = getattr(config.model, "max_prompt_tokens", 0), min(rows, config.data.group_size)
+    keys = 2.0 * layers * inside.get("num_key_value_heads", heads) * size * (longest + prompt)
+    # A prompt, or the audio of one, is computed once for all of its samples in the batch.
+    places = Places(longest + prompt / group, inside.get("max_source_positions", 0) / group)
+    numbers = kept(folder, places, adapted, checkpointed) + keys * bool(prompt)
+    logits = LOGITS * min(config.sampling.logits_chunk_size, rows * longest) * inside.get("vocab_size", 0)
+    return {"activations": numbers * rows * compute + logits, "cache": keys * drawn * compute}
 
 
-def positions_of(folder: Folder, config: Any) -> int:
-    """Tokens of one sample with its prompt; 0 where the checkpoint does not say."""
+def kept(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: bool) -> float:
+    """Numbers that a network keeps of one sample for the backward pass; with ``checkpointed`` the inputs of its blocks
+    and all of its largest one. ``adapted`` are the layers with adapters; none: all weights train.
+
+    Of a matrix the output is kept, and its input where it trains (of queries, keys and values once); before the first
+    matrix of a branch what its norm is of, and what the norm's result is scaled from; of normalized queries and keys
+    both sides of the norm; the output of a last matrix only for a gate that trains. Of a UNet, whose parts are smaller
+    and of more kinds, a multiple of all inputs and outputs that was measured.
+    """
+    full, names = not adapted, folder.network.keys()
+    scaled, gated = full and any(re.search(SCALED, one) for one in names), any(one.endswith(GATE) for one in names)
+    normed = {name.rpartition(".")[0].rpartition(".")[0] for name in names if re.search(NORMED, name)}
+    blocks, inputs, outside = defaultdict[str, float](float), dict[str, float](), 0.0
+    for name, shape in folder.network.items():
+        block = re.match(r".*?_block(s\.\d+)?\.\w+\.\d+(?=\.)" if places.sides else r".*?\.\d+(?=\.)", name)
+        if len(shape) == 2 and re.search(CONTEXT, name):
+            outside += places.prompt * (shape[0] + shape[1] * full)
+        elif re.search(r"\.encoder_attn\.k_proj\.weight", name):
+            outside = places.prompt * shape[1]
+        if len(shape) < 2 or block is None or re.search(SMALL, name):
+            continue
+        count, (wide, narrow) = places.of(name), shape[:2]
+        if places.sides:
+            blocks[block[0]] += count * (wide + narrow) * (UNET[0] if full else UNET[1])
+            inputs[block[0]] = max(inputs.get(block[0], 0), count * narrow)
+            continue
+        first, last = re.search(FIRST, name), re.search(LAST, name)
+        trains = full or f".{name}".endswith(tuple(f".{one}.weight" for one in adapted))
+        numbers = wide * (not last or scaled) + narrow * bool(trains and (first or last))
+        numbers += narrow * (1 + scaled + (gated and full)) * bool(first) + wide * name.endswith(GATE)
+        numbers += (
+            wide
+            * (1 + full)
+            * bool(re.search(QUERY_OR_KEY, name) and name.split(".to_")[0].split(".add_")[0] in normed)
+        )
+        blocks[block[0]] += count * numbers
+        if first:
+            inputs[f"{block[0]} {count}"] = count * narrow
+    return outside + (sum(inputs.values()) + max(blocks.values(), default=0) if checkpointed else sum(blocks.values()))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions of one sample at which a network's matrices are applied."""
+
+    output: float
+    """Patches or tokens."""
+    prompt: float = 0
+    """Tokens of the prompt, or of what else is attended to, where they are a sequence of their own."""
+    sides: tuple[int, ...] = ()
+    """Height and width of a UNet's input."""
+    levels: int = 1
+    """Its levels, each of half the sides of the one before."""
+
+    def of(self, name: str) -> float:
+        """The positions of a matrix."""
+        if re.search(PROMPT, name):
+            return self.prompt
+        if not self.sides:
+            return self.output + self.prompt * ("single_transformer_blocks" in name)
+        place = re.search(r"(down|up)_blocks\.(\d+)", name)
+        level = self.levels - 1 if place is None else int(place[2])
+        level = self.levels - 1 - level if place and place[1] == "up" else level
+        return prod(side >> level for side in self.sides)
+
+
+def places_of(folder: Folder, config: Any) -> Places:
+    """The positions of one sample of a denoising model."""
     model, inside = config.model, folder.config
-    if tokens := getattr(config.sampling, "max_tokens", 0):
-        return tokens + getattr(model, "max_prompt_tokens", 0)
     patch = inside.get("patch_size", 1)
     patches = patch if isinstance(patch, list) else [1, patch, patch]
     factor = 2 ** (len(folder.vae.get("block_out_channels", folder.vae.get("dim_mult", [1, 1, 1, 1]))) - 1)
     default = inside.get("sample_size", 64)
     default = (default if isinstance(default, int) else 64) * factor
     sides = [getattr(model, side, 0) or default for side in ("height", "width")]
-    frames = getattr(model, "frames", 0) or 1
-    latents = 1 + (frames - 1) // 4
+    longest = getattr(model, "max_sequence_length", 0)
+    prompt = longest + (folder.prompt if not longest or "text_encoder_3" in folder.others else 0)
+    if "down_block_types" in inside:
+        latents = tuple(side // factor for side in sides)
+        return Places(prod(latents), prompt, latents, len(inside["block_out_channels"]))
+    frames = 1 + ((getattr(model, "frames", 0) or 1) - 1) // 4
     grid = prod(side // factor // cell for side, cell in zip(sides, patches[1:], strict=True))
-    return grid * -(-latents // patches[0]) + getattr(model, "max_sequence_length", 0)
+    return Places(grid * -(-frames // patches[0]), prompt)
 
 
 def report(folder: Folder, config: Any, processes: int, **known: Any) -> list[str]:
