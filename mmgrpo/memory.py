@@ -198,6 +198,8 @@ def _activations(folder: Folder, config: Any, compute: int, samples: int, adapte
     guided = 2 if getattr(config.model, "guidance", 1.0) != 1 else 1
     rows = min(config.optim.micro_batch_size, samples * getattr(config.sampling, "steps", 1)) * guided
     checkpointed = getattr(config.model, "gradient_checkpointing", False)
+    if not longest and not {"height", "width"} <= vars(config.model).keys():
+        return {}  # audio of a length that the headers do not say
     if not longest:
         return {"activations": kept(folder, places_of(folder, config), adapted, checkpointed) * rows * compute}
     layers = inside.get("num_hidden_layers") or inside.get("decoder_layers", 0)
@@ -305,7 +307,8 @@ def report(folder: Folder, config: Any, processes: int, **known: Any) -> list[st
     lines = [
         f"memory:    {total:.3g} GB on each of {processes} process(es), distributed.shard {config.distributed.shard}: "
         + ", ".join(f"{name} {size / 1e9:.3g}" for name, size in found.items()),
-        f"           {fits(total)}; activations are an estimate (docs/scaling.md)",
+        f"           {fits(total)}; activations are {'an estimate' if 'activations' in found else 'not in it'} "
+        "(docs/scaling.md)",
     ]
     full = replace(config, distributed=replace(config.distributed, shard="full", replicate=1))
     divided = {n: sum(needs(folder, full, processes=n, **known).values()) / 1e9 for n in (2, 4, 8)}

@@ -12,7 +12,7 @@ import torch
 from mmgrpo.cli.bench.scale import Counted
 from mmgrpo.config.settings import Config, Distributed, config_class
 from mmgrpo.family import families
-from mmgrpo.memory import Folder, fits, needs, read_folder
+from mmgrpo.memory import Folder, fits, needs, read_folder, report
 from tests.building import module
 from tests.libraries.families.test_battery import config_of, gradients, policy_of, rollout_of
 from tests.tiny import tiny_checkpoint
@@ -117,6 +117,14 @@ def test_a_divided_model_takes_its_share_and_two_blocks():
     assert found["gathered"] == 2 * 4 * (8 + 4)
     assert needs(folder, config, processes=2, in_step=False)["gathered"] == 96 + 2 * (4 + 4)  # "out" is in no block
     assert needs(folder, config, processes=1)["weights"] == 40
+
+
+def test_activations_of_audio_of_unknown_length_are_not_stated():
+    _, config = stated("flow_speech")
+    folder = read_folder(Path(config.model.path))
+    assert folder is not None
+    assert "activations" not in needs(folder, config, processes=1)
+    assert "not in it" in " ".join(report(folder, config, 1))
 
 
 def test_adapters_are_counted_by_the_names_of_their_layers():
