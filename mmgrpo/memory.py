@@ -206,11 +206,12 @@ def _activations(folder: Folder, config: Any, compute: int, samples: int, adapte
     heads = inside.get("num_attention_heads") or inside.get("decoder_attention_heads", 1)
     size = inside.get("head_dim") or (inside.get("hidden_size") or inside.get("d_model", 0)) // heads
     drawn = min(samples, getattr(config.sampling, "forward_batch_size", samples))
-    prompt, group = getattr(config.model, "max_prompt_tokens", 0), min(rows, config.data.group_size)
+    prompt, prompts = getattr(config.model, "max_prompt_tokens", 0), -(-rows // config.data.group_size)
     keys = 2.0 * layers * inside.get("num_key_value_heads", heads) * size * (longest + prompt)
     # A prompt, or the audio of one, is computed once for all of its samples in the batch.
-    places = Places(longest + prompt / group, inside.get("max_source_positions", 0) / group)
-    numbers = kept(folder, places, adapted, checkpointed) + keys * bool(prompt)
+    share = prompts / rows
+    places = Places(longest + prompt * share, inside.get("max_source_positions", 0) * share)
+    numbers = kept(folder, places, adapted, checkpointed) + keys
     logits = LOGITS * min(config.sampling.logits_chunk_size, rows * longest) * inside.get("vocab_size", 0)
     return {"activations": numbers * rows * compute + logits, "cache": keys * drawn * compute}
 

@@ -200,7 +200,9 @@ class Counted(TorchDispatchMode):
         return result
 
     def keep(self, tensor: Tensor) -> None:
-        """Count a tensor's storage for as long as it lives."""
+        """Count a tensor's storage for as long as it lives; sparse ones have none."""
+        if tensor.layout != torch.strided:
+            return
         storage = tensor.untyped_storage()
         key, size = id(storage), storage.nbytes()
         if key not in self.sizes:
