@@ -42,7 +42,7 @@ def test_a_run_with_an_engine_is_the_run_without_and_resumes_with_or_without_it(
     drawn = run(tmp_path, "drawn", rollout={"engine": "sampler"}).metrics
     assert [line["reward/lengths/mean"] for line in drawn] == [line["reward/lengths/mean"] for line in plain]
     assert [line["grad_norm"] for line in drawn] == pytest.approx([line["grad_norm"] for line in plain], rel=1e-3)
-    assert [line["ratio/first_minus_one"] for line in drawn] == [0.0] * 3
+    assert max(line["ratio/first_minus_one"] for line in drawn) < 1e-5  # rows are packed with others
     assert max(line["rollout/sampler_gap"] for line in drawn) < 1e-6
     run(tmp_path, "half", steps=2, rollout={"engine": "sampler"})
     half = run(tmp_path, "half", resume=True, rollout={"engine": "sampler"}).metrics
