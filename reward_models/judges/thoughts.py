@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from mmgrpo.data.images import read_picture
+from mmgrpo.data.images import decode_image
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.named import check_judge, judge_named
@@ -204,7 +204,7 @@ def listener(
                 f"prompt '{prompt.id}': got the answer '{chosen:.100}', expected one of choices={list(choices)}"
             )
         images = [
-            one.source if isinstance(one.source, Image) else read_picture(str(one.source))
+            one.source if isinstance(one.source, Image) else decode_image(str(one.source))
             for one in prompt.media
             if one.kind == "image"
         ]
