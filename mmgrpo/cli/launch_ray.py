@@ -301,7 +301,7 @@ def too_small(ray: Any, request: Request) -> str:
     def amounts(resources: Mapping[str, float]) -> str:
         return " and ".join(f"{resources.get(kind, 0):g} {kind}" for kind in request.resources())
 
-    machines = ", ".join(f"{node['NodeManagerAddress']} has {amounts(node['Resources'])}" for node in living(ray))
+    machines = ", ".join(sorted(f"{one['NodeManagerAddress']} has {amounts(one['Resources'])}" for one in living(ray)))
     mend = "wait for others to end (--wait), add machines (ray start), or ask for less (--nodes, --processes, --cpus)"
     if request.has_gpu and not ray.cluster_resources().get("GPU"):
         mend += "; --model.device cpu asks for no GPU"

@@ -24,8 +24,8 @@ START = "import json, os, signal, sys, time\nrank, folder = int(os.environ['RANK
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of a cluster of two machines."""
+    os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # read at the import
     pytest.importorskip("ray", reason="Ray is not installed (the extra ray)")
-    os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     from ray.cluster_utils import Cluster
 
     small = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": launch_ray.STORE, "include_dashboard": False}
@@ -91,7 +91,7 @@ def test_restarts_are_bounded_and_an_error_of_a_process_is_none(cluster, tmp_pat
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request(3, 1, 1, False, 0.1), r"3 x \(1 CPU\).*2 CPU.*1 CPU"),
+        (Request(3, 1, 1, False, 0.1), r"3 x \(1 CPU\).*1 CPU, .*2 CPU.*free"),
         (Request(1, 1, 1, True, 0.1), r"1 CPU and 1 GPU.*0 GPU.*--model\.device cpu"),
         (Request(1, 0, 1, True, 0.1), r"--processes.*0"),
     ],
