@@ -64,7 +64,9 @@ def begin_step_rewards(
     return finish
 
 
-def of_states(values: Float[Tensor, "N"], scored: Rows, completions: Completions) -> tuple[Float[Tensor, "S"], Rows]:
+def of_states(
+    values: Float[Tensor, "N"], scored: Bool[Tensor, "N"], completions: Completions
+) -> tuple[Float[Tensor, "S"], Bool[Tensor, "S"]]:
     """The value of each state from those of its completions, of which one at least could be scored: their mean or, with
     eta, ln(mean exp(eta r)) / eta (ER-PRM, arXiv:2412.11006). 1 and 0: .5, and .62011 with eta 1."""
     several, known = (one.view(-1, completions.count) for one in (values, scored))
