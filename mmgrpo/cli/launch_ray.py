@@ -63,7 +63,7 @@ class Request:
     restarts: int = 3
     """How often the run is started again after a loss."""
 
-    def resources(self) -> dict[str, int]:
+    def resources(self) -> dict[str, float]:
         """What all processes of one machine need together."""
         return {"CPU": self.cpus * self.processes, **({"GPU": self.processes} if self.has_gpu else {})}
 

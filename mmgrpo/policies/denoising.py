@@ -294,7 +294,8 @@ class DenoisingPolicy:
                     yield self._completed(plan, walk, stage)
 
         numbers = (torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long), before, after)
-        return Completions(parts, *(one.to(self.device) for one in numbers))
+        passing, before, after = (one.to(self.device) for one in numbers)
+        return Completions(parts, passing, before, after)
 
     @torch.no_grad()
     def _completed(self, plan: Plan, walk: Walk, stage: Stage) -> Sequence[Output]:
