@@ -79,7 +79,7 @@ class OwnForward(ABC):
     @property
     def masks(self) -> bool:
         """``maskable``, where there is a cache."""
-        return self.maskable and not (self.checkpointing and torch.is_grad_enabled())
+        return self.maskable and self.shared and not (self.checkpointing and torch.is_grad_enabled())
 
     @abstractmethod
     def encode(self, prompts: Sequence[Prompt]) -> Context:

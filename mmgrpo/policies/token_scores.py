@@ -204,6 +204,7 @@ def chosen_log_probs(
     for states, *rest in parts:
         leaf = states.detach().requires_grad_()
         value = score(leaf, *rest)
-        slopes += torch.autograd.grad(value.sum(), leaf)
+        value.sum().backward()  # what it depends on is frozen but for the leaf
         values.append(value.detach())
+        slopes.append(leaf.grad)
     return _Scaled.apply(hidden, torch.cat(values), torch.cat(slopes))  # type: ignore[return-value]

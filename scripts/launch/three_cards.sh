@@ -1,9 +1,9 @@
 #!/bin/bash
 # Qwen2.5-VL with LoRA on three cards: one trains, one draws the next round with vLLM meanwhile, one scores with a reward model.
-#     bash scripts/launch/three_cards.sh FOLDER_OR_HUB_ID REWARD --data.train FILE [options of mmgrpo train]
+#     REWARD="judge_answer(judge='FOLDER')" bash scripts/launch/three_cards.sh FOLDER_OR_HUB_ID --data.train FILE [options of mmgrpo train]
 # ENGINE is the mmgrpo of the environment that vLLM has for itself.
 set -eu
-model=$1 reward=$2; shift 2
+model=$1 reward=${REWARD:?the reward that the third card computes}; shift
 run=(--model.family qwen_vl --model.path "$model" --name three_cards --algorithm.preset scale_rl
     --model.lora-rank 32 --model.dtype bfloat16 "$@")
 CUDA_VISIBLE_DEVICES=1 "${ENGINE:-mmgrpo}" serve-engine --engine vllm --port 8800 -- "${run[@]}" &

@@ -92,22 +92,24 @@ def row(contestant: str, seconds: float, peak: float, completion: int = 64) -> d
     times = {"seconds": seconds, "rollout": seconds / 4, "reward": 0.0, "update": 3 * seconds / 4}
     memory = {"peak": peak, "peak above load": peak - 100}
     tokens = {"prompt tokens": 90, "completion tokens": completion}
-    speed = {"samples a second": 8 / seconds, "processor seconds": seconds}
-    return {"contestant": contestant, "group": 8, **times, **speed, **memory, **tokens}
+    speed = {"samples a processor second": 8 / seconds, "processor seconds": seconds}
+    contest = {"group": 8, "tokens": 16, "uneven": False}
+    return {"contestant": contestant, **contest, **times, **speed, **memory, **tokens}
 
 
 def test_every_contestant_is_reported_as_a_fraction_of_trls_speed_and_memory():
-    rows = [row("ours", 2.0, 300), row("TRL", 8.0, 500)]
+    rows = [row("ours", 2.0, 300), row(vlm.COMPACT, 8.0, 500)]
     result = {"command": "x", "machine": "y", "parameters": 1, "settings": vars(vlm.Args()), "rows": rows}
     ours, trl = vlm.report(result).splitlines()[-2:]
-    # 8 / 2 = 4 samples a second against 1; 300 of 500 MiB; 200 of 400 above the loaded model
-    assert ours == "| 8 | ours | 4.00 | 4.00 | 2.00 | 0.50 | 0.00 | 1.50 | 2.00 | 0.25 | 300 | 0.60 | 200 | 0.50 |"
-    assert trl == "| 8 | TRL | 1.00 | 1.00 | 8.00 | 2.00 | 0.00 | 6.00 | 8.00 | 1.00 | 500 | 1.00 | 400 | 1.00 |"
+    # 8 / 2 = 4 samples a processor second against 1; 300 of 500 MiB; 200 of 400 above the loaded model
+    assert ours == "| 16 | 8 | ours | 2.00 | 4.00 | 4.00 | 2.00 | 0.50 | 0.00 | 1.50 | 300 | 0.60 | 200 | 0.50 |"
+    head = f"| 16 | 8 | {vlm.COMPACT} |"
+    assert trl == f"{head} 8.00 | 1.00 | 1.00 | 8.00 | 2.00 | 0.00 | 6.00 | 500 | 1.00 | 400 | 1.00 |"
 
 
 def test_contestants_that_did_different_work_are_not_compared():
     vlm.refuse_unequal([row("ours", 2.0, 300), row("TRL", 8.0, 500)])
-    with pytest.raises(RuntimeError, match=r"groups.*8.*\(90, 63\)"):
+    with pytest.raises(RuntimeError, match=r"8.*\(90, 63\)"):
         vlm.refuse_unequal([row("ours", 2.0, 300), row("TRL", 8.0, 500, completion=63)])
 
 

@@ -73,11 +73,18 @@ def test_the_launch_files_name_settings_that_exist(script, tmp_path):
     """What they would start is read as ``mmgrpo train`` reads it."""
     given = ["--data.train", str(tmp_path / "rows.txt"), "--rewards", "jpeg_compressibility"]
     stub = tmp_path / "mmgrpo"
-    stub.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
-    stub.chmod(0o755)
+    stub.write_text('#!/bin/bash\ncase $1 in serve-*) exec sleep 60 >/dev/null 2>&1;; *) printf "%s\\n" "$@";; esac\n')
+    answers = tmp_path / "curl"  # as servers that are up
+    answers.write_text("#!/bin/bash\n")
+    for one in (stub, answers):
+        one.chmod(0o755)
     command = ["bash", str(script), str(tmp_path), *given]
     printed = subprocess.run(
-        command, env={**environment(), "PATH": f"{tmp_path}:/usr/bin:/bin"}, text=True, capture_output=True, check=True
+        command,
+        env={**environment(), "PATH": f"{tmp_path}:/usr/bin:/bin", "REWARD": "judge_answer(judge='x')"},
+        text=True,
+        capture_output=True,
+        check=True,
     )
     line = printed.stdout.splitlines()
     run = line[line.index("--") + 1 :] if "--" in line else line[1:]

@@ -37,6 +37,7 @@ NEEDED = {
     "code_weighted": "(alpha=2, sigma=0.1, delta=0)",
     "json_struct": "(keys=1)",
     "auxiliary": "(gap=0.1)",
+    "runaway": "(n=3, times=3)",
     "answer_is": "(value='3')",
     "cluster_rarity": "(clusters=2, sigma=1.0)",
     "frames": "(reward='jpeg_compressibility')",
