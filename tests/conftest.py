@@ -41,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tables: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not item.get_closest_marker("slow"):
+            if item.path.relative_to(Path(__file__).parent).parts[0] in ("unit", "journeys"):
+                item.add_marker(pytest.mark.quick)
             continue
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))

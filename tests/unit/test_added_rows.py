@@ -522,8 +522,8 @@ RARE = "replay(count=2, strategy='random', above=0.0, statistics='with', old='re
     ("changes", "least"),
     [
         ({"replay": RARE}, 0.1),
-        ({"hint": "staged(phrase=' ')"}, 0.0),
-        ({"hint": "forced(members=4, tokens=stages(2, (60, 1)))"}, 0.0),
+        pytest.param({"hint": "staged(phrase=' ')"}, 0.0, marks=pytest.mark.nightly),
+        pytest.param({"hint": "forced(members=4, tokens=stages(2, (60, 1)))"}, 0.0, marks=pytest.mark.nightly),
         ({"added": "answers(when='failed')"}, 0.3),
     ],
     ids=["none_and_replay", "hints", "forced", "answers"],

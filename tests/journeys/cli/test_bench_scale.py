@@ -57,6 +57,7 @@ def test_what_is_alive_at_the_peak():
     del second
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_benchmark_of_sharding_finds_the_formulas(tmp_path):
     networks = ["sd3.5-medium", "qwen2.5-vl-3b"]
