@@ -70,6 +70,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "teacher_log_probs": old + spread * normal(),
         f"log_probs@{MASKED}": old + spread * normal(),
         "advantages": reward[:, None].expand(5, 4).clone(),
+        "category_weight": torch.where(KEY == 0, 1.5, 0.5),
         "shift": normal().square() * 1e-5 * spread,
         "reference_shift": normal().square(),
         "reference_velocity_gap": normal().square(),
@@ -157,7 +158,8 @@ def test_values_and_gradients_are_finite_however_far_the_policy_moved(what, name
 @pytest.mark.parametrize(("what", "name"), NAMES)
 def test_positions_without_a_decision_do_not_matter(what, name):
     batch, block = inputs(), bound(what, name)
-    other = {k: torch.where(_seen(v), v, v + 3.0) if v.is_floating_point() else v for k, v in batch.items()}
+    of_decisions = {k for k, v in batch.items() if v.is_floating_point() and v.ndim > 1}
+    other = {k: torch.where(_seen(v), v, v + 3.0) if k in of_decisions else v for k, v in batch.items()}
     loss_mask, weights = batch["loss_mask"], AGGREGATIONS["per_sample"].fn(batch["loss_mask"])
     torch.testing.assert_close(values_of(block, batch)[loss_mask], values_of(block, other)[loss_mask], rtol=0, atol=0)
     grad = gradient(block, other, weights)

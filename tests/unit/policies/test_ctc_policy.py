@@ -221,6 +221,10 @@ def begins_right(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
 
 
 REFUSED = {"edge_grpo": "entropy", "high_entropy": "entropy", "tree_grpo": "algorithm.keys.*tree"}
+REFUSED |= {"treerpo": r"algorithm\.credit.*tree", "t1": "entropy"} | dict.fromkeys(
+    ("gr_dpo", "gr_ipo"), r"data\.offline"
+)
+REFUSED |= dict.fromkeys(("vineppo", "clip_delta", "text2grad", "subpo"), r"sampling\.states")
 REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence", "rapo": "entropy"}
 REFUSED |= {"rover": "certainty", "prorl": r"eval\.every", "tgdpo": "teacher_log_probs"}
 REFUSED |= {
@@ -230,7 +234,8 @@ REFUSED |= {
     if blocks[line] != BASE[line]
 }
 REFUSED |= dict.fromkeys(("gtpo", "hapo_entropy", "entropy_advantage", "critique_grpo"), "entropy") | {
-    "ucas": "certainty"
+    "ucas": "certainty",
+    "rmt": r"algorithm\.supervised",
 }
 REFUSED |= dict.fromkeys(("rto", "opd", "va_opd"), "teacher_log_probs")
 """Presets that need what this policy has not."""
