@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -129,7 +129,7 @@ def grow(
     leaves.sort(key=lambda path: (path.prompt, path.node))
     width = max(len(path.ids) for path in leaves)
 
-    def table(rows: Sequence[Sequence[float]], filler: float, dtype: torch.dtype) -> Tensor:
+    def table(rows: Sequence[Sequence[Any]], filler: Any, dtype: torch.dtype) -> Tensor:
         return torch.tensor([[*row, *([filler] * (width - len(row)))] for row in rows], dtype=dtype)
 
     node = table([path.node for path in leaves], -1, torch.long)
@@ -138,9 +138,8 @@ def grow(
     for row, path in enumerate(leaves):
         owner[row, : len(path.node)] = torch.tensor([one not in seen for one in path.node])
         seen.update(path.node)
-    padding = nodes + torch.arange(node.numel()).view(
-        node.shape
-    )  # entries without a decision have numbers of their own
+    # Entries without a decision have numbers of their own.
+    padding = nodes + torch.arange(node.numel()).view(node.shape)
     return Leaves(
         torch.tensor([path.prompt for path in leaves]),
         torch.tensor([slots[path.prompt] * tree.children + path.root for path in leaves]),
