@@ -16,6 +16,7 @@ from accelerate import Accelerator
 
 from mmgrpo.config.settings import Optim
 from mmgrpo.runtime.distributed import sum_gradients
+from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.types import Policy
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
@@ -43,7 +44,10 @@ def all_fields(loss: LossRecipe) -> frozenset[str]:
 
 
 def learn(policy: Policy, batch: Batch, loss: LossRecipe, optim: Optim, accelerator: Accelerator) -> dict[str, float]:
-    """Train each network beside the policy's own on a round; its loss and gradient norm as metrics, and the seconds."""
+    """Train each network beside the policy's own on a round; its loss and gradient norm as metrics, and the seconds.
+
+    ``NotFinite`` where one of these is not: a network that has diverged teaches the policy nothing from then on.
+    """
     networks, metrics, started = policy.networks, {}, time.perf_counter()
     settings: Any = {"micro_batch_size": optim.micro_batch_size, "accelerator": accelerator, "on_policy": False}
     rows = torch.ones_like(batch.loss_mask[:, 0])
@@ -63,8 +67,12 @@ def learn(policy: Policy, batch: Batch, loss: LossRecipe, optim: Optim, accelera
                 value.grad, parameter.grad = parameter.grad, None
             norm = float(torch.nn.utils.clip_grad_norm_(values, optim.max_grad_norm or math.inf))
             total = tally.summed(own.tallied, accelerator)[0]["loss"]
-            if math.isfinite(norm) and math.isfinite(total):
-                optimizer.step()
+            if not (math.isfinite(norm) and math.isfinite(total)):
+                raise NotFinite(
+                    f"algorithm.networks: {rule.text}: got a loss of {total:g} and a gradient of norm {norm:g}; lower "
+                    "its lr, and go back to a checkpoint before the divergence with --resume-from"
+                )
+            optimizer.step()
             optimizer.zero_grad()
         metrics |= {f"learner/{name}/loss": total, f"learner/{name}/grad_norm": norm}
     return {**metrics, "time/learners": time.perf_counter() - started}

@@ -15,6 +15,7 @@ from mmgrpo.diffusion.ode import Solver
 from mmgrpo.objectives import OBJECTIVES
 from mmgrpo.policies.boundaries import clean_estimate, renoised
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Request
@@ -193,3 +194,10 @@ def test_a_few_step_generator_learns_a_known_answer_through_its_surrogate(tmp_pa
                      prompts_per_step=4, group_size=16, steps=60, lr=3e-3)  # fmt: skip
     result = fitted.fit()["eval"]
     assert result["after"]["reward"]["mean"] > result["before"]["reward"]["mean"] + 0.3
+
+
+def test_a_learner_that_diverges_ends_the_run(tmp_path):
+    fake = "learner(name='fake', objective='fake_score', lr=1e-3)"
+    networks = [fake, SURROGATE.replace("1e-3", "1e30"), "average(name='old', of='surrogate', most=0.3)"]
+    with pytest.raises(NotFinite, match=r"algorithm\.networks.*surrogate.*lr"):
+        made(tmp_path, **algorithm_blocks("tdm_r1", networks=networks)).fit()
