@@ -130,7 +130,8 @@ class Trainer:
         where = self.order, self.ledger, lambda step: self.schedules.round(self.rounds, step), steps
         self.ahead = Ahead(staleness, policy, prompts, *where, optim.steps_per_round, seed, accelerator)
         self.step, self.round, self.cursor, self.seconds = 0, 0, 0, 0.0
-        self.skipped, self.nonfinite_steps, self.nonfinite_row, self.moved, self.warned_of_gap = 0, 0, 0, False, False
+        self.skipped, self.nonfinite_steps, self.nonfinite_row = 0, 0, 0
+        self.moved, self.warned_of_gap = False, False
         self.present_alarms: list[Idle] = []
         self.at_boundary = True
         """Whether the weights are those at the end of a round, so that a checkpoint may be written."""
@@ -268,7 +269,9 @@ class Trainer:
         self.reward_weights = next_weights(
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )
-        first_gap, batch, self.at_boundary = 0.0, round_.batch, not self.networks.optimizers
+        first_gap, batch = 0.0, round_.batch
+        # Networks that train beside the policy's own have moved before its first step.
+        self.at_boundary = not self.networks.optimizers
         round_.metrics.update(learn(self.policy, batch, self.loss, self.optim, self.accelerator))
         self.seconds += sum(round_.metrics.get(f"time/{part}", 0.0) for part in ("rollout", "reward", "learners"))
         self.moved, lines = self.ahead.off_policy(self.round), []
@@ -439,7 +442,8 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.log.flush()
             self.ledger.write(self.folder, self.prompts, self.step)
-        state |= {"networks": self.networks.state()} if self.networks.rules else {}
+        if self.networks.rules:
+            state["networks"] = self.networks.state()
         tables = {"ledger": self.ledger.tensors(), **self.networks.tensors(), **self.others.tables()}
         tables |= self.ahead.tables(self.round)
         self.checkpoints.save(self.step, self.policy.network, self.optimizer, self.ema, state, tables)

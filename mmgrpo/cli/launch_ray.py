@@ -288,8 +288,8 @@ def placed(ray: Any, request: Request, asked: Asked) -> Iterator[list[Any]]:
             workers += [kind.options(**given).remote() for _ in range(request.processes)]
         yield workers
     finally:
-        ended = [worker.stop.remote(signal.SIGKILL) for worker in workers]
-        ray.wait(ended, num_returns=len(ended), timeout=MARGIN) if ended else None
+        if ended := [worker.stop.remote(signal.SIGKILL) for worker in workers]:
+            ray.wait(ended, num_returns=len(ended), timeout=MARGIN)
         for worker in workers:
             ray.kill(worker)
         remove_placement_group(group)
