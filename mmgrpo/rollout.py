@@ -181,7 +181,7 @@ def sample_round(
         seconds["rollout"] += time.perf_counter() - started
     metrics = {
         "group/zero_std_fraction": flat,
-        "group/advantage": float(result.advantages[result.loss_mask].abs().mean()) if result.loss_mask.any() else 0.0,
+        **result.metrics,
         "group/draws": float(len(drawing.draws)),
         "rollout/evaluations": total(sum(one.evaluations for one in rollouts), accelerator),
         "rollout/rows": float(rows),

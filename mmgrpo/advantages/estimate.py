@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
@@ -25,7 +25,7 @@ from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
-from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
+from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS, kl_metrics
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
@@ -217,6 +217,14 @@ class Estimate:
     """Fraction of groups whose rewards are all equal, and which therefore have no gradient."""
     silent: tuple[int, ...]
     """Columns of rewards that differ between groups but within none: the baseline of a group cancels them."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What the weights of the KL measured, by metric."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean absolute advantage of the trained decisions, and what was measured."""
+        trained = self.advantages[self.loss_mask].abs()
+        return {"group/advantage": float(trained.mean()) if len(trained) else 0.0, **self.measured}
 
     def weighing(self, decisions: Decisions) -> Decisions:
         """The decisions with their ``kl_weight`` as a field [B, T], which the KL terms of the loss read."""
@@ -335,6 +343,7 @@ def estimate(
         spread_groups=int((first & spread).sum()),
         zero_spread=float((first & ~spread).sum()) / max(1, int(first.sum())),
         silent=_silent(values, counted, group, stats[0]),
+        measured=kl_metrics(algorithm.kl_weight, inputs["raw"], names, stats[0]),
     )
 
 

@@ -194,19 +194,33 @@ def uncertain_part(
     so that the KL is the mean over the former: gated KL of GARDO (2512.24138).
 
     U = win rate of ``of`` in the batch minus the mean win rate of these; gated is U above the (1 - fraction)
-    quantile of those U that are not negative (fraction .1; its code lets it move within .02 and .2). of .9 .2 .6 .4,
-    auxiliary .1 .8 .5 .7 and .2 .9 .6 .4: U = 1 -1 .167 -.167. The code's own ranks have the opposite sign.
+    quantile of those U that are not negative. of .9 .2 .6 .4, auxiliary .1 .8 .5 .7 and .2 .9 .6 .4: U = 1 -1 .167
+    -.167. The code's own ranks have the opposite sign. Its fraction begins at .1 and moves within .02 and .2 with the
+    mean of the U that are not negative, the metric ``group/uncertainty``: ``fraction=recent(0.1)``, one round later.
     """
-    chosen, index = raw[stat], list(names)
-    rates = [_win_rate(chosen[:, index.index(name)]) for name in (of, *auxiliary)]
-    uncertainty = rates[0] - torch.stack(rates[1:]).mean(0)
-    high = uncertainty[uncertainty >= 0]
+    surplus = uncertainty(raw[stat], names, of, auxiliary)
+    high = surplus[surplus >= 0]
     weight = torch.zeros_like(raw[:, 0])
     if len(high):
-        gated = uncertainty > torch.quantile(high, 1 - fraction)
-        gated = gated if bool(gated.any()) else uncertainty == high.max()
-        weight[stat] = gated.to(weight.dtype) * len(chosen) / gated.sum()
+        gated = surplus > torch.quantile(high, 1 - fraction)
+        gated = gated if bool(gated.any()) else surplus == high.max()
+        weight[stat] = gated.to(weight.dtype) * len(surplus) / gated.sum()
     return weight
+
+
+def uncertainty(rows: Streams, names: Names, of: str, auxiliary: Sequence[str]) -> Values:
+    """The win rate of the reward ``of`` among these rows minus the mean win rate of the ``auxiliary`` ones."""
+    index = list(names)
+    rates = [_win_rate(rows[:, index.index(name)]) for name in (of, *auxiliary)]
+    return rates[0] - torch.stack(rates[1:]).mean(0)
+
+
+def kl_metrics(kl_weight: Bound, raw: Streams, names: Names, stat: Rows) -> dict[str, float]:
+    """``group/uncertainty``, the mean of the U of ``uncertain_part`` that are not negative; nothing of others."""
+    if kl_weight.block.fn is not uncertain_part:
+        return {}
+    surplus = uncertainty(raw[stat], names, kl_weight.parameters["of"], kl_weight.parameters["auxiliary"])
+    return {"group/uncertainty": float(surplus[surplus >= 0].mean())}
 
 
 def _win_rate(values: Values) -> Values:

@@ -173,6 +173,30 @@ def guidance(
     return (length,)
 
 
+@_in(RULES)
+def recent(
+    memory: tuple[float, ...],
+    measured: float,
+    start: Annotated[float, POSITIVE],
+    by: str = "group/uncertainty",
+    rate: Annotated[float, within("(0, 1)")] = 0.1,
+    window: Annotated[int, COUNT] = 20,
+    least: float = 0.02,
+    most: Annotated[float, UPPER_BOUND] = 0.2,
+) -> tuple[float, ...]:
+    """value <- value (1 + rate) where the measured number exceeds the largest of the last ``window``, value (1 - rate)
+    where it is below their smallest, within [least, most]: the fraction of samples that GARDO (arXiv:2512.24138, its
+    released code) gates. Up, up, down: .1, .1 (the first number), .11, .121, .1089."""
+    if not memory:
+        return (start,)
+    value, *before = memory
+    if before and measured > max(before):
+        value *= 1 + rate
+    elif before and measured < min(before):
+        value *= 1 - rate
+    return (min(max(value, least), most), *[*before, measured][-window:])
+
+
 @dataclass(frozen=True)
 class Now:
     """The time at which schedules are read."""

@@ -63,7 +63,8 @@ def written(folder: Path) -> set[str]:
         return [float(output.pixels[1]) for output in outputs]
 
     previews = toy_policy("one_step_branch(intervals=[1, 2])")
-    weighted = {"weighting": ["dual_ascent(by='second', least=0.5, rate=0.1)"]}
+    weighted: dict[str, Any] = {"weighting": ["dual_ascent(by='second', least=0.5, rate=0.1)"]}
+    weighted["kl_weight"] = "uncertain_part(of='first', auxiliary=['second'])"
     for number, (preset, policy, changes) in enumerate(
         [
             ("flow_grpo", toy_policy(), weighted),

@@ -15,6 +15,7 @@ from mmgrpo.advantages.weighting import KL_WEIGHTS
 from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.config.registry import bind
 from mmgrpo.rollout import sample_round
+from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from tests.building import first_number, near_one, recipe, trainer
@@ -172,6 +173,23 @@ def test_the_kl_is_the_mean_over_what_the_main_reward_ranks_far_above_the_others
     # win rates 1 0 2/3 1/3 against (0 1 1/3 2/3 and 0 1 2/3 1/3): U = 1 -1 1/6 -1/6; of 1 and 1/6 the median is 7/12
     assert gated(0.5) == gated(0.1) == [4, 0, 0, 0]
     assert gated(1.0) == [4, 0, 0, 0]  # above the smallest of both
+
+
+def test_the_gated_fraction_follows_how_far_the_rewards_disagree(tmp_path):
+    """A run: each round has the fraction that the uncertainties of the rounds before it leave, within its bounds."""
+    scorers = [Scorer("a", first_number), Scorer("b", near_one, weight=0.0)]
+    text = "uncertain_part(of='a', auxiliary=['b'], fraction=recent(0.1))"
+    loss = LossRecipe.of("ppo", "per_sample", terms=["kl_k3(coef=0.1)"])
+    run = {"scorers": scorers, "loss": loss, "advantages": recipe(kl_weight=text), "steps": 6, "lr": 0.1}
+    trainer(toy_policy(), tmp_path, toy_prompts(2), **run).fit()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    wanted, seen = [0.1], []
+    for line in lines:
+        now = line["group/uncertainty"]
+        move = 1 if not seen else 1.1 if now > max(seen) else 0.9 if now < min(seen) else 1
+        wanted, seen = [*wanted, wanted[-1] * move], [*seen, now]
+    assert [line["schedule/uncertain_part.fraction"] for line in lines] == pytest.approx(wanted[:-1])
+    assert len({*wanted}) > 1 and min(seen) > 0 and max(seen) <= 1
 
 
 def test_good_samples_that_differ_from_the_others_count_more():

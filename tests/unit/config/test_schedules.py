@@ -63,6 +63,10 @@ def test_a_schedule_has_the_values_of_its_paper_and_stays_within_its_levels(text
         ("guidance(100, 'r')", [0.2, 0.4, 0.15], [100, 100, 100, 200]),
         ("guidance(3072, 'r')", [0.4, 0.6, 0.4], [3072, 3072, 3072, 3072]),  # 3840, more than the most
         ("guidance(100, 'r')", [0.2, 0.4, 0.0], [100, 100, 100, 100]),
+        # GARDO: the first number, up, up, down, in between; at its bounds; beyond the window of two
+        ("recent(0.1)", [0.3, 0.4, 0.5, 0.2, 0.3], [0.1, 0.1, 0.11, 0.121, 0.1089, 0.1089]),
+        ("recent(0.19, 'r')", [0.3, 0.4, 0.5], [0.19, 0.19, 0.2, 0.2]),
+        ("recent(0.1, 'r', window=2)", [0.9, 0.1, 0.2, 0.3], [0.1, 0.1, 0.09, 0.09, 0.099]),
     ],
 )
 def test_a_rule_follows_what_was_measured(text, measured, values):
