@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from mmgrpo.cli.bench.visual_learning import CURVES, GROUP, STEPS, bench_learning, config_of, make_trainer
+from mmgrpo.cli.bench.visual_learning import CURVES, GROUP, STEPS, WORLDS, bench_learning, config_of, make_trainer
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, one_of, within
 from mmgrpo.files import write_text
 
@@ -23,15 +23,22 @@ class Args:
     """The sizes to measure."""
 
     learn: bool = False
-    """Measure reward against processor time instead, for every method, with several seeds."""
+    """Measure reward against the cost of training instead, for every method, with several seeds."""
+    world: Annotated[str, one_of(*WORLDS)] = "image"
+    """What --learn trains: the embedded model of images, or a small network that draws points of the plane."""
     learn_methods: Annotated[list[str], one_of(*CURVES)] = field(default_factory=list)
     """Methods to train; empty: all."""
     seconds: Annotated[float, within("(0, 1e6]")] = 1500.0
-    """Processor seconds of training of every method and seed."""
+    """Processor seconds of training of every method and seed on images."""
     tune_seconds: Annotated[float, within("(0, 1e6]")] = 300.0
     """Processor seconds of training with each of the learning rates, before one is chosen."""
-    rates: Annotated[list[float], within("(0, 1000]")] = field(default_factory=lambda: [2e-4, 7e-4, 2e-3])
-    """Learning rates of which each method's is chosen on the split tune; one is taken as it is."""
+    passes: Annotated[float, within("(0, 1e12]")] = 200_000.0
+    """Passes of the network (a forward pass of a sample is 1, a differentiated one 3) of training on the plane."""
+    tune_passes: Annotated[float, within("(0, 1e12]")] = 100_000.0
+    """Those with each of the learning rates, before one is chosen."""
+    rates: Annotated[list[float], within("(0, 1000]")] = field(default_factory=list)
+    """Learning rates of which each method's is chosen on the split tune; one is taken as it is. Empty: those of the
+    world."""
     seeds: Annotated[int, within("[1, 1000]")] = 5
     """Seeds per method."""
     points: Annotated[int, within("[1, 1000]")] = 12
@@ -168,7 +175,8 @@ def _cell(name: str, value: Any) -> str:
 
 def run(args: Args, machine: str, command: str) -> None:
     """Measure rounds and write ``visual.json`` and ``visual.md``; with ``args.learn`` learning curves instead."""
-    print(f"{machine}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, embedded default\n", flush=True)
+    model = WORLDS[args.world].model if args.learn else "the embedded model"
+    print(f"{machine}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, {model}\n", flush=True)
     out = Path(args.output)
     out.mkdir(parents=True, exist_ok=True)
     if args.learn:

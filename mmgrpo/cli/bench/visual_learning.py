@@ -1,10 +1,13 @@
-"""Reward against processor time of every method that the embedded model trains by, each at its best learning rate.
+"""Reward against the cost of training, of every method for denoising policies, each at its best learning rate.
 
-    mmgrpo bench visual --learn                             # all methods, 5 seeds (many hours; --resume goes on)
+    mmgrpo bench visual --learn --world plane    # all methods, 5 seeds, points of the plane (half an hour)
+    mmgrpo bench visual --learn                  # the embedded model of images (days; --resume goes on)
     mmgrpo bench visual --learn --learn-methods Flow-GRPO DiffusionNFT --seeds 1 --seconds 60
 
-Every method has the same budget of processor seconds for training (evaluations are not counted). Before that each of
-the same learning rates has the same smaller budget; the one with the highest reward on the split ``tune`` is taken.
+Every method has the same budget for training (held-out evaluations are not counted): processor seconds of the embedded
+model, and passes of the network on the plane of the twins, whose own time is nothing. A forward pass of one sample
+counts 1, one that is differentiated 3. Before that each of the same learning rates has a budget too; the one with the
+highest reward on the split ``tune`` is taken.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +36,6 @@ OF_TRANSITIONS = ("kernel", "plan", "plan_per", "completion_steps")
 """Settings of sampling without an effect on matching policies."""
 
 BASELINE = "Flow-GRPO"
-REWARD = "scene_all"
 TREE = "splits=[0, 2, 4, 6]"
 MATCHING: Mapping[str, Any] = {"policy": "matching", "draws": 4, "error": "velocity", "solver": "euler"}
 
@@ -76,8 +78,8 @@ CURVES: dict[str, dict[str, Any]] = {
 """Plan, sampling and algorithm of each method. Flow-GRPO and those that share its KL run without it, whose reference
 passes the others do not have."""
 
-BEFORE: dict[tuple[int, str, int], float] = {}
-"""Held-out rewards before training, by seed, split and number of prompts."""
+BEFORE: dict[tuple[str, int, str, int], float] = {}
+"""Held-out rewards before training, by world, seed, split and number of prompts."""
 
 OF_ALGORITHM = ("preset", "objective", "terms")
 OF_OPTIM = ("epochs",)
@@ -86,9 +88,12 @@ OF_OPTIM = ("epochs",)
 class Budget(Protocol):
     """The options of the command that concern learning curves (``mmgrpo.cli.bench.visual.Args``)."""
 
+    world: str
     learn_methods: list[str]
     seconds: float
     tune_seconds: float
+    passes: float
+    tune_passes: float
     rates: list[float]
     seeds: int
     points: int
@@ -108,7 +113,7 @@ def sections_of(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
     return sampling, algorithm, optim
 
 
-def config_of(method: str, prompts: int, lr: float = 0.0, **changes: Any) -> Config:
+def section_of(method: str, prompts: int, lr: float = 0.0, **changes: Any) -> dict[str, Any]:
     """The recipe visual/demo with a method's sampling, algorithm and optimizer; 0 keeps the recipe's learning rate and
     its decay."""
     section = load_yaml(recipe("visual/demo"))
@@ -118,8 +123,12 @@ def config_of(method: str, prompts: int, lr: float = 0.0, **changes: Any) -> Con
         section["sampling"] = {name: value for name, value in section["sampling"].items() if name not in OF_TRANSITIONS}
     section["optim"] |= {"epochs": 1, **optim, **({"lr": lr, "decay": "constant"} if lr else {})}
     section["data"] |= {"prompts_per_step": prompts, "group_size": GROUP}
-    section |= {"trackers": [], "save_every": 10**9, **changes}
-    return build(config_class(family("sd3").sections), section, f"bench {method}")
+    return section | {"trackers": [], "save_every": 10**9, **changes}
+
+
+def config_of(method: str, prompts: int, lr: float = 0.0, **changes: Any) -> Config:
+    """``section_of`` as the configuration of the embedded model."""
+    return build(config_class(family("sd3").sections), section_of(method, prompts, lr, **changes), f"bench {method}")
 
 
 def make_trainer(config: Config, folder: Path) -> Any:
@@ -135,35 +144,115 @@ def make_trainer(config: Config, folder: Path) -> Any:
     return api.make_trainer(config, sd3, lambda _: load(config, sd3, policy), config.rewards, accelerator)
 
 
-def curve(method: str, lr: float, seed: int, seconds: float, split: str, points: int, args: Budget) -> dict[str, Any]:
-    """Train for so many processor seconds; held-out rewards between, network evaluations and memory. Evaluation k
-    of K is due after (k / K)^2 of the seconds, so that early ones are close: the best methods rise at once."""
+@dataclass(frozen=True)
+class World:
+    """A task that methods are compared on, and what their training costs."""
+
+    file: str
+    """Of the results, without a suffix."""
+    model: str
+    reward: str
+    unit: str
+    rates: tuple[float, ...]
+    trainer: Callable[[str, float, int, str, Budget, Path], Any]
+    """Of a method with a learning rate and a seed, evaluated on a split."""
+    meter: Callable[[], Callable[[], float]]
+    """Begin to count; what was spent since, and before."""
+
+
+def image_trainer(method: str, lr: float, seed: int, split: str, args: Budget, folder: Path) -> Any:
+    """The embedded model with a method."""
     config = config_of(method, args.prompts, lr, steps=10**6, seed=seed)
     config.eval.prompts, config.eval.samples = args.eval_prompts, 2
     config.data.heldout = f"embedded:visual/scenes/{split}.jsonl"
+    return make_trainer(config, folder)
+
+
+def plane_trainer(method: str, lr: float, seed: int, split: str, args: Budget, folder: Path) -> Any:
+    """The twin of a method on the plane; constants of the scale of rewards are those of its preset's twin."""
+    from mmgrpo.cli.bench.twins import derive, worlds
+
+    section = section_of(method, args.prompts, lr)
+    names = (f"{kind}/{section['algorithm']['preset']}" for kind in ("visual", "preset"))
+    twin = derive.derived(next((name for name in names if name in derive.SCALES), method), section)
+    parts = {
+        "optim": twin.section["optim"] | {"lr": lr},
+        "data": twin.section["data"] | {"prompts_per_step": args.prompts},
+        "eval": {"samples": 8, "prompts": args.eval_prompts},
+    }
+    twin = replace(twin, section={**twin.section, **parts, "steps": 10**6})
+    angles = {"tune": 0.25, "heldout": 0.5}
+    return derive.trainer_of(
+        twin, seed, folder, {"prompts": worlds.angles(0.0), "heldout": worlds.angles(angles[split])}
+    )
+
+
+def clock() -> Callable[[], float]:
+    """Processor seconds."""
+    return time.process_time
+
+
+def passes() -> Callable[[], float]:
+    """Passes of the plane's network and its copies, from now on; backward passes count twice a forward pass."""
+    import torch
+
+    from mmgrpo.cli.bench.twins.worlds import PlaneNetwork
+
+    total = [0.0]
+
+    def count(module: Any, inputs: Any, output: Any) -> None:
+        if isinstance(module, PlaneNetwork):
+            total[0] += len(output) * (3 if output.requires_grad else 1)
+
+    torch.nn.modules.module.register_module_forward_hook(count)
+    return lambda: total[0]
+
+
+WORLDS = {
+    "image": World(
+        "visual_learning", "the embedded model", "scene_all", "processor s", (2e-4, 7e-4, 2e-3), image_trainer, clock
+    ),
+    "plane": World(
+        "plane_learning",
+        "a network of a few thousand parameters that draws points of the plane",
+        "near",
+        "passes",
+        (1e-3, 2.5e-3, 6e-3, 1.5e-2),
+        plane_trainer,
+        passes,
+    ),
+}
+
+
+def curve(method: str, lr: float, seed: int, tuning: bool, args: Budget, spend: Callable[[], float]) -> dict[str, Any]:
+    """Train for a budget; held-out rewards between, network evaluations of a rollout and memory. Evaluation k of K is
+    due after (k / K)^2 of the budget, so that early ones are close: the best methods rise at once."""
+    world, points = WORLDS[args.world], 1 if tuning else args.points
+    split, budget = ("tune" if tuning else "heldout"), budgets(args)[tuning]
     folder = Path(tempfile.mkdtemp())
     try:
-        trainer = make_trainer(config, folder)
+        trainer = world.trainer(method, lr, seed, split, args, folder)
         found: list[tuple[int, float, float]] = []
-        due = [seconds * (number / points) ** 2 for number in range(1, points)]
+        due = [budget * (number / points) ** 2 for number in range(1, points)]
 
         def measure(spent: float) -> None:
-            values = trainer.measure(f"point-{len(found)}", trainer.evaluation.prompts).values[REWARD]
+            values = trainer.measure(f"point-{len(found)}", trainer.evaluation.prompts).values[world.reward]
             found.append((trainer.step, spent, sum(values) / len(values)))
 
         # The untrained network is the same for every method.
-        if (seed, split, args.eval_prompts) in BEFORE:
-            found.append((0, 0.0, BEFORE[seed, split, args.eval_prompts]))
+        key = (args.world, seed, split, args.eval_prompts)
+        if key in BEFORE:
+            found.append((0, 0.0, BEFORE[key]))
         else:
             measure(0.0)
-            BEFORE[seed, split, args.eval_prompts] = found[0][2]
+            BEFORE[key] = found[0][2]
         spent = 0.0
-        while spent < seconds:
-            start = time.process_time()
+        while spent < budget:
+            start = spend()
             trainer.run_round()
-            spent += time.process_time() - start
+            spent += spend() - start
             reached = [one for one in due if one <= spent]
-            if reached or spent >= seconds:
+            if reached or spent >= budget:
                 measure(spent)
                 due = due[len(reached) :]
         lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()]
@@ -172,40 +261,46 @@ def curve(method: str, lr: float, seed: int, seconds: float, split: str, points:
     return {"points": found, "evaluations": lines[-1]["rollout/evaluations"], "memory": lines[-1]["memory"]}
 
 
+def budgets(args: Budget) -> tuple[float, float]:
+    """What a run may cost, and one of tuning, in the unit of the world."""
+    return (args.passes, args.tune_passes) if args.world == "plane" else (args.seconds, args.tune_seconds)
+
+
 def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
-    """Tune and train every method; write ``visual_learning.json``, ``.md`` and ``.png`` after each run."""
-    methods = args.learn_methods or list(CURVES)
-    settings = {name: vars(args)[name] for name in ("seconds", "tune_seconds", "rates", "points", "prompts")}
-    settings["eval_prompts"] = args.eval_prompts
-    file = out / "visual_learning.json"
+    """Tune and train every method; write results, table and plot (``World.file``) after each run."""
+    methods, world = args.learn_methods or list(CURVES), WORLDS[args.world]
+    rates, (budget, tune) = args.rates or list(world.rates), budgets(args)
+    settings = {"world": args.world, "budget": budget, "tune_budget": tune, "rates": rates}
+    settings |= {name: vars(args)[name] for name in ("points", "prompts", "eval_prompts")}
+    file = out / f"{world.file}.json"
     result: dict[str, Any] = {"command": command, "machine": machine, "settings": settings, "runs": []}
     if args.resume and file.is_file():
         from mmgrpo.cli.bench.algorithms import kept
 
         result["runs"] = kept(json.loads(file.read_text(encoding="utf-8")), settings, machine)
+    spend = world.meter()
 
     def once(method: str, lr: float, seed: int, tuning: bool) -> None:
         known = {(one["method"], one["lr"], one["seed"], one["tuning"]) for one in result["runs"]}
         if (method, lr, seed, tuning) in known:
             return
-        seconds, split, points = (args.tune_seconds, "tune", 1) if tuning else (args.seconds, "heldout", args.points)
         one: dict[str, Any] = {"method": method, "lr": lr, "seed": seed, "tuning": tuning}
         try:
-            one |= curve(method, lr, seed, seconds, split, points, args)
+            one |= curve(method, lr, seed, tuning, args, spend)
         except (ValueError, RuntimeError) as error:  # a method that diverges must not stop the others
             one["problem"] = " ".join(str(error).split())[:300]
         result["runs"].append(one)
-        print(line(one), flush=True)
+        print(line(one, world.unit), flush=True)
         write_results(result, out)
 
     for method in methods:
-        for lr in args.rates if len(args.rates) > 1 else []:
+        for lr in rates if len(rates) > 1 else []:
             once(method, lr, 0, tuning=True)
     for seed in range(args.seeds):
         for method in methods:
-            if (lr := best_rate(method, result["runs"], args.rates)) is not None:
+            if (lr := best_rate(method, result["runs"], rates)) is not None:
                 once(method, lr, seed, tuning=False)
-    print(f"\nwritten: {out / 'visual_learning.md'}")
+    print(f"\nwritten: {file.with_suffix('.md')}")
 
 
 def best_rate(method: str, runs: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> float | None:
@@ -216,17 +311,17 @@ def best_rate(method: str, runs: Sequence[Mapping[str, Any]], rates: Sequence[fl
     return max(tuned, key=lambda one: one["points"][-1][2])["lr"] if tuned else None
 
 
-def line(one: Mapping[str, Any]) -> str:
+def line(one: Mapping[str, Any], unit: str) -> str:
     """A run in a line."""
     head = f"{'tune' if one['tuning'] else 'seed ' + str(one['seed']):7} {one['method']:26} lr {one['lr']:g}: "
     if "problem" in one:
         return head + one["problem"]
-    (_, _, first), (step, seconds, last) = one["points"][0], one["points"][-1]
-    return head + f"{first:.3f} -> {last:.3f} in {step} steps, {seconds:.0f} s"
+    (_, _, first), (step, spent, last) = one["points"][0], one["points"][-1]
+    return head + f"{first:.3f} -> {last:.3f} in {step} steps, {spent:,.0f} {unit}"
 
 
 def time_to(points: Sequence[Sequence[float]], level: float) -> float | None:
-    """Training seconds until the held-out reward first reaches a level, interpolated linearly between evaluations."""
+    """What training costs until the held-out reward first reaches a level, linear between evaluations."""
     before = None
     for _, seconds, value in points:
         if value >= level:
@@ -267,19 +362,18 @@ def finished(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
     return found
 
 
-def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Markdown: final reward and, on the mean curve, the time to the baseline's final reward; the best first."""
+def table(runs: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
+    """Markdown: final reward and, on the mean curve, the cost of the baseline's final reward; the best first."""
     methods = finished(runs)
     base = [one["points"] for one in methods.get(BASELINE, []) if "problem" not in one]
     level = mean_curve(base)[-1][2] if base else None
     whole = mean_curve(base)[-1][1] if base else None
     head = "No run of Flow-GRPO, so that there is no level to reach."
     if level is not None:
-        head = f"The level to reach is the mean final reward of {BASELINE}, {level:.3f}, after {whole:.0f} processor s."
+        head = f"The level to reach is the mean final reward of {BASELINE}, {level:.3f}, after {whole:,.0f} {unit}."
     lines = [head, ""]
-    lines += [
-        "| method | lr | seeds | before | after (range) | s | s to the level | fraction | stays | evaluations | GiB |"
-    ]
+    names = ("method", "lr", "seeds", "before", "after (range)", unit, f"{unit} to the level", "fraction", "stays")
+    lines += [f"| {' | '.join((*names, 'evaluations', 'GiB'))} |"]
     lines += ["| --- " * 11 + "|"]
     rows: list[tuple[float, str]] = []
     for method, several in methods.items():
@@ -291,11 +385,11 @@ def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         mean = mean_curve([one["points"] for one in ran])
         reached = None if level is None else time_to(mean, level)
         fraction = "" if reached is None or not whole else f"{reached / whole:.2f}"
-        shown = "not reached" if reached is None else f"{reached:.0f}"
+        shown = "not reached" if reached is None else f"{reached:,.0f}"
         steady = "" if level is None or reached is None else "yes" if stays(mean, level) else "no"
         failed = f" ({len(several) - len(ran)} failed)" if len(ran) < len(several) else ""
         after = f"{statistics.fmean(finals):.3f} ({min(finals):.3f} to {max(finals):.3f})"
-        cells = [method, f"{ran[0]['lr']:g}", f"{len(ran)}{failed}", f"{mean[0][2]:.3f}", after, f"{mean[-1][1]:.0f}"]
+        cells = [method, f"{ran[0]['lr']:g}", f"{len(ran)}{failed}", f"{mean[0][2]:.3f}", after, f"{mean[-1][1]:,.0f}"]
         cells += [shown, fraction, steady, f"{ran[0]['evaluations']:.0f}", f"{ran[0]['memory']:.2f}"]
         rows.append((statistics.fmean(finals), f"| {' | '.join(cells)} |"))
     return lines + [text for _, text in sorted(rows, key=lambda row: -row[0])]
@@ -304,27 +398,32 @@ def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 def write_results(result: Mapping[str, Any], out: Path) -> None:
     """Write every run, the table and the plot."""
     settings = result["settings"]
-    rates = ", ".join(f"{rate:g}" for rate in settings["rates"])
+    world, rates = WORLDS[settings["world"]], ", ".join(f"{rate:g}" for rate in settings["rates"])
     text = [
-        "# Reward against processor time",
+        f"# Reward against {world.unit}",
         "",
-        f"`{result['command']}` on {result['machine']}. {settings['prompts']} prompts a round, the embedded model, "
-        f"{settings['seconds']:g} processor seconds of training for every method and seed. The learning rate of each "
-        f"is that of {rates} with the highest reward on the split `tune` after {settings['tune_seconds']:g} s. All "
-        "that were run are shown. *Fraction* is of the baseline's time, on the mean curve; *stays* says whether it "
-        "remains above the level; *evaluations* are those of the network to sample a round; GiB is the peak of "
-        "the process by then.",
+        f"`{result['command']}` on {result['machine']}. {settings['prompts']} prompts a round, {world.model}, "
+        f"{settings['budget']:,g} {world.unit} of training for every method and seed. The learning rate of each "
+        f"is that of {rates} with the highest reward on the split `tune` after {settings['tune_budget']:,g} "
+        f"{world.unit}. All that were run are shown. *Fraction* is of the baseline's cost, on the mean curve; *stays* "
+        "says whether it remains above the level; *evaluations* are those of the network to sample a round; GiB is the "
+        "peak of the process by then.",
+        *(
+            ["A forward pass of one sample counts 1, one that is differentiated 3; held-out evaluations do not count."]
+            if world.unit == "passes"
+            else []
+        ),
         "",
-        *table(result["runs"]),
+        *table(result["runs"], world.unit),
         "",
-        "![Held-out reward against processor seconds, per method](visual_learning.png)",
+        f"![Held-out reward against {world.unit}, per method]({world.file}.png)",
     ]
-    write_text(out / "visual_learning.json", json.dumps(result))
-    write_text(out / "visual_learning.md", "\n".join(text) + "\n")
-    write_bytes(out / "visual_learning.png", image(result["runs"]))
+    write_text(out / f"{world.file}.json", json.dumps(result))
+    write_text(out / f"{world.file}.md", "\n".join(text) + "\n")
+    write_bytes(out / f"{world.file}.png", image(result["runs"], world))
 
 
-def image(runs: Sequence[Mapping[str, Any]]) -> bytes:
+def image(runs: Sequence[Mapping[str, Any]], world: World) -> bytes:
     """Learning curves: every seed as a thin line, their mean as a thick one."""
     import io
 
@@ -341,8 +440,8 @@ def image(runs: Sequence[Mapping[str, Any]]) -> bytes:
             axis.plot([p[1] for p in points], [p[2] for p in points], alpha=0.2, lw=0.7, **style)
         mean = mean_curve(curves)
         axis.plot([m[1] for m in mean], [m[2] for m in mean], lw=1.8, label=method, **style)
-    axis.set_xlabel("processor seconds of training")
-    axis.set_ylabel("all-correct, held-out prompts")
+    axis.set_xlabel(f"{world.unit} of training")
+    axis.set_ylabel(f"{world.reward}, held-out prompts")
     axis.spines[["top", "right"]].set_visible(False)
     if finished(runs):
         axis.legend(frameon=False, fontsize=7, ncol=2)

@@ -1,11 +1,13 @@
-"""The benchmarks of pictures: what they compare does the same work, and their tables say what was measured."""
+"""The benchmarks of images: what they compare does the same work, and their tables say what was measured."""
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 
 import pytest
+import torch
 
 from mmgrpo.cli.bench import visual_learning as learning
 from mmgrpo.cli.bench import vlm
@@ -36,7 +38,7 @@ def learned(method: str, last: float, seed: int = 0, lr: float = 1e-3, tuning: b
 def test_the_learning_table_is_of_the_mean_curve_and_names_what_was_not_reached():
     runs = [learned("Flow-GRPO", 0.7), learned("Flow-GRPO", 0.9, 1), learned("MixGRPO", 0.5), learned("AWM", 0.9)]
     runs += [learned("AWM", 0.99, tuning=True), {**learned("FPO", 0), "problem": "a | b"}]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in learning.table(runs)[4:]]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in learning.table(runs, "s")[4:]]
     by_name = {row[0]: row for row in rows}
     assert [row[0] for row in rows] == ["AWM", "Flow-GRPO", "MixGRPO", "FPO"]
     assert by_name["AWM"][6:9] == ["80", "0.80", "yes"]  # (.8 - .4) / (.9 - .4) of 100 s
@@ -58,6 +60,32 @@ def test_a_method_of_the_curve_is_a_configuration_that_its_family_takes(method):
     family("sd3").check(config)
     refuse_preset(config.algorithm.preset, family("sd3").decisions(config))
     assert config.data.prompts_per_step * config.data.group_size == 128 and config.sampling.steps == learning.STEPS
+
+
+def test_passes_are_counted_with_their_backward_passes_and_those_of_copies():
+    from mmgrpo.cli.bench.twins.worlds import PlaneNetwork
+
+    spend, network = learning.passes(), PlaneNetwork(2, 2)
+    inputs = torch.zeros(5, 2, 1, 1), torch.zeros(5), torch.zeros(5, 3)
+    with torch.no_grad():
+        network(*inputs)
+    assert spend() == 5  # a sampling step of five samples
+    network(*inputs)
+    copy.deepcopy(network).requires_grad_(False)(*inputs)
+    assert spend() == 5 + 15 + 5  # forward and backward, and the reference
+
+
+@pytest.mark.slow
+def test_methods_are_compared_on_the_plane_by_passes(tmp_path):
+    options = ["--learn", "--world", "plane", "--rates", 3e-3, "--passes", 3000, "--seeds", 1, "--points", 2]
+    methods = ["Flow-GRPO", "one-step branch"]
+    call("bench", "visual", *options, "--threads", 1, "--output", tmp_path, "--learn-methods", *methods)
+    runs = json.loads((tmp_path / "plane_learning.json").read_text())["runs"]
+    # 8 prompts x 16 samples: 8 steps to sample and 7 that are drawn at random to train, 1024 + 3 x 896; of one step
+    # that all samples of a prompt branch at, so much less that five rounds are cheaper than one.
+    (flow, branch), budget = ({one["method"]: one["points"][-1] for one in runs}[name] for name in methods), 3000
+    assert flow[:2] == [1, 3712] and branch[0] >= 4 and budget <= branch[1] < budget + 3712 / 4
+    assert "| one-step branch |" in (tmp_path / "plane_learning.md").read_text()
 
 
 @pytest.mark.nightly

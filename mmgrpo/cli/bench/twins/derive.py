@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.plugins import recipe, recipes
 from mmgrpo.config.presets import CATALOGUE
@@ -16,6 +16,9 @@ from mmgrpo.config.reading import build, load_yaml
 from mmgrpo.config.settings import Algorithm, Config, config_class
 from mmgrpo.family import Family, family
 from mmgrpo.types import Policy
+
+if TYPE_CHECKING:
+    from mmgrpo.trainer import Trainer
 
 VERSION = 1
 """Of the worlds and of ``SIZES``: part of the hash of every twin."""
@@ -255,8 +258,8 @@ def prompts_of(twin: Twin) -> dict[str, Any]:
     return {"prompts": worlds.angles(0.0), "heldout": worlds.angles(0.5)}
 
 
-def trained(twin: Twin, seed: int, folder: Path) -> dict[str, Any]:
-    """Train once: held-out rewards prompt by prompt before and after, and the mean reward of every round."""
+def trainer_of(twin: Twin, seed: int, folder: Path, given: Mapping[str, Any]) -> Trainer:
+    """A trainer of a twin on the given prompts."""
     import torch
     from accelerate import Accelerator
 
@@ -270,20 +273,23 @@ def trained(twin: Twin, seed: int, folder: Path) -> dict[str, Any]:
     refuse_preset(config.algorithm.preset, family(twin.family).decisions(config))
     torch.manual_seed(seed)
     scorers = [Scorer(name, getattr(worlds, name), trusted=True) for name in config.rewards]
-    given = prompts_of(twin)
-    trainer = make_trainer(
+    return make_trainer(
         config,
         None,
-        lambda _: load(config, None, lambda _: policy_of(twin, config), given),
+        lambda _: load(config, None, lambda _: policy_of(twin, config), dict(given)),
         scorers,
         Accelerator(cpu=True),
     )
+
+
+def trained(twin: Twin, seed: int, folder: Path) -> dict[str, Any]:
+    """Train once: held-out rewards prompt by prompt before and after, and the mean reward of every round."""
+    trainer = trainer_of(twin, seed, folder, prompts_of(twin))
     trainer.fit()
-    reward = config.rewards[0]
+    reward, stride = trainer.scorers[0].name, trainer.optim.steps_per_round
     lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    name = f"reward/{reward}/mean"
     return {
         "before": list(trainer.before["heldout"].values[reward]),
         "after": list(trainer.after["heldout"].values[reward]),
-        "curve": [line[name] for line in lines[:: config.optim.steps_per_round]],
+        "curve": [line[f"reward/{reward}/mean"] for line in lines[::stride]],
     }
