@@ -25,6 +25,7 @@ from mmgrpo.scoring.decisions import reads_rollout, records
 from mmgrpo.scoring.load import common_parameters, load_reward
 from mmgrpo.scoring.manifest import RewardEntry as RewardEntry
 from mmgrpo.scoring.manifest import declared as declared
+from mmgrpo.scoring.manifest import entry_of
 from mmgrpo.scoring.manifest import reward as reward
 from mmgrpo.scoring.process import RewardProcess
 
@@ -42,7 +43,8 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     exit, crash or hang would be the run's: this costs little beside sampling (``RewardProcess``). Rewards of packages
     do so where ``timeout`` or ``process=True`` is given. ``process=False`` is for a debugger; functions that are handed
     over in Python cannot be named to another process. A function with a parameter ``device`` receives the device of the
-    run, or the one that is given. ``cache=True``, or a file, keeps scores (``cache.Cached``). Unknown names, modules,
+    run, or the one that is given. What ``@reward`` says of a function of the user's own holds as for those of packages.
+    ``cache=True``, or a file, keeps scores (``cache.Cached``). Unknown names, modules,
     functions and parameters are errors that list the known ones.
     """
     if isinstance(spec, Scorer):
@@ -51,7 +53,8 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         name = getattr(spec, "__name__", type(spec).__name__)
         accepts = "device" in inspect.signature(spec).parameters
         fn = functools.partial(spec, device=device) if accepts else spec
-        return Scorer(name, fn, reads_rollout=reads_rollout(spec), records=records(spec))
+        manifest = entry.read_manifest() if (entry := entry_of(spec)) else None
+        return Scorer(name, fn, reads_rollout=reads_rollout(spec), manifest=manifest, records=records(spec))
     name, parameters = parse(spec)
     own = ":" in name
     entry = RewardEntry(name) if own else entries().get(name)
@@ -63,22 +66,22 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     common = common_parameters(name, parameters, own, entry.elsewhere)
     if common.timeout:
         fn = RewardProcess(name, entry.function, parameters, device, common.timeout)
-        reads, needs, recorded = fn.reads_rollout, tuple(fn.needs), fn.records
+        reads, needs, recorded, said = fn.reads_rollout, tuple(fn.needs), fn.records, fn.entry
     else:
         fn = load_reward(name, entry.function, parameters, device)
+        said = entry_of(fn)
         reads, needs = reads_rollout(fn), tuple(trl.needed(fn.func)) if trl.inside(fn.func) is not fn.func else ()
         recorded = records(fn)
+    entry = said or entry if own else entry
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
     fn = cached(name, fn, parameters, entry.read_manifest(), common.cache)
     parameters.pop("device", "")
     rates, annotate, _ = (
-        plugins.load_object(path, "rewards", own=False)(**parameters) if path else None
+        plugins.load_object(path, "rewards", own)(**parameters) if path else None
         for path in (entry.rates, entry.annotate, entry.check)
     )
-    check_row = (
-        functools.partial(plugins.load_object(entry.row, "rewards", own=False), **parameters) if entry.row else None
-    )
+    check_row = functools.partial(plugins.load_object(entry.row, "rewards", own), **parameters) if entry.row else None
     elsewhere = entry.elsewhere or bool(common.timeout)
     trusted = elsewhere or not own
     return Scorer(

@@ -142,17 +142,21 @@ def reward(
 _DECLARED = "__mmgrpo_reward__"
 
 
+def entry_of(function: Any) -> RewardEntry | None:
+    """What ``@reward`` says of a function, or of the one that a ``functools.partial`` calls."""
+    return getattr(getattr(function, "func", function), _DECLARED, None)
+
+
 def declared(module: ModuleType) -> dict[str, RewardEntry]:
     """Name to entry of the rewards that are defined in a module, in the order of its file."""
     own = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
-    entries = {getattr(value, "__name__", ""): getattr(value, _DECLARED, None) for value in own}
+    entries = {getattr(value, "__name__", ""): entry_of(value) for value in own}
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 
 def read_catalogue(file: Path) -> dict[str, RewardEntry]:
     """The rewards of a package as ``write_catalogue`` wrote them. Nothing of the package is imported."""
-    rows = json.loads(file.read_text(encoding="utf-8"))
-    return {name: RewardEntry(**{**row, "manifest": _read_manifest(row["manifest"])}) for name, row in rows.items()}
+    return {name: read_row(row) for name, row in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def write_catalogue(package: ModuleType, *further: str) -> str:
@@ -164,18 +168,23 @@ def write_catalogue(package: ModuleType, *further: str) -> str:
             if title in rows:
                 raise ValueError(f"reward '{title}' is declared twice: {rows[title].function} and {entry.function}")
             rows[title] = entry
-    lines = [f"{json.dumps(name)}: {json.dumps(_changed(rows[name]), ensure_ascii=False)}" for name in sorted(rows)]
+    lines = [f"{json.dumps(name)}: {json.dumps(row_of(rows[name]), ensure_ascii=False)}" for name in sorted(rows)]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _changed(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not at their defaults; numbers without bound as texts."""
+def row_of(value: RewardEntry | Manifest) -> dict[str, Any]:
+    """The fields that are not at their defaults, as JSON has them; numbers without bound as texts."""
     plain = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(value)}
     there = {name: getattr(value, name) for name in plain if getattr(value, name) != plain[name]}
     return {
-        name: _changed(one) if isinstance(one, Manifest) else str(one) if one in (math.inf, -math.inf) else one
+        name: row_of(one) if isinstance(one, Manifest) else str(one) if one in (math.inf, -math.inf) else one
         for name, one in there.items()
     }
+
+
+def read_row(row: Mapping[str, Any]) -> RewardEntry:
+    """The inverse of ``row_of``."""
+    return RewardEntry(**{**row, "manifest": _read_manifest(row["manifest"])})
 
 
 def _read_manifest(row: dict[str, Any]) -> Manifest:

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 
 from mmgrpo.scoring.decisions import plain
 from mmgrpo.scoring.isolation import RewardFailure, WrongValues, column
+from mmgrpo.scoring.manifest import read_row
 from mmgrpo.scoring.progress import current
 from mmgrpo.scoring.wire import LENGTH, frames, read
 from mmgrpo.types import Decisions, Output, Prompt
@@ -130,6 +131,7 @@ class RewardProcess:
             facts = self._ask(self._reward, START, ANSWER)
             self.reads_rollout, self.needs = bool(facts.get("rollout")), list(facts.get("needs") or ())
             self.records = tuple(facts.get("records") or ())
+            self.entry = read_row(entry) if (entry := facts.get("entry")) else None
         except BaseException:
             self.close()
             raise

@@ -24,6 +24,7 @@ import torch
 from mmgrpo.scoring.decisions import PARAMETER, filled, reads_rollout, records
 from mmgrpo.scoring.isolation import WrongValues, column, in_words
 from mmgrpo.scoring.load import load_reward
+from mmgrpo.scoring.manifest import entry_of, row_of
 from mmgrpo.scoring.progress import report
 from mmgrpo.scoring.trl import inside, needed
 from mmgrpo.scoring.wire import LENGTH, frames, read
@@ -49,6 +50,7 @@ def main() -> None:
             if function is None:
                 function = load_reward(**request)
                 answer = {"rollout": reads_rollout(function), "needs": needs(function), "records": records(function)}
+                answer["entry"] = (entry := entry_of(function)) and row_of(entry)
             else:
                 answer = {"values": _score(function, request)}
         except BaseException as error:

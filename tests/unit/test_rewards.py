@@ -65,6 +65,7 @@ class Started:
     reads_rollout = False
     needs: Sequence[str] = ()
     records: Sequence[str] = ()
+    entry = None
 
     def __init__(self, *given: Any) -> None:
         self.given = given
@@ -119,6 +120,33 @@ def test_a_reward_with_a_time_has_a_process_and_one_of_ones_own_always(monkeypat
     monkeypatch.setattr(Started, "needs", ["solution"])  # a list, as it comes of JSON
     read = scorer("plain(timeout=5)")
     assert read.reads_rollout and read.needs == ("solution",)
+
+
+OWN = """
+from mmgrpo.rewards import reward
+
+def positive(gain):
+    if gain <= 0:
+        raise ValueError(f"gain: got {gain}")
+
+@reward("Image", range=(-1, 1), reads=("answer",), group=True, check="own_rewards:positive")
+def redness(prompts, outputs, *, gain=1.0):
+    return [gain] * len(outputs)
+"""
+
+
+@pytest.mark.parametrize("process", [True, False])
+def test_what_a_function_of_ones_own_says_of_itself_holds(process, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    manifest = scorer(f"own_rewards:redness(gain=2.0, process={process})").manifest
+    assert manifest == Manifest(("Image",), low=-1, high=1, reads=("answer",), group=True)
+    with pytest.raises(ValueError, match="gain: got -1"):
+        scorer(f"own_rewards:redness(gain=-1.0, process={process})")
+
+
+def test_what_a_function_in_python_says_of_itself_holds():
+    assert scorer(rewards.reward("Text", range=(0, 9))(lambda prompts, outputs: [1.0])).manifest.high == 9
 
 
 def test_scores_are_kept_where_that_is_asked_for_and_possible():
