@@ -208,6 +208,12 @@ def kl_velocity(reference_velocity_gap: Float[Tensor, "*shape"], *, coef: float)
 
 
 @block(TERMS)
+def kl_velocity_old(old_velocity_gap: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
+    """coef mean((v - v_old)^2) to a network ``old``, a moving average: the KL to the EMA of AWM, coef 1."""
+    return coef * old_velocity_gap
+
+
+@block(TERMS)
 def kl_transition(reference_kl: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
     """coef KL(policy||ref) of two transitions that may differ in std too, per dimension; F5R-TTS (2504.02407)."""
     return coef * reference_kl

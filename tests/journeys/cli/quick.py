@@ -69,6 +69,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
         *("--eval.prompts", 2, "--samples-shown", 2),
         *("--rewards", *rewards, *visible, *more),
         *few_prompts(output / name, media if families()[family].image_input == "required" else None),  # type: ignore
+        *(given_pairs(output / name, media) if recipe["data"].get("offline") else []),
     ]
 
 
@@ -91,6 +92,13 @@ def few_prompts(output: Path, media: Path | None) -> list[object]:
         for split in ("train", "heldout")
         for option in (f"--data.{split}", output.parent / f"{output.name}-{split}.jsonl")
     ]
+
+
+def given_pairs(output: Path, media: Path) -> list[object]:
+    """Options that name four pairs of pictures for training."""
+    pair = {"chosen_image": str(media / "0.png"), "rejected_image": str(media / "1.png")}
+    write_rows(path := output.parent / f"{output.name}-pairs.jsonl", [{"text": f"a {n}", **pair} for n in range(4)])
+    return ["--data.train", path]
 
 
 SCENES = [

@@ -78,6 +78,9 @@ def test_diffusion_nft_has_the_kl_of_its_recipe_as_a_term():
     found, slope = loss_of("kl_velocity(coef=1e-4)", (0.0, 0.0), TERMS)
     close(found[0], 1.625e-6)  # 1e-4 mean(.1^2, .15^2)
     close(slope[0], [1e-5, 1.5e-5])
+    found, slope = loss_of("kl_velocity_old(coef=1.0)", (0.0, 0.0), TERMS)  # AWM, to its average
+    close(found[0], 0.01625)  # mean(.15^2, .1^2)
+    close(slope[0], [0.15, 0.1])
 
 
 @pytest.mark.parametrize(

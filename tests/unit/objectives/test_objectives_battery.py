@@ -73,7 +73,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "category_weight": torch.where(KEY == 0, 1.5, 0.5),
         "shift": normal().square() * 1e-5 * spread,
         "reference_shift": normal().square(),
-        "reference_velocity_gap": normal().square(),
+        **{f"{name}_velocity_gap": normal().square() for name in ("reference", "old")},
         "read_log_probs": -normal().square(),
         **{name: torch.stack([normal(), normal()], 2) for name in ("gap", "old_gap")},
         "time": normal().square(),

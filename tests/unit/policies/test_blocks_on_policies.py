@@ -129,7 +129,7 @@ def _right(output: Output) -> bool:
 
 
 NETWORKS_OF = {
-    **{name: ["average"] for name in ("diffusion_nft", "dgpo", "crd")},
+    **{name: ["average"] for name in ("diffusion_nft", "dgpo", "crd", "kl_velocity_old")},
     "seppo": ["earlier"],
     "surrogate_preference": ["average"],
     "tdm_r1": [f"learner(name='{name}', objective='fake_score', lr=1e-3)" for name in ("fake", "surrogate")],

@@ -1,9 +1,17 @@
 import json
+import math
 
 import pytest
 import torch
 
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy, self_normalized_error, velocity_error, weighted_error
+from mmgrpo.config.registry import bind
+from mmgrpo.policies.flow_matching import (
+    ERRORS,
+    FlowMatchingPolicy,
+    self_normalized_error,
+    velocity_error,
+    weighted_error,
+)
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, near_one, recipe, trainer
@@ -37,7 +45,31 @@ def test_the_self_normalized_error_has_the_gradient_of_its_numerator_alone():
     assert gap.grad.tolist() == [[0.75, -0.25]]  # type: ignore
 
 
-@pytest.mark.parametrize("error", ["velocity", "weighted(power=2.0)", "self_normalized"])
+@pytest.mark.parametrize(
+    ("error", "new", "old", "slope"),
+    [  # e .05125 and .01 at t .6; pseudo-ratio exp(e_old - e), and its gradient at ratio one (AWM, first pass)
+        ("velocity", 0.05125, 0.01, [0.25, 0.2]),
+        ("weighted", 0.03075, 0.006, [0.15, 0.12]),
+        ("weighted(power=2.0)", 0.01845, 0.0036, [0.09, 0.072]),
+        ("huber(power=0.5)", 2 * 0.13582478, 2 * 0.05999400, [2 * 0.33129458, 2 * 0.26503566]),
+        ("huber", 1.13432798, 0.75135717, [1.39258225, 1.11406580]),
+    ],
+)
+def test_the_errors_of_awm_and_their_gradients_on_two_numbers(error, new, old, slope):
+    block = bind(error, ERRORS, "the test")
+    gap = torch.tensor([[0.25, 0.2], [0.1, 0.1]], dtype=torch.float64, requires_grad=True)
+    found = block({"gap": gap, "time": torch.full((2,), 0.6, dtype=torch.float64)})
+    assert found.tolist() == pytest.approx([new, old], abs=2e-8)
+    (gradient,) = torch.autograd.grad(found[0], gap)
+    assert gradient[0].tolist() == pytest.approx(slope, abs=2e-8)
+    # the loss of AWM on A = 1, unclipped: -exp(e_old - e)
+    (ratio,) = torch.autograd.grad(
+        -(found[1].detach() - block({"gap": gap, "time": found.new_full((2,), 0.6)})[0]).exp(), gap
+    )
+    assert ratio[0].tolist() == pytest.approx([one * math.exp(old - new) for one in slope], abs=2e-8)
+
+
+@pytest.mark.parametrize("error", ["velocity", "weighted(power=2.0)", "huber", "self_normalized"])
 def test_log_probs_scored_again_are_those_of_the_rollout(error):
     made = policy(error=error)
     drawn = made.rollout(Request(toy_prompts(3), [0, 1, 2], 4, seed=5))

@@ -82,6 +82,8 @@ FRAMES = 2
 """Frames of twins of video recipes."""
 
 NO_TWIN = {
+    "visual/d3po": "preset/d3po is, in groups",
+    "visual/diffusion_dpo": "it trains on given pairs; preset/diffusion_dpo draws them",
     "visual/flow_opd": "it needs teachers",
     "visual/gardo": "its gate and its diversity name rewards of images",
     "vlm/ttrv": "its reward is a vote, whose gain says nothing of a right answer",
