@@ -39,6 +39,8 @@ class Args:
     rates: Annotated[list[float], within("(0, 1000]")] = field(default_factory=list)
     """Learning rates of which each method's is chosen on the split tune; one is taken as it is. Empty: those of the
     world."""
+    tune_seeds: Annotated[int, within("[1, 1000]")] = 1
+    """Seeds with each of the learning rates."""
     seeds: Annotated[int, within("[1, 1000]")] = 5
     """Seeds per method."""
     points: Annotated[int, within("[1, 1000]")] = 12

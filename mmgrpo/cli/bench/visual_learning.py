@@ -36,7 +36,8 @@ OF_TRANSITIONS = ("kernel", "plan", "plan_per", "completion_steps")
 """Settings of sampling without an effect on matching policies."""
 
 BASELINE = "Flow-GRPO"
-TREE = "splits=[0, 2, 4, 6]"
+TREE = "splits=[0, 1, 3, 5]"
+"""Of 8 steps the last is deterministic: with a split at step 6 there would be nothing to prune behind it."""
 MATCHING: Mapping[str, Any] = {"policy": "matching", "draws": 4, "error": "velocity", "solver": "euler"}
 
 CURVES: dict[str, dict[str, Any]] = {
@@ -81,6 +82,9 @@ passes the others do not have."""
 BEFORE: dict[tuple[str, int, str, int], float] = {}
 """Held-out rewards before training, by world, seed, split and number of prompts."""
 
+FIRST_TUNING = 100
+"""Seeds by which learning rates are chosen begin here, beyond those that are compared."""
+
 OF_ALGORITHM = ("preset", "objective", "terms")
 OF_OPTIM = ("epochs",)
 
@@ -95,6 +99,7 @@ class Budget(Protocol):
     passes: float
     tune_passes: float
     rates: list[float]
+    tune_seeds: int
     seeds: int
     points: int
     eval_prompts: int
@@ -179,6 +184,7 @@ def plane_trainer(method: str, lr: float, seed: int, split: str, args: Budget, f
         "optim": twin.section["optim"] | {"lr": lr},
         "data": twin.section["data"] | {"prompts_per_step": args.prompts},
         "eval": {"samples": 8, "prompts": args.eval_prompts},
+        "rewards": ["near"],
     }
     twin = replace(twin, section={**twin.section, **parts, "steps": 10**6})
     angles = {"tune": 0.25, "heldout": 0.5}
@@ -217,7 +223,7 @@ WORLDS = {
         "a network of a few thousand parameters that draws points of the plane",
         "near",
         "passes",
-        (1e-3, 2.5e-3, 6e-3, 1.5e-2),
+        (4e-4, 1e-3, 2.5e-3, 6e-3, 1.5e-2, 4e-2),
         plane_trainer,
         passes,
     ),
@@ -271,7 +277,7 @@ def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
     methods, world = args.learn_methods or list(CURVES), WORLDS[args.world]
     rates, (budget, tune) = args.rates or list(world.rates), budgets(args)
     settings = {"world": args.world, "budget": budget, "tune_budget": tune, "rates": rates}
-    settings |= {name: vars(args)[name] for name in ("points", "prompts", "eval_prompts")}
+    settings |= {name: vars(args)[name] for name in ("tune_seeds", "points", "prompts", "eval_prompts")}
     file = out / f"{world.file}.json"
     result: dict[str, Any] = {"command": command, "machine": machine, "settings": settings, "runs": []}
     if args.resume and file.is_file():
@@ -295,7 +301,8 @@ def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
 
     for method in methods:
         for lr in rates if len(rates) > 1 else []:
-            once(method, lr, 0, tuning=True)
+            for seed in range(args.tune_seeds):
+                once(method, lr, FIRST_TUNING + seed, tuning=True)
     for seed in range(args.seeds):
         for method in methods:
             if (lr := best_rate(method, result["runs"], rates)) is not None:
@@ -304,11 +311,15 @@ def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
 
 
 def best_rate(method: str, runs: Sequence[Mapping[str, Any]], rates: Sequence[float]) -> float | None:
-    """The learning rate with the highest final reward on the split ``tune``; None where all failed."""
+    """The learning rate with the highest mean of final rewards on the split ``tune``; None where each failed once."""
     if len(rates) == 1:
         return rates[0]
-    tuned = [one for one in runs if one["method"] == method and one["tuning"] and "problem" not in one]
-    return max(tuned, key=lambda one: one["points"][-1][2])["lr"] if tuned else None
+    means: dict[float, float] = {}
+    for lr in rates:
+        tuned = [one for one in runs if one["method"] == method and one["tuning"] and one["lr"] == lr]
+        if tuned and not any("problem" in one for one in tuned):
+            means[lr] = statistics.fmean(one["points"][-1][2] for one in tuned)
+    return max(means, key=lambda lr: means[lr]) if means else None
 
 
 def line(one: Mapping[str, Any], unit: str) -> str:
@@ -405,7 +416,7 @@ def write_results(result: Mapping[str, Any], out: Path) -> None:
         f"`{result['command']}` on {result['machine']}. {settings['prompts']} prompts a round, {world.model}, "
         f"{settings['budget']:,g} {world.unit} of training for every method and seed. The learning rate of each "
         f"is that of {rates} with the highest reward on the split `tune` after {settings['tune_budget']:,g} "
-        f"{world.unit}. All that were run are shown. *Fraction* is of the baseline's cost, on the mean curve; *stays* "
+        f"{world.unit} over {settings['tune_seeds']} seeds. All that were run are shown. *Fraction* is of the baseline's cost, on the mean curve; *stays* "
         "says whether it remains above the level; *evaluations* are those of the network to sample a round; GiB is the "
         "peak of the process by then.",
         *(
