@@ -15,6 +15,7 @@ from pipelines.options import DenoisingSampling
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
+    from mmgrpo.diffusion.plan import Plan
     from mmgrpo.types import Policy, Prompt
 
 Process = Literal["flow", "diffusion"]
@@ -57,23 +58,39 @@ def check_decisions(config: Config) -> None:
             f"sampling.anchors: got {config.sampling.anchors}, expected at most data.group_size="
             f"{config.data.group_size}, the samples among which anchors are drawn"
         )
-    if config.sampling.plan_per == "prompt" and (config.sampling.policy != "transitions" or not draws_plans(config)):
+    if config.sampling.plan_per == "prompt" and (config.sampling.policy != "transitions" or not first_plans(config)[1]):
         raise ValueError(
             f"sampling.plan_per: got prompt, which has no effect with sampling.policy={config.sampling.policy} and "
             f"sampling.plan={config.sampling.plan}, which is the same for all prompts; set plan_per=round, or take a "
             "plan that is drawn, e.g. one_step_branch or random_window"
         )
+    pruned = any(parse(bound.text)[0] == "parent_top1" for bound in recipe.after)
+    if (
+        pruned
+        and config.sampling.policy == "transitions"
+        and not any(prunable(plan) for plan in first_plans(config)[0])
+    ):
+        raise ValueError(
+            f"algorithm.select: parent_top1 has no effect with sampling.plan={config.sampling.plan} and sampling.steps="
+            f"{config.sampling.steps}: no step is trained after the last split; split earlier, or leave it out"
+        )
 
 
-def draws_plans(config: Config) -> bool:
-    """Whether the plan of a round is drawn at random."""
+def prunable(plan: Plan) -> bool:
+    """Whether a step is trained after the last split of a tree."""
+    last = max((step for step, count in enumerate(plan.branches) if count > 1), default=plan.steps)
+    return any(plan.trained[last + 1 :])
+
+
+def first_plans(config: Config) -> tuple[list[Plan], bool]:
+    """Plans of the first round, and whether they are drawn at random."""
     from mmgrpo.diffusion.planners import planner
     from mmgrpo.randomness import stream
 
     generator = stream(config.seed, "arithmetic")
     before = generator.get_state()
-    planner(config.sampling.plan)(config.sampling.steps, config.data.group_size, 0, generator)
-    return not bool((generator.get_state() == before).all())
+    plans = planner(config.sampling.plan)(config.sampling.steps, config.data.group_size, 0, generator)
+    return plans, not bool((generator.get_state() == before).all())
 
 
 def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> None:

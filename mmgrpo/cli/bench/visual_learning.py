@@ -416,9 +416,9 @@ def write_results(result: Mapping[str, Any], out: Path) -> None:
         f"`{result['command']}` on {result['machine']}. {settings['prompts']} prompts a round, {world.model}, "
         f"{settings['budget']:,g} {world.unit} of training for every method and seed. The learning rate of each "
         f"is that of {rates} with the highest reward on the split `tune` after {settings['tune_budget']:,g} "
-        f"{world.unit} over {settings['tune_seeds']} seeds. All that were run are shown. *Fraction* is of the baseline's cost, on the mean curve; *stays* "
-        "says whether it remains above the level; *evaluations* are those of the network to sample a round; GiB is the "
-        "peak of the process by then.",
+        f"{world.unit}, the mean of {settings['tune_seeds']} seeds. All runs are shown. *Fraction* is of the "
+        "baseline's cost, on the mean curve; *stays* says whether it remains above the level; *evaluations* are those "
+        "of the network to sample a round; GiB is the peak of the process by then.",
         *(
             ["A forward pass of one sample counts 1, one that is differentiated 3; held-out evaluations do not count."]
             if world.unit == "passes"

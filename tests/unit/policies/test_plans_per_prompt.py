@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
+import pytest
 import torch
 
+from mmgrpo.config.settings import config_class
+from mmgrpo.family import family
 from mmgrpo.objectives.base import owned
 from mmgrpo.types import Request
+from pipelines.denoising import check_decisions
 from tests.building import algorithm_blocks, trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.unit.policies.test_denoising_policy import rescored
@@ -68,3 +73,13 @@ def test_flash_grpo_trains(tmp_path):
     run = trainer(policy, tmp_path, toy_prompts(4), prompts_per_step=4, group_size=4, steps=2, **blocks)
     run.fit()
     assert (tmp_path / "metrics.jsonl").read_text().count("grad_norm") == 2
+
+
+@pytest.mark.parametrize("splits, effect", [([0, 1, 3, 5], True), ([0, 2, 4, 6], False)])
+def test_pruning_needs_a_trained_step_behind_the_last_split(splits, effect):
+    """Of 8 steps the last, number 7, is deterministic."""
+    config = config_class(family("sd3").sections)()
+    config.algorithm.select, config.data.group_size = ["parent_top1"], 16
+    config.sampling.steps, config.sampling.plan = 8, f"branch_tree(splits={splits})"
+    with nullcontext() if effect else pytest.raises(ValueError, match=r"parent_top1.*splits=\[0, 2, 4, 6\]"):
+        check_decisions(config)
