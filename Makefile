@@ -66,10 +66,10 @@ demo-video: $(STAMP)  ## train a small video model, and write a report
 	@echo "Look at it in a browser: $(BIN)/mmgrpo demo runs/demo_video"
 
 test: $(STAMP)  ## run the unit tests, and short journeys through the commands
-	$(PYTEST) -m "not slow" tests/unit tests/journeys $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not nightly" tests/unit tests/journeys $(PYTEST_ARGS)
 
 test-libraries: $(STAMP)  ## compare every family and reward with the libraries, and feed hostile input
-	$(PYTEST) -m "not slow" tests/libraries tests/faults tests/mutants $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not nightly" tests/libraries tests/faults tests/mutants $(PYTEST_ARGS)
 
 test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
 	$(PYTEST) -m "slow and not nightly" $(PYTEST_ARGS)
@@ -84,7 +84,7 @@ test-nightly: $(STAMP)  ## run the largest tests, and the seeds and cases beyond
 # In a run of its own, since the checks triple the time of what they check. Only files of tensors, and none that trains
 # until something is learned: it would check the same few calls thousands of times.
 test-shapes: $(STAMP)  ## run the tests of the core with every call checked against the shapes and types of its signature
-	$(PYTEST) -m "not slow and not learning" --jaxtyping-packages=mmgrpo,beartype.beartype $(SHAPES)
+	$(PYTEST) -m "not slow and not learning and not nightly" --jaxtyping-packages=mmgrpo,beartype.beartype $(SHAPES)
 
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
 	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning -n $(WORKERS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,40 +30,76 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.dont_write_bytecode = True
 
 
-CASES = 4
+CASES = 2
 """Cases of a slow test outside of nightly runs where its table has more than twice as many: a family or recipe."""
+PRODUCT = 8
+"""Cases of another test above which those are nightly whose values all stand in others, too: of presets by policies,
+each preset once and each policy once find what is wrong with either."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def spread(table: list[pytest.Item]) -> set[int]:
+    """Cases in which each value of each parameter stands, about as often as the others; all where few values meet."""
+    plain = str | int | float | bool | None
+    cases = [
+        [(name, value if isinstance(value, plain) else id(value)) for name, value in item.callspec.params.items()]  # type: ignore[attr-defined]
+        for item in table
+    ]
+    if 2 * len(cases) < math.prod(Counter(name for name, _ in {one for case in cases for one in case}).values()):
+        return set(range(len(cases)))
+    times: Counter[tuple[str, Any]] = Counter()
+    left, stay = dict(enumerate(cases)), set()
+    while left:
+        best = max(
+            left,
+            key=lambda number: (sum(not times[one] for one in left[number]), -sum(times[one] for one in left[number])),
+        )
+        if all(times[one] for one in left[best]):
+            break
+        times.update(left.pop(best))
+        stay.add(best)
+    return stay
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process of pytest-xdist is left alone with one at the end.
 
-    Slow tests have so much time that only a hang runs out of it, also on a loaded machine. Those with a ``seed`` run at
-    its first value, 0, and those of a long table for ``CASES`` cases spread over it; the others are nightly.
+    Slow tests have so much time that only a hang runs out of it, also on a loaded machine. Those with a
+    ``seed``, and others that learn, run at its first value, 0, those of a long table for ``CASES`` cases spread over
+    it; the others are nightly. So are cases of other tests whose table is a product, and where every call is checked
+    against its signature all but the first and the last case, unless they are ``rows``, each a way of its own.
     """
+    checked = bool(config.getoption("jaxtyping_packages"))
     tables: dict[str, list[pytest.Item]] = {}
+    products: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if not item.get_closest_marker("slow"):
-            if item.path.relative_to(Path(__file__).parent).parts[0] in ("unit", "journeys"):
-                item.add_marker(pytest.mark.quick)
-            continue
-        if not item.get_closest_marker("timeout"):
+        values = getattr(getattr(item, "callspec", None), "params", {})
+        slow = bool(item.get_closest_marker("slow"))
+        if slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))
-        if callspec := getattr(item, "callspec", None):
-            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
-            if callspec.params.get("seed"):
-                item.add_marker(pytest.mark.nightly)
+        if not slow and item.path.relative_to(Path(__file__).parent).parts[0] in ("unit", "journeys"):
+            item.add_marker(pytest.mark.quick)
+        if (slow or item.get_closest_marker("learning")) and values.get("seed"):
+            item.add_marker(pytest.mark.nightly)
+        rows = bool(item.get_closest_marker("rows"))
+        if (slow and values and not rows) or len(values) > 1 or (checked and values and not rows):
+            (tables if slow else products).setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in tables.values():
         if len(table) > 2 * CASES:
             stay = {round(number * (len(table) - 1) / (CASES - 1)) for number in range(CASES)}
             for number in set(range(len(table))) - stay:
                 table[number].add_marker(pytest.mark.nightly)
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    for table in products.values():
+        few = checked and not table[0].get_closest_marker("rows")
+        stay = {0, len(table) - 1} if few else spread(table) if len(table) > PRODUCT else set(range(len(table)))
+        for number in set(range(len(table))) - stay:
+            table[number].add_marker(pytest.mark.nightly)
+    first = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in first)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only slow tests are asked for, files without one are not imported."""
-    only = config.getoption("markexpr") in ("slow", "nightly", "slow and not nightly")
+    only = config.getoption("markexpr") in ("slow", "slow and not nightly")
     named = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     return True if only and named and "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
 

@@ -1,6 +1,6 @@
 """A foreign run folder, damaged and hostile in seeded ways: its report is inert, or one line says what is wrong.
 
-``MMGRPO_FAULTS=full`` tries 600 folders in place of 40.
+``MMGRPO_FAULTS=full`` tries 600 folders in place of 16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmgrpo.report import html as page
 from mmgrpo.report import run_folder
 from mmgrpo.report.html import write_report
 
-FOLDERS = 600 if os.environ.get("MMGRPO_FAULTS") == "full" else 40
+FOLDERS = 600 if os.environ.get("MMGRPO_FAULTS") == "full" else 16
 BATCH = 20
 SECRET = b"the key of someone's house, which lies outside"
 MARKS = [

@@ -175,7 +175,7 @@ def test_a_value_in_a_file_is_right_or_refused_in_one_line_that_names_its_key(na
         path.write_text(trial.file, encoding="utf-8")
         return settings(name, trial, "--config", str(path))
 
-    assert faults(drawn(of_family(name), 15), run) == []
+    assert faults(drawn(of_family(name), 8), run) == []
 
 
 @pytest.mark.timeout(3600)
@@ -183,7 +183,7 @@ def test_a_value_in_a_file_is_right_or_refused_in_one_line_that_names_its_key(na
 def test_an_option_is_right_or_refused_in_one_line_that_names_it(name):
     flat = [trial for trial in of_family(name) if trial.is_flat and trial.value not in ([], "")]
     leaves = [trial for trial in flat if not dataclasses.is_dataclass(trial_kind(name, trial))]
-    assert faults(drawn(leaves, 10, full=300), lambda trial: settings(name, trial, *trial.option)) == []
+    assert faults(drawn(leaves, 2, full=300), lambda trial: settings(name, trial, *trial.option)) == []
 
 
 def trial_kind(name: str, trial: Trial) -> Any:

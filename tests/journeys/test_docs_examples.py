@@ -98,6 +98,7 @@ def test_the_examples_of_extending_run(workplace: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rows
 @pytest.mark.parametrize(
     "page",
     ["grpo_by_hand.md", "walkthrough.md", "visual.md", "quickstart.md", "mathematics.md", "vlm.md", "speech.md"],

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -17,6 +18,7 @@ from docs.site import docstrings, hooks
 from tests import ROOT
 from tests.pages import DOCS, PAGES, anchors
 
+SOURCES = ("docs", "mmgrpo", "pipelines", "reward_models", "benchmarks")
 FETCHED = {("script", "src"), ("link", "href"), ("img", "src"), ("source", "src"), ("video", "src"), ("iframe", "src")}
 """Attributes whose targets a browser fetches when it opens a page."""
 
@@ -44,17 +46,29 @@ class Targets(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Targets]:
     """The pages of the built site by their path in it; a warning of mkdocs is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    (folder / "404.html").unlink()  # for servers only: its links begin at their root
+    folder = ROOT / "build" / "site"  # where `make docs` puts it
+    if not is_new(folder / "index.html"):
+        folder = tmp_path_factory.mktemp("site")
+        build(folder)
     files = [path for path in folder.rglob("*") if path.is_file()]
+    files.remove(folder / "404.html")  # for servers only: its links begin at their root
     return {
         path.relative_to(folder).as_posix(): Targets(path.read_text(encoding="utf-8") if path.suffix == ".html" else "")
         for path in files
     }
+
+
+def is_new(page: Path) -> bool:
+    """Whether a page was built after every change of what the site is made of."""
+    sources = [path for name in SOURCES for path in (ROOT / name).rglob("*.*") if path.suffix != ".pyc"]
+    return page.is_file() and page.stat().st_mtime > max(path.stat().st_mtime for path in sources)
+
+
+def build(folder: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
 
 
 @pytest.mark.slow

@@ -67,7 +67,11 @@ SIZE = ["--model.height", 16, "--model.width", 16, "--threads", 1]
 @pytest.mark.parametrize(
     ("command", "first"),
     [
-        (["sample", "--prompts", "a red square", *SIZE, "--sampling.evaluation-steps", 2], "loading "),
+        pytest.param(
+            ["sample", "--prompts", "a red square", *SIZE, "--sampling.evaluation-steps", 2],
+            "loading ",
+            marks=pytest.mark.nightly,
+        ),
         (
             ["train", *quick.SCENES, *SIZE, "--steps", 1, "--rewards", "jpeg_compressibility", "--eval.prompts", 2],
             "a rollout: ",

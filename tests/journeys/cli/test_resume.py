@@ -92,6 +92,7 @@ def test_a_damaged_checkpoint_is_named_on_resume_and_the_result_is_that_of_an_un
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # in small: tests/unit/runtime/test_lock.py
 def test_two_runs_never_write_into_one_folder(words_folder, tmp_path):
     options = quick.visual(words_folder, tmp_path, "--steps", 10**6)  # it goes on until it is stopped
     quiet = subprocess.DEVNULL
@@ -142,7 +143,7 @@ def test_changed_prompts_weights_and_settings_are_noticed_on_resume(words_folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["continue", "merge"])
+@pytest.mark.parametrize("mode", ["continue", pytest.param("merge", marks=pytest.mark.nightly)])
 def test_a_run_that_begins_with_existing_adapters_resumes_to_the_numbers_of_an_uninterrupted_one(
     mode, words_folder, tmp_path
 ):

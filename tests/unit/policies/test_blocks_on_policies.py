@@ -178,6 +178,7 @@ OFFLINE = {"by_category"}
 """Rows for given answers alone (tests/unit/test_offline.py)."""
 
 
+@pytest.mark.rows
 @pytest.mark.parametrize(
     ("line", "name"), [(line, name) for line, table in TABLES.items() for name in table if name not in OFFLINE]
 )

@@ -222,8 +222,13 @@ def test_rollouts_of_second_order_have_the_draws_of_those_of_the_first_and_other
     assert not torch.equal(first.clean, second.clean)  # type: ignore
 
 
+MORE = ("dgpo", "crd", "diffusion_dpo", "gdro")
+
+
 @pytest.mark.learning
-@pytest.mark.parametrize("preset", ["diffusion_nft", "dgpo", "crd", "fpo", "diffusion_dpo", "gdro"])
+@pytest.mark.parametrize(
+    "preset", ["diffusion_nft", "fpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in MORE)]
+)
 def test_a_flow_learns_a_known_answer_under_every_objective_on_clean_samples(preset, tmp_path):
     """A fixed number of steps, from a reward of about -1.3; 0 is best."""
     blocks = algorithm_blocks(preset, **({"terms": []} if preset == "crd" else {}))

@@ -64,8 +64,9 @@ def test_the_quasi_norm_of_a_group():
 def test_noises_of_a_group_have_unit_variance_and_lie_apart_by_the_spread():
     noises = made().noises(Request(toy_prompts(1), [0], 4000, seed=5), 0)
     assert noises.var(0).mean() == pytest.approx(0.09, rel=0.1)
-    roots = torch.stack([made().noises(Request(toy_prompts(1), [0], 1, seed=s), 0)[0] for s in range(2000)])
-    assert float(roots.var(0).mean()) == pytest.approx(1.0, rel=0.1)
+    policy = made()
+    roots = torch.stack([policy.noises(Request(toy_prompts(1), [0], 1, seed=s), 0)[0] for s in range(500)])
+    assert float(roots.var(0).mean()) == pytest.approx(1.0, rel=0.15)
 
 
 def test_the_ratio_is_one_and_parts_share_the_evaluation_of_an_anchor():

@@ -128,6 +128,7 @@ def pairs(names: Callable[[str], Iterable[str]]) -> list[tuple[str, str]]:
     return [(kind, preset) for kind in REFUSED for preset in names(kind)]
 
 
+@pytest.mark.rows
 @pytest.mark.parametrize(("kind", "preset"), pairs(lambda kind: [p for p in made_for(kind) if p not in REFUSED[kind]]))
 def test_a_preset_trains_the_policies_that_it_is_made_for(kind, preset, tmp_path):
     made = short_run(kind, preset, tmp_path)

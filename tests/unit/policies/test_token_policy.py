@@ -371,7 +371,10 @@ SAY = [Prompt(f"say {word}", word, answer=word) for word in "abcd"]
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("preset", "changes", "count"), [("grpo", {"terms": []}, 4), ("dr_grpo", {}, 2)])
+@pytest.mark.parametrize(
+    ("preset", "changes", "count"),
+    [pytest.param("grpo", {"terms": []}, 4, marks=pytest.mark.nightly), ("dr_grpo", {}, 2)],
+)
 def test_a_language_model_learns_to_say_what_it_is_told(preset, changes, count, tmp_path):
     # Rewards of the last steps with seeds 0 to 3: 0.66 to 0.89 (grpo, four words), 0.88 to 0.96 (dr_grpo, two words).
     prompts = SAY[:count]

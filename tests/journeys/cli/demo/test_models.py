@@ -75,6 +75,13 @@ def draw(policy: Policy, pair: Pair) -> torch.Tensor:
     return picture.pixels  # type: ignore[union-attr]
 
 
+@pytest.fixture(autouse=True)
+def few_embedded(request, monkeypatch):
+    """Reading five embedded recipes takes most of the time of a test that is about others."""
+    if request.function is not test_what_is_opened_by_default_and_by_options:
+        monkeypatch.setattr(opening, "EMBEDDED", ())
+
+
 @pytest.fixture
 def folder(words_folder, tmp_path) -> Path:
     """A run folder without a model."""

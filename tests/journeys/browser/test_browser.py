@@ -1,6 +1,7 @@
-"""Every tab of the demo in a browser: used with the mouse, with the keyboard alone, in a narrow window.
+"""Tabs of the demo and reports in a browser: with the mouse, with the keyboard alone, in a narrow window.
 
-``tabs.STEPS`` and ``keyboard.STEPS`` say what a visitor does in each.
+``tabs.STEPS`` and ``keyboard.STEPS`` say what a visitor does in each tab. Reports are opened as files. All stand in one
+file so that one process makes the runs that are shown.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ import pytest
 
 from mmgrpo.cli.demo.app import TABS
 from mmgrpo.cli.demo.vote_store import read_votes
+from mmgrpo.report.html import write_report
 from tests.journeys.browser import keyboard
 from tests.journeys.browser.conftest import ANSWER, NARROW
+from tests.journeys.browser.runs import KINDS
 from tests.journeys.browser.tabs import STEPS, is_shown, to_tab
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.rows
 @pytest.mark.parametrize("name", TABS)
-def test_a_tab_can_be_used(open_page, demo, name):
+def test_a_tab_can_be_used(open_page, demo, demo_folder, name):
     watched = open_page(demo)
     to_tab(watched.page, name)
     STEPS[name](watched.page)
+    if name == "Vote":  # as the evaluation reads them
+        rows = read_votes(demo_folder / "votes.jsonl")
+        assert [row["vote_type"] for row in rows] == ["leftvote", "rightvote", "tievote", "bothbad_vote"]
+        assert all((demo_folder / row[side]).is_file() for row in rows for side in ("left", "right"))
 
 
 @pytest.mark.parametrize(
@@ -33,17 +41,6 @@ def test_a_tab_can_be_used_with_the_keyboard_alone_in_a_narrow_window(open_page,
     to_tab(watched.page, name)
     keyboard.STEPS[name](watched.page)
     assert watched.overflow() == []
-
-
-def test_votes_are_written_as_the_evaluation_reads_them(open_page, demo, demo_folder):
-    file = demo_folder / "votes.jsonl"
-    before = len(read_votes(file))
-    page = open_page(demo).page
-    to_tab(page, "Vote")
-    STEPS["Vote"](page)
-    rows = read_votes(file)[before:]
-    assert [row["vote_type"] for row in rows] == ["leftvote", "rightvote", "tievote", "bothbad_vote"]
-    assert all((file.parent / row[side]).is_file() for row in rows for side in ("left", "right"))
 
 
 def test_every_tab_is_reached_with_the_keyboard_alone(open_page, demo):
@@ -96,3 +93,46 @@ def test_the_page_cannot_load_from_other_servers(demo, browser):
     )
     assert refused == source
     page.close()
+
+
+# ---- reports
+
+SHOWN = {"pictures": ".samples img", "clips": ".samples img", "texts": ".completions img", "sounds": "audio"}
+"""What a report must show, by run."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_report_shows_what_its_run_made(open_page, runs, kind):
+    page = open_page((runs / kind / "report.html").as_uri()).page
+    media = page.locator(SHOWN[kind])
+    assert media.count() > 0
+    if kind != "sounds":
+        media.first.scroll_into_view_if_needed()
+        assert media.first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_report_fits_a_narrow_window(open_page, runs, kind):
+    watched = open_page((runs / kind / "report.html").as_uri(), **NARROW)
+    watched.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert watched.overflow() == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_report_folds_is_opened_with_the_keyboard_alone(open_page, runs, kind):
+    page = open_page((runs / kind / "report.html").as_uri()).page
+    count = page.locator("details").count()
+    assert count >= 2
+    for _ in range(400):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('details:not([open]) > summary')"):
+            page.keyboard.press("Enter")
+        if page.locator("details[open]").count() == count:
+            break
+    assert page.locator("details[open]").count() == count
+
+
+def test_a_report_of_a_hostile_run_runs_nothing(open_page, runs):
+    [run] = [folder for folder in runs.iterdir() if folder.name.startswith("<")]
+    watched = open_page(write_report(run).as_uri())
+    assert watched.page.evaluate("window.hacked") is None and watched.page.locator("script, [onerror]").count() == 0
