@@ -10,7 +10,6 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -106,25 +105,6 @@ def test_the_command_serves_what_its_options_say(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ImportError, match=r"gradio.*\[demo\]"):
         main([])
-
-
-def test_without_options_the_page_is_for_this_machine_and_has_its_limits():
-    assert asdict(Args()) == {
-        **{"runs": [], "before": "", "after": "", "family": "", "rewards": [], "votes": "votes.jsonl"},
-        **{"host": "127.0.0.1", "port": 7860, "share": False, "password_file": ""},
-        **{"max_mebibytes": 20, "waiting": 64, "device": "auto", "threads": 0},
-    }
-
-
-@pytest.mark.parametrize(
-    ("port", "free", "named"),
-    [(5, {6, 7}, 6), (5, {1004}, 1004), (5, {1005}, 0), (65_534, {65_535}, 65_535), (65_000, {65_536}, 0)],
-)
-def test_the_next_free_port_is_sought_among_the_next_thousand(port: int, free: set[int], named: int, monkeypatch):
-    monkeypatch.setattr(app, "listen", lambda host, one: one if one in free else None)
-    with pytest.raises(OSError, match=f"--port {port}.*--port {named}") as error:
-        free_port("127.0.0.1", port)
-    assert error.value.errno == errno.EADDRINUSE
 
 
 def test_a_port_is_free_though_connections_of_an_earlier_server_linger():

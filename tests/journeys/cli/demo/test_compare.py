@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.cli.demo.compare import MAX_TEXT, Examples, Side, compare, look_up, request, sample, shown_answer
+from mmgrpo.cli.demo.compare import Side, compare, look_up, request, sample
 from mmgrpo.cli.demo.models import AFTER, BEFORE
 from mmgrpo.types import Prompt, Request, Text
 from tests.journeys.cli.demo.fakes import NAN, Model, answering, drawn, painters, pair
@@ -143,22 +143,3 @@ def test_the_mean_of_a_reward_is_over_what_it_scored():
 
 
 # ---- examples
-
-
-@pytest.mark.parametrize(
-    ("there", "offered"),
-    [(0, []), (1, [0]), (3, [0, 1, 2]), (24, list(range(24))), (47, list(range(0, 47, 2)))],
-)
-def test_examples_are_spaced_evenly_over_the_held_out_prompts(there: int, offered: list[int]):
-    opened, _ = numbers(there)
-    examples = Examples(opened)
-    assert {key: one.text for key, one in examples.of("a").items()} == {
-        str(i): f"q{place}" for i, place in enumerate(offered)
-    }
-    assert examples.get("a", "") is None and examples.of("a") is examples.of("a")
-    with pytest.raises(ValueError, match=f"example.*'x'.*{len(offered)}"):
-        examples.get("a", "x")
-
-
-def test_references_are_shown_as_texts():
-    assert [shown_answer(one) for one in (None, "ä", ["ä", 1])] == ["", "ä", '["ä", 1]'] and MAX_TEXT == 4000

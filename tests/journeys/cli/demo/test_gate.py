@@ -11,7 +11,7 @@ import gradio as gr
 import pytest
 
 from mmgrpo.cli.demo import Args, app, gate, look
-from mmgrpo.cli.demo.gate import MAX_LEVELS, OWN, Gate, host_name, names_an_address
+from mmgrpo.cli.demo.gate import MAX_LEVELS, OWN, Gate, names_an_address
 from mmgrpo.cli.demo.models import Opened
 
 HOST = {"host": "localhost:7860"}
@@ -152,13 +152,6 @@ def test_what_is_nested_too_deeply_to_tell_names_an_address():
     assert not names_an_address(b"") and not names_an_address(b"{") and not names_an_address(b"[" * 100_000)
 
 
-@pytest.mark.parametrize(
-    ("host", "name"), [("a:1", "a"), ("A", "a"), ("[::1]:7", "::1"), ("", ""), ("127.0.0.1:7", "127.0.0.1")]
-)
-def test_the_name_of_a_host_has_no_port(host: str, name: str):
-    assert host_name(host) == name
-
-
 def test_the_gate_of_a_page_knows_who_can_reach_it():
     for local, shared, kept in ((True, False, True), (True, True, False), (False, False, False)):
         made = gate.gate(local, shared, 5)
@@ -211,19 +204,3 @@ def test_the_command_says_where_the_page_is(monkeypatch, capsys, tmp_path):
     for args, where in ((Args(share=True), "--share"), (Args(host="0.0.0.0"), "--host 0.0.0.0")):
         with pytest.raises(ValueError, match=f"^{where}"):
             app.serve(args)
-
-
-@pytest.mark.parametrize(("threads", "set_to"), [(0, []), (3, [3])])
-def test_the_command_sets_its_threads_and_names_every_address(threads, set_to, monkeypatch, capsys, tmp_path):
-    class Page:
-        local_url, share_url, block_thread = "http://localhost:5/", "https://a.example/", lambda self: None
-
-    counts, launched = [], []
-    monkeypatch.setattr("torch.set_num_threads", counts.append)
-    monkeypatch.setattr(app, "open_all", lambda args, device: Opened({}, {}, Path("v")))
-    monkeypatch.setattr(app, "launch", lambda *given: launched.append(given) or Page())
-    (tmp_path / "password").write_text("12345678")
-    args = Args(port=0, device="cpu", threads=threads, share=True, password_file=str(tmp_path / "password"))
-    app.serve(args)
-    assert counts == set_to and launched[0][1] is args and launched[0][3] == "12345678"
-    assert "\nhttp://localhost:5 and https://a.example (Ctrl+C ends it)\n" in capsys.readouterr().out

@@ -32,11 +32,6 @@ def test_a_run_with_groups_is_offered_first_and_its_steps_newest_first(tmp_path)
     assert steps_of(known, "full") == [12, 0]
 
 
-def test_a_page_without_runs_or_groups_says_what_to_do(tmp_path):
-    assert "mmgrpo train" in show(Opened({}, {}, tmp_path), None, None)
-    assert "--groups-kept" in show(opened(tmp_path), "none", None)
-
-
 @pytest.mark.parametrize("run", ["../full", "/", "full/", ""])
 def test_a_run_that_was_not_opened_is_an_error_whatever_lies_there(tmp_path, run):
     known = opened(tmp_path)
@@ -99,13 +94,3 @@ def test_nodes_of_a_tree_can_be_chosen(tmp_path):
     fresh(tmp_path, steps=1).fit()
     content = show(Opened({"tree": tmp_path}, {}, tmp_path / "votes.jsonl"), "tree", 0)
     assert content.count('role="button"') == content.count('class="node"') > 1
-
-
-def test_the_reason_of_an_error_is_at_most_300_letters_of_one_line(tmp_path, monkeypatch):
-    def broken(folder: Path, step: int) -> None:
-        raise ValueError("x" * 301 + "\nsecond line")
-
-    monkeypatch.setattr(group, "read_group", broken)
-    with pytest.raises(gr.Error) as caught:
-        show(opened(tmp_path), "full", 0)
-    assert caught.value.message == "x" * 300

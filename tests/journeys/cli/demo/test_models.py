@@ -23,7 +23,6 @@ from mmgrpo.cli.demo.models import (
     Pair,
     find_runs,
     free_memory,
-    in_a_line,
     open_all,
     run_pair,
     trained_model,
@@ -346,11 +345,6 @@ def test_a_reward_that_ends_the_process_is_one_that_cannot_be_loaded(monkeypatch
     assert found.scorers("a") == ([], {"mine:own": "cuda:3 ends"}) == found.rewards["a"]
 
 
-def test_an_error_is_a_line_of_at_most_500_letters():
-    assert in_a_line(ValueError("a\n b")) == "a b" and in_a_line(KeyError()) == "KeyError"
-    assert in_a_line(ValueError("x" * 501)) == "x" * 500
-
-
 def test_what_is_opened_by_default_and_by_options(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = open_all(Args(), "cuda:2")
@@ -370,11 +364,3 @@ def test_what_is_opened_by_default_and_by_options(tmp_path, monkeypatch):
 @pytest.mark.parametrize("section", [{}, {"model": "sd3"}, {"model": {}}, {"model": {"family": ""}}])
 def test_a_run_without_a_family_has_no_pair(section, tmp_path):
     assert run_pair("a", tmp_path, section) is None
-
-
-def test_after_a_damaged_run_the_others_are_opened(folder, words_folder):
-    make_run(folder.parent / "second", words_folder)
-    (folder / "config.yaml").write_text("a: [")
-    found = opened(folder.parent)
-    assert list(found.runs) == ["second"] == [name for name in found.pairs if not name.startswith("embedded")]
-    assert found.folders == [str(folder.parent)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
-from base64 import b64decode
 from pathlib import Path
 
 import gradio as gr
@@ -87,19 +85,6 @@ def test_rewards_are_listed_and_failures_named():
 # ---- outputs and media
 
 
-def size_of(mark_up: str) -> tuple[int, int]:
-    """Width and height of the image in mark-up."""
-    return Pil.open(io.BytesIO(b64decode(mark_up.split("base64,")[1].split('"')[0]))).size
-
-
-def test_small_images_are_marked_and_large_ones_are_sent_small():
-    assert 'class="mm-medium mm-small"' in parts.medium(Image(torch.zeros(3, 2, 127)), "a")
-    assert 'class="mm-medium"' in parts.medium(Image(torch.zeros(3, 128, 2)), "a")
-    assert size_of(parts.medium(Image(torch.zeros(3, 1536, 4)), "a")) == (2, 768)
-    assert parts.medium(LONG, '"a"').startswith('<audio controls aria-label="&quot;a&quot;" src="data:audio/')
-    assert parts.medium(Text(""), "a").endswith('aria-label="a">(no text)</div>')
-
-
 def test_a_prompt_is_shown_with_its_media_and_a_note_for_one_that_cannot_be_read():
     media = (Media("image", FLAT), Media("audio", LONG), Media("image", "/nowhere/<b>.png"))
     shown = parts.prompt_html(Prompt("a<b", turns=(Turn("user", (*media, "a<b")),)))
@@ -137,14 +122,6 @@ def test_an_upload_is_read_by_its_suffix_and_of_a_long_video_some_frames(image, 
     assert len(made.frames) == 3 and made.fps == pytest.approx(4 * 3 / 4)
     monkeypatch.setattr(parts, "MAX_VIDEO_PIXELS", 2 * made.frames[0, 0].numel())
     assert len(parts.read_upload(video, "").frames) == 2  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("total", "most", "places"),
-    [(1, 3, [0]), (5, 1, [0]), (5, 2, [0, 4]), (10, 4, [0, 3, 6, 9]), (0, 3, []), (4, 4, [0, 1, 2, 3])],
-)
-def test_frames_are_evenly_spaced_from_the_first_to_the_last(total, most, places):
-    assert parts.spaced(total, most) == places
 
 
 def declared_png(folder: Path, side: int) -> str:

@@ -110,13 +110,6 @@ def test_a_module_of_the_working_directory_never_stands_in_for_a_reward_of_the_t
     assert rewards.missing("exact") == ""
 
 
-def test_a_manifest_in_words(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # where nothing has been downloaded
-    words = rewards.manifest_html(["pickscore"])
-    assert "It scores images; its values are any number" in words and "licence: MIT" in words
-    assert "Of the prompt it reads the text." in words and "Not computed here" in words
-
-
 # ---- values
 
 

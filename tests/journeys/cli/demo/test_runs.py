@@ -11,9 +11,8 @@ import gradio as gr
 import pytest
 
 from mmgrpo.cli.demo import runs
-from mmgrpo.cli.demo.app import build
 from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.runs import COLOURS, Look, Reader, Scale, chart, curve_points, read_look
+from mmgrpo.cli.demo.runs import Look, Reader, curve_points, read_look
 from tests.journeys.cli.demo.fakes import page as page_of
 from tests.journeys.cli.demo.fakes import write_run
 
@@ -63,11 +62,6 @@ def test_moments_are_ordered_by_step_and_shown_beside_the_first(tmp_path):
     assert third["at"].label == "samples: step 10 (3 of 4)"
     assert third["samples"].count("data:image/png") == 2 and "<figcaption>step 10</figcaption>" in third["samples"]
     assert overview(of, at=99)["at"].value == 4 and overview(of, at=1)["samples"].count("data:image") == 1
-
-
-def test_the_timer_runs_while_a_chosen_run_is_unfinished(tmp_path):
-    of = opened(write_run(tmp_path / "done"), write_run(tmp_path / "running", finished=False))
-    assert overview(of)["timer"].active and not overview(of, ["done"])["timer"].active
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "samples/before.jsonl"])
@@ -125,13 +119,6 @@ def test_names_that_are_not_open_are_refused(tmp_path, names):
     of = opened(write_run(tmp_path / "a"))
     with pytest.raises(gr.Error, match="open"):
         overview(of, names)
-
-
-def test_without_runs_the_tab_says_what_to_do(tmp_path):
-    assert overview(opened())["metric"].choices == []
-    page = build(opened())
-    note: Any = next(block for block in page.blocks.values() if block.elem_id == "runs-none")
-    assert note.visible and "mmgrpo train" in note.value
 
 
 def test_runs_that_appear_in_the_opened_folders_are_found(tmp_path):
@@ -195,24 +182,6 @@ def test_missing_values_are_left_out_and_long_curves_thinned(tmp_path, monkeypat
     assert curve_points(read_look("a", folder), "loss", False, 0) == [(1, 10), (4, 40)]
 
 
-def test_a_chart_has_a_line_per_run_in_the_colour_of_its_place(tmp_path):
-    looks = [read_look(name, write_run(tmp_path / name, metrics={f"only/{name}": 1.0})) for name in ("a", "b", "c")]
-    drawn = chart(looks, "loss", "step", False, 0)
-    assert [(line.name, line.colour, line.last) for line in drawn.lines] == [
-        (name, colour, "40") for name, colour in zip("abc", COLOURS)
-    ]
-    assert drawn.lines[0].thin == "0,1000 333.3,666.7 666.7,333.3 1000,0"
-    one = chart(looks, "only/b", "step", False, 0)
-    assert [(line.name, line.colour) for line in one.lines] == [("b", COLOURS[1])] and one.without == ["a", "c"]
-
-
-def test_ticks_are_round_values_inside_the_axes():
-    assert Scale([0.0, 10.0]).ticks() == [(0, "0"), (200, "2"), (400, "4"), (600, "6"), (800, "8"), (1000, "10")]
-    assert all(0 <= at <= 1000 for at, _ in Scale([3.7, 91.2]).ticks())
-    assert [text for _, text in Scale([0.0, 6.0]).ticks()] == ["0", "1.5", "3", "4.5", "6"]  # at most five steps
-    assert Scale([5.0, 5.0])(5.0) == 500 and Scale([-1e300, 1e300])(0.0) == 500
-
-
 def test_only_settings_that_differ_are_listed_by_flat_names(tmp_path):
     first = read_look("a", write_run(tmp_path / "a", config="seed: 0\noptim: {lr: 0.1, ema: 0}\nrewards: [x, y]\n"))
     second = read_look("b", write_run(tmp_path / "b", config="seed: 0\noptim: {lr: 0.2}\nrewards: [x, z]\n"))
@@ -256,14 +225,6 @@ def test_a_run_is_read_again_only_after_it_was_written(tmp_path, monkeypatch):
     assert not reader.look("a", folder).running
 
 
-def test_of_many_runs_the_ones_looked_at_last_are_kept(tmp_path):
-    folders, reader = [write_run(tmp_path / str(number)) for number in range(runs.KEPT + 1)], Reader()
-    first, second, *_ = [reader.look(folder.name, folder) for folder in folders[:-1]]
-    assert reader.look("0", folders[0]) is first
-    reader.look(folders[-1].name, folders[-1])
-    assert reader.look("0", folders[0]) is first and reader.look("1", folders[1]) is not second
-
-
 def test_what_lies_outside_of_a_run_is_not_looked_at(tmp_path):
     folder, outside = write_run(tmp_path / "a"), tmp_path / "outside"
     outside.mkdir()
@@ -276,19 +237,6 @@ def test_what_lies_outside_of_a_run_is_not_looked_at(tmp_path):
     (folder / "samples").rename(tmp_path / "moved")
     (folder / "samples").symlink_to(outside)
     assert read_look("a", folder).completions == {}
-
-
-def test_a_metric_that_is_not_a_number_has_no_curve(tmp_path):
-    folder = write_run(tmp_path / "a")
-    (folder / "metrics.jsonl").write_text(
-        '{"step": 1, "seconds": "soon", "loss": 1.0}\n{"step": 2, "seconds": 2.0, "loss": 2.0}\n'
-    )
-    look = read_look("a", folder)
-    assert look.run is not None and look.run.metric_names() == ["loss"]
-    for metric in ("seconds", "step"):
-        assert curve_points(look, metric, False, 0) == []
-    assert curve_points(look, "loss", True, 0) == []
-    assert curve_points(look, "loss", False, 0) == [(1, 1), (2, 2)]
 
 
 def test_a_file_that_cannot_be_looked_at_hides_no_other(tmp_path):
@@ -327,57 +275,3 @@ def test_a_run_is_read_twice_at_most_and_damaged_ones_once(error: Exception, tim
         look = read_look("a", tmp_path)
     assert tried == [tmp_path] * times and look.run is None
     assert look.problem.startswith(f"This run cannot be read: {problem}") and look.problem[-1] == "."
-
-
-def test_settings_are_flat_and_of_bounded_length():
-    flat = {"a": {"b": 1, "c": {}}, 3: [1, (2, {"x": None})], "l": []}
-    assert dict(runs.flat(flat)) == {"a.b": "1", "a.c": "{}", "3": "[1, [2, {x: None}]]", "l": "[]"}
-    assert dict(runs.flat({})) == dict(runs.flat(3)) == {}
-    deep: Any = 1
-    for level in range(9, 0, -1):
-        deep = {level: deep}
-    assert dict(runs.flat(deep)) == {"1.2.3.4.5.6.7.8": "{9: 1}"}
-    long = {"k" * 401: "x" * 401, "l": [1] * 1000}
-    assert dict(runs.flat(long)) == {"k" * 400: "x" * 400, "l": ("[" + "1, " * 200)[:400]}
-    assert max(map(len, runs.pieces({"k" * 500: "x" * 500}))) == runs.LETTERS == 400
-    large = "a very large number"
-    assert ["".join(runs.pieces(number)) == large for number in (int(1e300), 15 * 10**299)] == [False, True]
-    assert "".join(runs.pieces(-(10**301))) == large and "".join(runs.pieces(1e301)) == "1e+301"
-
-
-def test_moments_are_before_then_steps_then_others_then_after():
-    moments = ["after", "zz", "step-1000000", "step-000010", "b", "step-000002", "before", "a"]
-    look = Look("a", Path("a"), None, completions={"heldout": {moment: [] for moment in moments}})
-    ordered = ["before", "step-000002", "step-000010", "step-1000000", "a", "b", "zz", "after"]
-    assert runs.moments_of([look]) == ordered
-
-
-def test_the_highest_value_is_at_the_top_and_the_last_of_the_running_mean_is_named(tmp_path):
-    look = read_look("a", write_run(tmp_path / "a", steps=6))
-    drawn = chart([look], "loss", "step", False, 10)
-    assert (drawn.metric, drawn.axis) == ("loss", "step") and drawn.lines[0].last == "55"
-    assert drawn.lines[0].thin == "0,1000 200,800 400,600 600,400 800,200 1000,0"
-    assert drawn.lines[0].thick == "0,900 200,800 400,600 600,400 800,200 1000,100"
-    assert drawn.wide == [(0, "1"), (200, "2"), (400, "3"), (600, "4"), (800, "5"), (1000, "6")]
-    assert drawn.high == [(1000, "10"), (800, "20"), (600, "30"), (400, "40"), (200, "50"), (0, "60")]
-    nothing = chart([look], "", "step", False, 0)
-    assert (nothing.lines, nothing.without) == ((), ()) and chart([look], "x", "step", False, 0).without == ["a"]
-
-
-def test_six_completions_of_each_moment_are_shown(tmp_path):
-    folder = tmp_path / "a"
-    (folder / "samples").mkdir(parents=True)
-    row = {"task": "", "prompt": "how many?", "meta": {}, "media": [], "aligned": [], "rewards": {"r": 1}}
-    for moment in ("before", "after"):
-        rows = [json.dumps({**row, "id": str(n), "completion": f"said {moment} {n}."}) for n in range(8)]
-        (folder / "samples" / f"{moment}.jsonl").write_text("\n".join(rows) + "\n")
-    look = read_look("a", folder)
-    html = runs.samples_html([look], "after")
-    for moment in ("before", "after"):
-        assert [f"said {moment} {n}." in html for n in range(8)] == [True] * 6 + [False] * 2
-    assert "said after" not in runs.samples_html([look], "before")
-    assert runs.samples(look, "after").notes == []
-    elsewhere = runs.samples(look, "step-000007")
-    assert elsewhere.notes == ["No samples: step 7. There are: after, before."] and elsewhere.prompt_files == []
-    (tmp_path / "b").mkdir()
-    assert runs.samples(read_look("b", tmp_path / "b"), "after").notes == ["No samples: after. "]

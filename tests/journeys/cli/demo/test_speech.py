@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import wave
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,9 @@ from mmgrpo.cli.demo import speech
 from mmgrpo.cli.demo.compare import OWN, Examples, Side
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
 from mmgrpo.cli.demo.parts import one_line_errors
-from mmgrpo.cli.demo.speech import changes, hears, read_upload, recordings, speak, tab, transcribe, waveform
+from mmgrpo.cli.demo.speech import changes, hears, read_upload, recordings, speak, tab, transcribe
 from mmgrpo.data.limits import Unreadable
-from mmgrpo.types import Audio, Media, Prompt, Text, Turn
+from mmgrpo.types import Audio, Prompt, Text
 from tests.journeys.cli.demo.fakes import EVIL, answering, page, pair
 
 
@@ -103,18 +102,6 @@ def test_an_example_is_heard_as_it_is_or_against_another_reference(heldout):
     assert (base.asked[1][0].answer, base.asked[1][0].media) == (None, own.media)
 
 
-def test_an_instruction_stands_after_the_recording(recording):
-    found, (base, _) = recognizer("a", "b", family="qwen_audio")
-    heard(found, file=recording, question="Translate.")
-    prompt = base.asked[0][0]
-    assert (prompt.text, prompt.id) == ("Translate.", "said.wav")
-    assert [part if isinstance(part, str) else part.kind for part in prompt.turns[0].parts] == ["audio", "Translate."]
-    medium = Media("audio", tone(1))
-    example = Prompt("Transcribe.", "a", "hello", turns=(Turn("user", (medium, "Transcribe.")),))
-    prompt = speech.heard_prompt(pair("qwen_audio"), example, None, " Translate. ", "hello")
-    assert (prompt.text, prompt.answer, prompt.turns[0].parts) == ("Translate.", "hello", (medium, "Translate."))
-
-
 def test_recordings_beyond_the_limits_are_refused_by_name_before_a_model_is_loaded(tmp_path):
     found, _ = answering(pair("whisper"))
     (text := tmp_path / "text.wav").write_text("no recording")
@@ -170,18 +157,6 @@ def test_a_text_is_spoken_with_playback_rate_and_rewards():
     assert "words_a_second <b>2.000</b>" in trained and "Trained: four words are here" in trained
     assert (base_page.count("<audio controls"), trained.count("data:audio/wav;base64,")) == (1, 1)
     assert (base_page.count("<rect"), trained.count("<rect")) == (speech.BARS // 2, speech.BARS)
-
-
-def test_a_waveform_has_bars_as_high_as_its_peaks_and_as_many_as_its_share():
-    half = torch.cat([torch.full((1, 100), 0.25), torch.full((1, 100), -0.5)], dim=1)
-    # Two bars: 26 high around the middle, 28, and 52 high.
-    found = re.findall(r'x="(\d+)" y="([\d.]+)" width="3" height="([\d.]+)"', waveform(Audio(half, 100), 2 / 120))
-    assert found == [("0", "15.0", "26.0"), ("4", "2.0", "52.0")]
-    assert waveform(Audio(half, 100), 1.0).count("<rect") == 120 and waveform(Audio(half, 100), 0.0).count("<rect") == 2
-    assert waveform(Audio(torch.zeros(1, 10), 100), 0.0).count('height="1.0"') == 2
-    faint = Audio(torch.full((2, 10), 5e-7), 100)
-    assert waveform(faint, 0.0).count('height="26.0"') == 2  # half of the least peak that fills the height
-    assert waveform(Audio(torch.ones(1, 10), 100), 1.0).count("<rect") == 10
 
 
 def test_what_a_reward_heard_is_shown_and_marked():

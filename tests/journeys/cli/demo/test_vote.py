@@ -20,7 +20,7 @@ import torch
 from mmgrpo.cli import evaluate_rewards
 from mmgrpo.cli.demo import parts, vote, vote_store
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
-from mmgrpo.cli.demo.vote import ANY, TRIES, Question, Trial, chosen, questions, reveal_html, same, sides_html
+from mmgrpo.cli.demo.vote import ANY, Question, Trial, questions, reveal_html, same, sides_html
 from mmgrpo.cli.demo.vote_store import (
     BOTH_BAD,
     LEFT,
@@ -33,8 +33,7 @@ from mmgrpo.cli.demo.vote_store import (
     wilson,
 )
 from mmgrpo.runtime.folder import UNSUPPORTED
-from mmgrpo.types import Audio, Media, Prompt, Text, Turn, Video
-from pipelines.vlm.frames import decode
+from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from reward_models.evaluation.protocols import read_benchmark
 from tests.journeys.cli.demo.fakes import BUSY, EVIL, FLAT, KINDS, Model, holding, pair, trial
 
@@ -126,18 +125,6 @@ def test_texts_of_a_run_are_escaped():
 # Which prompts.
 
 
-def test_prompts_are_named_by_their_place_in_the_list():
-    several = [Question(Prompt(f"{n}")) for n in range(20)]
-    assert chosen(several, pair(), "3", "") == [several[3]]
-    some = chosen(several, pair(), ANY, " ")
-    assert len({one.prompt.text for one in some}) == TRIES
-    for place in ("20", "-1", "../x", "٣٣"):
-        with pytest.raises(ValueError, match="list"):
-            chosen(several, pair(), place, "")
-    with pytest.raises(ValueError, match="held-out.*'a'"):
-        chosen([], pair(), ANY, "")
-
-
 def completion(number, text, media=()):
     return {
         "id": f"{number}", "task": "t", "prompt": f"question {number}", "meta": {}, "media": list(media), "aligned": [],
@@ -220,12 +207,6 @@ def test_an_unknown_pair_opens_nothing(wired):
     assert "No vote on a yet" in counts
 
 
-def test_without_a_trained_model_the_page_says_what_to_do(tmp_path):
-    with gr.Blocks() as page:
-        vote.tab(opened_on(tmp_path, pair(weights="")))
-    assert any(getattr(one, "value", None) == vote.EMPTY for one in page.blocks.values()) and not page.fns
-
-
 def drawing(opened, place="0", typed=""):
     """All that the button that draws shows, and what it tells of its progress."""
     with gr.Blocks() as page:
@@ -246,20 +227,6 @@ def test_a_cancellation_and_another_pair_leave_nothing_to_vote_on(wired):
     assert [one["interactive"] for one in shown[3:]] == [False] * 6
 
 
-def test_seeds_have_31_bits_and_the_sides_are_tossed(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(vote.secrets, "randbelow", lambda below: asked.append(below) or below - 1)
-    made = last(opened_on(tmp_path, pair(), Model(FLAT), Model(BUSY)), [Question(Prompt("a"))])
-    assert asked == [2**31, 2] and (made.seed, made.left, made.right) == (2**31 - 1, AFTER, BEFORE)
-    assert (made.skipped, made.values, trial(FLAT, BUSY).skipped) == (0, {}, 0)
-
-
-def test_a_model_that_is_not_in_memory_is_loaded_first(tmp_path):
-    opened = opened_on(tmp_path, pair(), Model(FLAT), Model(BUSY))
-    opened.loaded.clear()
-    assert next(vote.trials(opened, "a", [Question(Prompt("a"))])) == "Base is being loaded: 0 of 1"
-
-
 def test_media_of_a_prompt_that_cannot_be_read_are_left_out(tmp_path, capsys):
     media = (Media("image", str(tmp_path / "gone.png")), Media("image", BUSY))
     assert vote.media_of(Prompt("a", turns=(Turn("user", media),))) == [BUSY]
@@ -271,21 +238,6 @@ def test_a_stored_vote_has_only_what_its_prompt_has():
     assert row["prompt"] == "(no text)" and row["model_b"] == "a" and not {"id", "answer", "task", "meta"} & {*row}
     row = trial(FLAT, BUSY, prompt=Prompt("x", "1", 0, "count", {"k": 1})).row(LEFT, pair())
     assert (row["id"], row["answer"], row["task"], row["meta"]) == ("1", 0, "count", {"k": 1})
-
-
-def test_at_most_fifty_completions_are_offered_and_none_with_a_sound(tmp_path):
-    folder = tmp_path / "run" / "samples"
-    folder.mkdir(parents=True)
-    for name in ("before", "after"):
-        rows = [completion(number, name) for number in range(52)]
-        rows[1]["sound"] = "a.wav"
-        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    several = questions(pair("qwen_vl", run=tmp_path / "run"))
-    assert [one.prompt.id for one in several] == [str(number) for number in range(50) if number != 1]
-    first = several[0]
-    assert (first.prompt.answer, first.prompt.task, dict(first.prompt.meta)) == ("3", "t", {}) and first.prompt.turns
-    (tmp_path / "empty" / "samples").mkdir(parents=True)
-    assert questions(pair(run=tmp_path / "empty")) == [] == questions(pair())
 
 
 # From votes to the evaluation of rewards.
@@ -348,12 +300,6 @@ def test_a_vote_says_what_was_compared_and_nothing_of_the_visitor(tmp_path):
     }
 
 
-def test_a_prompt_without_text_is_named_by_its_id(tmp_path):
-    opened = opened_on(tmp_path, pair())
-    vote.cast(opened, trial(Text("x"), Text("y"), prompt=Prompt("", "clip-7")), TIE)
-    assert read_benchmark(f"votes:{opened.votes}").comparisons[0].prompt.text == "(clip-7)"
-
-
 def test_what_is_no_sound_is_an_error_of_the_evaluation(tmp_path):
     row = {"prompt": "a", "left": "a.wav", "right": "a.wav", "vote_type": LEFT}
     (tmp_path / "votes.jsonl").write_text(json.dumps(row))
@@ -412,15 +358,6 @@ def test_what_a_killed_process_left_is_survived(left_behind, kept, tmp_path):
     assert prompts == (["0", "2"] if kept == 1 else ["0", "1", "2"])
 
 
-def test_a_picture_is_stored_once(tmp_path):
-    written = []
-    for number in range(2):
-        append_vote(tmp_path / "v.jsonl", {"prompt": f"{number}", "vote_type": TIE}, {"left": FLAT, "right": FLAT})
-        (file,) = (tmp_path / "v-media").iterdir()
-        written.append((file.stat().st_ino, file.stat().st_mtime_ns))
-    assert written[0] == written[1]
-
-
 @pytest.mark.parametrize(
     "name, choice, message",
     [
@@ -464,14 +401,6 @@ def test_wilson_intervals_are_those_of_the_literature():
         assert (made.low, made.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-def test_intervals_lie_between_0_and_1():
-    """Also where rounding would lead out of it, as for no hit of 21 and for 11 of 11."""
-    for n in range(1, 100):
-        none, all_ = wilson(0.0, n), wilson(1.0, n)
-        assert 0 <= none.low < 1e-15 < none.high < 1 and 0 < all_.low < 1 - 1e-15 < all_.high <= 1
-    assert wilson(0.0, 21).low == 0 and wilson(1.0, 11).high == 1 and wilson(0.5, 7).n == 7
-
-
 # What is on the disk.
 
 
@@ -506,11 +435,3 @@ def test_where_files_cannot_be_locked_votes_are_stored_and_other_errors_are_show
     with pytest.raises(OSError, match="no") as error:
         add(tmp_path / "votes.jsonl", 1)
     assert error.value.errno == errno.EIO and len(read_votes(tmp_path / "votes.jsonl")) == 1
-
-
-def test_the_frames_a_second_of_a_clip_are_a_fraction_of_at_most_1001(tmp_path):
-    frames = torch.zeros(3, 3, 16, 16)
-    for fps, told in ((30_000 / 1001, 30_000 / 1001), (1003 / 1002, 1002 / 1001), (2.5, 2.5)):
-        (tmp_path / "a.mp4").write_bytes(vote_store.lossless(Video(frames, fps)))
-        read = decode(str(tmp_path / "a.mp4"), lambda count, fps: range(count))
-        assert read.fps == pytest.approx(told, rel=1e-9) and len(read.frames) == 3
