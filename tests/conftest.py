@@ -80,11 +80,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.quick)
         if (slow or item.get_closest_marker("learning")) and values.get("seed"):
             item.add_marker(pytest.mark.nightly)
-        rows = bool(item.get_closest_marker("rows"))
-        if (slow and values and not rows) or len(values) > 1 or (checked and values and not rows):
+        rows, nightly = bool(item.get_closest_marker("rows")), bool(item.get_closest_marker("nightly"))
+        if not nightly and ((slow and values and not rows) or len(values) > 1 or (checked and values and not rows)):
             (tables if slow else products).setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in tables.values():
-        if len(table) > 2 * CASES:
+        if len(table) > 2 * CASES and not table[0].get_closest_marker("rows"):
             stay = {round(number * (len(table) - 1) / (CASES - 1)) for number in range(CASES)}
             for number in set(range(len(table))) - stay:
                 table[number].add_marker(pytest.mark.nightly)
