@@ -29,6 +29,27 @@ def steps_of(made) -> dict[str, set[int]]:
     return steps
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [BRANCH, "random_window(size=2)", "sliding_window(size=2, schedule='random')", "tree_window(children=2, depth=2)"],
+)
+def test_ranks_share_the_plan_of_a_round_and_draw_every_prompt_group_size_times(plan):
+    policy = toy_policy(plan, steps=8)
+
+    def drawn(slots, round):
+        return policy.rollout(Request([EIGHT.prompts[slot] for slot in slots], slots, 4, seed=5 + round, round=round))
+
+    found = []
+    for number in range(6):
+        parts = [drawn(slots, number) for slots in ([0, 1, 2], [3], [4, 5, 6, 7])]
+        steps = [set.union(*steps_of(part).values()) for part in parts]
+        assert steps[0] == steps[1] == steps[2]
+        names = [prompt.id for part in parts for prompt in part.prompts]
+        assert sorted(names) == sorted([prompt.id for prompt in EIGHT.prompts] * 4)
+        found.append(frozenset(steps[0]))
+    assert len({*found}) > 1
+
+
 def test_samples_of_a_prompt_share_the_step_and_prompts_differ():
     once, each = (toy_policy(BRANCH, steps=8, plan_per=per).rollout(EIGHT) for per in ("round", "prompt"))
     assert len(set.union(*steps_of(once).values())) == 1

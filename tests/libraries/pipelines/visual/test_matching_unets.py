@@ -1,4 +1,5 @@
-"""Forward-process objectives over UNets that predict the noise or v, against the schedulers of diffusers."""
+"""Forward-process objectives over UNets that predict the noise or v, against the schedulers of diffusers, and over
+image and video flows."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 from mmgrpo.objectives.matching import diffusion_nft
 from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.types import Request
-from pipelines.visual import sdxl, stable_diffusion
+from pipelines.visual import flux, ltx_video, sd3, sdxl, stable_diffusion, wan
 from tests.libraries.families.examples import EXAMPLES
 from tests.libraries.pipelines.visual.test_evaluation_settings import policy_of
 from tests.tiny import tiny_checkpoint
@@ -20,10 +21,17 @@ MADE = {
 }
 
 
+FLOWS = {"sd3": sd3.tiny, "flux": flux.tiny, "wan": wan.tiny, "ltx_video": ltx_video.tiny}
+
+
 @pytest.fixture(scope="module", params=MADE)
 def policy(request):
     name, tiny = MADE[request.param]
-    model = {"lora_rank": 2, "guidance": 1.0}
+    return moved(name, tiny, {"lora_rank": 2, "guidance": 1.0})
+
+
+def moved(name, tiny, model):
+    """A policy that has left its reference, with a network ``old`` that has not moved since."""
     made = policy_of(name, str(tiny_checkpoint(tiny)), model, {"policy": "matching", "draws": 2})
     with torch.no_grad():
         for parameter in made.networks.trained.values():
@@ -32,8 +40,8 @@ def policy(request):
     return made
 
 
-def scored(policy, *names):
-    drawn = policy.rollout(Request(EXAMPLES["stable_diffusion"].prompts[:2], [0, 1], 2, seed=3))
+def scored(policy, *names, family="stable_diffusion"):
+    drawn = policy.rollout(Request(EXAMPLES[family].prompts[:2], [0, 1], 2, seed=3))
     [part] = drawn.steps.split(drawn.decisions.loss_mask, 100)
     return drawn, part, policy.score(drawn, part, frozenset(names))
 
@@ -60,10 +68,19 @@ def test_errors_are_those_of_the_scheduler_s_own_targets(policy):
 
 
 def test_at_the_old_network_the_gradient_of_diffusion_nft_is_that_of_matching_times_two_rho_minus_one(policy):
+    check_two_rho_minus_one(policy, "stable_diffusion")
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_the_same_objective_trains_image_and_video_flows(name):
+    check_two_rho_minus_one(moved(name, FLOWS[name], {"lora_rank": 2}), name)
+
+
+def check_two_rho_minus_one(policy, family):
     trained = list(policy.networks.trained.values())
 
     def gradient(advantage):
-        _, _, scores = scored(policy, "gap", "old_gap", "time")
+        _, _, scores = scored(policy, "gap", "old_gap", "time", family=family)
         given = torch.full_like(scores["time"], advantage)
         loss = diffusion_nft(scores["gap"], scores["old_gap"], scores["time"], given).values.mean()
         return torch.cat([one.flatten() for one in torch.autograd.grad(loss, trained)])
