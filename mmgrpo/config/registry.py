@@ -72,16 +72,15 @@ def block(
     """Write the decorated function into ``table`` under its own name, or under ``name``; ``level`` and ``inner`` as in
     ``Block``.
 
-    Without a table it becomes a block of one's own, which recipes name as ``package.module:function``.
+    With or without a table, a recipe may also name it as ``package.module:function``.
     """
     if level not in LEVELS:
         raise ValueError(f"block: level is {level!r}; it is one of {', '.join(LEVELS)}")
 
     def register(fn: F) -> F:
-        if table is None:
-            _OWN[fn] = Block(fn, level, inner=inner)
-        else:
-            table[name or fn.__name__] = Block(fn, level, inner=inner)
+        _OWN[fn] = Block(fn, level, inner=inner)
+        if table is not None:
+            table[name or fn.__name__] = _OWN[fn]
         return fn
 
     return register

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
+from mmgrpo.family import families
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
 
@@ -72,7 +73,7 @@ SHORT = {"max_tokens": 5}
 FEW = {"steps": 4, "evaluation_steps": 3}
 FEWER = {"steps": 3, "evaluation_steps": 2}
 
-EXAMPLES: Mapping[str, Example] = {
+OWN: Mapping[str, Example] = {
     "sd3": Example(
         TEXTS,
         SMALL,
@@ -166,4 +167,21 @@ EXAMPLES: Mapping[str, Example] = {
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
     "stable_audio": Example(TEXTS, {"guidance": 2.0}, FEW),
 }
+"""The rows of families that need more than ``usual`` says."""
+
+
+def usual(owner: Any) -> Example:
+    """The row of a family that has none of its own: small samples of few steps, and prompts with an image where it
+    takes one."""
+    prompts = {"visual": EDITED if getattr(owner, "image_input", "") else TEXTS, "speech": ASKED}
+    options, sampling = ({one.name for one in fields(kind)} for kind in (owner.sections.model, owner.sections.sampling))
+    small = {**SMALL, "frames": 5}
+    return Example(
+        prompts.get(owner.modality, SEEN),
+        {name: value for name, value in small.items() if name in options},
+        SHORT if "max_tokens" in sampling else FEW,
+    )
+
+
+EXAMPLES: Mapping[str, Example] = {name: OWN.get(name) or usual(owner) for name, owner in families().items()}
 """Family to its row."""

@@ -25,7 +25,7 @@ from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.types import Policy, Prompt, Request, Rollout, Text
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from tests.building import load, module
-from tests.libraries.families.examples import EXAMPLES
+from tests.libraries.families.examples import EXAMPLES, OWN
 from tests.tiny import tiny_checkpoint
 
 GROUP = 4
@@ -133,8 +133,8 @@ def gradients(policy: Policy, rollout: Rollout, limit: int) -> dict[str, Tensor]
     return {name: p.grad.clone() for name, p in policy.network.named_parameters() if p.grad is not None}
 
 
-def test_every_family_has_its_row() -> None:
-    assert sorted(EXAMPLES) == NAMES
+def test_every_row_is_of_a_family() -> None:
+    assert OWN.keys() <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
