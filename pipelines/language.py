@@ -56,6 +56,10 @@ class LanguageFamily:
     """Reads prompts of a command line as files; None where they are texts."""
     own_policy: bool = False
     """True where ``module`` has the ``policy`` and ``arithmetic`` of a model whose decisions are no tokens."""
+    rendered: bool = False
+    """True where completions are tokens of speech, which a vocoder renders."""
+    load_rows: Callable[[Config, str], Sequence[Prompt]] | None = None
+    """Reads the rows of a file; None: as all files of rows are read."""
     blocks: tuple[str, ...] = ("*DecoderLayer", "*EncoderLayer*", "*Block", "*VisionLayer")
     """Class names of the parts of its networks that are sharded."""
     in_step: bool = False
@@ -63,8 +67,8 @@ class LanguageFamily:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """All of them, but vLLM not for recordings, and none where decisions are no tokens."""
-        if self.own_policy:
+        """All of them, but vLLM not for recordings, and none where decisions are no tokens or are rendered."""
+        if self.own_policy or self.rendered:
             return ()
         return ("sampler", "served", *(("vllm",) if self.modality == "vlm" else ()))
 
@@ -83,7 +87,7 @@ class LanguageFamily:
     def end_engine(self, policy: Policy) -> None:
         """End the engine, where there is one."""
         own: Any = policy
-        if not self.own_policy and own.engine is not None:
+        if self.engines and own.engine is not None:
             own.engine.close()
 
     @property
@@ -215,7 +219,7 @@ class LanguageFamily:
         optional |= {name: name for name in ("variants", "states", "tree")}
         extra = {optional[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in optional}
         needed = AdvantageRecipe.of(config.algorithm).fields
-        policy = TokenPolicy(
+        policy: Any = TokenPolicy(
             model,
             divergence="divergence" in needed,
             max_tokens=sampling.max_tokens,
@@ -231,6 +235,10 @@ class LanguageFamily:
             device=device,
             **extra,
         )
+        if self.rendered:
+            from mmgrpo.policies.rendered import RenderedTokenPolicy
+
+            policy = RenderedTokenPolicy(policy, model.render, model.reading)
         return with_settings(policy, self, config)
 
     def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
@@ -238,6 +246,8 @@ class LanguageFamily:
         from mmgrpo.data.columns import columns_for
         from pipelines.hub import load_prompts, load_stored
 
+        if self.load_rows is not None:
+            return self.readable(config, self.load_rows(config, path), path)
         load = load_stored if config.data.stream else load_prompts
         prompts = load(locate(path), config.data.media_root, columns_for(path, config.data.columns))
         return self.readable(config, prompts, path)
@@ -281,10 +291,10 @@ class LanguageFamily:
         return with_blank_media(prompts)
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Completions with the media of their prompts, ``<stem>.jsonl``."""
-        from pipelines.samples import write_texts
+        """Completions, or the recordings that they became, with the media of their prompts, ``<stem>.jsonl``."""
+        from pipelines.samples import write_speech, write_texts
 
-        write_texts(stem, shown)
+        (write_speech if self.rendered else write_texts)(stem, shown)
 
     def displayed(self, medium: Media | Audio) -> Picture | Sound:
         """A thumbnail, a strip of frames, or a small audio file."""
@@ -364,12 +374,12 @@ def check_tree(config: Config) -> None:
 
 
 def check_spread(config: Config) -> None:
-    """ValueError where groups of one sample, beside the reference answer, would all be dropped for want of spread."""
+    """ValueError where groups of one sample and the reference answer would all be dropped for want of spread."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
 
     selectors = [parse(text, "algorithm.select")[0] for text in config.algorithm.select]
     if "drop_zero_spread" in selectors and all(key.own for key in AdvantageRecipe.of(config.algorithm).keys):
         raise ValueError(
             "data.group_size: got 2 with data.reference_in_group and algorithm.select drop_zero_spread, expected at "
-            "least 3: one sample beside the reference answer has no spread, and nothing would be trained"
+            "least 3: one sample and the reference answer have no spread, and nothing would be trained"
         )

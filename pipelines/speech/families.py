@@ -13,24 +13,38 @@ from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Family
 from pipelines.factory import with_settings
 from pipelines.language import Check, LanguageFamily
-from pipelines.speech.codec_family import CodecFamily
-from pipelines.speech.flow_speech_family import FlowSpeechFamily
 from pipelines.speech.options import (
     AudioTextOptions,
+    CaptionData,
     CategoricalSampling,
+    CodecData,
+    CodecOptions,
+    CodecSampling,
     CtcOptions,
     CtcSampling,
     DurationData,
     DurationOptions,
+    FlowSpeechData,
+    FlowSpeechOptions,
+    FlowSpeechSampling,
     HearingSampling,
+    SoundSampling,
     SpeechData,
     SpeechEval,
     StableAudioOptions,
     WhisperOptions,
     WindowedOptions,
 )
-from pipelines.speech.spoken import Spoken, with_texts
-from pipelines.speech.text_to_audio import TextToAudioFamily
+from pipelines.speech.spoken import (
+    DenoisedAudio,
+    Spoken,
+    captions_of,
+    check_head,
+    check_voices,
+    texts_of,
+    with_texts,
+    without_media,
+)
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -284,6 +298,12 @@ def _hearing(
     return LanguageFamily(name, about, "speech", module, architectures, sections, check, clips, own_policy)
 
 
+def _exports(*formats: str, **options: Any) -> Elsewhere:
+    from pipelines.export import Elsewhere
+
+    return Elsewhere(formats, **options)
+
+
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
@@ -307,15 +327,57 @@ FAMILIES: Mapping[str, Family] = {
             AudioTextOptions,
         ),
         DurationFamily(),
-        TextToAudioFamily(
+        DenoisedAudio(
             "stable_audio",
             "Stable Audio Open: sounds and music of a text and a duration",
             "pipelines.speech.stable_audio",
             ("StableAudioPipeline",),
-            StableAudioOptions,
+            Sections(StableAudioOptions, SoundSampling, CaptionData, SpeechEval, ("clap",), outputs="Audio"),
+            captions_of,
+            without_media,
+            process="diffusion",
+            exports=lambda: _exports("diffusers", "peft"),
+            blocks=("*Block", "*TransformerBlock"),
+            waves=True,
         ),
-        CodecFamily(),
-        FlowSpeechFamily(),
+        LanguageFamily(
+            "codec_speech",
+            "text to speech by a language model over codec tokens, with a vocoder (Llasa, CosyVoice 2)",
+            "speech",
+            "pipelines.speech.codec_speech",
+            ("llama", "qwen2", "qwen3"),
+            Sections(
+                CodecOptions,
+                CodecSampling,
+                CodecData,
+                SpeechEval,
+                ("spoken_neg_wer", "words_a_second(weight=0)"),
+                outputs="Audio",
+            ),
+            check_voices,
+            rendered=True,
+            load_rows=texts_of,
+        ),
+        DenoisedAudio(
+            "flow_speech",
+            "F5-TTS: a text and a clip of a voice in, the text in that voice out",
+            "pipelines.speech.flow_speech",
+            ("f5_tts",),
+            Sections(
+                FlowSpeechOptions,
+                FlowSpeechSampling,
+                FlowSpeechData,
+                SpeechEval,
+                ("spoken_neg_wer", "dnsmos(weight=0)"),
+                outputs="Audio",
+            ),
+            texts_of,
+            check_voices,
+            process="flow",
+            exports=lambda: _exports("peft", whole=True, reset={"folder": ""}),
+            blocks=("Block",),
+            check_more=check_head,
+        ),
     )
 }
 """Name to family."""
