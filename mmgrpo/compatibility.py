@@ -191,7 +191,7 @@ def refuse_rewards(
         if (by := rule.parameters.get("by", "")) and by not in weights:
             raise ValueError(f"algorithm.networks: {rule.text}: unknown reward '{by}'.{nearest(by, weights)}")
     if len(recipe.weighting) > 1 and any("evaluation_means" in rule.block.needs for rule in recipe.weighting):
-        raise ValueError("algorithm.weighting: got hypervolume beside other rules, expected it alone; choose one")
+        raise ValueError("algorithm.weighting: got hypervolume with other rules, expected it alone; choose one")
     if "reference_value" in recipe.fields:
         reference_values(prompts)
     if "reference_rewards" in recipe.fields:

@@ -1,4 +1,4 @@
-"""Networks that train beside the policy's own (``algorithm.networks: learner(...)``), each with its own loss and
+"""Networks that train alongside the policy (``algorithm.networks: learner(...)``), each with its own loss and
 optimizer.
 
 They learn from the rollouts of a round before the policy does: while one trains, its values are those of the present
@@ -23,7 +23,7 @@ from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 
 
 def losses(loss: LossRecipe) -> dict[str, LossRecipe]:
-    """The loss of each network that trains beside the policy's own, by its name."""
+    """The loss of each network that trains alongside the policy, by its name."""
     made = {}
     for rule in loss.networks:
         if "objective" in rule.parameters:
@@ -34,7 +34,7 @@ def losses(loss: LossRecipe) -> dict[str, LossRecipe]:
 
 
 def all_scores(loss: LossRecipe) -> frozenset[str]:
-    """Names of the scores that the loss and those of networks beside the policy's own need."""
+    """Names of the scores that the loss and those of networks trained alongside the policy need."""
     return loss.scores.union(*(own.scores for own in losses(loss).values()))
 
 
@@ -44,7 +44,8 @@ def all_fields(loss: LossRecipe) -> frozenset[str]:
 
 
 def learn(policy: Policy, batch: Batch, loss: LossRecipe, optim: Optim, accelerator: Accelerator) -> dict[str, float]:
-    """Train each network beside the policy's own on a round; its loss and gradient norm as metrics, and the seconds.
+    """Train each network that is trained alongside the policy on a round; its loss and gradient norm as metrics, and
+    the seconds.
 
     ``NotFinite`` where one of these is not: a network that has diverged teaches the policy nothing from then on.
     """

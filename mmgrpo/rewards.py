@@ -40,12 +40,12 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     """A reward from its text, ``name(weight=1.0, parameter=value)``, or from a function; weight 0 is logged only.
 
     A named function of the user's own runs in a process of its own and may take ``timeout`` seconds for a batch, as its
-    exit, crash or hang would be the run's: this costs little beside sampling (``RewardProcess``). Rewards of packages
-    do so where ``timeout`` or ``process=True`` is given. ``process=False`` is for a debugger; functions that are handed
-    over in Python cannot be named to another process. A function with a parameter ``device`` receives the device of the
-    run, or the one that is given. What ``@reward`` says of a function of the user's own holds as for those of packages.
-    ``cache=True``, or a file, keeps scores (``cache.Cached``). Unknown names, modules,
-    functions and parameters are errors that list the known ones.
+    exit, crash or hang would be the run's: the overhead is small compared with sampling (``RewardProcess``). Rewards of
+    packages do so where ``timeout`` or ``process=True`` is given. ``process=False`` is for a debugger; functions that
+    are handed over in Python cannot be named to another process. A function with a parameter ``device`` receives the
+    device of the run, or the one that is given. What ``@reward`` says of a function of the user's own holds as for
+    those of packages. ``cache=True``, or a file, keeps scores (``cache.Cached``). Unknown names, modules, functions and
+    parameters are errors that list the known ones.
     """
     if isinstance(spec, Scorer):
         return spec

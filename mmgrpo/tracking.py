@@ -1,4 +1,4 @@
-"""Experiment trackers of accelerate: how a run is named there, and what is sent beside the metrics of its steps."""
+"""Experiment trackers of accelerate: how a run is named there, and what is sent besides the metrics of its steps."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ class Trainer:
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )
         first_gap, batch = 0.0, round_.batch
-        # Networks that train beside the policy's own have moved before its first step.
+        # Networks that train alongside the policy have moved before its first step.
         self.at_boundary = not self.networks.optimizers
         round_.metrics.update(learn(self.policy, batch, self.loss, self.optim, self.accelerator))
         self.seconds += sum(round_.metrics.get(f"time/{part}", 0.0) for part in ("rollout", "reward", "learners"))

@@ -68,7 +68,7 @@ class LossRecipe:
     added: Bound
     """Which rows of other origins a round has, and what they count (``mmgrpo.other_rows``)."""
     networks: tuple[Bound, ...] = ()
-    """The networks of the run beside the present one and the reference before training, and how they change."""
+    """The networks of the run besides the present one and the reference before training, and how they change."""
 
     @staticmethod
     def of(
@@ -140,7 +140,7 @@ class LossRecipe:
 
     @property
     def term_names(self) -> list[str]:
-        """Names of the parts of the loss beside the objective."""
+        """Names of the parts of the loss besides the objective."""
         return [*(term.text.split("(")[0] for term in self.terms), *(["nll"] if self.supervised({}).count else [])]
 
     @property

@@ -113,7 +113,7 @@ def _read(file: Path, device: torch.device) -> Encoding | None:
 
 
 def key_of(prompt: Prompt) -> str:
-    """What an encoding depends on: the words, and the content of the media beside them."""
+    """What an encoding depends on: the words, and the content of its media."""
     return "\n".join([prompt.text, *(_digest(medium) for medium in prompt.media)])
 
 
@@ -178,7 +178,7 @@ def refuse_cut(
 ) -> None:
     """ValueError for a prompt that has more tokens than the text encoder reads, since the rest would be cut.
 
-    ``advice`` says what may be done beside shortening it.
+    ``advice`` says what may be done besides shortening it.
     """
     tokens = len(tokenizer(prompt.text if text is None else text, truncation=False, verbose=False).input_ids)
     if tokens > most:

@@ -67,7 +67,7 @@ class Elsewhere:
     whole: bool = False
     """True where the family's own ``save`` writes a complete model, to which nothing of the base's folder is added."""
     reset: Mapping[str, Any] | None = None
-    """Options of the section model by which the merged folder is read, beside its path."""
+    """Options of the section model by which the merged folder is read, besides its path."""
 
     def check(self, owner: Family, model: Path, form: str) -> None:
         """Raise ValueError for a format in which the saved model cannot be written."""

@@ -227,7 +227,7 @@ class OwnForward(ABC):
 
 
 def train_decoder(network: Any, training: Training, freeze_media: bool) -> Reference:
-    """Set that the language model trains, by adapters or itself, and unless ``freeze_media`` all else beside it."""
+    """Set that the language model trains, by adapters or itself, and unless ``freeze_media`` all else as well."""
     decoder = network.get_decoder()
     layers = [name for name, module in decoder.named_modules() if isinstance(module, nn.Linear)]
     usual = [target for target in LORA_TARGETS if any(name.endswith(target) for name in layers)]

@@ -1,4 +1,4 @@
-"""What the documentation site does beside mkdocs, so that the same pages can be read on GitHub.
+"""What the documentation site does in addition to mkdocs, so that the same pages can be read on GitHub.
 
 - Links that leave ``docs/`` lead to pages too: the files that they name become pages under ``repository/``.
 - A fence such as ```` ```python runnable my_rewards.py ```` is a listing of Python with the title my_rewards.py.

@@ -127,7 +127,7 @@ def token_whiten(centred: Values, stat: Rows, length: Key, eps: float = 1e-8) ->
 def length_weighted_std(
     centred: Values, values: Values, key: Key, stat: Rows, length: Key, limit: Annotated[float, UPPER_BOUND] = 5.0
 ) -> Values:
-    """centred / std over all decisions of the group, each with its row's reward (population), beside the baseline
+    """centred / std over all decisions of the group, each with its row's reward (population), for the baseline
     ``length_weighted``; where any |A| of a group would reach ``limit``, its A is that of GRPO (HAPO, arXiv:2509.16591).
 
     Rewards 1, 1, 0, 0 of 1, 1, 2, 4 decisions: mean .25, std .433, A = 1.732, 1.732, -.577, -.577.

@@ -358,7 +358,7 @@ def bonus(
     right: Annotated[float, ANY_NUMBER] = 0.5,
     of: str = "",
 ) -> Streams:
-    """r + coef min(by, cap) for samples of r at least ``right``: diversity beside correctness, which no wrong sample
+    """r + coef min(by, cap) for samples of r at least ``right``: diversity on top of correctness, which no wrong sample
     gains from (DIVER, arXiv:2509.26209: caps .68 for equations, .42 mixed). It changes all rewards but ``by``."""
     more = coef * raw[:, [list(names).index(by)]].clamp(max=cap).nan_to_num(0.0)
     used = torch.tensor([of in ("", n) and n.partition("@")[0] != by for n in names], device=values.device)

@@ -382,8 +382,8 @@ def row_problems(prompt: Prompt, rewards: Sequence[Scorer]) -> Skipped | None:
 def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Skipped | None:
     """Why the reference answer of a row would not be rewarded, if it would not.
 
-    It is scored as a completion, in tags and as it stands, beside an empty one. The answers of tasks about places and
-    times have a form of their own in completions, so that they are not tried.
+    It is scored as a completion, in tags and as it stands, and so is an empty one. The answers of tasks about places
+    and times have a form of their own in completions, so that they are not tried.
     """
     from mmgrpo.data.media import Skipped
     from mmgrpo.rewards import scorer

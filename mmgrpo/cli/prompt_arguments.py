@@ -60,7 +60,7 @@ def given_prompts(args: Given, config: Config, model_family: Family) -> list[Pro
 
 
 def rows_of(texts: Sequence[str], media: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """Rows with each text beside all media, or with each recording by itself where there are no texts."""
+    """Rows of each text with all media, or with each recording by itself where there are no texts."""
     if texts:
         return [{"text": text, **{f"{kind}s": files for kind, files in media.items()}} for text in texts]
     if media.keys() != {"audio"}:

@@ -225,6 +225,6 @@ SAMPLING_OPTIONS = (
 
 
 def sampling_options(config: Config) -> Mapping[str, Any]:
-    """The options that affect samples, which commands write and print beside their results."""
+    """The options that affect samples, which commands write and print with their results."""
     options = {**dataclasses.asdict(config.model), **dataclasses.asdict(config.sampling)}
     return {name: options[name] for name in SAMPLING_OPTIONS if name in options}

@@ -1,4 +1,4 @@
-"""How the packages of an extra are installed beside this installation, which may be a checkout or a wheel."""
+"""How the packages of an extra are added to this installation, which may be a checkout or a wheel."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2410.15115: clip .9 (of a note on it); alpha was not found, 1 is ours. With sampling.states
     # judged(by=...) and a process reward model. Its PPO has a value network where this has the group.
     "clip_delta": for_tokens(
-        "Process rewards beside that of the answer, clipped and as differences, so that no step is worth repeating.",
+        "Process rewards and that of the answer, clipped and as differences, so that no step is worth repeating.",
         **OF_STEPS,
         credit="process_reward(alpha=1.0, clip=0.9)",
     ),
@@ -608,13 +608,13 @@ CATALOGUE: dict[str, Preset] = {
     # rewards and divided by their own std; a buffer of 10,000 in tiers; weight and clip of the earlier ones were not
     # found and are those of all.
     "avatar": for_tokens(
-        "GRPO beside earlier samples, compared with the prompt's last rewards; more at both ends of an answer.",
+        "GRPO together with earlier samples, compared with the prompt's last rewards; more at both ends of an answer.",
         baseline="replayed_by_window",
         credit="temporal",
         replay="replay(count=4, strategy='random', tiers=[0.25, 0.35, 0.4])",
         trackers=["window(count=20)"],
     ),
-    # arXiv:2508.11408: mu falls from 0.9 to 0.05 in 200 steps, 64 expert rows beside 256 own ones, no KL.
+    # arXiv:2508.11408: mu falls from 0.9 to 0.05 in 200 steps, 64 expert rows and 256 own ones, no KL.
     "chord": for_any(
         "GRPO and the likelihood of expert answers, whose share falls.",
         supervised="nll(coef=cosine(0.9, 0.05, 200), count=64)",
@@ -936,7 +936,7 @@ CATALOGUE: dict[str, Preset] = {
     # After arXiv:2512.12387 (sampling.completion_steps=1): equation 13, gamma and k were not found; gamma 1 and k 1
     # leave them out. Clip range and KL were not found either; those of Flow-GRPO stand here.
     "vgpo": for_gaussian(
-        "After VGPO: discounted values of steps, and in early steps absolute beside relative ones.",
+        "After VGPO: discounted values of steps, and in early steps absolute and relative ones.",
         credit="process_value(gamma=1.0, k=1.0, early=5)",
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],

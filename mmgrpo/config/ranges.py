@@ -1,4 +1,4 @@
-"""The ranges of settings, declared beside them: ``steps: Annotated[int, within("[1, 1e9]")] = 100``.
+"""The ranges of settings, declared with them: ``steps: Annotated[int, within("[1, 1e9]")] = 100``.
 
 A range is checked wherever a value can come from: in files, on the command line and in Python (``check_ranges``), and
 in the parameters of blocks (``check_parameter``). A field that a subclass repeats with another default keeps its range.

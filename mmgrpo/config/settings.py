@@ -78,9 +78,9 @@ class Algorithm:
     """The loss per decision of reference answers in a group (data.reference_in_group, or algorithm.added with
     old='one'): importance, luffy(gamma=...)."""
     replay: Annotated[str, ANY_TEXT] = "none"
-    """Rows of earlier rounds beside those of the round: replay(count=8, strategy='recent', ...); by default none."""
+    """Rows of earlier rounds added to those of the round: replay(count=8, strategy='recent', ...); by default none."""
     supervised: Annotated[str, ANY_TEXT] = "none"
-    """A likelihood beside the objective: nll(coef=0.1), of the answers of data.supervised; by default none."""
+    """A likelihood added to the objective: nll(coef=0.1), of the answers of data.supervised; by default none."""
     hint: Annotated[str, ANY_TEXT] = "none"
     """Parts of solutions that the policy is given: staged(...), steps(...), forced(...); by default none."""
     added: Annotated[str, ANY_TEXT] = "none"

@@ -23,7 +23,7 @@ OUR_KEYS = (
     *(key for kind in IN_MEMORY for key in (kind, kind + "s")),
     *("id", "task", "system", "reference_value", "reference_rewards", "chosen", "rejected"),
 )
-"""What a column can be called here, beside ``meta.<name>``."""
+"""What a column can be called here, besides ``meta.<name>``."""
 
 ROLES = (TEXT_KEYS, ANSWER_KEYS, *((kind, kind + "s") for kind in IN_MEMORY))
 """Keys of which a row has one only."""

@@ -109,7 +109,7 @@ def referred(
     """The row with ``refer`` (its key, its content) in the place of every content of a medium.
 
     That are bytes anywhere, and strings under ``MEDIA_KEYS`` or ``also`` that are base64. ``{"bytes": ..., "path":
-    ...}`` is the form of ``datasets.Image`` and ``datasets.Audio``; samples beside their rate become an ``Audio``.
+    ...}`` is the form of ``datasets.Image`` and ``datasets.Audio``; samples with their rate become an ``Audio``.
     """
     names = MEDIA_KEYS | set(also)
 

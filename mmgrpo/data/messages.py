@@ -108,7 +108,7 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
         meta["reply"] = reply
     own_meta = _typed(row, "meta", dict, {})
     if duplicates := meta.keys() & own_meta.keys():
-        raise ValueError(f"{str(sorted(duplicates))[:200]} occur both beside 'meta' and inside it; keep one of them")
+        raise ValueError(f"{str(sorted(duplicates))[:200]} occur both next to 'meta' and inside it; keep one of them")
     identity = identity_of(row.get("id", default_id))
     if key == "conversations" and "id" in row:  # in LLaVA's layout an id is that of the image, which many rows share
         identity = f"{identity}:{default_id.rpartition(':')[2]}"

@@ -12,7 +12,7 @@ from mmgrpo.data.streaming import joined
 from mmgrpo.types import Audio, Image, Output, Prompt, Video
 
 HELDOUT = "heldout"
-"""Name of the split of data.heldout, beside those of eval.extra."""
+"""Name of the split of data.heldout, besides those of eval.extra."""
 
 
 @dataclass(frozen=True)

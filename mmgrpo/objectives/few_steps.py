@@ -1,4 +1,4 @@
-"""Few-step generators that are trained through other networks, which train beside them (TDM-R1, arXiv:2603.07700).
+"""Few-step generators that are trained through other networks, which train alongside (TDM-R1, arXiv:2603.07700).
 
     fake        the score of what the generator draws         learner, objective ``fake_score``
     surrogate   raised at good samples and lowered at bad      learner, objective ``surrogate_preference``

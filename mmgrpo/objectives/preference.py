@@ -370,8 +370,9 @@ def preference_term(
     reduce: Annotated[str, one_of("sum", "mean", "step")] = "sum",
     beta: Annotated[float, POSITIVE] = 0.1,
 ) -> Float[Tensor, "B T"]:
-    """coef times the objective ``preference``, beside another objective: GEPO (2505.12723) adds .01 to REINFORCE++. Its
-    order is that of the advantages, of which those above 0 are above the baseline (``right_wrong(threshold=0)``)."""
+    """coef times the objective ``preference``, added to another objective: GEPO (2505.12723) adds .01 to REINFORCE++.
+    Its order is that of the advantages, of which those above 0 are above the baseline
+    (``right_wrong(threshold=0)``)."""
     networks = (log_probs, old_log_probs, anchor_log_probs, old_log_probs)
     inputs = (*networks, advantages, loss_mask, decision_mask, drawn, key)
     return coef * preference(*inputs, link=link, pairs=pairs, anchor=anchor, reduce=reduce, beta=beta).values

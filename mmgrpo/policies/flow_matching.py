@@ -90,7 +90,7 @@ def self_normalized_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, "
 
 
 ERRORS_OF_A_NETWORK = ("gap", "error", "normalized_error", "velocity_norm")
-"""Scores of any network at a draw, beside ``log_probs``: v - v* over the latent, its mean square, that over its mean
+"""Scores of any network at a draw, besides ``log_probs``: v - v* over the latent, its mean square, that over its mean
 magnitude (without gradient), and the norm |v|."""
 
 
@@ -139,7 +139,7 @@ class Matches:
 
 
 ESTIMATES = frozenset({"clean", "estimate_error", "boundary"})
-"""Scores at the ends of steps beside the others: the clean estimate of the present network at the step's beginning; the
+"""Further scores at the ends of steps: the clean estimate of the present network at the step's beginning; the
 mean square of v - (x_tau - x0) / tau, x0 that of the generator; and the step's number."""
 ESTIMATES_OF_A_NETWORK = ("clean", "guided_clean", "direction")
 """Clean estimates of another network at x_tau, also under ``sampling.reference_guidance``, and what a scale of guidance

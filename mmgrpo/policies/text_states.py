@@ -62,7 +62,7 @@ def judged(
     most: Annotated[int, COUNT] = 20,
     cut: Annotated[str, one_of("paragraph", "sentence")] = "paragraph",
 ) -> States:
-    """The text so far, by the reward ``by``, of weight 0 if it is not to count beside: a process reward model
+    """The text so far, by the reward ``by``, of weight 0 if it only judges steps: a process reward model
     (arXiv:2410.15115), ``judge_last_step``, ``step_coverage``."""
     return States(by, most=most, cut=cut)
 

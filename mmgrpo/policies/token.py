@@ -262,7 +262,7 @@ class TokenPolicy:
         if count < 1:
             raise ValueError(
                 f"got data.group_size {request.group_size} with data.reference_in_group, expected at least 2: one "
-                "sample of the policy beside the reference answer; raise data.group_size"
+                "sample of the policy besides the reference answer; raise data.group_size"
             )
         forced = self._forced(request)
         queries = [

@@ -130,7 +130,7 @@ def answers_of(prompt: Prompt) -> list[str]:
 
 Features: TypeAlias = Sequence[Any]
 """Encoded media of each prompt: Float[Tensor, "_ width"], one row per placeholder that they replace; none for a prompt
-without media. Of a network that encodes media itself, whatever it reads of each prompt beside the tokens."""
+without media. Of a network that encodes media itself, whatever it reads of each prompt besides the tokens."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class FeatureCache:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        # The prompt is stored beside its features, so that its id is not given to another object meanwhile.
+        # The prompt is stored with its features, so that its id is not given to another object meanwhile.
         self.entries: dict[int, tuple[Prompt, Float[Tensor, "_ width"]]] = {}
 
     def features(

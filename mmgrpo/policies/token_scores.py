@@ -30,7 +30,7 @@ BLOCK = 1 << 21
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a distribution is beside its logits: the temperature, and tokens that are never sampled."""
+    """What a distribution is besides its logits: the temperature, and tokens that are never sampled."""
 
     temperature: float
     suppressed: Int[Tensor, "_"]

@@ -111,7 +111,7 @@ def beta(
     = 4, D = .03, r = 1: rho = .875, alpha = 4.5, beta = 3.5, value .5625. Rewards must be in [0, 1].
 
     The paper takes for D the mean change of the log-probs of one response; the response of the last visit is not kept
-    here. Rewards measured before the run count as 1 / (1 - low) samples beside the prior of .5 and .5.
+    here. Rewards measured before the run count as 1 / (1 - low) samples in addition to the prior of .5 and .5.
     """
     if bool(((seen.rewards < 0) | (seen.rewards > 1)).any()):
         bad = float(seen.rewards[(seen.rewards < 0) | (seen.rewards > 1)][0])

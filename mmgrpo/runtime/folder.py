@@ -118,7 +118,7 @@ WRITTEN = re.compile(
     | (tensorboard|tracker|mmgrpo)/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
     re.VERBOSE,
 )
-"""Paths that a run, ``sample`` and ``evaluate`` write, beside those that ``model/run.json`` lists."""
+"""Paths that a run, ``sample`` and ``evaluate`` write, in addition to those that ``model/run.json`` lists."""
 
 
 def run_folder(config: Config) -> Path:

@@ -191,7 +191,7 @@ class Networks:
         """Values of the trained parameters by network and parameter; of earlier networks ``<name>@<step>``, of one of
         several teachers ``<name>:<task>``."""
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        """Of the networks that train beside the policy's own (rules with a learning rate), whose values they hold."""
+        """Of the networks that train alongside the policy (rules with a learning rate), whose values they hold."""
         self.changed: dict[str, int] = {}
         """Optimizer steps at which a network was last renewed or an earlier one was kept."""
         self.step = 0
@@ -341,7 +341,7 @@ class Networks:
         return kept | {f"learner-{name}": flatten_optimizer(one)[0] for name, one in self.optimizers.items()}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the values."""
+        """What a checkpoint keeps in addition to the values."""
         state = {"round": self.round, "changed": self.changed, "best": self.best, "stalled": self.stalled}
         return {**state, "learners": {name: flatten_optimizer(one)[1] for name, one in self.optimizers.items()}}
 
@@ -369,7 +369,7 @@ class Networks:
             restore_optimizer(optimizer, tensors.get(f"learner-{name}", {}), state["learners"][name])
 
     def _make_optimizers(self) -> None:
-        """An AdamW for each network that trains beside the policy's own, on its values themselves."""
+        """An AdamW for each network that trains alongside the policy, on its values themselves."""
         learning = {name_of(rule): rule for rule in self.rules if "lr" in rule.parameters}
         if learning and any(map(is_shard, self.trained.values())):
             raise ValueError(

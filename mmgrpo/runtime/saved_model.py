@@ -11,7 +11,7 @@ from mmgrpo.files import naming, sha256_of, share, write_text
 from mmgrpo.runtime.identity import MARKER
 
 WRITING, EARLIER = ".model-writing", ".model-replaced"
-"""Names beside ``model/`` while it is replaced."""
+"""Names next to ``model/`` while it is replaced."""
 
 
 def write_model(folder: Path, save: Callable[[Path], None], run: str, step: int) -> None:

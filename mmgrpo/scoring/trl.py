@@ -22,7 +22,7 @@ from mmgrpo.scoring.progress import current
 from mmgrpo.types import Output, Prompt, Text, Turn
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What every such function is given beside columns."""
+"""Arguments of every such function besides columns."""
 
 OURS = ("answer", "task")
 """Columns that every row has here, by our name."""

@@ -20,7 +20,7 @@ class HearingOptions(ModelOptions):
     freeze_encoder: bool = True
     """Train the decoder only; a clip is then encoded once per run (sampling.features_kept)."""
     head_dtype: Annotated[str, one_of("", "float32")] = ""
-    """Precision of the output layer; empty is that of dtype. float32 beside a dtype or a sampling.dtype of 16 bits
+    """Precision of the output layer; empty is that of dtype. float32 with a dtype or a sampling.dtype of 16 bits
     keeps log-probs of sampling and training together (ScaleRL); its weights are then stored in fp32."""
 
 

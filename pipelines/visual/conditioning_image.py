@@ -1,4 +1,4 @@
-"""Media of data sets: the image beside the words of a prompt (to be edited, or a first frame), and given outputs."""
+"""Media of data sets: the image of a prompt (to be edited, or a first frame), and given outputs."""
 
 from __future__ import annotations
 

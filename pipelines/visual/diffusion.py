@@ -141,7 +141,7 @@ def refuse_other_inputs(source: str, config: Any, channels: int) -> None:
     if config.in_channels != channels:
         raise ValueError(
             f"'{source}': unet/config.json: got in_channels={config.in_channels}, expected {channels}, the channels of "
-            "a latent; models for inpainting or editing read an image beside it and are not supported"
+            "a latent; models for inpainting or editing read an image as well and are not supported"
         )
     if config.time_cond_proj_dim is not None:
         raise ValueError(

@@ -82,7 +82,7 @@ class VisualFamily:
     guidance: str = "guidance"
     """The option that doubles the network evaluations where it is not 1."""
     image_input: str = ""
-    """The image beside the words of a prompt: ``required``, ``optional``, or empty for a family that takes none."""
+    """The image in a prompt: ``required``, ``optional``, or empty for a family that takes none."""
     process: Process = "flow"
     modality: str = "visual"
     blocks: tuple[str, ...] = ("*TransformerBlock",)

@@ -46,7 +46,7 @@ class Architecture:
     pipeline: Any
     """The diffusers pipeline of the frozen parts; None for a model that has none."""
     takes_images: ClassVar[bool] = False
-    """Whether a prompt may have an image beside its words."""
+    """Whether a prompt may have an image."""
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError for a prompt that is longer than the text encoder takes, which would be cut; encodes

@@ -133,7 +133,7 @@ class SanaOptions(FlowOptions):
     guidance: float = 4.5
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: int = 300
-    """Tokens of a prompt that Gemma reads, beside the instruction before it."""
+    """Maximum prompt length in Gemma tokens, without the instruction before it."""
 
 
 @dataclass
@@ -334,7 +334,7 @@ class VisualData(Data):
     heldout: str = "embedded:visual/scenes/heldout.jsonl"
     """Evaluation prompts; a prompt of the training file among them is an error. Empty: no evaluation."""
     media_root: Annotated[str, ANY_TEXT] = ""
-    """Root of relative paths of images beside prompts; empty: the folder of the prompt file."""
+    """Root of relative paths of images of prompts; empty: the folder of the prompt file."""
     skip_limit: Annotated[float, FRACTION] = 0.05
     """The largest fraction of prompts that may be skipped because their image cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""

@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit and Qwen-Image-Edit-Plus (2509, 2511): Qwen-Image with an image beside the words.
+"""Qwen-Image-Edit and Qwen-Image-Edit-Plus (2509, 2511): Qwen-Image conditioned on an image.
 
 The network sees the given image twice: Qwen2.5-VL reads it with the words, and its clean latents follow those of the
 image to be made in the sequence of tokens. It is never noised, and the unconditional branch of guidance keeps it.

@@ -1,7 +1,7 @@
 """SkyReels-V1 (Skywork AI 2025): HunyuanVideo (``pipelines.visual.hunyuan_video``) with the first frame of the clip.
 
-The image is a condition: the network reads the VAE's latents of it in channels of their own, beside the noisy latents
-of the first frame, and zeros beside those of the others. No noise is added to it, and no decision concerns it: all
+The image is a condition: the network reads the VAE's latents of it in channels of their own, next to the noisy latents
+of the first frame, and zeros next to those of the others. No noise is added to it, and no decision concerns it: all
 frames are sampled. Guidance is true classifier-free guidance (``true_cfg_scale``); its unconditional branch keeps the
 image. The latents of an image are the mean of the VAE's posterior, from which diffusers' pipeline draws them.
 """

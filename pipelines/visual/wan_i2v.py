@@ -1,8 +1,8 @@
-"""Wan 2.1 and 2.2 (``pipelines.visual.wan``) with an image beside the words, the first frame of the clip.
+"""Wan 2.1 and 2.2 (``pipelines.visual.wan``) conditioned on an image, the first frame of the video.
 
 The image is a condition: no noise is added to it, and no decision concerns it. There are two kinds:
 
-- Wan 2.1 and 2.2 14B read it in channels of their own, beside the noisy latents: the VAE's latents of the image
+- Wan 2.1 and 2.2 14B read it in channels of their own, next to the noisy latents: the VAE's latents of the image
   followed by black frames, and a mask. 2.1 also reads tokens of a CLIP image encoder. All frames are sampled.
 - Wan 2.2 5B (a time per token) has the image's latents as the first latent frame, at time 0. Samples are the other
   frames; the first one is put before them for the network, which predicts nothing for it, and for the VAE.
@@ -114,7 +114,7 @@ def load(options: WanImageOptions, training: Training = PLAIN) -> FlowModel:
     network = read_json(source, "transformer/config.json") or {}
     if network.get("pos_embed_seq_len") is not None:
         raise ValueError(
-            f"'{source}' takes the last frame of a clip beside the first, expected the first only; take a model of "
+            f"'{source}' takes the last frame of a video and the first, expected the first only; take a model of "
             f"image-to-video, e.g. {EXAMPLE}"
         )
     if network.get("image_dim") is not None and options.max_sequence_length != IMAGE_CONTEXT:

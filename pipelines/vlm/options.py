@@ -20,7 +20,7 @@ class TextOptions(ModelOptions):
     """Arguments of the chat template, e.g. {enable_thinking: false} of Qwen3, or {date_string: 1 May 2026} of Llama 3.
     One that the template does not read is an error."""
     head_dtype: Annotated[str, one_of("", "float32")] = ""
-    """Precision of the output layer; empty is that of dtype. float32 beside a dtype or a sampling.dtype of 16 bits
+    """Precision of the output layer; empty is that of dtype. float32 with a dtype or a sampling.dtype of 16 bits
     keeps log-probs of sampling and training together (ScaleRL); its weights are then stored in fp32."""
 
 

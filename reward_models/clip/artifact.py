@@ -6,7 +6,7 @@ drift to images with artifacts, and adds the probability that there are none as 
     reward = exp(z_no) / (exp(z_no) + exp(z_yes)) = sigmoid(z_no - z_yes)
 
 of a classifier of a few curated images. The paper's is a vision-language model that is asked for yes or no; here it
-is a head trained on a frozen tower, which gives one logit z_yes - z_no for each kind of artifact. Beside other rewards
+is a head trained on a frozen tower, which gives one logit z_yes - z_no for each kind of artifact. With other rewards
 it is a term of their weighted sum. The kinds of MagicMirror (arXiv:2509.10260) are outputs of one head, and its
 benchmark is the mean of labels: ``magic_bench``.
 """

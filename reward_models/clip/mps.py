@@ -179,7 +179,7 @@ class SwiGLU(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Patches [n, p, width] attend to the relevant words [n, w, width], beside a feed-forward layer."""
+    """Patches [n, p, width] attend to the relevant words [n, w, width], in parallel with a feed-forward layer."""
 
     def __init__(self, width: int, expansion: int = 4) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class CrossAttention(nn.Module):
 
 
 class ParallelBlock(nn.Module):
-    """Patches [n, p, width] attend to each other by rotary positions, beside a feed-forward layer."""
+    """Patches [n, p, width] attend to each other by rotary positions, in parallel with a feed-forward layer."""
 
     def __init__(self, width: int, expansion: int = 4) -> None:
         super().__init__()

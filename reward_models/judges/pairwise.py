@@ -4,7 +4,7 @@
 
 A judge sees both orders, (i, j) and (j, i), and v is the mean: as judges prefer a position, and often strongly, one
 order would reward that. What cannot be read does not count, in neither the sum nor the number. ``position_consistency``
-beside it, with weight 0 and the same judge, logs how often the two orders agree; it asks nothing again.
+listed as well, with weight 0 and the same judge, it logs how often the two orders agree; it asks nothing again.
 """
 
 from __future__ import annotations

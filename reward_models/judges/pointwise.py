@@ -117,7 +117,7 @@ def artifact_free(
     question: str = ARTIFACTS,
     device: str = "cpu",
 ) -> list[float]:
-    """1 - p(yes), p(yes) = 1 / (1 + exp(l_no - l_yes)), to whether an image contains artifacts: a regularizer beside
+    """1 - p(yes), p(yes) = 1 / (1 + exp(l_no - l_yes)), to whether an image contains artifacts: a regularizer for
     other rewards (Understanding reward hacking in T2I RL, arXiv:2601.03468). The prompt is not read."""
     asked = _of_images(outputs, [question] * len(outputs), "artifact_free")
     spellings = [("Yes", "yes", "YES"), ("No", "no", "NO")]

@@ -29,7 +29,8 @@ def rates(normal: str = BY_LANGUAGE, **others: Any) -> list[ErrorRate]:
 
 
 def annotate(normal: str = BY_LANGUAGE, **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
-    """``aligned``: the words of a transcript beside those of the reference; nothing where there is no reference."""
+    """``aligned``: the words of a transcript aligned with those of the reference; nothing where there is no
+    reference."""
 
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         return [
@@ -43,7 +44,7 @@ def annotate(normal: str = BY_LANGUAGE, **others: Any) -> Callable[..., list[Map
 
 
 def alignment(prompt: Prompt, text: str, normal: str = BY_LANGUAGE) -> list[Pair]:
-    """The words of a transcript beside those of the reference, by the rule of the row."""
+    """The words of a transcript aligned with those of the reference, by the rule of the row."""
     reference = transcript(prompt)
     return aligned(reference, text, rule_for(prompt, normal, reference))
 

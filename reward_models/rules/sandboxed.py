@@ -33,7 +33,7 @@ MODULES = (
     *("functools", "heapq", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics", "string"),
     *("struct", "textwrap", "typing", "traceback"),
 )
-"""Modules that a program may import, beside those that this one does."""
+"""Modules that a program may import, besides those that this one does."""
 
 LONGEST = 1 << 20
 """Bytes of an outcome; a longer one counts as a failure of its limit."""

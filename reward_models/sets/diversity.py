@@ -1,6 +1,6 @@
 """How much a sample differs from the others of its prompt, and how varied a text is in itself.
 
-Alone they reward anything that differs. Blocks read them beside a reward of correctness: ``divided(by='crowding')``
+Alone they reward anything that differs. Blocks read them with a reward of correctness: ``divided(by='crowding')``
 and ``bonus(by='formula_novelty')`` (docs/algorithms.md).
 """
 

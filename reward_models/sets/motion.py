@@ -1,6 +1,6 @@
 """Cheap guards of clips by pixels alone: how smoothly they move, and whether they move at all.
 
-They stand beside a main reward, never alone: a still image is perfectly smooth.
+They regularize a main reward and never stand alone: a still image is perfectly smooth.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def decision_statistic(
     log-probabilities, their mean entropy in nats, or their number.
 
     Only policies that record it have an entropy. A row without decisions is NaN, its number 0. Its uses are bonuses and
-    regularizers beside other rewards, with a small weight of either sign, and logging with weight 0: alone, it rewards
+    regularizers of other rewards, with a small weight of either sign, and logging with weight 0: alone, it rewards
     a policy for being sure of anything.
     """
     if of not in STATISTICS:

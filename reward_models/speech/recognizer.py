@@ -146,7 +146,7 @@ def rates(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> list[Erro
 
 
 def annotate(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> Callable[..., list[Mapping[str, Any]]]:
-    """``heard``: the transcript of a recording, and ``aligned``: its words beside those of the text."""
+    """``heard``: the transcript of a recording, and ``aligned``: aligned with the words of the text."""
 
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         texts = transcripts(prompts, outputs, path)

@@ -48,7 +48,7 @@ def hpsv3(
 
     ``weights`` has ``HPSv3.safetensors``, which holds the whole model; of ``base`` only configuration and tokenizer are
     read. The instruction is that of the package hpsv3, or of the file ``instruction``. Images above 15 are often a
-    mess: log another reward beside it. ``dtype``: float32, bfloat16 or float16; by default float32 on a CPU and
+    mess: log another reward as well. ``dtype``: float32, bfloat16 or float16; by default float32 on a CPU and
     bfloat16 elsewhere, whose scores differ.
     """
     model, text = load(weights, base, device, dtype), _instruction(instruction)

@@ -26,7 +26,7 @@ Other bases, some of them made by variants of this script that were not kept, on
 raised shapes, numbers and colours, of the tuning prompts all correct: .29 to .40 in 150 rounds from step 1,500 for
 images of six steps, .49 to .62 from step 2,100 for four steps, .49 to .65 in 250 rounds from step 2,700 for two. From
 a base of all things equally often .46 became .67, but colours stayed (+.01, here +.09). It did not raise what a model
-had hardly learned. With positions of 0.02 beside words of 1, 4,500 steps leave relations at random (.41), and 60 rounds
+had hardly learned. With positions of 0.02 and words of 1, 4,500 steps leave relations at random (.41), and 60 rounds
 raised nothing. Of the samples that it trained on, .20 became .24 in 110 rounds where images of two things had been
 rare and relations and colours were half right, and .24 became .27 in 97 rounds where a good model (.78) was asked in
 other words, of which it had seen few.
@@ -162,7 +162,8 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
 
 @cache
 def frequencies(kind: str) -> Float[Tensor, " scenes"]:
-    """How often each scene of a kind is drawn beside the others: most images of the web show the same few things."""
+    """How often each scene of a kind is drawn relative to the others: most images of the web show the same few
+    things."""
     import torch
 
     from mmgrpo.toy import scenes

@@ -1,4 +1,4 @@
-"""Networks that train beside the policy's own, and the few-step method that needs them (TDM-R1)."""
+"""Networks that train alongside the policy, and the few-step method that needs them (TDM-R1)."""
 
 from __future__ import annotations
 

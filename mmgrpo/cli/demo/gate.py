@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names of this machine for itself."""
 FORM = 1024 * 1024
-"""Bytes of a request beside its files."""
+"""Bytes of a request besides its files."""
 ELSEWHERE = ("/proxy=", "/run-history", "/vibe-")
 """Parts of the paths of requests that are passed on to others."""
 OWN = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:"

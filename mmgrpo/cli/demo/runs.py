@@ -351,7 +351,7 @@ def differences_html(looks: Sequence[Look]) -> str:
 
 
 def samples_html(looks: Sequence[Look], moment: str) -> str:
-    """The samples of every run at a moment, beside those before training."""
+    """The samples of every run at a moment, next to those before training."""
     return render("demo_samples.html", {"shown": [samples(look, moment) for look in looks] if moment else []})
 
 

@@ -93,7 +93,7 @@ def read_upload(pair: Pair, file: str) -> Audio:
 
 
 def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Side]) -> dict[str, str]:
-    """Mark-up of each side: the transcript, its words beside the reference, the error rate, and rewards."""
+    """Mark-up of each side: the transcript aligned with the reference, the error rate, and rewards."""
     texts = {side: one.outputs[0].text for side, one in drawn.items() if isinstance(one.outputs[0], Text)}
     columns = {}
     for side, text in texts.items():
@@ -121,7 +121,7 @@ def rule(pair: Pair, text: str, prompt: Prompt | None = None) -> str:
 
 
 def against(reference: str, text: str, normal: str) -> str:
-    """Mark-up of a transcript beside its reference, and of its word error rate."""
+    """Mark-up of a transcript aligned with its reference, and of its word error rate."""
     from reward_models.rules.transcripts import aligned
 
     pairs = [tuple(pair) for pair in aligned(reference, text, normal)]

@@ -212,7 +212,7 @@ def pictured(folder: Path, accelerator: Accelerator) -> Trainer:
 
 
 def learners(folder: Path, accelerator: Accelerator) -> Trainer:
-    """Networks that train beside the policy's own, one of them on whole groups."""
+    """Networks that train alongside the policy, one of them on whole groups."""
     policy = FlowMatchingPolicy(
         ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=9, boundaries=True
     )

@@ -57,7 +57,8 @@ class Args:
     seeds: Annotated[int, within("[1, 1000]")] = 3
     """Seeds per twin."""
     calibrate: bool = False
-    """Make the runs those from which thresholds are derived (with --seeds 5), beside those of other roundings."""
+    """Make the runs those from which thresholds are derived (with --seeds 5), in addition to those of other
+    roundings."""
     faults: bool = False
     """Plant faults in the code of this process, and list the twins that each turns red; --only and --resume add twins
     to those that the results have."""

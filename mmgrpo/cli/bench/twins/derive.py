@@ -76,7 +76,7 @@ SCALES: Mapping[str, Mapping[str, Any]] = {
 }
 """Constants that belong to the scale of rewards or to the numbers of a latent: temperatures between log-ratios, or
 errors, and rewards, which are a thousand times smaller where two numbers take the place of thousands; and learning
-rates of networks that train beside the policy's own."""
+rates of networks that train alongside the policy."""
 
 FRAMES = 2
 """Frames of twins of video recipes."""

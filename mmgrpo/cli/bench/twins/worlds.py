@@ -186,7 +186,7 @@ def near(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
 
 
 def close(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """A graded reward beside ``near``: 1 minus half the mean distance of the frames from the point at the angle."""
+    """A second, graded reward: 1 minus half the mean distance of the frames from the point at the angle."""
     wanted = torch.tensor([[math.cos(p.answer), math.sin(p.answer)] for p in prompts])
     gap = torch.stack([one.pixels for one in outputs])[..., 0] - wanted[..., None]  # type: ignore[union-attr]
     return (1 - gap.square().sum(1).sqrt().mean(1) / 2).tolist()
