@@ -41,7 +41,6 @@ from pipelines.speech.spoken import (
     captions_of,
     check_head,
     check_voices,
-    texts_of,
     with_texts,
     without_media,
 )
@@ -296,6 +295,13 @@ def _hearing(
     module = f"pipelines.speech.{name}"
     own_policy = sampling is not HearingSampling
     return LanguageFamily(name, about, "speech", module, architectures, sections, check, clips, own_policy)
+
+
+def texts_of(config: Config, path: str) -> Sequence[Prompt]:
+    """The texts of a file, those of a list of seed-tts-eval included."""
+    from pipelines.speech.voices import read_texts
+
+    return read_texts(config, path)
 
 
 def _exports(*formats: str, **options: Any) -> Elsewhere:

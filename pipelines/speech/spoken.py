@@ -57,13 +57,6 @@ def in_voice(prompt: Prompt, voice: Prompt) -> Prompt:
     return replace(prompt, text=transcript, turns=turns, meta={"reference_text": voice.answer, **prompt.meta})
 
 
-def texts_of(config: Config, path: str) -> Sequence[Prompt]:
-    """The texts of a file, those of a list of seed-tts-eval included."""
-    from pipelines.speech.voices import read_texts
-
-    return read_texts(config, path)
-
-
 def captions_of(config: Config, path: str) -> Sequence[Prompt]:
     """The captions of a file."""
     from mmgrpo.data.columns import columns_for
