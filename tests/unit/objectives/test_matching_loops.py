@@ -70,11 +70,11 @@ def nft(members: list[Draw]) -> Tensor:
 
 
 def dgpo(members: list[Draw]) -> Tensor:
-    change = sum(float(one.A * (one.e[""] - one.e["reference_"])) for one in members)
+    change = sum(float((one.A * (one.e[""] - one.e["reference_"])).detach()) for one in members)
     weight = float(torch.tensor(20.0 * change / len(members), dtype=torch.float64).sigmoid())
     total = torch.zeros(())
     for one in members:
-        ratio = float((one.e["old_"] - one.e[""]).exp())
+        ratio = float((one.e["old_"] - one.e[""]).detach().exp())
         left = ratio > 1.02 if one.A > 0 else ratio < 0.98
         total = total + weight * one.A * (one.e[""].detach() if left else one.e[""])
     return total
@@ -82,7 +82,7 @@ def dgpo(members: list[Draw]) -> Tensor:
 
 def crd(members: list[Draw]) -> Tensor:
     reward = [one.normalized(one.gap["old_"]) - one.normalized(one.gap[""]) for one in members]
-    mean, rho = sum(float(one) for one in reward) / len(reward), sum(one.rho for one in members) / len(members)
+    mean, rho = sum(float(one.detach()) for one in reward) / len(reward), sum(one.rho for one in members) / len(members)
     return sum(5 / 2 * (2 * (q - mean) - (one.rho - rho)) ** 2 for q, one in zip(reward, members, strict=True))  # type: ignore[return-value]
 
 

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from mmgrpo.compatibility import refuse_mismatch, refuse_tasks
+from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.registry import bind
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.runtime.networks import NETWORKS, Move, Networks, bind_networks
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe
 from pipelines.training import FrozenCopy
-from tests.building import near_one, recipe, trainer
-from tests.toys import toy_policy, toy_prompts
+from tests.building import algorithm_blocks, near_one, recipe, trainer
+from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_every_policy import MADE
 
 
@@ -169,6 +171,36 @@ def test_a_run_that_resumes_has_the_networks_of_one_that_never_stopped(tmp_path)
     for name, values in whole.networks.values.items():
         assert all(torch.equal(part.networks.values[name][key], value) for key, value in values.items())
         assert any(not torch.equal(values[key], parameter) for key, parameter in whole.trained.items())
+
+
+WITH_NETWORKS = sorted(n for n, one in CATALOGUE.items() if one.policies == "matching" and one.blocks["networks"])
+
+
+@pytest.mark.parametrize("preset", WITH_NETWORKS)
+def test_a_run_of_a_preset_resumes_with_all_of_its_networks(preset, tmp_path):
+    """Also with rules faster than the preset's, so that each has moved, was renewed or stored within six rounds."""
+    rules = [one.replace("every=30", "every=2").replace("every=15", "every=2") for one in PRESETS[preset]["networks"]]
+
+    def run(folder: str, steps: int):
+        policy = FlowMatchingPolicy(
+            ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=99,
+            boundaries=preset == "tdm_r1",
+        )  # fmt: skip
+        blocks = algorithm_blocks(preset, networks=rules)
+        more = {"reward": near_one, "steps": steps, "save_every": 1, "lr": 3e-2, "updates": 2}
+        return trainer(policy, tmp_path / folder, toy_prompts(4), **more, **blocks)
+
+    whole = run("whole", 6)
+    whole.fit()
+    run("part", 4).fit()
+    part = run("part", 6)
+    assert part.resume()
+    part.fit()
+    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
+    assert part.networks.values.keys() == whole.networks.values.keys() != set()
+    for name, values in whole.networks.values.items():
+        assert all(torch.equal(part.networks.values[name][key], value) for key, value in values.items()), name
+    assert all(torch.equal(part.trained[key], value) for key, value in whole.trained.items())
 
 
 def test_a_sampler_draws_the_rollouts_in_place_of_the_present_network(tmp_path):
