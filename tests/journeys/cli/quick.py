@@ -49,7 +49,8 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     rewards, more = [reward], []
     if name == "gardo":  # judges that disagree with the reward, and a distance
         rewards += ["jpeg_incompressibility(weight=0)", "nearest_distance(weight=0)"]
-        more = ["--algorithm.kl-weight", f"uncertain_part(of='{reward}', auxiliary=['jpeg_incompressibility'])"]
+        parts = f"of='{reward}', auxiliary=['jpeg_incompressibility'], fraction=recent(0.1)"
+        more = ["--algorithm.kl-weight", f"uncertain_part({parts})"]
     if name == "flow_opd":  # a teacher that is there
         more = ["--algorithm.networks", f"frozen(path='{output / 'flow_grpo' / 'model'}')"]
     # With a visible step and no average, so that the LoRA that is saved draws something else.
