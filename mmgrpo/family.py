@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
     from mmgrpo.data.media import Skipped
+    from mmgrpo.engines.denoising import Denoiser
     from mmgrpo.engines.engine import Engine
     from mmgrpo.evaluation import Shown
     from mmgrpo.report.audio_player import Sound
@@ -163,19 +164,19 @@ class Blocks(Protocol):
 
 @runtime_checkable
 class Drawable(Protocol):
-    """A family whose completions an engine may draw."""
+    """A family whose rollouts an engine may draw."""
 
     @property
     def engines(self) -> tuple[str, ...]:
         """The values of ``rollout.engine`` that it takes."""
         ...
 
-    def make_engine(self, config: Config, device: str) -> Engine:
+    def make_engine(self, config: Config, device: str) -> Engine | Denoiser:
         """The engine ``config.rollout.engine`` with the model of the configuration, in this process."""
         ...
 
     def draw_with_engine(self, config: Config, policy: Policy, device: str, processes: int, process: int) -> None:
-        """Let the engine of ``config.rollout`` draw the completions of this process's rollouts."""
+        """Let the engine of ``config.rollout`` draw this process's rollouts."""
         ...
 
     def end_engine(self, policy: Policy) -> None:
@@ -246,8 +247,15 @@ def refuse_engine(config: Config, owner: Family | None) -> None:
     if asked != "policy" and asked not in known:
         raise ValueError(
             f"rollout.engine: got {asked}, expected {' or '.join(['policy', *known])}, since family "
-            f"'{config.model.family}' draws {'no tokens' if not known else 'in no other way'}; leave it out"
+            f"'{config.model.family}' draws in no other way; leave it out"
         )
+    if asked != "policy" and config.distributed.shard == "full":
+        weights, in_step = config.distributed.rollout_weights, isinstance(owner, Blocks) and owner.in_step
+        if weights == "blocks" or (weights == "auto" and in_step):
+            raise ValueError(
+                f"distributed.rollout_weights: got {weights} with rollout.engine={asked}, which is sent whole weights "
+                "while rollouts are drawn, expected whole"
+            )
 
 
 def family(name: str) -> Family:

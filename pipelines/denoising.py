@@ -58,6 +58,8 @@ def check_decisions(config: Config) -> None:
             f"sampling.anchors: got {config.sampling.anchors}, expected at most data.group_size="
             f"{config.data.group_size}, the samples among which anchors are drawn"
         )
+    if config.rollout.engine != "policy":
+        refuse_with_engine(config)
     if config.sampling.plan_per == "prompt" and (config.sampling.policy != "transitions" or not first_plans(config)[1]):
         raise ValueError(
             f"sampling.plan_per: got prompt, which has no effect with sampling.policy={config.sampling.policy} and "
@@ -74,6 +76,24 @@ def check_decisions(config: Config) -> None:
             f"algorithm.select: parent_top1 has no effect with sampling.plan={config.sampling.plan} and sampling.steps="
             f"{config.sampling.steps}: no step is trained after the last split; split earlier, or leave it out"
         )
+
+
+def refuse_with_engine(config: Config) -> None:
+    """ValueError for what no engine of a denoising policy draws."""
+    sampling, plan = config.sampling, parse(config.sampling.plan)
+    reasons = {
+        f"sampling.policy={sampling.policy}": sampling.policy != "transitions",
+        f"sampling.rollout_guidance={getattr(sampling, 'rollout_guidance', 0)}": getattr(
+            sampling, "rollout_guidance", 0
+        ),
+        f"sampling.plan={sampling.plan}": plan[0] == "expand_prune" or len(plan[1].get("intervals", [1])) > 1,
+    }
+    for setting, there in reasons.items():
+        if there:
+            raise ValueError(
+                f"rollout.engine: got {config.rollout.engine} with {setting}, expected policy, since an engine of a "
+                "denoising model draws the policy's own transitions, and whole groups of them; leave out one of them"
+            )
 
 
 def prunable(plan: Plan) -> bool:

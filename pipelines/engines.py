@@ -13,26 +13,29 @@ from torch import Tensor
 
 from mmgrpo.config.settings import Config
 from mmgrpo.config.settings import Engine as Settings
+from mmgrpo.engines.denoising import OwnDenoiser, SynchronizedDenoiser
 from mmgrpo.engines.engine import Engine, Lanes, Synchronized, parameters
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.token import TokenPolicy
 from pipelines.training import torch_dtype
 from pipelines.vllm_engine import media_of
 
 if TYPE_CHECKING:
-    from mmgrpo.family import Family
+    from mmgrpo.family import Drawable, Family
 
 GAPS = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 """``rollout.max_gap`` by precision: kernels differ by 5e-7 to 1e-6 in fp32, and by about 0.01 in half of it."""
 
 
-def draw_with_engine(owner: Family, config: Config, policy: Any, device: str, processes: int, process: int) -> None:
-    """Let the engine of ``config.rollout`` draw the completions of a token policy's rollouts."""
+def draw_with_engine(owner: Drawable, config: Config, policy: Any, device: str, processes: int, process: int) -> None:
+    """Let the engine of ``config.rollout`` draw a policy's rollouts: completions, or trajectories of denoising."""
     rollout, model = config.rollout, policy.model
     if rollout.engine == "vllm" and processes > 1:
         raise ValueError(
             f"rollout.engine: got vllm with {processes} processes, expected one, whose device it shares; start a "
             "server per process (mmgrpo serve-engine) and set rollout.engine=served with their rollout.url"
         )
-    engines: list[Engine] = []
+    engines: list[Any] = []
     if rollout.engine == "served":
         from mmgrpo.engines.served import Client
 
@@ -40,18 +43,32 @@ def draw_with_engine(owner: Family, config: Config, policy: Any, device: str, pr
         for url in servers_of(rollout, processes, process):
             engines.append(Client(url, token, timeout=rollout.timeout, patience=rollout.patience))
     else:
-        engines.append(make_engine(owner, config, device))
-    dtype, network = torch_dtype(config.model.dtype), policy.network
+        engines.append(owner.make_engine(config, device))
+    dtype, network, gap = torch_dtype(config.model.dtype), policy.network, rollout.max_gap or GAPS[config.model.dtype]
+    if isinstance(policy, DenoisingPolicy):
+        if len(engines) > 1:
+            raise ValueError(
+                f"rollout.url: got {len(engines)} servers for each process, expected one, since denoising models draw "
+                "one round after the other"
+            )
+        return policy.draw_with(SynchronizedDenoiser(engines[0], partial(parameters, network), max_gap=gap))
 
     def synchronized(engine: Engine) -> Synchronized:
+        if rollout.lora == "adapter" and engine.form == "merged":
+            raise ValueError(
+                f"rollout.lora: got adapter, but {engine.name} takes merged weights; start it with the options of the "
+                "run, --rollout.lora adapter among them, or leave it out"
+            )
+        foreign, forms = engine.form != "own", {"own": parameters, "merged": partial(merged, dtype=dtype)}
+        weights = {**forms, "adapters": partial(apart, dtype=dtype)}[engine.form]
         return Synchronized(
             engine,
-            lambda: merged(network, dtype) if engine.merged else parameters(network),
+            lambda: weights(network),
             model,
-            max_gap=rollout.max_gap or GAPS[config.model.dtype],
+            max_gap=gap,
             # Our own sampler's log-probs are of the whole distribution.
-            top_p=policy.top_p if engine.merged else 1.0,
-            media=partial(media_of, model) if engine.merged else None,
+            top_p=policy.top_p if foreign else 1.0,
+            media=partial(media_of, model) if foreign else None,
             overlaps=rollout.engine == "served" and rollout.max_staleness > 0,
         )
 
@@ -86,25 +103,56 @@ def make_engine(owner: Family, config: Config, device: str) -> Engine:
     return OwnSampler(policy)
 
 
+def make_denoiser(owner: Family, config: Config, device: str) -> OwnDenoiser:
+    """The engine ``sampler`` of a denoising family, in this process."""
+    policy: Any = owner.policy(config_on(config, device), device, training=False)
+    return OwnDenoiser(policy)
+
+
+def end_engine(policy: Any) -> None:
+    """End the engine of a policy, where there is one."""
+    if isinstance(policy, DenoisingPolicy | TokenPolicy) and policy.engine is not None:
+        policy.engine.close()
+
+
 def config_on(config: Config, device: str) -> Config:
-    """The configuration of an engine's own copy of the model, which never trains."""
-    return replace(config, model=replace(config.model, device=device, gradient_checkpointing=False))
+    """The configuration of an engine's own copy of the model, which never trains, and reads prompts as they come."""
+    apart: dict[str, Any] = {"device": device, "gradient_checkpointing": False}
+    if "forget_encoders" in vars(config.model):
+        apart["forget_encoders"] = False
+    return replace(config, model=replace(config.model, **apart))
 
 
 def merged(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a network without adapters that computes what this one does, W + scale B A in fp32, in the
     precision of computation; names are those of the checkpoint's own network."""
+    for name, value, layer in _base(network):
+        if layer is not None and name.endswith(".weight") and not layer.disable_adapters:
+            changes = [layer.get_delta_weight(one).float() for one in layer.active_adapters]
+            value = value.detach().float() + sum(changes)
+        yield name, value.detach().to(dtype) if value.is_floating_point() else value.detach()
+
+
+def apart(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a network without its adapters, in the precision of computation, and A and scale B of the adapters
+    in fp32, as ``<module>.lora_A.weight`` and ``<module>.lora_B.weight``."""
+    layers: dict[int, tuple[str, Any]] = {}
+    for name, value, layer in _base(network):
+        if layer is not None:
+            layers[id(layer)] = name.rpartition(".")[0], layer
+        yield name, value.detach().to(dtype) if value.is_floating_point() else value.detach()
+    for name, layer in layers.values():
+        (active,) = layer.active_adapters
+        yield f"{name}.lora_A.weight", layer.lora_A[active].weight.detach().float()
+        yield f"{name}.lora_B.weight", layer.lora_B[active].weight.detach().float() * layer.scaling[active]
+
+
+def _base(network: Any) -> Iterator[tuple[str, Tensor, Any]]:
+    """The tensors of the checkpoint's own network by name, and the adapted layer of which one is a part."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     adapted: dict[str, Any] = {name: one for name, one in network.named_modules() if isinstance(one, BaseTunerLayer)}
     for name, value in parameters(network):
-        if ".lora_" in name:
-            continue
-        outer, inside, leaf = name.rpartition(".base_layer.")
-        if inside:
-            name, layer = f"{outer}.{leaf}", adapted[outer]
-            if leaf == "weight" and not layer.disable_adapters:
-                changes = [layer.get_delta_weight(one).float() for one in layer.active_adapters]
-                value = value.detach().float() + sum(changes)
-        floating = value.is_floating_point()
-        yield name, value.detach().to(dtype) if floating else value.detach()
+        if ".lora_" not in name:
+            outer, inside, leaf = name.rpartition(".base_layer.")
+            yield (f"{outer}.{leaf}", value, adapted[outer]) if inside else (name, value, None)

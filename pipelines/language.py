@@ -86,9 +86,9 @@ class LanguageFamily:
 
     def end_engine(self, policy: Policy) -> None:
         """End the engine, where there is one."""
-        own: Any = policy
-        if self.engines and own.engine is not None:
-            own.engine.close()
+        from pipelines.engines import end_engine
+
+        end_engine(policy)
 
     @property
     def elsewhere(self) -> Elsewhere:

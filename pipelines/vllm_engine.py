@@ -6,16 +6,22 @@ not used: the trainer sends the features that it has computed, so that both read
 place the gap of a tiny Qwen2.5-VL is 5e-4, since they are rounded to 8 bits; with features 5e-7).
 
 Weights are reloaded whole: a partial reload is accepted by vLLM with a line in its log. Which of its own tensors a
-reload wrote is asked of the model itself, inside the worker (``Accounted``).
+reload wrote is asked of the model itself, inside the worker (``Accounted``). With ``rollout.lora`` adapter they are
+those of the checkpoint, sent once, and adapters follow by themselves, as files of peft in a folder of their own; a
+module that vLLM has no adapters for is ignored by it, and an error here.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mmgrpo.config.settings import Config
@@ -26,6 +32,9 @@ from mmgrpo.randomness import derive
 
 TESTED = ("0.32",)
 """Versions whose calls are known here; another one is named when it starts."""
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM reserves places for."""
 
 FORBIDDEN = -100.0
 """The lowest bias that vLLM takes."""
@@ -70,7 +79,7 @@ class Accounted:
             written.extend(names or ())
             return names
 
-        names = {name for name, _ in model.named_parameters()}
+        names = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
         model.load_weights = recorded
         try:
             worker.reload_weights(weights_iterator=iter(pairs))
@@ -78,17 +87,35 @@ class Accounted:
             del model.load_weights
         return sorted(names - set(written))
 
+    def adapters_unbound(self, number: int) -> list[str]:
+        """The modules of loaded adapters that the model has no adapters for."""
+        worker: Any = self
+        manager = worker.model_runner.lora_manager._adapter_manager
+        return sorted(set(manager.get_adapter(number).loras) - set(manager.modules))
+
 
 class VllmEngine:
-    """``llm`` is a ``vllm.LLM`` whose worker has ``Accounted``, ``parameters`` its class ``SamplingParams``."""
+    """``llm`` is a ``vllm.LLM`` whose worker has ``Accounted``, ``parameters`` its class ``SamplingParams``, and
+    ``lora`` its class ``LoRARequest`` where adapters are sent by themselves."""
 
-    whole, merged = True, True
-
-    def __init__(self, llm: Any, parameters: Any, sleeps: bool = False, name: str = "vLLM") -> None:
-        self.llm, self.parameters, self.sleeps, self.name = llm, parameters, sleeps, name
+    def __init__(
+        self,
+        llm: Any,
+        parameters: Any,
+        sleeps: bool = False,
+        name: str = "vLLM",
+        lora: Callable[..., Any] | None = None,
+    ) -> None:
+        self.llm, self.parameters, self.sleeps, self.name, self.lora = llm, parameters, sleeps, name, lora
+        self.whole, self.form = lora is None, "merged" if lora is None else "adapters"
         self.version: int | None = None
         self.sent: dict[str, str] = {}
         self.asleep = False
+        self.adapters: dict[str, Tensor] = {}
+        """Those of the last load, by name."""
+        self.request: Any = None
+        """What names them to vLLM."""
+        self.loads = 0
 
     @staticmethod
     def of(config: Config, device: str) -> VllmEngine:
@@ -111,6 +138,7 @@ class VllmEngine:
         if not vllm.__version__.startswith(TESTED):
             print(f"rollout.engine: vLLM {vllm.__version__} was not tested, only {', '.join(TESTED)}", flush=True)
         options, rollout = config.model, config.rollout
+        apart = rollout.lora == "adapter"
         longest = getattr(options, "max_prompt_tokens", 0)
         llm = vllm.LLM(
             model=options.path,
@@ -124,16 +152,26 @@ class VllmEngine:
             enforce_eager=rollout.eager,
             enable_sleep_mode=rollout.sleep and on_gpu,
             enable_mm_embeds=True,
+            **({"enable_lora": True, "max_loras": 1, "max_lora_rank": rank_of(options.lora_rank)} if apart else {}),
         )
-        return VllmEngine(llm, vllm.SamplingParams, rollout.sleep and on_gpu)
+        lora = None
+        if apart:
+            from vllm.lora.request import LoRARequest as lora
+        return VllmEngine(llm, vllm.SamplingParams, rollout.sleep and on_gpu, lora=lora)
 
     def held(self) -> Mapping[str, str]:
         """The fingerprints of the tensors that were loaded last, by the names under which they were sent."""
         return dict(self.sent)
 
     def load(self, tensors: Named, version: int) -> None:
-        """Reload all weights; EngineFailure for what the model has no place for, and for places left."""
-        pairs = list(tensors)
+        """Reload all weights, or adapters alone; EngineFailure for what the model has no place for, and for places
+        left."""
+        pairs, adapters = [], {}
+        for name, tensor in tensors:
+            if self.lora is not None and ".lora_" in name:
+                adapters[name] = tensor
+            else:
+                pairs.append((name, tensor))
         if self.asleep:
             self.llm.wake_up(tags=["weights"])
         if pairs:
@@ -151,6 +189,9 @@ class VllmEngine:
                     f"e.g. '{left[0]}': it is another model, or one tensor was forgotten"
                 )
             self.sent = {name: fingerprint(tensor) for name, tensor in pairs}
+            self.request = None  # a reload forgets adapters
+        if adapters or (self.adapters and self.request is None):
+            self._adapt({**self.adapters, **adapters})
         self.llm.reset_prefix_cache()
         if pairs:
             # A reload empties the worker's cache of features, of which the scheduler would go on to think.
@@ -159,6 +200,36 @@ class VllmEngine:
             self.llm.wake_up(tags=["kv_cache"])
             self.asleep = False
         self.version = version
+
+    def _adapt(self, adapters: dict[str, Tensor]) -> None:
+        """Load adapters in the place of the last ones."""
+        self.version, self.request = None, None
+        self.sent = {name: value for name, value in self.sent.items() if ".lora_" not in name}
+        rank = max(len(value) for name, value in adapters.items() if ".lora_A." in name)
+        modules = sorted({name.rpartition(".lora_")[0] for name in adapters})
+        self.loads += 1
+        with tempfile.TemporaryDirectory(prefix="adapters-") as folder:
+            tensors = {f"base_model.model.{name}": value.cpu().contiguous() for name, value in adapters.items()}
+            save_file(tensors, Path(folder) / "adapter_model.safetensors")
+            told = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
+            (Path(folder) / "adapter_config.json").write_text(json.dumps(told))
+            assert self.lora is not None
+            request = self.lora(f"round-{self.loads}", self.loads, folder)
+            try:
+                self.llm.llm_engine.add_lora(request)
+                unbound = self.llm.collective_rpc("adapters_unbound", args=(self.loads,))[0]
+            except (ValueError, KeyError, AttributeError, AssertionError, RuntimeError) as error:
+                raise EngineFailure(
+                    f"rollout.engine: {self.name} cannot load the trainer's adapters ({str(error)[:300]}); set "
+                    "rollout.lora=merged"
+                ) from error
+        if unbound:
+            raise EngineFailure(
+                f"rollout.engine: {self.name} has no adapters for {len(unbound)} of the trained modules, e.g. "
+                f"'{unbound[0]}'; set rollout.lora=merged"
+            )
+        self.adapters, self.request = adapters, request
+        self.sent |= {name: fingerprint(value) for name, value in adapters.items()}
 
     def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
         """Completions of each query; every sample has a seed of its own, of the query's stream."""
@@ -189,18 +260,26 @@ class VllmEngine:
                         detokenize=False,
                     )
                 )
-        results = iter(self.llm.generate(requests, parameters, use_tqdm=False))
+        adapted = {"lora_request": self.request} if self.request is not None else {}
+        results = iter(self.llm.generate(requests, parameters, use_tqdm=False, **adapted))
         return [[drawn_of(next(results), version) for _ in range(one.query.count)] for one in asked]
 
     def rest(self) -> None:
-        """Free weights and cache on a GPU: the next round brings the weights."""
+        """Free weights and cache on a GPU: the next round brings the weights, or adapters to those that wait in the
+        CPU's memory."""
         if self.sleeps and not self.asleep:
-            self.llm.sleep(level=2)
-            self.asleep, self.sent = True, {}
+            self.llm.sleep(level=2 if self.whole else 1)
+            self.asleep = True
+            self.sent = {} if self.whole else self.sent
 
     def close(self) -> None:
         """End its processes and process groups, before those of the run."""
         self.llm.llm_engine.engine_core.shutdown()
+
+
+def rank_of(rank: int) -> int:
+    """The smallest of vLLM's ranks that adapters of a rank fit in."""
+    return next((one for one in RANKS if one >= rank), rank)
 
 
 def collapsed(ids: Sequence[int], marks: frozenset[int]) -> list[int]:

@@ -253,7 +253,7 @@ ENGINES = ("policy", "sampler", "served", "vllm")
 
 @dataclass
 class Engine:
-    """What draws the completions of token policies in rollouts (docs/scaling.md)."""
+    """What draws rollouts in the place of the trained network (docs/scaling.md)."""
 
     engine: Annotated[str, one_of(*ENGINES)] = "policy"
     """policy: the trained network itself; vllm: vLLM in this process; served: an engine that 'mmgrpo serve-engine' runs
@@ -273,6 +273,9 @@ class Engine:
     max_staleness: Annotated[int, COUNT_OR_ZERO] = 0
     """Rounds that samples are drawn ahead of their training, by the weights of as many rounds before: engine served
     draws them while the trainer computes, in as many servers for each process. 0: by the present weights."""
+    lora: Annotated[str, one_of("merged", "adapter")] = "merged"
+    """How vLLM gets adapters. merged: added to the weights, which are sent whole; adapter: by themselves, which sends
+    less and does not round small changes to the precision of the weights. Of served, as the server was started."""
     memory: Annotated[float, POSITIVE_FRACTION] = 0.4
     """vllm: share of the device's memory for its weights and cache."""
     sleep: bool = True
@@ -286,6 +289,11 @@ class Engine:
             raise ValueError(
                 f"rollout.url: got {self.url or 'none'} with rollout.engine={self.engine}, expected one or several "
                 "with rollout.engine=served, and none without"
+            )
+        if self.lora == "adapter" and self.engine not in ("served", "vllm"):
+            raise ValueError(
+                f"rollout.lora: got adapter with rollout.engine={self.engine}, which has the trainer's adapters in any "
+                "case, expected merged; leave it out"
             )
 
 

@@ -1,6 +1,7 @@
 """The interface of a rollout engine, and what keeps it from drifting away from the trainer.
 
-    Engine         holds weights by name and draws completions: our own sampler, a server, vLLM
+    Holder         holds weights by name
+    Engine         and draws completions: our own sampler, a server, vLLM
     Synchronized   an engine as the policy uses it: weights are pushed and proven before every round, and what was drawn
                    is compared with what the trainer computes of it, before anything is trained
 
@@ -33,6 +34,10 @@ Named: TypeAlias = Iterable[tuple[str, Tensor]]
 
 CHUNK = 1 << 20
 """Numbers of a tensor that enter its fingerprint at a time."""
+
+FORMS = ("own", "merged", "adapters")
+"""own: the tensors of the trainer's network, of an engine with the same network; merged: those of a network without
+adapters that computes the same; adapters: those of the checkpoint, and factors of adapters by the names of peft."""
 
 PRIME, BASE = 0x9E3779B97F4A7C15 - (1 << 64), 1_000_003
 """An odd factor of places and one of chunks, both modulo 2^64."""
@@ -82,15 +87,15 @@ class Drawn:
 
 
 @runtime_checkable
-class Engine(Protocol):
-    """What draws completions with weights of its own."""
+class Holder(Protocol):
+    """What draws with weights of its own."""
 
     name: str
     """How errors call it."""
     whole: bool
     """Whether a load must bring all tensors; else those that have changed."""
-    merged: bool
-    """Whether its network has no adapters, so that theirs are merged into the weights."""
+    form: str
+    """The names and values of what it is sent, one of ``FORMS``."""
 
     def held(self) -> Mapping[str, str]:
         """The fingerprint of each tensor that it holds, by the trainer's names; empty where it cannot say, before the
@@ -102,16 +107,21 @@ class Engine(Protocol):
         takes ``whole`` loads, one of its weights that was not given."""
         ...
 
-    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
-        """Completions of each query; ``Forgotten`` where it lost its weights since the last load."""
-        ...
-
     def rest(self) -> None:
         """Free what memory it can until the next load: the trainer computes now."""
         ...
 
     def close(self) -> None:
         """End it."""
+        ...
+
+
+@runtime_checkable
+class Engine(Holder, Protocol):
+    """What draws completions."""
+
+    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+        """Completions of each query; ``Forgotten`` where it lost its weights since the last load."""
         ...
 
 
@@ -198,24 +208,8 @@ class Synchronized:
         return self.engine.generate(asked, self.rules, drawing)
 
     def sync(self, version: int) -> None:
-        """Push the present weights; EngineFailure unless the engine then holds exactly these."""
-        engine = self.engine
-        sent = {name: fingerprint(tensor) for name, tensor in self.weights()}
-        held = engine.held()
-        if held:
-            refuse_names(engine.name, sent, held)
-        changed = {name for name, value in sent.items() if held.get(name) != value}
-        if engine.whole and changed:
-            changed = set(sent)
-        engine.load(((name, tensor) for name, tensor in self.weights() if name in changed), version)
-        held = engine.held()
-        refuse_names(engine.name, sent, held)
-        if wrong := sorted(name for name, value in sent.items() if held[name] != value):
-            raise Drift(
-                f"rollout.engine: after the weights of round {version} were sent, {engine.name} holds other values in "
-                f"{len(wrong)} of {len(sent)} tensors, e.g. '{wrong[0]}': nothing was trained on its samples; start it "
-                "again, then go on with the run"
-            )
+        """Push the present weights."""
+        push(self.engine, self.weights, version)
         self.version = version
 
     def compare(self, drawn: Float[Tensor, "B T"], scored: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
@@ -225,16 +219,7 @@ class Synchronized:
         """
         if not self.overlaps:  # else it draws at present, or soon
             self.engine.rest()
-        excess = gap_of(drawn, scored, self.top_p)[real]
-        mean = float(excess.double().mean()) if len(excess) else 0.0
-        if mean <= self.max_gap:
-            return
-        raise Drift(
-            f"rollout.engine: {self.engine.name} and the trainer differ by {mean:.2g} nats per token over "
-            f"{len(excess)} tokens of the round (most {float(excess.max()):.2g}), expected at most "
-            f"rollout.max_gap={self.max_gap:g}: nothing was trained on them. Its weights, precision, masks or "
-            "image sizes are not the trainer's"
-        )
+        refuse_gap(self.engine.name, gap_of(drawn, scored, self.top_p)[real], self.max_gap, "token")
 
     def close(self) -> None:
         """End the engine."""
@@ -337,6 +322,38 @@ def gap_of(drawn: Tensor, scored: Tensor, top_p: float = 1.0) -> Tensor:
     keeps the nucleus of ``top_p`` alone, what exceeds [scored, scored - log(top_p)]."""
     difference = drawn - scored
     return torch.where(difference > 0, (difference + math.log(top_p)).clamp(min=0), -difference)
+
+
+def push(engine: Holder, weights: Callable[[], Named], version: int) -> None:
+    """Send weights that differ; EngineFailure unless the engine then holds exactly these."""
+    sent = {name: fingerprint(tensor) for name, tensor in weights()}
+    held = engine.held()
+    if held:
+        refuse_names(engine.name, sent, held)
+    changed = {name for name, value in sent.items() if held.get(name) != value}
+    if engine.whole and changed:
+        changed = set(sent)
+    engine.load(((name, tensor) for name, tensor in weights() if name in changed), version)
+    held = engine.held()
+    refuse_names(engine.name, sent, held)
+    if wrong := sorted(name for name, value in sent.items() if held[name] != value):
+        raise Drift(
+            f"rollout.engine: after the weights of round {version} were sent, {engine.name} holds other values in "
+            f"{len(wrong)} of {len(sent)} tensors, e.g. '{wrong[0]}': nothing was trained on its samples; start it "
+            "again, then go on with the run"
+        )
+
+
+def refuse_gap(engine: str, excess: Float[Tensor, "N"], max_gap: float, decision: str) -> None:
+    """Drift where log-probs differ by more than ``max_gap`` on average."""
+    mean = float(excess.double().mean()) if len(excess) else 0.0
+    if mean > max_gap:
+        raise Drift(
+            f"rollout.engine: {engine} and the trainer differ by {mean:.2g} nats per {decision} over "
+            f"{len(excess)} {decision}s of the round (most {float(excess.max()):.2g}), expected at most "
+            f"rollout.max_gap={max_gap:g}: nothing was trained on them. Its weights, precision, masks or "
+            "image sizes are not the trainer's"
+        )
 
 
 def refuse_names(engine: str, sent: Mapping[str, str], held: Mapping[str, str]) -> None:

@@ -9,29 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from mmgrpo.engines.engine import Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint, parameters
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token import TokenPolicy
 
 
-class OwnSampler:
-    """``policy`` draws and never trains; its network is no part of the trained one."""
+class Weights:
+    """The tensors of a network that draws and never trains."""
 
-    whole, merged = False, False
-
-    def __init__(self, policy: TokenPolicy, name: str = "the sampler") -> None:
-        self.policy, self.name = policy, name
+    def __init__(self, network: nn.Module, name: str) -> None:
+        self.network, self.name = network, name
         self.version: int | None = None
 
-    def held(self) -> Mapping[str, str]:
+    def held(self) -> dict[str, str]:
         """The fingerprints of all parameters and buffers as they are."""
-        return {name: fingerprint(value) for name, value in parameters(self.policy.network)}
+        return {name: fingerprint(value) for name, value in parameters(self.network)}
 
     @torch.no_grad()
     def load(self, tensors: Named, version: int) -> None:
-        """Copy tensors into those of the same name."""
-        own = dict(parameters(self.policy.network))
+        """Copy tensors into those of the same name; EngineFailure for one that the network does not have."""
+        own = dict(parameters(self.network))
         for name, tensor in tensors:
             if name not in own or own[name].shape != tensor.shape:
                 shape = list(own[name].shape) if name in own else "none of this name"
@@ -40,12 +39,31 @@ class OwnSampler:
                     f"expected {shape}: it is another model"
                 )
             own[name].copy_(tensor)
-        self.policy.feature_cache.entries.clear()
         self.version = version
+
+
+class OwnSampler:
+    """``policy`` draws and never trains; its network is no part of the trained one."""
+
+    whole, form = False, "own"
+
+    def __init__(self, policy: TokenPolicy, name: str = "the sampler") -> None:
+        self.policy, self.name = policy, name
+        self.weights = Weights(policy.network, name)
+
+    def held(self) -> Mapping[str, str]:
+        """The fingerprints of all parameters and buffers as they are."""
+        return self.weights.held()
+
+    def load(self, tensors: Named, version: int) -> None:
+        """Copy tensors into those of the same name."""
+        self.weights.load(tensors, version)
+        self.policy.feature_cache.entries.clear()
 
     def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
         """Completions as the policy draws them, each group from its own random stream."""
-        if self.version is None:
+        version = self.weights.version
+        if version is None:
             raise Forgotten
         queries = [one.query for one in asked]
         with torch.no_grad():
@@ -53,7 +71,7 @@ class OwnSampler:
         rows = zip(sequences.prompt.tolist(), completions.ids, completions.log_probs, completions.real, strict=True)
         drawn: list[list[Drawn]] = [[] for _ in queries]
         for place, row, log_probs, real in rows:
-            drawn[place].append(Drawn(row[real].tolist(), log_probs[real].tolist(), self.version))
+            drawn[place].append(Drawn(row[real].tolist(), log_probs[real].tolist(), version))
         return drawn
 
     def rest(self) -> None:

@@ -3,6 +3,7 @@
     GET  /state      its name, form, version of weights, and the fingerprint of every tensor
     POST /weights    {"version", "tensors", "last"}: tensors by name, in parts; they are taken over with the last one
     POST /generate   queries, rules and how to draw; the completions with the version of the weights that drew them
+    POST /trajectories  a request of a denoising policy; what was drawn for it, with the version of the weights
     POST /rest       free memory until the next weights
 
 All need the header ``Authorization: Bearer TOKEN`` where the server has a token. A request that cannot be answered is
@@ -24,14 +25,17 @@ from urllib.parse import urlsplit
 from torch import Tensor
 
 from mmgrpo.config.extras import install
+from mmgrpo.engines.denoising import Denoiser
 from mmgrpo.engines.engine import Asked, Drawn, Engine, EngineFailure, Forgotten, Named, Rules
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token_model import Query
+from mmgrpo.policies.trajectories import Trajectories
 from mmgrpo.scoring.wire import LENGTH, frames, read
+from mmgrpo.types import Request
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from starlette.requests import Request
+    from starlette.requests import Request as Received
 
 PART = 1 << 29
 """Bytes of tensors in one request, at most one tensor more."""
@@ -91,7 +95,7 @@ class Client:
         limits = httpx.Timeout(timeout, connect=CONNECT)
         self._http = httpx.Client(base_url=url, headers=headers, timeout=limits, transport=transport, trust_env=False)
         state = self._state()
-        self.whole, self.merged = bool(state["whole"]), bool(state["merged"])
+        self.whole, self.form = bool(state["whole"]), str(state["form"])
 
     def held(self) -> Mapping[str, str]:
         """The fingerprints that the server states."""
@@ -115,6 +119,12 @@ class Client:
         rows = [{**fields_of(one.query), "ids": list(one.ids), "media": dict(one.media)} for one in asked]
         answer = self._send("POST", "/generate", {"asked": rows, "rules": given, "drawing": asdict(drawing)})
         return [[Drawn(**one) for one in several] for several in answer["drawn"]]
+
+    def trajectories(self, request: Request) -> list[Trajectories]:
+        """The trajectories that the server draws."""
+        given = {"prompts": list(request.prompts), "slots": list(request.slots), "group_size": request.group_size}
+        given |= {"seed": request.seed, "round": request.round, "sampling": dict(request.sampling)}
+        return [Trajectories(**one) for one in self._send("POST", "/trajectories", given)["drawn"]]
 
     def rest(self) -> None:
         """Tell the server."""
@@ -168,7 +178,7 @@ def fields_of(query: Query) -> dict[str, Any]:
     return {name: getattr(query, name) for name in names}
 
 
-def application(engine: Engine, token: str = "") -> FastAPI:
+def application(engine: Engine | Denoiser, token: str = "") -> FastAPI:
     """The application of a server, which answers one request at a time."""
     from fastapi import FastAPI
     from starlette.responses import JSONResponse, Response
@@ -179,8 +189,8 @@ def application(engine: Engine, token: str = "") -> FastAPI:
     version: int | None = None
 
     def state(_: Any) -> Any:
-        form = {"name": engine.name, "whole": engine.whole, "merged": engine.merged}
-        return {**form, "version": version, "held": dict(engine.held())}
+        own = {"name": engine.name, "whole": engine.whole, "form": engine.form}
+        return {**own, "version": version, "held": dict(engine.held())}
 
     def weights(value: Any) -> Any:
         nonlocal version
@@ -194,10 +204,22 @@ def application(engine: Engine, token: str = "") -> FastAPI:
             version = int(value["version"])
         return {}
 
+    def refuse_other_weights(asked: int) -> None:
+        if version != asked:
+            raise Forgotten(f"got weights of {version}, asked for those of round {asked}")
+
+    def trajectories(value: Any) -> Any:
+        if not isinstance(engine, Denoiser):
+            raise ValueError(f"{engine.name} draws tokens, expected a denoising model")
+        request = Request(**value)
+        refuse_other_weights(request.round)
+        return {"drawn": [vars(one) for one in engine.trajectories(request)]}
+
     def generate(value: Any) -> Any:
+        if not isinstance(engine, Engine):
+            raise ValueError(f"{engine.name} draws trajectories, expected a model of tokens")
         drawing = Drawing(**value["drawing"])
-        if version != drawing.round:
-            raise Forgotten(f"got weights of {version}, asked for those of round {drawing.round}")
+        refuse_other_weights(drawing.round)
         rules = Rules(**{name: frozenset(ids) for name, ids in value["rules"].items()})
         asked = [Asked(Query(**some_of(one, "ids", "media")), one["ids"], one["media"]) for one in value["asked"]]
         drawn = engine.generate(asked, rules, drawing)
@@ -208,12 +230,12 @@ def application(engine: Engine, token: str = "") -> FastAPI:
         return {}
 
     def answered(act: Callable[[Any], Any]) -> Any:
-        async def answer(request: Request) -> Response:
-            given = request.headers.get("authorization", "").encode("latin-1")
+        async def answer(received: Received) -> Response:
+            given = received.headers.get("authorization", "").encode("latin-1")
             if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
                 return JSONResponse({"error": "got a wrong token or none"}, 401)
             body = b""
-            async for part in request.stream():
+            async for part in received.stream():
                 body += part
                 if len(body) > MOST:
                     return JSONResponse({"error": f"got a body of more than {MOST} bytes"}, 413)
@@ -233,6 +255,7 @@ def application(engine: Engine, token: str = "") -> FastAPI:
         ("/state", "GET", state),
         ("/weights", "POST", weights),
         ("/generate", "POST", generate),
+        ("/trajectories", "POST", trajectories),
         ("/rest", "POST", rest),
     ):
         app.add_route(path, answered(act), methods=[method])

@@ -45,6 +45,7 @@ from mmgrpo.diffusion.planners import planner, step_entropy
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import refuse_noise, refuse_rms
 from mmgrpo.files import share
+from mmgrpo.policies.trajectories import Trajectories, TrajectoryDrawer, scored_again
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.distributed import join_decisions
 from mmgrpo.runtime.finite import refuse_nonfinite
@@ -178,6 +179,7 @@ class DenoisingPolicy:
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
         if self.drawing is not self.solver:
             self.fields = self.fields | {"sampler_log_probs"}
+        self.engine: TrajectoryDrawer | None = None
         self.completion_steps = completion_steps
         if completion_steps:
             self.fields = self.fields | {"step_rewards", "step_values"}
@@ -222,33 +224,29 @@ class DenoisingPolicy:
             grid = plan.grid(self.grid)
             refuse_noise(self.kernel_text, noise_table(self.kernel, grid, self.outputs), plan.stochastic, grid)
         conditioning = self.model.encode(request.prompts)
+        given = self.engine.draw(request) if self.engine else [None] * len(planned)
         walks: list[Walk] = []
-        finals: list[Tensor] = []
         previews: dict[str, list[Output]] = {}
         decisions: list[Decisions] = []
         prompt, evaluations = [], 0
-        for index, (number, plan, places) in enumerate(planned):
-            first_row = sum(len(final) for final in finals)
-            part, encoded, at = request, conditioning, torch.tensor(places, device=self.device)
-            if len(places) < len(request.prompts):
-                own = {"prompts": [request.prompts[i] for i in places], "slots": [request.slots[i] for i in places]}
-                part, encoded = replace(request, **own), conditioning.take(at)
-            walk, log_probs, drawn, end, history, alive = self._walk(part, plan, number, first_row, encoded)
+        for index, ((number, plan, places), ready) in enumerate(zip(planned, given, strict=True)):
+            part, encoded, at = self._part(request, conditioning, places)
+            first_row = sum(len(walk.final) for walk in walks)
+            if ready is None:
+                walk, log_probs, drawn, end, alive = self._walked(part, plan, number, first_row, encoded)
+            else:
+                walk, log_probs, drawn, end, alive = self._retraced(part, plan, first_row, encoded, ready)
             prompt.append(at[walk.prompt])
             evaluations += len(places) * self._evaluations(plan)
             rows = encoded.take(walk.prompt)
-            if plan.tail == "dpmpp_2m":
-                finals.append(self.drawing.denoise_multistep(self.network, end, rows, walk.grid, plan.end, history))
-            else:
-                finals.append(self.drawing.denoise(self.network, end, rows, walk.grid, plan.end))
             for interval in plan.intervals[1:]:
                 coarse = self.drawing.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse, rows))
-            walks.append(replace(walk, final=finals[-1]))
+            walks.append(walk)
             made = self._decisions(part, plan, number, count, walk, log_probs, drawn, alive)
             decisions.append(replace(made, node=made.node + torch.where(made.decision_mask, index * NODES_PER_WALK, 0)))
         order = torch.cat(prompt)
-        latents = refuse_nonfinite(torch.cat(finals), "the sampled latents")
+        latents = refuse_nonfinite(torch.cat([walk.final for walk in walks]), "the sampled latents")
         return Rollout(
             prompts=[request.prompts[i] for i in order.tolist()],
             outputs=list(self.model.decode(latents, conditioning.take(order))),
@@ -258,6 +256,74 @@ class DenoisingPolicy:
             evaluations=evaluations,
             completions=self._completions([plan for _, plan, _ in planned], walks) if self.completion_steps else None,
         )
+
+    @torch.no_grad()
+    def trajectories(self, request: Request, version: int) -> list[Trajectories]:
+        """The trajectories of a request, one of each plan; of no use are plans that prune or have previews."""
+        conditioning, made = self.model.encode(request.prompts), []
+        for number, plan, places in self.planned(request)[0]:
+            part, encoded, _ = self._part(request, conditioning, places)
+            walk, log_probs, _, _, _ = self._walked(part, plan, number, 0, encoded)
+            made.append(Trajectories(walk.states, walk.source, walk.target, log_probs, walk.final, version))
+        return made
+
+    def draw_with(self, engine: TrajectoryDrawer) -> None:
+        """Let an engine draw the trajectories of rollouts; evaluations stay the network's own. Old log-probs are those
+        of the network, and the engine's are the field ``sampler_log_probs``."""
+        if self.drawing is not self.solver:
+            raise ValueError(
+                "sampling.rollout_guidance: got another scale than the model's with a rollout.engine, whose log-probs "
+                "would be of another distribution; leave out one of them"
+            )
+        self.engine, self.fields = engine, self.fields | {"sampler_log_probs"}
+
+    def _part(self, request: Request, conditioning: Any, places: Sequence[int]) -> tuple[Request, Any, Tensor]:
+        """The request and the conditioning of some of its prompts, and their places."""
+        at = torch.tensor(places, device=self.device)
+        if len(places) == len(request.prompts):
+            return request, conditioning, at
+        own = {"prompts": [request.prompts[i] for i in places], "slots": [request.slots[i] for i in places]}
+        return replace(request, **own), conditioning.take(at), at
+
+    def _walked(
+        self, request: Request, plan: Plan, number: int, first_row: int, conditioning: Any
+    ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], Int[Tensor, "_"]]:
+        """``_walk`` to the end of the grid; without the history."""
+        walk, log_probs, drawn, end, history, alive = self._walk(request, plan, number, first_row, conditioning)
+        rows = conditioning.take(walk.prompt)
+        if plan.tail == "dpmpp_2m":
+            final = self.drawing.denoise_multistep(self.network, end, rows, walk.grid, plan.end, history)
+        else:
+            final = self.drawing.denoise(self.network, end, rows, walk.grid, plan.end)
+        return replace(walk, final=final), log_probs, drawn, end, alive
+
+    def _retraced(
+        self, request: Request, plan: Plan, first_row: int, conditioning: Any, drawn: Trajectories
+    ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], Int[Tensor, "_"]]:
+        """As ``_walked``, of what the engine drew."""
+        assert self.engine is not None
+        if plan.prune or len(plan.intervals) > 1:
+            raise ValueError(
+                f"sampling.plan: got one that {'prunes' if plan.prune else 'has previews'} with a rollout.engine, "
+                "which draws whole groups and nothing else; leave out one of them"
+            )
+        groups, grid = len(request.prompts), plan.grid(self.grid)
+        self.engine.refuse(drawn, self.model.latent_shape(), groups * plan.rows, plan.steps)
+        tensors = {name: value.to(self.device) for name, value in vars(drawn).items() if name != "version"}
+        drawn = replace(drawn, **tensors)
+        prompt = torch.arange(groups, device=self.device).repeat_interleave(plan.rows)
+        means, log_probs = scored_again(
+            drawn,
+            plan.stochastic,
+            lambda x, step, row: self.solver.predict(self.network, x, step, conditioning.take(prompt[row]), grid),
+            lambda x, output, step, child: self._transition(x, output, step, grid, child),
+        )
+        real = torch.tensor(plan.stochastic, device=self.device).expand(len(prompt), -1)
+        self.engine.compare(drawn.log_probs, log_probs, real)
+        std, level = (table(self.kernel, grid, self.outputs) for table in (noise_table, level_table))
+        ends = drawn.source, drawn.target, prompt
+        walk = Walk(grid, std, level, first_row, drawn.states, means, *ends, conditioning, drawn.final)
+        return walk, log_probs, drawn.log_probs, drawn.final, torch.arange(len(prompt), device=self.device)
 
     def _evaluations(self, plan: Plan) -> int:
         """Network evaluations of a prompt's group under a plan, those of completions included."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
     from mmgrpo.data.media import Skipped
+    from mmgrpo.engines.denoising import Denoiser
     from mmgrpo.evaluation import Shown
     from mmgrpo.report.audio_player import Sound
     from mmgrpo.trainer import Trainer
@@ -89,6 +90,29 @@ class VisualFamily:
     """Class names of the parts of its network that are sharded."""
     in_step: bool = True
     """Whether equal numbers of rows make equally many calls of the network, whatever images they are given."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Our own sampler, here or behind HTTP."""
+        return ("sampler", "served")
+
+    def make_engine(self, config: Config, device: str) -> Denoiser:
+        """A network that draws trajectories."""
+        from pipelines.engines import make_denoiser
+
+        return make_denoiser(self, config, device)
+
+    def draw_with_engine(self, config: Config, policy: Policy, device: str, processes: int, process: int) -> None:
+        """Let the engine of ``config.rollout`` draw the trajectories of rollouts."""
+        from pipelines.engines import draw_with_engine
+
+        draw_with_engine(self, config, policy, device, processes, process)
+
+    def end_engine(self, policy: Policy) -> None:
+        """End the engine, where there is one."""
+        from pipelines.engines import end_engine
+
+        end_engine(policy)
 
     @property
     def elsewhere(self) -> Elsewhere:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mmgrpo
 from mmgrpo.family import Drawable, families
@@ -16,7 +18,8 @@ from mmgrpo.types import Output, Prompt
 from pipelines import vlm
 from pipelines.vlm import qwen_vl
 from tests import ROOT
-from tests.libraries.families.examples import SEEN
+from tests.building import module
+from tests.libraries.families.examples import EXAMPLES, SEEN
 from tests.tiny import tiny_checkpoint
 
 PYTHON = ROOT / "build" / "engine" / "bin" / "python"
@@ -67,18 +70,46 @@ def test_every_family_takes_an_engine_or_refuses_it_before_it_loads(name, tmp_pa
             refuse_engine(config, owner)
 
 
+@pytest.mark.parametrize("name", ["sd3", "stable_diffusion"])
+def test_a_denoising_family_draws_with_a_network_of_its_own(name):
+    """The same samples, also after an update of the trained network."""
+    from mmgrpo.config.settings import Engine
+    from tests.libraries.families.test_battery import config_of, rollout_of
+
+    owner = families()[name]
+    assert isinstance(owner, Drawable)
+    config = replace(config_of(name, str(tiny_checkpoint(module(name).tiny))), rollout=Engine(engine="sampler"))
+    alone, served = (owner.policy(config, "cpu", EXAMPLES[name].prompts) for _ in range(2))
+    owner.draw_with_engine(config, served, "cpu", 1, 0)
+    for policy in (alone, served):
+        with torch.no_grad():
+            for one in policy.network.parameters():
+                one *= 1.01
+    one, other = rollout_of(name, alone), rollout_of(name, served)
+    assert torch.equal(one.decisions.log_probs, other.decisions.fields["sampler_log_probs"])
+    torch.testing.assert_close(one.decisions.log_probs, other.decisions.log_probs, rtol=0, atol=1e-4)
+    owner.end_engine(served)
+
+
 @pytest.mark.slow
-def test_vllm_draws_with_the_trainers_weights_and_a_wrong_sync_is_caught(tmp_path):
-    """Three rounds of adapters with images, videos and text; then one tensor forgotten, swapped, stale, unknown."""
+@pytest.mark.parametrize("lora", ["merged", "adapter"])
+def test_vllm_draws_with_the_trainers_weights_and_a_wrong_sync_is_caught(lora, tmp_path):
+    """Three rounds of adapters with images, videos and text; then one tensor forgotten, swapped, stale, unknown. Sent
+    by themselves, adapters also draw a run a round ahead, behind HTTP."""
     python = Path(os.environ.get("MMGRPO_ENGINE", PYTHON))
     if not python.exists():
         pytest.skip(f"{python}: vLLM is not installed there; run 'make engine' (3 GB)")
-    command = [str(python), "-m", "tests.libraries.engines.worker", str(tmp_path)]
+    command = [str(python), "-m", "tests.libraries.engines.worker", str(tmp_path), lora]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert max(found["gaps"]) < 1e-5 and found["after"] < 1e-5 and found["distinct"] > 6
+    assert len({*found["sent"]}) == (1 if lora == "merged" else 2)  # all each time, or once
+    if lora == "adapter":
+        assert found["sent"][1:] == [found["sent"][1]] * 2 and 2 * found["sent"][1] < found["sent"][0]
+        assert [line["rollout/staleness"] for line in found["ahead"]] == [0, 1, 1, 1]
+        assert all(line["rollout/sampler_gap_most"] < 1e-5 and line["grad_norm"] > 0 for line in found["ahead"])
     for fault in ("forgotten", "unknown"):
         assert "another model" in found[fault]
     for fault in ("swapped", "stale"):

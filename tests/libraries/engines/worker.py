@@ -1,22 +1,27 @@
 """Runs in the environment of ``make engine``: vLLM draws for a tiny Qwen2.5-VL; what happened is written as JSON.
 
-python -m tests.libraries.engines.worker FOLDER
+python -m tests.libraries.engines.worker FOLDER LORA
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import mmgrpo
 from mmgrpo.config.settings import Engine, config_class
 from mmgrpo.engines.engine import EngineFailure
+from mmgrpo.engines.served import application
 from mmgrpo.family import Drawable, families
+from mmgrpo.scoring.server import Running
 from mmgrpo.types import Image, Media, Prompt, Request, Turn, Video
+from pipelines import vlm
 from pipelines.vlm.qwen_vl_tiny import TINY_WORDS, write_model
 
 
@@ -33,7 +38,7 @@ PROMPTS = [
 ]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, lora: str) -> None:
     # vLLM's attention on a CPU takes heads of 32 and more.
     path = write_model(
         folder / "model",
@@ -53,7 +58,7 @@ def main(folder: Path) -> None:
         config,
         model=replace(config.model, path=path, lora_rank=4, lora_targets=["q_proj", "down_proj"], max_prompt_tokens=64),
         sampling=replace(config.sampling, max_tokens=6, temperature=0.7),
-        rollout=Engine(engine="vllm", eager=True, max_gap=1e-5),
+        rollout=Engine(engine="vllm", eager=True, max_gap=1e-5, lora=lora),
     )
     policy: Any = owner.policy(config, "cpu")
     owner.draw_with_engine(config, policy, "cpu", 1, 0)
@@ -72,16 +77,25 @@ def main(folder: Path) -> None:
         number += 1
         return policy.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=number, round=number))
 
-    gaps = []
+    gaps, sent, load = [], [], engine.engine.load
+
+    def counted(tensors: Any, version: int) -> None:
+        pairs = list(tensors)
+        sent.append(len(pairs))
+        load(pairs, version)
+
+    engine.engine.load = counted
     for _ in range(3):
         made = round_()
         gap = (made.decisions.fields["sampler_log_probs"] - made.decisions.log_probs).abs()
         gaps.append(float(gap.max()))
         moved()
     found["gaps"] = gaps
+    found["sent"] = [*sent]
     found["distinct"] = len({tuple(row.tolist()) for row in made.steps.ids})
 
-    norms = [f"model.language_model.layers.{place}.{kind}_proj.weight" for place in (0, 1) for kind in ("self_attn.q",)]
+    part = "weight" if lora == "merged" else "lora_B.weight"
+    norms = [f"model.language_model.layers.{place}.self_attn.q_proj.{part}" for place in (0, 1)]
     stale = {name: value.clone() for name, value in weights()}
     faults = {
         "forgotten": lambda: ((name, one) for name, one in weights() if name != norms[0]),
@@ -89,7 +103,7 @@ def main(folder: Path) -> None:
             (name, dict(weights())[norms[1 - norms.index(name)]] if name in norms else one) for name, one in weights()
         ),
         "stale": lambda: ((name, stale[name] if name == norms[0] else one) for name, one in weights()),
-        "unknown": lambda: [*weights(), ("model.language_model.layers.7.mlp.up_proj.weight", torch.zeros(2, 2))],
+        "unknown": lambda: [*weights(), (f"model.language_model.layers.7.mlp.up_proj.{part}", torch.zeros(2, 2))],
     }
     moved()
     for name, wrong in faults.items():
@@ -102,9 +116,40 @@ def main(folder: Path) -> None:
     engine.weights = weights
     made = round_()
     found["after"] = float((made.decisions.fields["sampler_log_probs"] - made.decisions.log_probs).abs().max())
-    owner.end_engine(policy)
+    if lora == "adapter":  # whose end ends the process groups of this process
+        found["ahead"] = ahead(folder, engine.engine, config)
+    else:
+        owner.end_engine(policy)
     (folder / "found.json").write_text(json.dumps(found))
 
 
+def ahead(folder: Path, engine: Any, config: Any) -> list[dict[str, float]]:
+    """The metrics of a run whose rounds the engine draws behind HTTP while the trainer computes."""
+    server = Running(application(engine), "127.0.0.1", 0, 5.0)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    model = config.model
+    policy = vlm.policy(
+        model.path, max_tokens=5, max_prompt_tokens=64, lora_rank=4, lora_targets=model.lora_targets, temperature=0.7
+    )
+
+    def longest(prompts: Any, outputs: Any) -> list[float]:
+        return [float(len(one.text) % 5) for one in outputs]
+
+    settings: dict[str, Any] = {"group_size": 4, "prompts_per_step": 3, "steps": 4, "optim": {"lr": 1e-2}}
+    settings["rollout"] = {
+        "engine": "served",
+        "url": [f"http://127.0.0.1:{server.port}"],
+        "max_staleness": 1,
+        "lora": "adapter",
+        "max_gap": 1e-4,
+    }
+    ran = mmgrpo.train(policy, PROMPTS, [longest], output_dir=str(folder), name="ahead", trackers=[], **settings)
+    server.stop()
+    thread.join()
+    names = ("rollout/staleness", "rollout/sampler_gap_most", "grad_norm")
+    return [{name: line[name] for name in names} for line in ran.metrics]
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

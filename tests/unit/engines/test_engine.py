@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ class Faulty:
     """States the fingerprints that it was sent, whatever it holds, as an engine of another layout does."""
     name: str = "the engine"
     whole: bool = False
-    merged: bool = False
+    form: str = "own"
     sent: Mapping[str, str] | None = None
 
     def held(self) -> Mapping[str, str]:
@@ -353,13 +353,29 @@ class StandIn:
     def __init__(self, inner: OwnSampler, forgets: str = "") -> None:
         self.inner, self.forgets, self.calls = inner, forgets, []
         self.params: list[Any] = []
+        self.loras: set[str] = set()
+        self.adapted: Any = {name for name, _ in inner.policy.network.named_modules()}
+        self.base: dict[str, torch.Tensor] = {}
 
     def collective_rpc(self, method: str, timeout: Any = None, args: Any = (), kwargs: Any = None) -> list[Any]:
         from pipelines.vllm_engine import Accounted
 
-        assert method == "load_accounted"
+        manager = SimpleNamespace(get_adapter=lambda _: SimpleNamespace(loras=self.loras), modules=self.adapted)
+        self.lora_manager = SimpleNamespace(_adapter_manager=manager)
         worker: Any = SimpleNamespace(model_runner=self, reload_weights=self.reload)
-        return [Accounted.load_accounted(worker, *args)]
+        return [getattr(Accounted, method)(worker, *args)]
+
+    def add_lora(self, request: Any) -> None:
+        """W + B A in the place of W."""
+        from safetensors.torch import load_file
+
+        given = load_file(f"{request.path}/adapter_model.safetensors")
+        modules = [name.removeprefix("base_model.model.").removesuffix(".lora_A.weight") for name in given]
+        self.loras = {name for name in modules if ".lora_" not in name}
+        network = self.inner.policy.network
+        for name in self.loras:
+            up, down = (given[f"base_model.model.{name}.lora_{factor}.weight"] for factor in "BA")
+            network.get_parameter(f"{name}.weight").data = self.base[f"{name}.weight"] + up @ down
 
     def get_model(self) -> Any:
         return self
@@ -377,10 +393,11 @@ class StandIn:
 
     def reload(self, weights_iterator: Any) -> None:
         self.load_weights(weights_iterator)
+        self.base = {name: one.detach().clone() for name, one in self.named_parameters()}
 
     @property
     def llm_engine(self) -> Any:
-        return SimpleNamespace(reset_encoder_cache=lambda: None)
+        return SimpleNamespace(reset_encoder_cache=lambda: None, add_lora=self.add_lora)
 
     def reset_prefix_cache(self) -> None:
         self.calls.append("reset_prefix_cache")
@@ -391,7 +408,9 @@ class StandIn:
     def wake_up(self, tags: Sequence[str]) -> None:
         self.calls.append(f"wake_up {tags[0]}")
 
-    def generate(self, requests: Sequence[Any], params: Sequence[Any], use_tqdm: bool) -> list[Any]:
+    def generate(
+        self, requests: Sequence[Any], params: Sequence[Any], use_tqdm: bool, lora_request: Any = None
+    ) -> list[Any]:
         self.params, results = list(params), []
         for request, one in zip(requests, params, strict=True):
             ids, table = request["prompt_token_ids"], {}
@@ -411,10 +430,10 @@ class StandIn:
         return results
 
 
-def vllm_like(forgets: str = "", sleeps: bool = False) -> Any:
+def vllm_like(forgets: str = "", sleeps: bool = False, lora: Any = None) -> Any:
     from pipelines.vllm_engine import VllmEngine
 
-    return VllmEngine(StandIn(OwnSampler(policy(seed=9)), forgets), SimpleNamespace, sleeps)
+    return VllmEngine(StandIn(OwnSampler(policy(seed=9)), forgets), SimpleNamespace, sleeps, lora=lora)
 
 
 def test_vllm_draws_with_the_trainers_weights_ends_and_masks():
@@ -432,6 +451,64 @@ def test_vllm_draws_with_the_trainers_weights_ends_and_masks():
     one = engine.llm.params[0]
     assert (one.logprobs, one.ignore_eos, one.detokenize) == (0, True, False)
     assert len({several.seed for several in engine.llm.params}) == 12  # each sample has its own
+
+
+@dataclass
+class Adapters:
+    """``vllm.lora.request.LoRARequest``."""
+
+    name: str
+    number: int
+    path: str
+
+
+def test_adapters_go_to_vllm_by_themselves_after_the_first_load():
+    """alpha 3 and rank 2: B is sent times 1.5, and what is drawn is that of the trainer's network."""
+    pytest.importorskip("peft")
+    from functools import partial
+
+    from pipelines.engines import apart
+    from pipelines.lora import add_lora
+
+    trained, engine = policy(), vllm_like(lora=Adapters)
+    assert engine.form == "adapters" and not engine.whole
+    adapters = add_lora(trained.network, 2, 3.0, ["q_proj", "down_proj"], 0)
+    weights = partial(apart, trained.network, torch.float32)
+    name = "model.layers.1.mlp.down_proj"
+    trained.draw_with(Synchronized(engine, weights, trained.model, max_gap=1e-4))
+    sizes, load = [], engine.load
+
+    def counted(tensors: Any, version: int) -> None:
+        pairs = list(tensors)
+        sizes.append(len(pairs))
+        load(pairs, version)
+
+    engine.load = counted
+    for number in range(3):
+        with torch.no_grad():
+            for one in adapters:
+                one += 0.2
+        rolled(trained, number)
+        held, layer = dict(weights()), cast(Any, trained.network.get_submodule(name))
+        assert torch.equal(held[f"{name}.lora_B.weight"], layer.lora_B["default"].weight * 1.5)
+    assert sizes[1:] == [8, 8] and sizes[0] > 8  # A and B of two layers of two modules each
+    engine.llm.adapted = {one for one in engine.llm.adapted if one != name}
+    adapters[0].data += 1
+    with pytest.raises(EngineFailure, match=rf"{name}.*rollout.lora=merged"):
+        rolled(trained, 3)
+
+
+@pytest.mark.parametrize(("rank", "places"), [(1, 1), (4, 8), (8, 8), (32, 32), (200, 256), (600, 600)])
+def test_vllm_reserves_places_for_a_rank(rank, places):
+    from pipelines.vllm_engine import rank_of
+
+    assert rank_of(rank) == places
+
+
+@pytest.mark.parametrize("engine", ["policy", "sampler"])
+def test_adapters_by_themselves_are_for_vllm(engine):
+    with pytest.raises(ValueError, match="rollout.lora"):
+        Settings(engine=engine, lora="adapter").check()
 
 
 def test_a_part_of_vllms_tensors_that_was_not_written_is_named():
