@@ -106,7 +106,7 @@ def test_nothing_is_fetched_from_elsewhere(site: dict[str, Targets]) -> None:
 @pytest.mark.slow
 def test_what_is_linked_outside_of_docs_is_a_page(site: dict[str, Targets]) -> None:
     assert {"repository/benchmarks/vlm.html", "repository/mmgrpo/update.py.html", "repository/index.html"} <= set(site)
-    assert "repository/benchmarks/visual_learning.png" in site
+    assert "repository/benchmarks/plane_learning.png" in site
 
 
 def test_a_link_that_leaves_docs_leads_to_a_page_of_the_site() -> None:
@@ -114,7 +114,7 @@ def test_a_link_that_leaves_docs_leads_to_a_page_of_the_site() -> None:
     assert hooks.address("mmgrpo/update.py") == "repository/mmgrpo/update.py.md"
     assert hooks.address("benchmarks/vlm.md") == "repository/benchmarks/vlm.md"
     assert hooks.address("docs/api/index.md") == "api/index.md"
-    for path in ("mmgrpo/update.py", "benchmarks/vlm.md", "docs/metrics.md", "benchmarks/visual_learning.png"):
+    for path in ("mmgrpo/update.py", "benchmarks/vlm.md", "docs/metrics.md", "benchmarks/plane_learning.png"):
         assert hooks.place(hooks.address(path)) == path
 
 

@@ -443,7 +443,7 @@ def image(runs: Sequence[Mapping[str, Any]], world: World) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(9, 5), dpi=120)
+    figure, axis = plt.subplots(figsize=(9, 5.5), dpi=90)
     for number, (method, several) in enumerate(finished(runs).items()):
         curves = [one["points"] for one in several if "problem" not in one]
         style: dict[str, Any] = {"color": f"C{number % 10}", "ls": ("-", "--", ":")[number // 10 % 3]}
@@ -455,7 +455,7 @@ def image(runs: Sequence[Mapping[str, Any]], world: World) -> bytes:
     axis.set_ylabel(f"{world.reward}, held-out prompts")
     axis.spines[["top", "right"]].set_visible(False)
     if finished(runs):
-        axis.legend(frameon=False, fontsize=7, ncol=2)
+        axis.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", bbox_inches="tight")
     plt.close(figure)
