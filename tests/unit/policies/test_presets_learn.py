@@ -49,10 +49,10 @@ STEPS = ("treerpo", "vineppo", "clip_delta", "text2grad", "subpo", "tw_grpo")
 BUNDLES = {"risk_po": "sums over bundles of five prompts: their noise hides what a sample earned"}
 
 KINDS: Mapping[str, Kind] = {
-    "gaussian": Kind("visual/flow_grpo", 0.1, refuses=(*OFFLINE, *DATA, "tree_grpo", "tempsamp_r1"), others=BUNDLES),
+    "gaussian": Kind("visual/flow_grpo", 0.2, refuses=(*OFFLINE, *DATA, "tree_grpo", "tempsamp_r1"), others=BUNDLES),
     "matching": Kind(
         "visual/diffusion_nft",
-        0.03,
+        0.025,
         refuses=(*OFFLINE, *DATA, "tree_grpo", "tempsamp_r1"),
         others={**BUNDLES, "w_reinforce": "it pushes away nine times what it draws to, without a bound"},
     ),
