@@ -47,6 +47,7 @@ TEACHERS = ("rto", "opd", "va_opd", "tgdpo")
 STEPS = ("treerpo", "vineppo", "clip_delta", "text2grad", "subpo", "tw_grpo")
 """They need sampling of their own: trees, states of texts, divergences."""
 BUNDLES = {"risk_po": "sums over bundles of five prompts: their noise hides what a sample earned"}
+PUSHED = {"w_reinforce": "good samples count a tenth of bad ones, and what is pushed away goes without a bound"}
 
 KINDS: Mapping[str, Kind] = {
     "gaussian": Kind("visual/flow_grpo", 0.2, refuses=(*OFFLINE, *DATA, "tree_grpo", "tempsamp_r1"), others=BUNDLES),
@@ -54,14 +55,14 @@ KINDS: Mapping[str, Kind] = {
         "visual/diffusion_nft",
         0.025,
         refuses=(*OFFLINE, *DATA, "tree_grpo", "tempsamp_r1"),
-        others={**BUNDLES, "w_reinforce": "it pushes away nine times what it draws to, without a bound"},
+        others={**BUNDLES, **PUSHED},
     ),
     "neighbors": Kind(
         "visual/neighbor_grpo",
         0.05,
         sampling={"temperature": 2.0},  # the values of a latent, as in the recipe
         refuses=(*OFFLINE, *DATA, "tree_grpo", "tempsamp_r1", "xpo", "knapsack"),
-        others=BUNDLES,
+        others={**BUNDLES, **PUSHED},
     ),
     "tokens": Kind(
         "vlm/visual_rft",
@@ -75,7 +76,11 @@ KINDS: Mapping[str, Kind] = {
         optim={"lr": 6e-2},
         rounds=32,
         refuses=(*OFFLINE, *DATA, "tree_grpo", "tempsamp_r1", "xpo"),
-        others={**BUNDLES, "brpo": "its advantage is the reward, which is never negative here"},
+        others={
+            **BUNDLES,
+            "brpo": "its advantage is the reward, which is never negative here",
+            "semi_online_dpo": "a class is right from .5 on, as most are before training",
+        },
     ),
 }
 
