@@ -38,7 +38,7 @@ def begin(accelerator: Accelerator, config: Config, step: int) -> None:
 
 def send_evaluation(accelerator: Accelerator, title: str, result: Evaluation, image: Path, step: int) -> None:
     """Send the means of an evaluation as ``eval/<reward>``, of one on a further file, as ``after-natural``, as
-    ``eval-natural/<reward>``, and its samples, where ``picture`` was written."""
+    ``eval-natural/<reward>``, and its samples, where an image was written."""
     files = "-".join(filter(None, ["eval", MOMENT.sub("", title, count=1)]))
     scored = {name: np.asarray(values)[~np.isnan(values)] for name, values in result.values.items()}
     accelerator.log({f"{files}/{name}": float(some.mean()) for name, some in scored.items() if some.size}, step=step)

@@ -54,8 +54,7 @@ def locate(path: str | Path, example: str, *marks: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text):
         return text
     raise FileNotFoundError(
-        f"there is no model folder '{text}', and it is no hub id either; give an existing folder or "
-        f"owner/name, e.g. {example}"
+        f"'{text}' is neither a model folder nor a hub id; give an existing folder or owner/name, e.g. {example}"
     )
 
 

@@ -136,7 +136,7 @@ def display(formula: str) -> str:
 
 
 def drawn(formula: str) -> str:
-    """A formula of LaTeX as SVG in the colour of the text; screen readers are told its source."""
+    """A formula of LaTeX as SVG in the colour of the text; screen readers read its source."""
     formula = " ".join(formula.split())
     font, text = FontProperties(size=100, math_fontfamily="stix"), f"${formula}$"
     width, height, depth = text_to_path.get_text_width_height_descent(text, font, ismath=True)

@@ -9,7 +9,7 @@ Every row is read, every image and audio is decoded, and of every video the firs
 computed from sizes: exactly with a --model of Qwen-VL's kind or a language model, whose processor and tokenizer are
 read (but not its weights), not at all with another one; otherwise as for Qwen2.5-VL, with four characters of text per
 token and no tokens for recordings. Problems are listed with their place in the file. The exit status is 1 if there are
-problems, and 2 if there is no data set.
+problems, and 2 without a data set.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 The options of ``mmgrpo train`` follow those of the launch, behind ``--`` if need be. On this machine torchrun starts
 the processes. The job that slurm prints is for sbatch: it begins the run or goes on. Two minutes before its time ends
-it is told to stop, writes a checkpoint and is queued again. On Ray this command stays: it prints what the processes
+it is asked to stop, writes a checkpoint and is queued again. On Ray this command stays: it prints what the processes
 print, starts them again from the last checkpoint when one is lost, and has them write one when it is stopped.
 """
 

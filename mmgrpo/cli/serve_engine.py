@@ -39,7 +39,7 @@ class Args:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     args, run = split(words(arguments))
     token = read_token(args.token_file)
     if not token and not is_loopback(args.host):

@@ -52,7 +52,7 @@ class Args:
     max_wait: Annotated[float, within("[0, 60]")] = 0.005
     """Seconds to wait for further requests with which a batch may be filled up to --max-batch."""
     max_waiting: Annotated[int, COUNT] = 256
-    """Requests that may wait for a reward; further ones are told to come later."""
+    """Requests that may wait for a reward; further ones get HTTP 503."""
     max_mebibytes: Annotated[int, within("[1, 1e6]")] = 1024
     """Largest request, in MiB; media may take four times as much once decoded."""
     max_pixels: Annotated[int, COUNT] = 1 << 24
@@ -67,7 +67,7 @@ class Args:
     body_seconds: Annotated[float, within("(0, 1e6]")] = 120.0
     """Seconds within which the body of a request must come."""
     drain: Annotated[float, within("[0, inf]")] = 600.0
-    """Seconds that requests have to end once the server is told to stop."""
+    """Seconds that requests have to end once the server is asked to stop."""
     device: Annotated[str, ANY_TEXT] = "auto"
     """Device of the rewards that do not name their own."""
     threads: Annotated[int, THREADS] = 0
@@ -75,7 +75,7 @@ class Args:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     args = options(Args, arguments, __doc__)
     token = read_token(args.token_file)
     if not token and not is_loopback(args.host):

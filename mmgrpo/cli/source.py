@@ -122,7 +122,7 @@ def run_section(run: str) -> dict[str, Any]:
     """The content of the config.yaml of a run folder."""
     path = Path(run) / "config.yaml"
     if not path.is_file():
-        raise FileNotFoundError(f"{run!r} is not a run folder: there is no {str(path)!r}; runs are in runs/ by default")
+        raise FileNotFoundError(f"{run!r} is not a run folder: {str(path)!r} is missing; runs are in runs/ by default")
     # Older runs stored how they were started, which is nothing to the commands that read them.
     return {name: value for name, value in load_yaml(path).items() if name not in LAUNCH}
 

@@ -28,7 +28,7 @@ Kind: TypeAlias = Callable[[Any], str]
 
 
 def in_standard_library(module: str) -> bool:
-    """Whether a module is part of Python, told from its name without importing it."""
+    """Whether a module is part of Python, judged by its name without importing it."""
     return module.partition(".")[0] in sys.stdlib_module_names
 
 

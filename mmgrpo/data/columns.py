@@ -96,7 +96,7 @@ def _column(row: Mapping[str, Any], name: str) -> Any:
 
 
 def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The row with the names that other projects give to question, sound, transcript and answer replaced by ours.
+    """The row with the names that other projects give to question, audio, transcript and answer replaced by ours.
 
     - folders of media with a file ``metadata``: the medium in ``file_name``, its kind by its suffix;
     - NeMo: the recording in ``audio_filepath``, the transcript in ``text``;

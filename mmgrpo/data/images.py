@@ -63,7 +63,7 @@ class ImageCache:
         return _image(pixels)
 
 
-PICTURES = ImageCache()
+IMAGE_CACHE = ImageCache()
 """The cache of this process; a run sets its limit (``data.image_cache``)."""
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from mmgrpo.data.files import NO_COLUMNS, DataFile, place_of, read_row
-from mmgrpo.data.images import PICTURES
+from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped
 from mmgrpo.types import Prompt
@@ -152,7 +152,7 @@ def in_blocks(prompts: Sequence[Prompt], choose: Choose) -> tuple[Sequence[Promp
     return prompts.filtered(choose) if isinstance(prompts, StoredPrompts) else choose(list(prompts))
 
 
-WORKERS = ThreadPoolExecutor(2, "pictures")
+WORKERS = ThreadPoolExecutor(2, "images")
 """Threads that decode images while a round is trained on."""
 
 
@@ -162,7 +162,7 @@ def decode_ahead(prompts: Sequence[Prompt], indices: Sequence[int], processes: A
 
     An image that cannot be read is left to the round that needs it, which raises its error.
     """
-    if PICTURES.limit:
+    if IMAGE_CACHE.limit:
         each = len(indices) // processes.num_processes
         for index in indices[processes.process_index * each :][:each]:
             WORKERS.submit(_decode, prompts, index)
@@ -172,6 +172,6 @@ def _decode(prompts: Sequence[Prompt], index: int) -> None:
     for medium in prompts[index].media:
         if medium.kind == "image" and isinstance(medium.source, str):
             try:
-                PICTURES.read(medium.source)
+                IMAGE_CACHE.read(medium.source)
             except Unreadable:
                 return

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.policies.generation import Completions, Drawing
+from mmgrpo.policies.generation import Drawing, Generated
 from mmgrpo.policies.token_model import Context, Features, Query, TokenModel
 
 Named: TypeAlias = Iterable[tuple[str, Tensor]]
@@ -152,7 +152,7 @@ class Synchronized:
         self.present: int | None = None
         self.begun: dict[Hashable, Future[list[list[Drawn]]]] = {}
 
-    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
+    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Generated:
         """The completions of all queries, drawn with the present weights; those that were begun are waited for.
         EngineFailure for what cannot be trained."""
         drawing = self._labelled(drawing)
@@ -227,7 +227,7 @@ class Synchronized:
 
     def _checked(
         self, drawn: Sequence[Sequence[Drawn]], queries: Sequence[Query], drawing: Drawing, device: torch.device
-    ) -> Completions:
+    ) -> Generated:
         """The completions as tensors; EngineFailure for what no sampler of this model can have drawn."""
         name = self.engine.name
         counts = [len(several) for several in drawn]
@@ -253,7 +253,7 @@ class Synchronized:
             ids[place, :length], real[place, :length] = torch.tensor(list(one.ids)), True
             log_probs[place, :length] = torch.tensor(list(one.log_probs))
         zeros = torch.zeros_like(log_probs, device=device)
-        return Completions(ids.to(device), real.to(device), log_probs.to(device), zeros, zeros)
+        return Generated(ids.to(device), real.to(device), log_probs.to(device), zeros, zeros)
 
 
 class Lanes:
@@ -269,7 +269,7 @@ class Lanes:
         for lane in self.lanes:
             lane.holds(version)
 
-    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
+    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Generated:
         """Completions by the engine of the round."""
         self.last = self._lane(drawing.round)
         return self.last.draw(context, features, queries, drawing)

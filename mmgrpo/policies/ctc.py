@@ -127,7 +127,7 @@ class CtcModel(Protocol):
         ...
 
     def logits(self, network: nn.Module, clip: Any) -> Float[Tensor, "frames labels"]:
-        """Logits of the labels of each frame of an encoded sound."""
+        """Logits of the labels of each frame of encoded audio."""
         ...
 
     def decode(self, transcript: Sequence[int]) -> str:

@@ -86,7 +86,7 @@ class DecodingState:
 
 
 @dataclass(frozen=True)
-class Completions:
+class Generated:
     """Completions with the log-prob and entropy of each token, padded on the right, and the divergence within its group
     at its position, where that is measured (else 0)."""
 
@@ -131,7 +131,7 @@ class Drawer(Protocol):
         """Wait for what was begun where round ``number`` is drawn."""
         ...
 
-    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Completions:
+    def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Generated:
         """The completions of all queries, whose prompts ``context`` has, with the features of their media; entropy and
         divergence are 0."""
         ...
@@ -283,7 +283,7 @@ def draw(
     diverge: bool = False,
     certain: bool = False,
     limit: int = 0,
-) -> Completions:
+) -> Generated:
     """Sample at most ``max_tokens`` tokens per completion, of which number i continues row ``prompt[i]`` of ``start``.
 
     ``streams`` has one generator per group and its number of completions; ``diverge``: measure the divergence within
@@ -329,7 +329,7 @@ def draw(
             batch.go_on(token, still)
             highest = max(batch.lengths) if isinstance(batch, Reserved) else highest + 1
     tables = (ids, real, log_probs, entropy, divergence, certainty)
-    return Completions(*(value[:, :width] for value in tables))
+    return Generated(*(value[:, :width] for value in tables))
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ def beam_search(
     return lists
 
 
-def pad_beams(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Completions:
+def pad_beams(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Generated:
     """Beams as tensors, padded on the right."""
     width = max(len(beam.ids) for beam in beams)
 
@@ -409,7 +409,7 @@ def pad_beams(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Compl
         return torch.tensor(padded, dtype=dtype, device=device)
 
     entropy = table([beam.entropy for beam in beams], 0, torch.float32)
-    return Completions(
+    return Generated(
         table([beam.ids for beam in beams], pad_id, torch.long),
         table([[1] * len(beam.ids) for beam in beams], 0, torch.bool),
         table([beam.log_probs for beam in beams], 0, torch.float32),

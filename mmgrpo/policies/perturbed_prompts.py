@@ -112,7 +112,7 @@ def budgets(
 @block(VARIANTS)
 def instructions(prompt: Prompt, *, texts: Sequence[str]) -> list[tuple[Prompt, float]]:
     """The question with each of the ``texts`` after it, an empty one for the question as it is; forms are numbered from
-    0, which is ``meta.variant`` too. Samples told to add auxiliary constructions and samples told not to are GCPO's
+    0, which is ``meta.variant`` too. Samples asked to add auxiliary constructions and samples asked not to are GCPO's
     two halves (GeometryZero, arXiv:2506.07160; reward ``auxiliary``)."""
     if len(texts) < 2:
         raise ValueError(f"instructions: got texts {texts!r}, expected at least two")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, within
 from mmgrpo.config.registry import Block, block
-from mmgrpo.policies.generation import Completions
+from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query
 from mmgrpo.types import Request
 
@@ -87,7 +87,7 @@ class Leaves:
 def grow(
     tree: TextTree,
     request: Request,
-    draw: Callable[[Sequence[Query], int], Completions],
+    draw: Callable[[Sequence[Query], int], Generated],
     ends: frozenset[int],
     most: int,
     pad_id: int,

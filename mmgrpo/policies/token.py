@@ -26,10 +26,10 @@ from torch.utils.checkpoint import checkpoint
 from mmgrpo.config.registry import bind
 from mmgrpo.files import share
 from mmgrpo.policies.generation import (
-    Completions,
     DecodingState,
     Drawer,
     Drawing,
+    Generated,
     beam_search,
     certainty_of,
     draw,
@@ -302,7 +302,7 @@ class TokenPolicy:
         temperature = request.sampling.get("temperature", self.temperature)
         most = round(request.sampling.get("max_tokens", self.max_tokens))
 
-        def continued(queries: Sequence[Query], limit: int) -> Completions:
+        def continued(queries: Sequence[Query], limit: int) -> Generated:
             return self.generate(queries, Drawing(request.seed, temperature, limit, self.top_p, request.round))[1]
 
         leaves = grow(tree, request, continued, frozenset(self.ends.tolist()), most, self.model.pad_id)
@@ -585,7 +585,7 @@ class TokenPolicy:
         search: str = "sample",
         certain: bool = False,
         engine: Drawer | None = None,
-    ) -> tuple[Sequences, Completions]:
+    ) -> tuple[Sequences, Generated]:
         """Generate completions; with a shared prefix each prompt enters the cache once. An ``engine`` draws them in the
         place of the network, which encodes frozen media all the same."""
         seed, temperature, max_tokens = drawing.seed, drawing.temperature, drawing.max_tokens

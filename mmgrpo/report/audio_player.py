@@ -32,7 +32,7 @@ MIME = {
 """Suffixes of audio files that browsers play, and their media types."""
 
 MAX_BYTES = 512 * 1024
-"""Largest sound that is embedded, so that a page with many of them still opens; a larger one is only named."""
+"""Largest audio file that is embedded, so that a page with many of them still opens; a larger one is only named."""
 
 KINDS = {
     "equal": ("", "", ""),
@@ -86,7 +86,7 @@ def sound(folder: MediaFolder, name: str, label: str) -> Medium:
         content = read_medium(folder, name, MIME, MAX_BYTES)
     except Unavailable as error:
         return Medium("note", str(error))
-    return Medium("sound", label, sound_uri(content, Path(name).suffix.lower()))
+    return Medium("audio", label, sound_uri(content, Path(name).suffix.lower()))
 
 
 def sound_uri(content: bytes, suffix: str) -> str:

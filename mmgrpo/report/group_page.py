@@ -79,7 +79,7 @@ class Node:
     label: str
     """Its value, where the tree splits; else empty."""
     about: str
-    """What a reader is told who chooses it."""
+    """Explanation for the reader who chooses it."""
 
 
 @dataclass(frozen=True)

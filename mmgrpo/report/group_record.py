@@ -330,7 +330,7 @@ class GroupFolder:
         return self.small(stem, Media(medium, output), plain=True)
 
     def small(self, stem: str, medium: Media | Audio, plain: bool = False) -> str:
-        """A thumbnail, a strip of frames, or a small sound; the name of its file, or empty if it is left out.
+        """A thumbnail, a strip of frames, or a small audio file; the name of its file, or empty if it is left out.
 
         ``plain``: without the policy's family, whose readers are made for the media of prompts.
         """

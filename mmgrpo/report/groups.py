@@ -95,7 +95,7 @@ def read_group(folder: Path, step: int) -> Group:
     name = f"groups/{place_of(step)}/group.json"
     place, text = printable(folder / name), read_text(folder, name, MAX_GROUP)
     if not text:
-        raise ValueError(f"{place}: there is no group of this step any more; choose another")
+        raise ValueError(f"{place}: the groups of this step were removed; choose another step")
     record = mapping(parse_json(text, place), place)
     members = [_member(one, f"{place}: members") for one in _list(record.get("members"), f"{place}: members")]
     if not 0 < len(members) <= MAX_MEMBERS or (total := sum(len(m.advantages) for m in members)) > MAX_DECISIONS:

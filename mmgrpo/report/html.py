@@ -218,7 +218,7 @@ def difficulty_curve(hardness: Hardness | None) -> Medium | None:
     """The distribution of the rewards of prompts over the rounds."""
     if hardness is None:
         return None
-    return Medium("picture", "Distribution of mean rewards of prompts", image_uri(figure_png(hardness.figure)))
+    return Medium("image", "Distribution of mean rewards of prompts", image_uri(figure_png(hardness.figure)))
 
 
 def _count(estimate: Any) -> Cell:
@@ -326,7 +326,7 @@ def curves(run: RunFolder) -> list[Medium]:
         rates = [{n if n == "step" else f"held-out {n}": value for n, value in row.items()} for row in run.rates]
         plots = [(rates, n) for n in dict.fromkeys(n for row in rates for n in row if n != "step")] + plots
     return [
-        Medium("picture", f"Curve of {key}", image_uri(figure_png(curve_figure(rows, [key]))))
+        Medium("image", f"Curve of {key}", image_uri(figure_png(curve_figure(rows, [key]))))
         for rows, key in plots[:CURVES]
     ]
 

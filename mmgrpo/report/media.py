@@ -36,7 +36,7 @@ MAX_PAGE_BYTES = 256 * 1024 * 1024
 class Medium:
     """An image or audio, embedded in its ``uri``, or a note that states why there is none."""
 
-    kind: Literal["picture", "sound", "note"]
+    kind: Literal["image", "audio", "note"]
     text: str
     """The alternative text for readers who cannot see or hear it; of a note, the note."""
     uri: str = ""
@@ -118,8 +118,8 @@ def shown_image(
     except Unreadable as error:
         return Medium("note", f"{name} is not shown: {error}")
     except Exception:  # decoders raise whatever a damaged file leads them to
-        return Medium("note", f"{name} is not a picture that can be read")
-    return Medium("picture", description, image_uri(content, media_type), width)
+        return Medium("note", f"{name} is not a readable image")
+    return Medium("image", description, image_uri(content, media_type), width)
 
 
 def image_uri(content: bytes, media_type: str = "image/png") -> str:

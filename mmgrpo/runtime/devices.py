@@ -115,7 +115,7 @@ def accelerator(device: str, **options: Any) -> Accelerator:
             )
         os.environ["ACCELERATE_TORCH_DEVICE"] = device  # the only way to name one of several
     try:
-        # Without being told, accelerate takes several processes on a machine that has only a CPU for a process each.
+        # By default accelerate takes several processes on a machine that has only a CPU for a process each.
         made = Accelerator(cpu=device == "cpu" or available() == ["cpu"], **options)
     finally:
         if sharding is not None:  # which accelerate would ask of models that it prepares

@@ -26,7 +26,7 @@ def check_weight_files(folder: Path, allow_pickle: bool, remedy: str) -> None:
     """ValueError where weights would be unpickled unasked, or are named outside the folder.
 
     ``remedy`` is the setting that allows pickles. A folder that does not exist has nothing to check: the libraries that
-    download a repository are told to read safetensors only.
+    download a repository read safetensors only.
     """
     if (folder / "adapter_config.json").exists():
         raise ValueError(

@@ -439,7 +439,7 @@ class _Reader:
         return torch.from_numpy(levels).permute(2, 0, 1).contiguous().float() / 255
 
     def samples(self, medium: Any, where: str, rate: int) -> Tensor:
-        """Sound [channels, samples]."""
+        """Audio samples [channels, samples]."""
         content = self.content(medium, where)
         samples = self.flac(content, where, rate) if content[:4] == b"fLaC" else self.tensor(content, where)
         if samples.ndim != 2 or 0 in samples.shape:

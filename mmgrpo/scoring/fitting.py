@@ -1,4 +1,4 @@
-"""Whether rewards can score the outputs of a run and its rows, told before a model is loaded."""
+"""Whether rewards can score the outputs of a run and its rows, checked before a model is loaded."""
 
 from __future__ import annotations
 

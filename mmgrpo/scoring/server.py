@@ -143,7 +143,7 @@ def application(
 
 
 async def limited(request: Request, most: int, grow: Callable[[int], None] = lambda size: None) -> bytearray:
-    """The body of a request, of which no more than ``most`` bytes are ever read; ``grow`` is told its size so far."""
+    """The body of a request, of which no more than ``most`` bytes are ever read; ``grow`` receives its size so far."""
     announced = request.headers.get("content-length", "")
     body = bytearray()
     if not (announced.isdecimal() and len(announced) < 20 and int(announced) > most):
@@ -290,7 +290,7 @@ class Running:
     def __init__(
         self, app: FastAPI, host: str, port: int, drain: float, header_seconds: float = HEADER_SECONDS
     ) -> None:
-        """``drain``: seconds that requests have to end once the server is told to stop."""
+        """``drain``: seconds that requests have to end once the server is asked to stop."""
         import socket
 
         import uvicorn

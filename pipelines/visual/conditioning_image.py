@@ -101,7 +101,7 @@ def check_images(
                 f"the family '{family}' takes; give the row a column 'image'"
             )
     usable, skipped = filter_readable(prompts, _open)
-    check_skip_limit(skipped, len(prompts), skip_limit, name, "prompts have a picture that cannot be read")
+    check_skip_limit(skipped, len(prompts), skip_limit, name, "prompts have an image that cannot be read")
     return usable, skipped
 
 

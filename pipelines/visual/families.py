@@ -60,7 +60,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
         ),
         VisualFamily(
             "flux_kontext",
-            "FLUX.1 Kontext, to edit a picture",
+            "FLUX.1 Kontext, image editing",
             "pipelines.visual.flux_kontext",
             ("FluxKontextPipeline",),
             KontextOptions,
@@ -70,7 +70,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
         ),
         VisualFamily(
             "flux2_klein",
-            "FLUX.2 klein, also to edit a picture",
+            "FLUX.2 klein, generation and image editing",
             "pipelines.visual.flux2_klein",
             ("Flux2KleinPipeline",),
             KleinOptions,
@@ -87,7 +87,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
         ),
         VisualFamily(
             "qwen_image_edit",
-            "Qwen-Image-Edit and -Plus (2509, 2511), which change one given picture",
+            "Qwen-Image-Edit and -Plus (2509, 2511), which edit one given image",
             "pipelines.visual.qwen_image_edit",
             ("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
             QwenImageEditOptions,

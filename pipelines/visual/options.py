@@ -249,7 +249,7 @@ class LtxVideoOptions(VideoOptions):
     frames: int = 0
     """Frames of a clip, 1 more than a multiple of 8; 0 is 161."""
     fps: float = 0.0
-    """Frames per second of a clip, which the network is told; 0 is 25."""
+    """Frame rate, also a conditioning input of the network; 0 means 25."""
     guidance: float = 3.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: int = 128

@@ -83,7 +83,7 @@ def vae(channels: int = 4) -> Any:
 
 def transformer(channels: int = 4, zero_cond_t: bool = False) -> Any:
     """Qwen-Image's transformer, 2 blocks of width 32, for latents of ``channels`` channels; with ``zero_cond_t`` (2511)
-    it is told that the given image is clean."""
+    it is informed that the given image is clean."""
     from diffusers import QwenImageTransformer2DModel
 
     return QwenImageTransformer2DModel(

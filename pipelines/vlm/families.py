@@ -18,13 +18,13 @@ def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[S
     """The prompts whose media can be read, and the skipped ones; an error if these are too many."""
     if not any(prompt.media for prompt in prompts):
         return prompts, []
-    from mmgrpo.data.images import PICTURES
+    from mmgrpo.data.images import IMAGE_CACHE
     from pipelines.readable import check_skip_limit, filter_readable
     from pipelines.vlm.frames import use_video_reader
     from pipelines.vlm.media import measure
 
     use_video_reader(config)
-    PICTURES.limit = config.data.image_cache << 20
+    IMAGE_CACHE.limit = config.data.image_cache << 20
     usable, skipped = filter_readable(prompts, measure, title=f"media of {path}")
     check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "prompts have media that cannot be read")
     return usable, skipped
@@ -45,7 +45,7 @@ def _family(name: str, about: str, architectures: tuple[str, ...], options: type
 FAMILIES: Mapping[str, LanguageFamily] = {
     family.name: family
     for family in (
-        _family("qwen_vl", "Qwen2.5-VL: pictures, clips and text", ("qwen2_5_vl",), QwenVlOptions),
+        _family("qwen_vl", "Qwen2.5-VL: images, videos and text", ("qwen2_5_vl",), QwenVlOptions),
         _family("smolvlm", "SmolVLM, SmolVLM2 and Idefics3", ("smolvlm", "idefics3"), SmolVlmOptions),
         _family(
             "image_text",

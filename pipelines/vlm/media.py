@@ -17,7 +17,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image as Pil
 from torch import Tensor
 
-from mmgrpo.data.images import PICTURES, decode_image
+from mmgrpo.data.images import IMAGE_CACHE, decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.perturbations import masked
 from mmgrpo.types import Image, Media, Prompt, Video
@@ -115,7 +115,7 @@ def read_image(media: Media) -> Image:
         return media.source
     if not isinstance(media.source, str):
         raise Unreadable(f"got an image of kind {type(media.source).__name__}, expected one file or an Image")
-    return PICTURES.read(media.source)
+    return IMAGE_CACHE.read(media.source)
 
 
 def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, max_frames: int = 768) -> Clip:

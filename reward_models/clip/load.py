@@ -78,7 +78,7 @@ def tokenizer_of(source: str, context: int, reward: str) -> Callable[[list[str]]
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise FileNotFoundError(
-            f"{reward}: there is no tokenizer in {source} ({str(error).splitlines()[0][:200]}); name a folder or hub "
+            f"{reward}: {source} has no tokenizer ({str(error).splitlines()[0][:200]}); name a folder or hub "
             'id of one: tokenizer="laion/CLIP-ViT-H-14-laion2B-s32B-b79K"'
         ) from error
 

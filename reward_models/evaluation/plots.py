@@ -30,7 +30,7 @@ def figures(result: Mapping[str, Any]) -> list[Medium]:
         plots["Agreement: share of pairs with the same sign"] = matrix_plot(values, names, names)
     if any(len(one["selection"]["best_of"]) > 2 for one in rewards.values()):
         plots["Win rate of the best of n"] = selection_plot(rewards)
-    return [Medium("picture", title, image_uri(figure_png(_titled(plot, title)))) for title, plot in plots.items()]
+    return [Medium("image", title, image_uri(figure_png(_titled(plot, title)))) for title, plot in plots.items()]
 
 
 def _titled(figure: Figure, title: str) -> Figure:

@@ -2,7 +2,7 @@
 
 The image is the mean of the vectors of the sentences "a photo of a <class>", weighted by the probabilities of its ten
 likeliest classes of ImageNet; the reward is its cosine with the vector of the prompt. No model that was trained on
-images and texts together is needed, and only what is a class of ImageNet can be told apart.
+images and texts together is needed, and only classes of ImageNet can be distinguished.
 """
 
 from __future__ import annotations

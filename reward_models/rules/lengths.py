@@ -172,11 +172,11 @@ def auxiliary(
     right: float = 0.5,
     tags: bool | str = True,
 ) -> list[float]:
-    """1, -1 or 0 for samples with a ``<tag>``, and 0 for others: whether samples that were told to add auxiliary
+    """1, -1 or 0 for samples with a ``<tag>``, and 0 for others: whether samples that were asked to add auxiliary
     constructions (``meta.variant`` is ``told``) are right more often than the prompt's other samples, by more than
     ``gap``, or less often (GCPO of GeometryZero, arXiv:2506.07160, which states neither its gap nor the weight).
 
-    Told [1, 1, 0, 0] and not told [0, 1, 0, 0] with gap .1: 1 for each construction; with gap .3 none.
+    Asked [1, 1, 0, 0] and not asked [0, 1, 0, 0] with gap .1: 1 for each construction; with gap .3 none.
     """
     values = task(prompts, outputs, tags)
     marked = [f"<{tag}>" in text.text for text in texts(outputs, "auxiliary")]

@@ -268,7 +268,7 @@ _REFUSED_CJK = re.compile(
 
 @lru_cache(maxsize=8192)
 def quantity(text: str) -> Quantity | None:
-    """The only number of a text, with its unit; None where there is none, or several, or what it is cannot be told."""
+    """The only number of a text, with its unit; None where there is none, or several, or the unit is ambiguous."""
     if len(text) > LONGEST or not any(character.isnumeric() for character in text):
         return None
     plain = _plain(text)

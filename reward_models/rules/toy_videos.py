@@ -191,7 +191,7 @@ def _motion(film: Film, frames: Frames) -> list[tuple[bool, bool]]:
 
 
 def _paths(actor: Actor, frames: Frames) -> list[tuple[bool, bool]]:
-    """The same of the objects of one actor; those of several are told apart across the way."""
+    """The same of the objects of one actor; those of several are distinguished across the way."""
     along = np.array(WAYS[actor.way])
     times, places = [], []
     for time, objects in enumerate(frames):

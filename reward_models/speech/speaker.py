@@ -122,7 +122,7 @@ def reference_embedding(
     """Embedding of a recording, or of its part from ``span``'s first to its second time in seconds."""
     soundfile = import_library("soundfile")
     if not Path(file).is_file():
-        raise FileNotFoundError(f"speaker_similarity: there is no file '{file}' (working directory: {Path.cwd()})")
+        raise FileNotFoundError(f"speaker_similarity: no such file: '{file}' (working directory: {Path.cwd()})")
     samples, rate = soundfile.read(file, always_2d=True)
     start, end = span
     samples = samples[round(start * rate) : None if end is None else round(end * rate)]

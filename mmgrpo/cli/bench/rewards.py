@@ -216,7 +216,7 @@ def report(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}` on {result['machine']}.",
         f"A vision transformer of {settings['layers']} blocks of {settings['width']} channels on {settings['device']}; "
-        f"batches of {settings['batch']} pictures of {settings['size']} x {settings['size']} pixels, sent as "
+        f"batches of {settings['batch']} images of {settings['size']} x {settings['size']} pixels, sent as "
         f"floats. The fastest of {settings['repeats']} measurements of {settings['batches']} batches, which alternate; "
         "the values of the three ways are equal bit for bit. What a process or a server adds does not depend on the "
         "reward, so that the throughput of a cheaper one is a smaller part.",
@@ -230,7 +230,7 @@ def report(result: dict[str, Any]) -> str:
     if overlap:
         lines += [
             "",
-            f"A round of the embedded model of pictures, {settings['prompts']} prompts x {settings['group']} pictures, "
+            f"A round of the embedded image model, {settings['prompts']} prompts x {settings['group']} images, "
             "with a reward in a process of its own that takes about as long as sampling; with overlap "
             f"`data.prompts_at_once` is {settings['at_once']}. The fastest of {settings['rounds']} rounds, which "
             "alternate. Hidden is what overlap saves of the whole round, relative to the time of scoring.",

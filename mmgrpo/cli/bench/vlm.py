@@ -155,7 +155,7 @@ def report(result: dict[str, Any]) -> str:
         f"`{result['command']}` on {result['machine']}.",
         f"A random Qwen2.5-VL of {result['parameters'] / 1e6:.1f} million parameters ({settings['vocabulary']} words, "
         f"width {settings['width']}, {settings['layers']} layers), its vision tower frozen; fp32, AdamW, no LoRA, no "
-        f"KL, no gradient checkpointing; {settings['prompts']} prompts per step of {places} tokens, pictures of "
+        f"KL, no gradient checkpointing; {settings['prompts']} prompts per step of {places} tokens, images of "
         f"{settings['side']} pixels among them; one group is one forward and backward pass. Of "
         f"{settings['steps']} steps after one for warm-up, the least processor time and the median of seconds; every "
         "contestant in a separate "
@@ -179,9 +179,9 @@ def report(result: dict[str, Any]) -> str:
 
 
 ABOUT = {
-    OURS: "a prompt and its picture are processed once per group, in sampling and in training.",
+    OURS: "a prompt and its image are processed once per group, in sampling and in training.",
     ALONE: "the same with `share_prefix` off: the whole prompt is processed for every sample, in sampling and in "
-    "training, and the features of the picture are recomputed in every pass.",
+    "training, and the features of the image are recomputed in every pass.",
     TRL: "`GRPOTrainer` of TRL, unchanged. On a CPU its fused head scores all positions, including the prompt.",
     COMPACT: "the same, patched to score only the completions, as it does on a GPU.",
 }

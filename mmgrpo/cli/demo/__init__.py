@@ -50,7 +50,7 @@ class Args:
     max_mebibytes: Annotated[int, within("[1, 1e5]")] = 20
     """Largest upload, in MiB."""
     waiting: Annotated[int, COUNT] = 64
-    """Requests that may wait; further ones are told to come later."""
+    """Requests that may wait; further ones get HTTP 503."""
     device: Annotated[str, ANY_TEXT] = "auto"
     """Device of models and rewards."""
     threads: Annotated[int, THREADS] = 0

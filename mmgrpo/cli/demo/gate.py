@@ -5,7 +5,7 @@
 - A page of another site, open in the same browser, can send requests to this machine: refused by their ``Origin``, and
   by their ``Host``, which such a page can have resolved to this machine (DNS rebinding).
 - Messages of Gradio are mark-up, in which a name from a run folder could load an image of another server: the page is
-  told to load nothing but its own (Content-Security-Policy).
+  restricted to its own resources (Content-Security-Policy).
 - The limit of an upload holds for each file, and for events there is none: the whole request is limited.
 """
 

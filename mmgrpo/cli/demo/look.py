@@ -148,7 +148,7 @@ svg { display: block; height: 56px; margin: .3rem 0; }
 """Rules of answers and transcripts, which Gradio confines to the component that is given them."""
 
 HEAD = '<link rel="icon" href="data:,"><meta name="referrer" content="no-referrer">'
-"""No icon, and no address is told to anybody."""
+"""No icon, and no referrer is sent."""
 
 
 def theme() -> gr.themes.Base:

@@ -42,8 +42,8 @@ from mmgrpo.report.media import IMAGE_SUFFIXES, contained
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Turn, Video
 
 ABOUT = """Two samples of one prompt, one from the model before training and one from after, from the same noise and in
-random order. Choose the better one; then you are told which is which. Votes are stored without anything about you."""
-EMPTY = """There is no pair to compare: open a run with a trained model (`mmgrpo demo runs/demo`), or two models
+random order. Choose the better one; then the page shows which is which. Votes are stored without anything about you."""
+EMPTY = """No pairs to compare: open a run with a trained model (`mmgrpo demo runs/demo`), or two models
 (`mmgrpo demo --family sd3 --before MODEL --after MODEL`)."""
 BUTTONS = {LEFT: "Left", RIGHT: "Right", TIE: "Tie", BOTH_BAD: "Both bad", "": "Skip"}
 IDS = {LEFT: "left", RIGHT: "right", TIE: "tie", BOTH_BAD: "bad", "": "skip"}

@@ -129,7 +129,7 @@ def saving(draft: Draft) -> None:
 
 
 def precision(draft: Draft) -> None:
-    """``model.dtype``: bfloat16 unless told otherwise, as TRL trains."""
+    """``model.dtype``: bfloat16 by default, as TRL trains."""
     key = "torch_dtype" if "torch_dtype" in draft.table.rows else "dtype"
     half = draft["fp16"] is True
     bf16 = draft["bf16"] if draft["bf16"] is not None else not half

@@ -13,7 +13,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.data import embedded_media
-from mmgrpo.data.images import PICTURES, decode_image
+from mmgrpo.data.images import IMAGE_CACHE, decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Inside
 from mmgrpo.data.prompts import load_prompts
@@ -45,7 +45,7 @@ def test_content_is_named_by_file_row_and_key_and_never_enters_the_prompt(tmp_pa
     assert one.media[0].source == f"{path}::1:messages/0/content/0/image"
     assert [medium.source for medium in two.media] == [str(tmp_path / "a.png"), f"{path}::2:images/1"]
     assert corner(one.media[0].source) == RED and corner(two.media[1].source) == [0, 0, 1]
-    assert PICTURES.read(one.media[0].source).pixels[:, 0, 0].tolist() == RED
+    assert IMAGE_CACHE.read(one.media[0].source).pixels[:, 0, 0].tolist() == RED
     assert len(repr(two)) < 600
 
 

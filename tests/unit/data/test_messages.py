@@ -9,7 +9,7 @@ import pytest
 import soundfile
 from PIL import Image as Pil
 
-from mmgrpo.data.images import PICTURES, decode_image
+from mmgrpo.data.images import IMAGE_CACHE, decode_image
 from mmgrpo.data.messages import prompt_of, worded
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
@@ -281,7 +281,7 @@ def data_set():
 
 
 def colours(prompt):
-    return [PICTURES.read(medium.source).pixels[:, 0, 0].tolist() for medium in prompt.media]
+    return [IMAGE_CACHE.read(medium.source).pixels[:, 0, 0].tolist() for medium in prompt.media]
 
 
 def check(prompts):

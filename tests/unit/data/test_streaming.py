@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmgrpo.data import streaming
-from mmgrpo.data.images import PICTURES, ImageCache
+from mmgrpo.data.images import IMAGE_CACHE, ImageCache
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
@@ -118,7 +118,7 @@ def cache(monkeypatch):
         def submit(self, function, *arguments):
             tasks.append(lambda: function(*arguments))
 
-    monkeypatch.setattr(streaming, "PICTURES", empty)
+    monkeypatch.setattr(streaming, "IMAGE_CACHE", empty)
     monkeypatch.setattr(streaming, "WORKERS", Workers())
     return empty, lambda: [task() for task in tasks]
 
@@ -163,7 +163,7 @@ def test_a_picture_that_cannot_be_decoded_ahead_fails_where_it_is_needed(tmp_pat
     work()
     assert not empty._pixels
     with pytest.raises(Unreadable, match="no such file"):
-        PICTURES.read(prompt.media[0].source)
+        IMAGE_CACHE.read(prompt.media[0].source)
 
 
 def test_nothing_is_decoded_ahead_without_a_cache(tmp_path, cache):

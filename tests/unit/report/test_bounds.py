@@ -135,10 +135,10 @@ def test_pictures_have_16_mebibytes_and_sounds_half_of_one(tmp_path, name, bound
 
 def test_boxes_are_drawn_into_pictures_of_4_megapixels(tmp_path):
     boxes = {"gold": [[0.0, 0.0, 1.0, 1.0]]}
-    for width, kind in ((2048, "picture"), (2049, "note")):
+    for width, kind in ((2048, "image"), (2049, "note")):
         Pil.new("1", (width, 2048)).save(tmp_path / "a.png")
         assert shown_image(MediaFolder(tmp_path), "a.png", "", boxes).kind == kind
-        assert shown_image(MediaFolder(tmp_path), "a.png", "").kind == "picture"
+        assert shown_image(MediaFolder(tmp_path), "a.png", "").kind == "image"
 
 
 def test_a_thousand_boxes_are_drawn_two_pixels_wide_and_one_that_is_none_stops_no_other():
@@ -243,6 +243,6 @@ def test_the_longer_side_of_a_clip_decides():
 
 
 def test_pictures_of_64_megapixels_are_embedded(tmp_path):
-    for width, kind in ((8192, "picture"), (8193, "note")):
+    for width, kind in ((8192, "image"), (8193, "note")):
         Pil.new("1", (width, 8192)).save(tmp_path / "a.png")
         assert shown_image(MediaFolder(tmp_path), "a.png", "").kind == kind

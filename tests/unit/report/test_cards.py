@@ -118,4 +118,4 @@ def test_a_section_counts_the_prompts_below_all_of_its_headings(tmp_path):
 def test_a_sound_of_a_prompt_is_played_and_a_picture_is_seen(tmp_path):
     (tmp_path / "b.Ogg").write_bytes(b"sound")
     (card,) = cards(tmp_path, after=[row(media=[picture(tmp_path), "b.Ogg"])])
-    assert [(medium.kind, medium.text) for medium in card.media] == [("picture", "a.png"), ("sound", "a")]
+    assert [(medium.kind, medium.text) for medium in card.media] == [("image", "a.png"), ("audio", "a")]

@@ -193,7 +193,7 @@ def test_only_pictures_and_sounds_of_a_size_that_a_page_can_hold_are_read(tmp_pa
     html = completions_html(tmp_path)
     assert "(large.png is too large for this page: " in html and "data:" not in html
     assert "(notes.txt is refused: expected a file of .jpg, .jpeg, .png, .gif, .webp)" in html
-    assert "(not.png is not a picture that can be read)" in html and "(page.jpg is not a picture" in html
+    assert "(not.png is not a readable image)" in html and "(page.jpg is not a readable image" in html
 
 
 def test_a_picture_is_what_it_is_and_not_what_its_name_says(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.config.settings import config_class
-from mmgrpo.data.images import PICTURES
+from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.data.perturbations import Mask
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines import containers, vlm
@@ -97,7 +97,7 @@ def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys):
     words = [Prompt(str(number), str(number)) for number in range(20)]
     kept, [skipped] = check_media(config, [shown, lost, *words], "a.jsonl")
     assert list(kept) == [shown, *words] and skipped.id == "b"
-    assert PICTURES.limit == 3 * 2**20 and "media of a.jsonl" in capsys.readouterr().err
+    assert IMAGE_CACHE.limit == 3 * 2**20 and "media of a.jsonl" in capsys.readouterr().err
     assert check_media(config, words, "a.jsonl") == (words, []) and not capsys.readouterr().err
 
 

@@ -130,7 +130,7 @@ def test_the_terminal_shows_each_benchmark_with_its_rewards_categories_and_attac
 
 
 def test_numbers_scores_and_a_page_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "figures", lambda result: [Medium("picture", "a plot", "data:image/png;base64,")])
+    monkeypatch.setattr(report, "figures", lambda result: [Medium("image", "a plot", "data:image/png;base64,")])
     results = {"dätä": RESULT, "others": RESULT}
     scores = {name: {"a": [[0.5, math.nan], [1.0]], "b": [[2.0]]} for name in results}
     report.write_results(tmp_path, results, scores)
