@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 CASES = 2
-"""Cases of a slow test outside of nightly runs where its table has more than twice as many: a family or recipe."""
+"""Cases of a slow test outside of nightly runs where its table has more: a family or recipe."""
 PRODUCT = 8
 """Cases of another test above which those are nightly whose values all stand in others, too: of presets by policies,
 each preset once and each policy once find what is wrong with either."""
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not nightly and ((slow and values and not rows) or len(values) > 1 or (checked and values and not rows)):
             (tables if slow else products).setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in tables.values():
-        if len(table) > 2 * CASES and not table[0].get_closest_marker("rows"):
+        if len(table) > CASES and not table[0].get_closest_marker("rows"):
             stay = {round(number * (len(table) - 1) / (CASES - 1)) for number in range(CASES)}
             for number in set(range(len(table))) - stay:
                 table[number].add_marker(pytest.mark.nightly)

@@ -221,6 +221,7 @@ def test_what_is_refused_takes_less_memory_than_a_photograph(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_largest_picture_takes_the_stated_memory(tmp_path):
     side = int(MAX_PIXELS**0.5)
     files = [("image", written(tmp_path / "largest.png", bad_media.png(side, side, rows=bytes((side + 1) * side))))]

@@ -164,6 +164,7 @@ def test_a_benchmark_that_does_not_exist_is_an_error_that_names_those_that_do():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_of_cards_runs_at_toy_size(tmp_path):
     networks = ["sd3.5-medium", "qwen2.5-vl-3b", "whisper-large-v3"]
     call("bench", "gpu", "--toy", "--rounds", 1, "--device", "cpu", "--networks", *networks, "--output", tmp_path)

@@ -148,6 +148,7 @@ def test_a_twin_is_red_where_its_gain_leaves_its_band_and_kept_gains_stay(gain, 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_comparison_goes_on(tmp_path, capsys):
     args = Args(["speech/demo_duration"], seeds=1, calibrate=True, output=str(tmp_path))
     bench.run(args, "m", "c")

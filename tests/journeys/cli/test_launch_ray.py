@@ -60,6 +60,7 @@ def test_processes_find_each_other_and_their_lines_have_their_numbers(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_lost_actor_starts_all_processes_again(cluster, tmp_path, capfd):
     """The second of two actors is killed: its process and the other one end, and the run goes on."""
     code = "open(f'{folder}/{rank}-{len(sys.argv)}', 'w').write(str(os.getpid()))\n"
@@ -76,6 +77,7 @@ def test_a_lost_actor_starts_all_processes_again(cluster, tmp_path, capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_restarts_are_bounded_and_an_error_of_a_process_is_none(cluster, tmp_path, monkeypatch):
     count = f"open(f'{tmp_path}/{{rank}}', 'a').write('x')\n"
     with pytest.raises(RuntimeError, match=r"process 0 is lost.*SIGKILL.*--restarts.*the command"):
@@ -102,7 +104,7 @@ def test_a_cluster_that_cannot_place_the_processes_says_what_it_has(request_, wo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_a_signal_reaches_every_process_which_ends_by_itself(number, cluster, tmp_path, capfd):
     code = "def stop(*_): open(f'{folder}/stopped-{rank}', 'w'); sys.exit(143)\n"
     code += "signal.signal(signal.SIGTERM, stop)\nopen(f'{folder}/ready-{rank}', 'w')\ntime.sleep(1000)"

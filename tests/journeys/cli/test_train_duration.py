@@ -68,6 +68,7 @@ def test_a_run_is_measured_and_heard(spoken, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_another_run_starts_where_the_first_ended(spoken, tmp_path):
     trained = ["--model.path", spoken / "model", "--output-dir", tmp_path, "--name", "further"]
     data = ["--data.train", "embedded:speech/say_train.txt", "--data.heldout", "embedded:speech/say_heldout.txt"]

@@ -165,7 +165,9 @@ def noise(prompts, outputs):
 """
 
 
-@pytest.mark.parametrize("kind", ["text", "empty", "large", "tensors"])
+@pytest.mark.parametrize(
+    "kind", ["text", "large", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("empty", "tensors"))]
+)
 def test_an_answer_that_is_no_message_is_an_error_of_the_reward(kind, folder):
     (folder / "noisy.py").write_text(NOISE)
     reward = scorer("noisy:noise")

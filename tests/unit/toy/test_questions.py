@@ -260,6 +260,7 @@ def test_files_hold_the_same_questions_and_the_same_pixels(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_open_questions_of_easy_vqa_become_the_same_rows(tmp_path):
     pytest.importorskip("easy_vqa")
     folder = make(tmp_path, "--easy-vqa", "--train", "30", "--tune", "20", "--heldout", "20")

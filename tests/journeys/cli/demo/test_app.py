@@ -275,6 +275,7 @@ def test_the_start_asks_no_other_machine_and_imports_no_model_library(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_browser_asks_no_other_server_and_draws(apart):
     with browsing() as browser:
         page = browser.new_page(viewport={"width": 400, "height": 900})
