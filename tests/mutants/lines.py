@@ -1,6 +1,6 @@
 """A plugin of pytest that writes which test runs which line, how long it takes, and which modules are imported.
 
-    python -m pytest -p tests.mutants.lines --lines-to lines.json -m "not slow"
+    python -m pytest -p tests.mutants.lines --lines-to lines.json -m "not slow and not nightly"
 
 Every process of pytest-xdist writes a file of its own (``linesgw0.json``). The lines of a fixture that several tests
 share count for each of them.

@@ -193,7 +193,7 @@ def main() -> None:
     if "tests" in first:
         silence()
         plugin = Collected(lambda warm: answer(jobs, verdicts, warm))
-        pytest.main([*OPTIONS, "-m", "not slow", *first["tests"]], plugins=[plugin])
+        pytest.main([*OPTIONS, "-m", "not slow and not nightly", *first["tests"]], plugins=[plugin])
         return
     for name in first["libraries"]:
         with suppress(BaseException):
