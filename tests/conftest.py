@@ -76,8 +76,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = bool(item.get_closest_marker("slow"))
         if slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1200))
-        if not slow and item.path.relative_to(Path(__file__).parent).parts[0] in ("unit", "journeys"):
-            item.add_marker(pytest.mark.quick)
         if (slow or item.get_closest_marker("learning")) and values.get("seed"):
             item.add_marker(pytest.mark.nightly)
         rows, nightly = bool(item.get_closest_marker("rows")), bool(item.get_closest_marker("nightly"))
