@@ -66,13 +66,13 @@ demo-video: $(STAMP)  ## train a small video model, and write a report
 	@echo "Look at it in a browser: $(BIN)/mmgrpo demo runs/demo_video"
 
 test: $(STAMP)  ## run the unit tests, and short journeys through the commands
-	$(PYTEST) -m "not slow and not nightly" tests/unit tests/journeys $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not learning and not nightly" tests/unit tests/journeys $(PYTEST_ARGS)
 
 test-libraries: $(STAMP)  ## compare every family and reward with the libraries, and feed hostile input
 	$(PYTEST) -m "not slow and not nightly" tests/libraries tests/faults tests/mutants $(PYTEST_ARGS)
 
 test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
-	$(PYTEST) -m "slow and not nightly" $(PYTEST_ARGS)
+	$(PYTEST) -m "(slow or learning) and not nightly" $(PYTEST_ARGS)
 
 # In one run, so that files are collected once and no process is idle while others end theirs.
 test-all: $(STAMP)  ## run test, test-libraries and test-slow at once, as CI does

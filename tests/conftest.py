@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -96,10 +97,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only slow tests are asked for, files without one are not imported."""
-    only = config.getoption("markexpr") in ("slow", "slow and not nightly")
+    """Where only slow tests are asked for, files without one are not imported; those that learn are slow."""
+    only = config.getoption("markexpr") in ("slow", "(slow or learning) and not nightly")
     named = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if only and named and "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
+    if only and named and not re.search(r"mark\.(slow|learning)", collection_path.read_text(encoding="utf-8")):
+        return True
+    return None
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from mmgrpo.policies.exploring import sampling_metrics
@@ -135,6 +136,7 @@ def written(folder: Path) -> set[str]:
     return names | set(read_metrics(folder / "log" / "metrics.jsonl")[0])
 
 
+@pytest.mark.slow
 def test_the_metrics_of_a_run_are_those_of_the_page(tmp_path: Path) -> None:
     names = {form(name) for name in written(tmp_path)}
     assert names - explained() == set(), "written and not explained"

@@ -216,6 +216,7 @@ def test_sounds_are_listened_to_and_their_answers_are_texts(check, tmp_path):
 # --- reference answers ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reference_answer_that_its_own_task_does_not_reward_is_reported(check, tmp_path):
     rows = [
         {"text": "2 + 2?", "task": "numeric", "answer": "4"},

@@ -16,6 +16,8 @@ from mmgrpo.runtime.checkpoint import load_checkpoint
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def brief_run(words_folder, tmp_path_factory) -> Path:

@@ -26,6 +26,7 @@ def fresh(folder: Path, kept: int = 3, **changes):
     return made
 
 
+@pytest.mark.slow
 def test_a_run_keeps_groups_with_what_it_trained_on(tmp_path):
     fresh(tmp_path).fit()
     assert group_steps(tmp_path) == [0, 2, 4]

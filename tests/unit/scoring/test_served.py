@@ -51,6 +51,7 @@ def values(request: httpx.Request, **changes: Any) -> httpx.Response:
     return httpx.Response(200, json={"version": 1, "values": {**scored, **changes}})
 
 
+@pytest.mark.slow
 def test_values_are_those_in_process_bit_for_bit_however_outputs_are_divided():
     outputs, prompts = pictures(11), [Prompt("a")] * 11
     with serving(batches("mean", mean, PICTURES)) as server:

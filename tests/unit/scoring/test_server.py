@@ -190,6 +190,7 @@ def test_what_could_not_be_scored_is_null():
         assert json.loads(answer.text, parse_constant=pytest.fail)["values"] == {"0": None, "1": None, "2": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manifest", [TEXTS, Manifest(("Text",), group=True), None])
 def test_64_clients_at_once_have_their_own_values_and_are_joined_only_where_asked(manifest):
     go, sizes = threading.Event(), []

@@ -25,6 +25,7 @@ def module(tmp_path, monkeypatch):
     return "written_for_trl"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", [False, True])
 def test_a_named_function_of_trls_form_serves_as_it_is(module, process):
     made = scorer(f"{module}:right_length(process={process}, weight=0.5)")

@@ -167,6 +167,7 @@ def test_functions_as_of_open_r1_serve_as_they_are(module, name):
     assert values(scorer(f"{module}:{name}(process=False)")) == OF_OPEN_R1[name]
 
 
+@pytest.mark.slow
 def test_they_serve_from_a_process_of_their_own(module):
     report(7, 50)
     try:

@@ -258,6 +258,7 @@ def test_the_base_model_knows_every_word_of_the_prompts():
     assert words.vocabulary == videos.vocabulary() and (words.tokenize(texts) != 0).any(1).all()
 
 
+@pytest.mark.slow
 def test_pretraining_is_a_function_of_its_seed():
     from scripts.pretrain.flow import flow_loss
     from scripts.pretrain.video import Args, build, draw, velocity_of

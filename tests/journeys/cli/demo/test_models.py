@@ -151,6 +151,7 @@ def test_a_run_that_is_written_has_the_models_that_there_are(folder):
     assert pair.trained == "model"
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_checkpoint_are_those_of_its_step(folder, monkeypatch):
     (folder / "checkpoints" / "step-000012").mkdir(parents=True)
     asked = []
@@ -160,6 +161,7 @@ def test_the_weights_of_a_checkpoint_are_those_of_its_step(folder, monkeypatch):
     assert asked == ["12", "untrained"]
 
 
+@pytest.mark.slow
 def test_models_are_loaded_when_they_are_needed_and_the_last_two_are_kept(folder, words_folder):
     train(folder)
     found = opened(folder, before=str(words_folder), family="sd3")
@@ -173,6 +175,7 @@ def test_models_are_loaded_when_they_are_needed_and_the_last_two_are_kept(folder
     assert [key[:2] for key in found.loaded] == [("first", BEFORE), (NAMED, BEFORE)]
 
 
+@pytest.mark.slow
 def test_a_model_that_another_run_has_replaced_is_loaded_again(folder):
     train(folder)
     found = opened(folder)
@@ -212,6 +215,7 @@ def test_a_pair_has_the_rewards_that_are_named_and_others_have_their_own(words_f
         open_all(Args(rewards=["jpeg_compressibility"]), "cpu")
 
 
+@pytest.mark.slow
 def test_weights_that_were_saved_can_stand_after_training(folder, words_folder):
     train(folder)
     trained = run(folder)
@@ -236,6 +240,7 @@ def test_a_whole_model_after_training_is_loaded_as_one(tmp_path):
         assert (other.model.path, weights) == (name, "") and config.model.path == "a/base"
 
 
+@pytest.mark.slow
 def test_a_reward_that_cannot_be_loaded_does_not_keep_the_others(folder, words_folder):
     other = make_run(folder.parent / "second", words_folder, "--rewards", "nobody:here", "jpeg_compressibility")
     found = opened(other)
