@@ -197,6 +197,8 @@ VISUAL = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.rows
 @pytest.mark.parametrize("changes", VISUAL, ids=lambda one: next(iter(one.values())))
 @pytest.mark.parametrize("kind", ["matching", "gaussian"])
 def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, changes, tmp_path):
@@ -237,6 +239,7 @@ def test_replayed_images_are_files_of_the_run(kind, tmp_path):
         buffer.draw(buffer.rows[0].prompt, Replay(10, strategy="all"), 6, stream(0))
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("kind", ["matching", "gaussian"])
 def test_given_images_are_learned(kind, tmp_path):
     """By their likelihood alone; the ones are 1 from the mean of samples before."""

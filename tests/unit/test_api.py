@@ -40,6 +40,7 @@ def brightness(prompts, outputs):
 SMALL = {"steps": 2, "group_size": 4, "prompts_per_step": 2, "trackers": [], "threads": 1}
 
 
+@pytest.mark.slow
 def test_a_run_from_python_is_a_run_that_commands_know(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy = make_policy(words)

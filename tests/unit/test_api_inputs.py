@@ -96,6 +96,7 @@ def letters(prompts, completions, answer, level, **columns):
     ]
 
 
+@pytest.mark.slow
 def test_a_file_rows_with_pictures_and_a_data_set_are_the_same_prompts(seeing, tmp_path):
     from datasets import Dataset
     from datasets import Image as Column
@@ -317,6 +318,7 @@ def test_the_result_is_the_run(words):
     assert not torch.equal(*(torch.cat([p.flatten() for p in one.network.parameters()]) for one in (policy, again)))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(words):
     options = {"heldout": ["a blue circle"], "optim": {"lr": 0.01, "ema": 0.5}, "save_every": 2}
     whole = paint(words, name="whole", output_dir="a", **{**options, "steps": 4})

@@ -280,6 +280,8 @@ FOREIGN = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.rows
 @pytest.mark.parametrize("changes", FOREIGN, ids=lambda one: next(iter(one.values())))
 def test_a_run_with_rows_of_other_origins_resumes_exactly(changes, tmp_path):
     whole = run(tmp_path / "whole", **changes)
