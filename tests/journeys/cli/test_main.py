@@ -68,6 +68,8 @@ print("heavy:", *sorted({"torch", "numpy", "transformers", "diffusers", "acceler
 """
 
 
+@pytest.mark.slow
+@pytest.mark.rows
 @pytest.mark.parametrize("command", [*main.COMMANDS, "bench vlm"])
 def test_help_of_a_command_begins_with_it_as_it_is_typed_and_imports_nothing_heavy(command):
     """So that it starts in under a second, which no test measures: other processes may be running."""

@@ -42,6 +42,8 @@ def settings(*arguments: object) -> Config:
     return read([str(argument) for argument in arguments], "")
 
 
+@pytest.mark.slow
+@pytest.mark.rows
 @pytest.mark.parametrize("recipe", quick.RECIPES)
 def test_a_recipe_is_read_and_its_run_has_an_arithmetic(recipe):
     config = settings("--recipe", recipe)
