@@ -137,7 +137,7 @@ DIFFERS = {
 @pytest.mark.parametrize("size", [32, 64])
 @pytest.mark.parametrize("name", DIFFERS)
 def test_a_verifier_refuses_pictures_of_prompts_that_differ_in_what_it_checks(name, size):
-    mix, prompts, outputs = shown(150, 1, size)
+    mix, prompts, outputs = shown(500, 1, size)
     other = np.random.default_rng(2).permutation(len(mix))
     pairs = [(i, j) for i, j in enumerate(other) if DIFFERS[name](mix[i], mix[j])]
     values = REWARDS[name]([prompts[i] for i, _ in pairs], [outputs[j] for _, j in pairs])
