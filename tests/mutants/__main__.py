@@ -105,7 +105,17 @@ def seen(copy: Path, under: str = "tests") -> dict[str, Any]:
     if record := [file for file in now if file.startswith(under) and changed(file)]:
         print(f"recording which lines {len(record)} test files run", file=sys.stderr)
         written = copy / "lines.json"
-        command = ["-m", "pytest", "-q", "-p", "tests.mutants.lines", "--lines-to", str(written), "-m", "not slow and not nightly"]
+        command = [
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "tests.mutants.lines",
+            "--lines-to",
+            str(written),
+            "-m",
+            "not slow and not nightly",
+        ]
         options = ["-p", "no:cacheprovider", "--timeout", "600", "--tb=short", "-n", "auto", "--dist", "loadfile"]
         subprocess.run(
             [sys.executable, *command, *options, *record], cwd=copy, env=environment(copy), stdout=sys.stderr
