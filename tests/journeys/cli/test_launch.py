@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
 
@@ -13,7 +14,9 @@ import pytest
 from mmgrpo.cli import launch, train
 from mmgrpo.cli.options import words
 from tests import ROOT
-from tests.journeys.cli.running import environment
+from tests.journeys.cli.running import environment, metrics
+from tests.tiny import tiny_checkpoint
+from tests.unit.runtime.ports import meeting_port
 
 SCRIPTS = sorted((ROOT / "scripts" / "launch").glob("*.sh"))
 
@@ -89,6 +92,37 @@ def test_the_launch_files_name_settings_that_exist(script, tmp_path):
     line = printed.stdout.splitlines()
     run = line[line.index("--") + 1 :] if "--" in line else line[1:]
     assert "the run:" in train.arithmetic(train.read(words(run), ""))
+
+
+@pytest.mark.slow
+def test_trainer_engine_and_rewards_of_three_cards_run_as_three_processes(tmp_path):
+    """On the CPU, with our own sampler in the place of vLLM: the second round is one behind, and both servers end."""
+    from pipelines.vlm import qwen_vl
+
+    rows, stub = tmp_path / "rows.jsonl", tmp_path / "mmgrpo"
+    rows.write_text("".join(json.dumps({"prompt": f"{word} ?", "answer": word}) + "\n" for word in ("yes", "no")))
+    stub.write_text(f'#!/bin/bash\nexec {sys.executable} -m mmgrpo.cli.main "${{@/#vllm/sampler}}"\n')
+    stub.chmod(0o755)
+    run = "--model.device cpu --model.lora-rank 4 --sampling.max-tokens 4 --data.prompts-per-step 2 --steps 2 "
+    run += f"--eval.skip --data.group-size 4 --trackers --threads 1 --output-dir {tmp_path}"
+    with meeting_port() as drawing, meeting_port() as scoring:
+        place = {"ENGINE_PORT": str(drawing), "REWARDS_PORT": str(scoring), "REWARD": "exact"}
+        command = ["bash", str(ROOT / "scripts/launch/three_cards.sh"), str(tiny_checkpoint(qwen_vl.tiny))]
+        ended = subprocess.run(
+            [*command, "--data.train", str(rows), *run.split()],
+            env={**environment(**place), "PATH": f"{tmp_path}:/usr/bin:/bin"},
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            timeout=900,
+        )
+        for port in (drawing, scoring):
+            with socket.socket() as asked:
+                assert asked.connect_ex(("127.0.0.1", port))
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    lines = metrics(tmp_path / "three_cards")
+    assert [line["rollout/staleness"] for line in lines] == [0, 1] and "reward/exact/mean" in lines[0]
+    assert max(line["rollout/sampler_gap"] for line in lines) < 0.05
 
 
 @pytest.mark.slow

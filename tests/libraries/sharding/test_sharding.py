@@ -219,6 +219,16 @@ def test_a_shard_that_is_not_finite_is_seen_by_all(runs, cases):
 
 
 @pytest.mark.slow
+def test_a_unit_rounds_no_noise_level_and_frees_its_weights(runs, cases):
+    """fp32 keeps 987.3, bf16 would make 988 of it; without a gradient the outermost unit would stay whole by itself."""
+    two = runs.start("two", 2, cases)
+    for rank in range(2):
+        found = json.loads((two / f"given-{rank}.json").read_text())
+        assert found["levels"] == pytest.approx([987.3, 501.7], abs=1e-3)
+        assert found["before"] == found["after"] == 20 and found["within"] == [32]  # of weights of 16 and biases of 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BATTERY)
 def test_every_family_is_divided(name, runs, collected):
     families_of_session = collected("name")

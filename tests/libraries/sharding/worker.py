@@ -135,12 +135,41 @@ def nan_in_one_shard(folder: Path, accelerator: Accelerator) -> None:
     (folder / f"finite-{accelerator.process_index}.json").write_text(json.dumps([bool(one) for one in answers]))
 
 
+class Timed(torch.nn.Module):
+    """A block that notes the noise levels that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.levels: list[float] = []
+
+    def forward(self, x: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+        self.levels += level.tolist()
+        return self.inner(x) * level[:, None]
+
+
+def what_a_unit_is_given(folder: Path, accelerator: Accelerator) -> None:
+    """Noise levels inside of a block that computes in bf16, and how many numbers this process holds before a forward
+    pass without gradient, within it and after it."""
+    network = torch.nn.Sequential(first := torch.nn.Linear(4, 4), block := Timed())
+    network.forward = lambda x, level: block(first(x), level)  # type: ignore[method-assign]
+    shard([network], ["Timed"], mesh_of("cpu"), in_step=True, compute=torch.bfloat16)
+    sizes, numbers = [], lambda: sum(local(one).numel() for one in network.parameters())
+    block.register_forward_pre_hook(lambda *_: sizes.append(block.inner.weight.numel() + first.weight.numel()))
+    before = numbers()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        network(torch.ones(2, 4), torch.tensor([987.3, 501.7]))
+    found = {"levels": block.levels, "before": before, "within": sizes, "after": numbers()}
+    (folder / f"given-{accelerator.process_index}.json").write_text(json.dumps(found))
+
+
 def run(folder: Path, shard_mode: str, replicate: int, cases: list[str]) -> None:
     """Train, or resume, every case."""
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
     if accelerator.num_processes > 1 and shard_mode == "full":
         nan_in_one_shard(folder, accelerator)
+        what_a_unit_is_given(folder, accelerator)
     for case in cases:
         config = config_of(case, folder, shard_mode if accelerator.num_processes > 1 else "none", replicate)
         place = folder / config.name
