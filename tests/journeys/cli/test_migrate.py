@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.site import migration as page
 from mmgrpo.cli import train
-from mmgrpo.cli.migrate import page
 from mmgrpo.cli.migrate.draft import LINES, Draft, equal
 from mmgrpo.cli.migrate.recipe import CONVERSIONS, FAMILY, recipe_of
 from mmgrpo.cli.migrate.sources import Source
@@ -389,6 +389,6 @@ def test_rows_say_how_they_are_converted_or_why_not():
 @pytest.mark.parametrize("project", PROJECTS)
 def test_the_page_of_a_project_holds_its_tables_as_they_are(project: str):
     text = (ROOT / "docs" / "migration" / f"{project}.md").read_text(encoding="utf-8")
-    assert page.filled(text, project) == text, "python -m mmgrpo.cli.migrate.page docs/migration"
+    assert page.filled(text, project) == text, "python -m docs.site.migration docs/migration"
     with pytest.raises(ValueError, match="expected the lines"):
         page.filled("a page without marks", project)

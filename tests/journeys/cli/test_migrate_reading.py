@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.cli.migrate import page
+from docs.site import migration as page
 from mmgrpo.cli.migrate.draft import Draft
 from mmgrpo.cli.migrate.python_file import from_python
 from mmgrpo.cli.migrate.script import command_of

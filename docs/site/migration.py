@@ -1,6 +1,6 @@
-"""The tables of docs/migration/, made from the tables of this package.
+"""The tables of docs/migration/, made from the tables of ``mmgrpo.cli.migrate``.
 
-python -m mmgrpo.cli.migrate.page docs/migration       # writes them between the two marks of each page
+python -m docs.site.migration docs/migration       # writes them between the two marks of each page
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmgrpo.cli.migrate.losses import WEIGHTS, objective
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
 
-BEGIN = "<!-- Tables: python -m mmgrpo.cli.migrate.page docs/migration -->"
+BEGIN = "<!-- Tables: python -m docs.site.migration docs/migration -->"
 END = "<!-- End of the tables. -->"
 
 LOSSES: tuple[dict[str, Any], ...] = (
@@ -120,7 +120,7 @@ def main() -> None:
     from mmgrpo.files import write_text
 
     if len(sys.argv) != 2:
-        raise ValueError("usage: python -m mmgrpo.cli.migrate.page docs/migration")
+        raise ValueError("usage: python -m docs.site.migration docs/migration")
     for name in PROJECTS:
         path = Path(sys.argv[1]) / f"{name}.md"
         write_text(path, filled(path.read_text(encoding="utf-8"), name))
