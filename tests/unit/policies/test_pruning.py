@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
 
-from mmgrpo.advantages.select import most_varied
+from mmgrpo.advantages.select import most_varied, parent_top1
 from mmgrpo.types import Request
 from tests.building import algorithm_blocks, trainer
 from tests.flows import one, where
@@ -129,3 +130,21 @@ def test_a_merged_step_is_sampled_and_scored_again():
     made = policy.rollout(Request(toy_prompts(1), [0], 4, 5))
     gap = (rescored(policy, made) - made.decisions.log_probs)[made.decisions.loss_mask]
     assert gap.abs().max() <= 5e-7 and policy.model.forwards >= made.evaluations
+
+
+def test_pruned_branches_of_a_tree_take_no_forward_pass_in_training():
+    """Splits at steps 0 and 1 of 6, the last step without noise: 1 + 2 + 4 + 4 + 4 states, then 1 + 2 + 2 + 2 + 2."""
+    policy: Any = toy_policy("branch_tree(splits=[0,1])", steps=6)
+    made = policy.rollout(Request(toy_prompts(1), [0], 4, seed=5))
+    decisions, values = made.decisions, torch.tensor([1.0, 0.0, 0.0, 1.0])
+    every = decisions.loss_mask
+    kept = parent_top1(
+        values, decisions.keys["prompt"], every.any(1), decisions.node, decisions.decision_mask, decisions.log_probs
+    )
+    counts = []
+    for mask in (every, every & kept):
+        before = policy.model.forwards
+        for part in made.steps.split(mask, 3):
+            policy.score(made, part, frozenset({"log_probs"}))
+        counts.append(policy.model.forwards - before)
+    assert counts == [15, 9]
