@@ -28,7 +28,7 @@ def test_a_tab_can_be_used(open_page, demo, demo_folder, name):
     to_tab(watched.page, name)
     STEPS[name](watched.page)
     if name == "Vote":  # as the evaluation reads them
-        rows = read_votes(demo_folder / "votes.jsonl")
+        rows = read_votes(demo_folder / "votes.jsonl")[-4:]
         assert [row["vote_type"] for row in rows] == ["leftvote", "rightvote", "tievote", "bothbad_vote"]
         assert all((demo_folder / row[side]).is_file() for row in rows for side in ("left", "right"))
 

@@ -46,6 +46,7 @@ def test_every_state_has_fresh_noise_and_one_step_of_a_group_is_trained():
     assert all(len(steps) == 1 for steps in by_prompt.values()) and len(set.union(*by_prompt.values())) > 1
 
 
+@pytest.mark.learning
 def test_a_model_of_four_steps_learns(tmp_path):
     """Samples move towards 1: the mean of exp(-distance^2 / 4) rises by more than .05."""
 

@@ -129,6 +129,7 @@ def test_the_gradient_of_the_update_is_that_of_the_formula(limit, folder):
         torch.testing.assert_close(both[name] - plain[name], gradient, rtol=1e-3, atol=1e-4 * largest, msg=name)
 
 
+@pytest.mark.learning
 def test_steps_with_the_term_raise_what_the_reader_reads(folder):
     policy = speech.policy(
         folder, vocoder="tones", reader="tests.unit.policies.test_reading:Bag", device="cpu", max_tokens=6
