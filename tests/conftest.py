@@ -92,6 +92,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         stay = {0, len(table) - 1} if few else spread(table) if len(table) > PRODUCT else set(range(len(table)))
         for number in set(range(len(table))) - stay:
             table[number].add_marker(pytest.mark.nightly)
+    for item in items:
+        outside = item.path.relative_to(Path(__file__).parent).parts[0] not in ("unit", "journeys")
+        if not (outside or any(item.get_closest_marker(name) for name in ("slow", "learning", "nightly"))):
+            item.add_marker(pytest.mark.quick)  # those of `make test`
     first = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in first)
 
