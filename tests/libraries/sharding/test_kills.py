@@ -19,7 +19,7 @@ from tests.libraries.sharding.killed import JOBS, WAYS
 from tests.libraries.sharding.worker import config_of
 from tests.unit.runtime.ports import meeting_port
 
-CASES = ["sd3:lora", "qwen_vl:full"]
+CASES = ["sd3:lora"]
 RARE = [
     f"{name}:{kind}" for name in ("sd3", "wan", "stable_diffusion", "qwen_vl", "whisper") for kind in ("lora", "full")
 ]
