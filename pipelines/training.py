@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -258,6 +259,27 @@ def make_trainable(
         else:  # a model of diffusers
             network.enable_gradient_checkpointing()
     return reference
+
+
+COMPILED = 64
+"""Versions of a block that are compiled: of each class, with and without gradients, adapters and checkpointing, and of
+each size of batches until torch compiles for any size."""
+
+
+def compile_blocks(network: nn.Module, names: Sequence[str], backend: str = "inductor") -> None:
+    """Compile each block whose class has one of the names (patterns), by itself and in place: names of parameters stay,
+    equal blocks share their code, and adapters can be switched off between calls."""
+    blocks = [one for one in network.modules() if any(fnmatchcase(type(one).__name__, name) for name in names)]
+    chosen = {id(block) for block in blocks}
+    if not blocks:
+        raise ValueError(
+            f"model.compile: got true, but {type(network).__name__} has none of the blocks that its family names "
+            f"({', '.join(names)}); set false"
+        )
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILED)
+    for block in blocks:
+        if not any(id(part) in chosen for part in list(block.modules())[1:]):  # the inner ones
+            block.compile(backend=backend)
 
 
 def begin_with(

@@ -140,6 +140,11 @@ class VisualFamily:
         """Raise ValueError for settings that no denoising model takes, for those of another process, and for those
         that would have no effect."""
         check_trainable(config.model)
+        if config.model.compile and config.distributed.shard == "full":
+            raise ValueError(
+                "model.compile: got true, expected false with distributed.shard=full, whose blocks gather "
+                "their weights as they are called"
+            )
         check_sampling(self.name, self.process, config.sampling)
         check_decisions(config)
         if config.sampling.policy != "matching" and config.sampling.reference_guidance:
@@ -186,7 +191,7 @@ class VisualFamily:
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
     ) -> Policy:
         """Load the model as a policy over transitions or over sampled noise levels."""
-        from pipelines.training import Training
+        from pipelines.training import Training, compile_blocks
         from pipelines.visual.comfyui import WRITERS
 
         options = config.model
@@ -208,6 +213,8 @@ class VisualFamily:
         model.levels = config.sampling.grid
         model.negative_prompt = options.negative_prompt
         model.limit_memory(options, identity=f"{path} {sorted(own.items())}")
+        if options.compile:
+            compile_blocks(model.network, self.blocks)
         variants = self.variants(model, config)
         if self.guided(config):
             check_negative_prompt(model)

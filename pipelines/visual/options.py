@@ -29,6 +29,9 @@ class MemoryOptions(ModelOptions):
     """Decode in overlapping tiles: less memory for large images and clips, and seams that are blended."""
     decode_batch_size: Annotated[int, COUNT] = 8
     """Memory limit: images or clips that are decoded at one time."""
+    compile: bool = False
+    """Compile the blocks of the network with torch.compile: some minutes at the start, and again for other sizes of
+    batches, for faster passes; numbers differ by rounding. Not with distributed.shard=full."""
 
 
 @dataclass

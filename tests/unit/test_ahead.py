@@ -64,7 +64,7 @@ class Watched:
         self.before(drawing)
         held = print_of(self.inner.policy.network)
         self.drawn.append((drawing.seed, drawing.round, held))
-        assert self.inner.version == drawing.round and held == print_of(self.inner.policy.network)
+        assert self.inner.weights.version == drawing.round and held == print_of(self.inner.policy.network)
         return self.inner.generate(asked, rules, drawing)
 
     def rest(self) -> None: ...

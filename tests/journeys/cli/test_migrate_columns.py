@@ -136,4 +136,4 @@ def test_ms_swift_objects_and_verl_rewards_stay_in_meta(folder: Path):
 @pytest.mark.parametrize("project", PROJECTS)
 def test_the_table_of_columns_says_of_each_whether_it_is_read(project: str):
     for column in table(project).columns:
-        assert column["note"].startswith(("as it is", "as they are", "not", "beside", "kept")), column
+        assert column["note"].startswith(("as it is", "as they are", "not", "next to", "kept")), column
