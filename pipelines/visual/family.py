@@ -213,7 +213,7 @@ class VisualFamily:
         model.levels = config.sampling.grid
         model.negative_prompt = options.negative_prompt
         model.limit_memory(options, identity=f"{path} {sorted(own.items())}")
-        if options.compile:
+        if options.compile and training:
             compile_blocks(model.network, self.blocks)
         variants = self.variants(model, config)
         if self.guided(config):
