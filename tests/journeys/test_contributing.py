@@ -117,6 +117,7 @@ BATTERIES = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_is_added_joins_the_tests_of_its_table_and_lacks_its_place_in_the_documentation_alone(
     tmp_path: Path,

@@ -24,7 +24,7 @@ from tests import ROOT
 from tests.pages import DOCS, PAGES, blocks, in_code, prose
 
 LISTS = ("recipes", "families", "presets", "rewards")
-PLUGIN = ("dots/short", "runs/dots_short", "dots")
+PLUGIN = ("dots/short", "runs/dots_short", "dots", "auraflow:FAMILY")
 """Names of the package that extending.md makes; its examples run there."""
 
 

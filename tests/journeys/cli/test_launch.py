@@ -94,6 +94,7 @@ def test_the_launch_files_name_settings_that_exist(script, tmp_path):
     assert "the run:" in train.arithmetic(train.read(words(run), ""))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_trainer_engine_and_rewards_of_three_cards_run_as_three_processes(tmp_path):
     """On the CPU, with our own sampler in the place of vLLM: the second round is one behind, and both servers end."""

@@ -144,6 +144,7 @@ main()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_that_loses_an_actor_goes_on_from_its_checkpoint(cluster, tmp_path, capfd):
     """The actor of the first process is killed in the second of three steps."""

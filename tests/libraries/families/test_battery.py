@@ -68,21 +68,22 @@ LOADED: dict[Any, tuple[Policy, dict[str, Tensor]]] = {}
 """Policies that several tests take, and the weights that each of them begins with."""
 
 
-def policy_of(name: str, path: str, weights: str = "", **model: Any) -> Policy:
+def shared_policy(name: str, path: str, weights: str = "", **model: Any) -> Policy:
     """A policy of the tiny model; without options, or with adapters alone, it is loaded once for all tests."""
     if not weights and model.keys() <= {"lora_rank"}:
         key = name, *model.values()
         if key not in LOADED:
-            made = loaded(name, path, weights, **model)
+            made = policy_of(name, path, weights, **model)
             LOADED[key] = made, {word: value.clone() for word, value in made.network.state_dict().items()}
         policy, state = LOADED[key]
         policy.network.load_state_dict(state)
         policy.network.zero_grad(set_to_none=True)
         return policy
-    return loaded(name, path, weights, **model)
+    return policy_of(name, path, weights, **model)
 
 
-def loaded(name: str, path: str, weights: str, **model: Any) -> Policy:
+def policy_of(name: str, path: str, weights: str = "", **model: Any) -> Policy:
+    """A policy of the tiny model, of its own."""
     config = config_of(name, path, **model)
     return family(name).policy(config, "cpu", EXAMPLES[name].prompts, weights=weights)
 
@@ -146,7 +147,7 @@ def test_a_family_that_takes_pictures_says_so(name) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_ratio_is_one_before_the_first_update(name, tiny):
-    policy = policy_of(name, tiny(name))
+    policy = shared_policy(name, tiny(name))
     shake(policy)
     rollout = rollout_of(name, policy)
     sampled = rollout.decisions.log_probs[rollout.decisions.loss_mask]
@@ -156,7 +157,7 @@ def test_the_ratio_is_one_before_the_first_update(name, tiny):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_that_has_become_nan_is_refused_by_both_samplers(name, tiny):
-    policy = policy_of(name, tiny(name))
+    policy = shared_policy(name, tiny(name))
     with torch.no_grad():
         for parameter in policy.network.parameters():
             if parameter.requires_grad:
@@ -176,7 +177,7 @@ SHOWN = [name for name in TOKENS if any(one.media for one in EXAMPLES[name].prom
 
 @pytest.mark.parametrize("name", READ)
 def test_a_prompt_decoded_holds_the_words_of_its_row_and_one_beginning(name, tiny):
-    model: Any = policy_of(name, tiny(name)).model  # type: ignore[attr-defined]
+    model: Any = shared_policy(name, tiny(name)).model  # type: ignore[attr-defined]
     context = model.encode(EXAMPLES[name].prompts)
     for row, prompt in enumerate(EXAMPLES[name].prompts):
         ids = context.ids[row][context.real[row]].tolist()
@@ -189,7 +190,7 @@ def test_a_prompt_decoded_holds_the_words_of_its_row_and_one_beginning(name, tin
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_same_tokens_are_scored_under_other_media(name, tiny):
-    policy = policy_of(name, tiny(name))
+    policy = shared_policy(name, tiny(name))
     shake(policy)
     rollout = rollout_of(name, policy)
     blank, own = rescored(policy, rollout, "log_probs@blank"), rescored(policy, rollout)
@@ -211,7 +212,7 @@ def test_the_same_tokens_are_scored_under_other_media(name, tiny):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_splitting_rows_and_decisions_leaves_the_gradient_unchanged(name, tiny):
-    policy = policy_of(name, tiny(name))
+    policy = shared_policy(name, tiny(name))
     shake(policy)
     rollout = rollout_of(name, policy)
     whole, cut = gradients(policy, rollout, 1000), gradients(policy, rollout, 5)
@@ -224,7 +225,7 @@ def test_splitting_rows_and_decisions_leaves_the_gradient_unchanged(name, tiny):
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_without_its_adapters_a_model_is_its_base(name, tiny):
-    base, adapted = policy_of(name, tiny(name)), policy_of(name, tiny(name), lora_rank=2)
+    base, adapted = shared_policy(name, tiny(name)), shared_policy(name, tiny(name), lora_rank=2)
     # Of the latter, adapters of 0.3 make predictions of 28 times the size of noise, which a rollout refuses.
     shake(adapted, 0.1 if name == "stable_audio" else 0.3)
     rollout = rollout_of(name, adapted)
@@ -256,7 +257,7 @@ DRAWN = [name for name in NAMES if families()[name].modality == "visual"]
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_frozen_parts_of_a_pipeline_take_no_gradient(name, tiny):
-    policy = policy_of(name, tiny(name), lora_rank=2)
+    policy = shared_policy(name, tiny(name), lora_rank=2)
     parts = policy.model.architecture.pipeline.components.values()  # type: ignore[attr-defined]
     own = {id(parameter) for parameter in policy.network.parameters()}
     others = [p for part in parts if isinstance(part, torch.nn.Module) for p in part.parameters() if id(p) not in own]
@@ -267,7 +268,7 @@ def test_the_frozen_parts_of_a_pipeline_take_no_gradient(name, tiny):
 def test_a_scale_of_guidance_below_one_is_refused(name, tiny):
     option = families()[name].guidance  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=f"{option}.*0.5.*1"):
-        policy_of(name, tiny(name), **{option: 0.5})
+        shared_policy(name, tiny(name), **{option: 0.5})
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -291,7 +292,7 @@ def test_guidance_doubles_the_evaluations_of_a_row(name, tiny):
     """By the option that the family names, which therefore has the scale of classifier-free guidance."""
     option = families()[name].guidance  # type: ignore[attr-defined]
     for scale, evaluations in ((1.0, 1), (2.0, 2)):
-        assert policy_of(name, tiny(name), **{option: scale}).model.evaluations_per_row == evaluations  # type: ignore[attr-defined]
+        assert shared_policy(name, tiny(name), **{option: scale}).model.evaluations_per_row == evaluations  # type: ignore[attr-defined]
 
 
 READING = [name for name in DRAWN if EXAMPLES[name].inputs]
@@ -300,7 +301,7 @@ READING = [name for name in DRAWN if EXAMPLES[name].inputs]
 @pytest.mark.parametrize("name", READING)
 def test_words_are_encoded_in_as_many_tokens_as_are_read(name, tiny):
     tokens = EXAMPLES[name].model.get("max_sequence_length", 512) + (77 if name == "sd3" else 0)  # those of CLIP
-    model, state = policy_of(name, tiny(name)).model, torch.get_rng_state()  # type: ignore[attr-defined]
+    model, state = shared_policy(name, tiny(name)).model, torch.get_rng_state()  # type: ignore[attr-defined]
     words, *_ = model.encode(EXAMPLES[name].prompts).tensors
     assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn
     assert words.shape[:2] == (len(EXAMPLES[name].prompts), tokens)
@@ -309,12 +310,12 @@ def test_words_are_encoded_in_as_many_tokens_as_are_read(name, tiny):
 @pytest.mark.parametrize("name", sorted(set(DRAWN) - {"qwen_image_edit"}))  # which counts with the picture
 def test_a_prompt_that_would_be_cut_is_refused_before_it_is_encoded(name, tiny):
     with pytest.raises(ValueError, match=r"\d+ tokens"):
-        policy_of(name, tiny(name)).model.architecture.check(Prompt("a " * 600))  # type: ignore[attr-defined]
+        shared_policy(name, tiny(name)).model.architecture.check(Prompt("a " * 600))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", READING)
 def test_the_network_is_told_time_and_guidance_in_its_own_units(name, tiny):
-    told, policy = [], policy_of(name, tiny(name))
+    told, policy = [], shared_policy(name, tiny(name))
 
     def listen(_, given, named):
         guidance = named.get("guidance")
@@ -370,7 +371,7 @@ def exactly(model: Any) -> Any:
 @pytest.mark.parametrize("name", DENOISERS)
 def test_states_have_the_size_of_noise_and_data_with_every_kernel(name, tiny, monkeypatch):
     """On the levels of the checkpoint's own scheduler: the log-probs of states of any size repeat."""
-    policy: Any = policy_of(name, tiny(name))
+    policy: Any = shared_policy(name, tiny(name))
     monkeypatch.setattr(type(policy.model), "decode", lambda model, latents, conditioning: [Text("")] * len(latents))
     monkeypatch.setattr(policy.model, "predict", exactly(policy.model), raising=False)
     for text in KERNELS_OF[policy.grid.process]:
@@ -386,7 +387,7 @@ def test_states_have_the_size_of_noise_and_data_with_every_kernel(name, tiny, mo
 @pytest.mark.parametrize("name", DENOISERS)
 def test_states_and_means_are_kept_in_fp32_so_that_half_precision_scores_repeat_exactly(name, tiny):
     """Scored again in the batch of their step: the same bits, since nothing is rounded in between."""
-    policy: Any = policy_of(name, tiny(name), dtype="bfloat16")
+    policy: Any = shared_policy(name, tiny(name), dtype="bfloat16")
     rollout = rollout_of(name, policy)
     steps: Any = rollout.steps
     [walk] = steps.walks
@@ -404,13 +405,13 @@ def test_states_and_means_are_kept_in_fp32_so_that_half_precision_scores_repeat_
 def test_adapters_on_unusual_layers_are_all_found_when_they_are_loaded(name, tiny, tmp_path):
     targets = EXAMPLES[name].layers
     options = {"lora_rank": 2, "lora_targets": targets}
-    policy = policy_of(name, tiny(name), **options)
+    policy = shared_policy(name, tiny(name), **options)
     adapted = {key for key, value in policy.network.named_parameters() if value.requires_grad}
     assert all(any(f"{target}.lora_A" in key for key in adapted) for target in targets)
     shake(policy)
     rollout = rollout_of(name, policy)
     policy.save(tmp_path / "saved")
-    again = policy_of(name, tiny(name), weights=str(tmp_path / "saved"), **options)
+    again = shared_policy(name, tiny(name), weights=str(tmp_path / "saved"), **options)
     ours, theirs = dict(policy.network.named_parameters()), dict(again.network.named_parameters())
     assert all(torch.equal(ours[key], theirs[key]) for key in adapted)
     assert torch.equal(rescored(policy, rollout), rescored(again, rollout))
@@ -424,12 +425,12 @@ def unlike(prompts: Any, outputs: Any) -> list[float]:
 @pytest.mark.parametrize(("name", "rank"), RANKS)
 def test_a_saved_model_goes_on_exactly(name, rank, tiny, tmp_path):
     options = {"lora_rank": rank} if rank else {}
-    policy = policy_of(name, tiny(name), **options)
+    policy = shared_policy(name, tiny(name), **options)
     shake(policy)
     saved = tmp_path / "new" / "model"
     for _ in range(2):  # into a folder that is not there, and into one that is
         policy.save(saved)
-    again = policy_of(name, tiny(name), weights=str(saved), **options)
+    again = shared_policy(name, tiny(name), weights=str(saved), **options)
     ours, theirs = dict(policy.network.named_parameters()), dict(again.network.named_parameters())
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)

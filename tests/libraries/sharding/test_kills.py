@@ -19,11 +19,9 @@ from tests.libraries.sharding.killed import JOBS, WAYS
 from tests.libraries.sharding.worker import config_of
 from tests.unit.runtime.ports import meeting_port
 
-CASES = ["sd3:lora"]
-RARE = [
+CASES = [
     f"{name}:{kind}" for name in ("sd3", "wan", "stable_diffusion", "qwen_vl", "whisper") for kind in ("lora", "full")
 ]
-EVERY = [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in RARE if case not in CASES)]
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +59,11 @@ def jobs_of(case: str, ended: dict[str, Path], place: Path) -> Path:
     return ended[case]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["full", "none"])
-@pytest.mark.parametrize("case", EVERY)
+@pytest.mark.parametrize("case", CASES)
 def test_a_killed_run_goes_on_in_every_way(case, mode, way, ended, tmp_path_factory):
     """To the same bits in the same way, and to the same numbers in another."""
     folder = jobs_of(case, ended, tmp_path_factory.mktemp("killed"))

@@ -209,7 +209,7 @@ LOST = Media("audio", "lost.wav")
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("whisper", "clips"), ("flow_speech", "clips"), ("codec_speech", "recordings")]
+    ("name", "kind"), [("whisper", "clips"), ("flow_speech", "recordings"), ("codec_speech", "recordings")]
 )
 def test_rows_are_left_out_up_to_the_limit_and_refused_beyond_it(name, kind, capsys):
     text = "" if name == "whisper" else "say"  # a recognizer takes no text
