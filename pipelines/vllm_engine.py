@@ -211,8 +211,8 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="adapters-") as folder:
             tensors = {f"base_model.model.{name}": value.cpu().contiguous() for name, value in adapters.items()}
             save_file(tensors, Path(folder) / "adapter_model.safetensors")
-            told = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
-            (Path(folder) / "adapter_config.json").write_text(json.dumps(told))
+            settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
+            (Path(folder) / "adapter_config.json").write_text(json.dumps(settings))
             assert self.lora is not None
             request = self.lora(f"round-{self.loads}", self.loads, folder)
             try:

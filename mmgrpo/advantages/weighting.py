@@ -216,7 +216,8 @@ def uncertainty(rows: Streams, names: Names, of: str, auxiliary: Sequence[str]) 
 
 
 def kl_metrics(kl_weight: Bound, raw: Streams, names: Names, stat: Rows) -> dict[str, float]:
-    """``group/uncertainty``, the mean of the U of ``uncertain_part`` that are not negative; nothing of others."""
+    """``group/uncertainty``, the mean of the U of ``uncertain_part`` that are not negative (NaN without samples);
+    nothing of others."""
     if kl_weight.block.fn is not uncertain_part:
         return {}
     surplus = uncertainty(raw[stat], names, kl_weight.parameters["of"], kl_weight.parameters["auxiliary"])

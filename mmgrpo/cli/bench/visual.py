@@ -175,8 +175,29 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
+OF_IMAGES, OF_PLANE = ("seconds", "tune_seconds"), ("passes", "tune_passes")
+OF_LEARNING = (
+    *("world", "learn_methods", "rates", "tune_seeds", "seeds", "points", "resume", "eval_prompts"),
+    *(*OF_IMAGES, *OF_PLANE),
+)
+OF_ROUNDS = ("methods", "rounds")
+
+
+def refuse_unused(args: Args) -> None:
+    """ValueError for an option that has no effect with the others."""
+    budgets = OF_IMAGES if args.world == "plane" else OF_PLANE
+    unused = (*OF_ROUNDS, *budgets) if args.learn else OF_LEARNING
+    for name in unused:
+        if getattr(args, name) != getattr(Args(), name):
+            other = (
+                f"--world {args.world}" if args.learn and name in budgets else f"--{'' if args.learn else 'no-'}learn"
+            )
+            raise ValueError(f"--{name.replace('_', '-')}: has no effect with {other}; leave one of them out")
+
+
 def run(args: Args, machine: str, command: str) -> None:
     """Measure rounds and write ``visual.json`` and ``visual.md``; with ``args.learn`` learning curves instead."""
+    refuse_unused(args)
     model = WORLDS[args.world].model if args.learn else "the embedded model"
     print(f"{machine}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, {model}\n", flush=True)
     out = Path(args.output)

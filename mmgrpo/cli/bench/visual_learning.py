@@ -1,6 +1,6 @@
 """Reward against the cost of training, of every method for denoising policies, each at its best learning rate.
 
-    mmgrpo bench visual --learn --world plane    # all methods, 5 seeds, points of the plane (half an hour)
+    mmgrpo bench visual --learn --world plane    # all methods, 5 seeds, points of the plane (under an hour)
     mmgrpo bench visual --learn                  # the embedded model of images (days; --resume goes on)
     mmgrpo bench visual --learn --learn-methods Flow-GRPO DiffusionNFT --seeds 1 --seconds 60
 
@@ -18,7 +18,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -161,8 +162,8 @@ class World:
     rates: tuple[float, ...]
     trainer: Callable[[str, float, int, str, Budget, Path], Any]
     """Of a method with a learning rate and a seed, evaluated on a split."""
-    meter: Callable[[], Callable[[], float]]
-    """Begin to count; what was spent since, and before."""
+    meter: Callable[[], AbstractContextManager[Callable[[], float]]]
+    """What was spent so far, within a ``with`` block."""
 
 
 def image_trainer(method: str, lr: float, seed: int, split: str, args: Budget, folder: Path) -> Any:
@@ -193,13 +194,9 @@ def plane_trainer(method: str, lr: float, seed: int, split: str, args: Budget, f
     )
 
 
-def clock() -> Callable[[], float]:
-    """Processor seconds."""
-    return time.process_time
-
-
-def passes() -> Callable[[], float]:
-    """Passes of the plane's network and its copies, from now on; backward passes count twice a forward pass."""
+@contextmanager
+def passes() -> Iterator[Callable[[], float]]:
+    """Passes of the plane's network and its copies, of which one that is differentiated counts 3."""
     import torch
 
     from mmgrpo.cli.bench.twins.worlds import PlaneNetwork
@@ -210,13 +207,22 @@ def passes() -> Callable[[], float]:
         if isinstance(module, PlaneNetwork):
             total[0] += len(output) * (3 if output.requires_grad else 1)
 
-    torch.nn.modules.module.register_module_forward_hook(count)
-    return lambda: total[0]
+    hook = torch.nn.modules.module.register_module_forward_hook(count)
+    try:
+        yield lambda: total[0]
+    finally:
+        hook.remove()
 
 
 WORLDS = {
     "image": World(
-        "visual_learning", "the embedded model", "scene_all", "processor s", (2e-4, 7e-4, 2e-3), image_trainer, clock
+        "visual_learning",
+        "the embedded model",
+        "scene_all",
+        "processor s",
+        (2e-4, 7e-4, 2e-3),
+        image_trainer,
+        lambda: nullcontext(time.process_time),
     ),
     "plane": World(
         "plane_learning",
@@ -284,9 +290,8 @@ def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
         from mmgrpo.cli.bench.algorithms import kept
 
         result["runs"] = kept(json.loads(file.read_text(encoding="utf-8")), settings, machine)
-    spend = world.meter()
 
-    def once(method: str, lr: float, seed: int, tuning: bool) -> None:
+    def once(method: str, lr: float, seed: int, tuning: bool, spend: Callable[[], float]) -> None:
         known = {(one["method"], one["lr"], one["seed"], one["tuning"]) for one in result["runs"]}
         if (method, lr, seed, tuning) in known:
             return
@@ -299,14 +304,15 @@ def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
         print(line(one, world.unit), flush=True)
         write_results(result, out)
 
-    for method in methods:
-        for lr in rates if len(rates) > 1 else []:
-            for seed in range(args.tune_seeds):
-                once(method, lr, FIRST_TUNING + seed, tuning=True)
-    for seed in range(args.seeds):
+    with world.meter() as spend:
         for method in methods:
-            if (lr := best_rate(method, result["runs"], rates)) is not None:
-                once(method, lr, seed, tuning=False)
+            for lr in rates if len(rates) > 1 else []:
+                for seed in range(args.tune_seeds):
+                    once(method, lr, FIRST_TUNING + seed, True, spend)
+        for seed in range(args.seeds):
+            for method in methods:
+                if (lr := best_rate(method, result["runs"], rates)) is not None:
+                    once(method, lr, seed, False, spend)
     print(f"\nwritten: {file.with_suffix('.md')}")
 
 

@@ -8,9 +8,10 @@ import shlex
 
 import pytest
 import torch
+import tyro
 
+from mmgrpo.cli.bench import visual, vlm
 from mmgrpo.cli.bench import visual_learning as learning
-from mmgrpo.cli.bench import vlm
 from mmgrpo.config.reading import refuse_preset
 from mmgrpo.family import family
 from tests.journeys.cli.running import call
@@ -65,14 +66,30 @@ def test_a_method_of_the_curve_is_a_configuration_that_its_family_takes(method):
 def test_passes_are_counted_with_their_backward_passes_and_those_of_copies():
     from mmgrpo.cli.bench.twins.worlds import PlaneNetwork
 
-    spend, network = learning.passes(), PlaneNetwork(2, 2)
-    inputs = torch.zeros(5, 2, 1, 1), torch.zeros(5), torch.zeros(5, 3)
-    with torch.no_grad():
+    network, inputs = PlaneNetwork(2, 2), (torch.zeros(5, 2, 1, 1), torch.zeros(5), torch.zeros(5, 3))
+    with learning.passes() as spend:
+        with torch.no_grad():
+            network(*inputs)
+        assert spend() == 5  # a sampling step of five samples
         network(*inputs)
-    assert spend() == 5  # a sampling step of five samples
+        copy.deepcopy(network).requires_grad_(False)(*inputs)
+        assert spend() == 5 + 15 + 5  # forward and backward, and the reference
     network(*inputs)
-    copy.deepcopy(network).requires_grad_(False)(*inputs)
-    assert spend() == 5 + 15 + 5  # forward and backward, and the reference
+    assert spend() == 25
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        (["--world", "plane"], "--world.*--no-learn"),
+        (["--learn", "--rounds", 1], "--rounds.*--learn"),
+        (["--learn", "--passes", 10], "--passes.*--world image"),
+        (["--learn", "--world", "plane", "--tune-seconds", 10], "--tune-seconds.*--world plane"),
+    ],
+)
+def test_an_option_without_effect_is_refused(options, unused, tmp_path):
+    with pytest.raises(ValueError, match=unused):
+        visual.run(tyro.cli(visual.Args, args=[*map(str, options), "--output", str(tmp_path)]), "", "")
 
 
 @pytest.mark.slow
