@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -69,9 +68,10 @@ class Tally:
 
 
 class MetricsLog:
-    """Appends to ``metrics.jsonl`` in a folder; every line is flushed before ``write`` returns.
+    """Appends to ``metrics.jsonl`` in a folder; every line is in the file before ``write`` returns.
 
-    With the id of a run every line has it as ``run``, and a file with lines of another run is an error.
+    The file is opened for each line, so that a run which ends by an error leaves none open. With the id of a run every
+    line has it as ``run``, and a file with lines of another run is an error.
     """
 
     def __init__(self, folder: str | Path, decay: float = 0.9, run: str = "") -> None:
@@ -87,14 +87,13 @@ class MetricsLog:
                 raise ValueError(
                     f"{self.path}: got lines of run {sorted(foreign)[0]}, expected {run} as the folder; move it away"
                 )
-        self._file = self.path.open("a", encoding="utf-8")
+        self.path.touch()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append the metrics of one optimizer step; NaN and infinities are written as null."""
         row = {"step": step, **self._run, **{name: _finite(value) for name, value in values.items()}}
-        with naming(self.path):
-            self._file.write(json.dumps(row, allow_nan=False) + "\n")
-            self._file.flush()
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
         for name, value in row.items():
             if isinstance(value, float | int) and name != "step":
                 total, weight = self._averages.get(name, (0.0, 0.0))
@@ -105,15 +104,13 @@ class MetricsLog:
         rows = [row for row in read_metrics(self.path) if row["step"] <= step]
         if lost := sorted(set(range(1, step + 1)) - {row["step"] for row in rows}):
             print(f"{self.path}: the lines of {len(lost)} steps are lost, from step {lost[0]} on", flush=True)
-        self._file.close()
         write_text(self.path, _lines(rows))
-        self._file = self.path.open("a", encoding="utf-8")
         self._averages.clear()
 
     def flush(self) -> None:
         """Flush to disk, so that no checkpoint is ahead of its metrics after a loss of power."""
-        with naming(self.path):
-            os.fsync(self._file.fileno())
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+            os.fsync(file.fileno())
 
     def average(self, name: str) -> float:
         """The exponentially weighted mean of the finite values of a metric; NaN if there are none.
@@ -126,17 +123,6 @@ class MetricsLog:
     def summary(self, *names: str) -> str:
         """``name average`` pairs for a progress bar; ``reward/ocr/mean`` is called ``ocr``."""
         return "  ".join(f"{name.removesuffix('/mean').rsplit('/', 1)[-1]} {self.average(name):.4g}" for name in names)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_metrics(path: str | Path) -> list[Row]:

@@ -77,7 +77,8 @@ def test_its_failure_is_told_once_for_each_reason():
 
     def told(text: str) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("ignore", ResourceWarning)  # of files that other tests have left to the collector
+            warnings.simplefilter("always", UserWarning)
             scores = score_outputs([Scorer("moody", moody, 0.0)], [Prompt(text)], [Text("")])
         assert not scores.valid.any()
         return [str(warning.message) for warning in caught]

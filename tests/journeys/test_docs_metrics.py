@@ -131,8 +131,8 @@ def written(folder: Path) -> set[str]:
     origin = torch.tensor([OWN, OWN, OWN, CONTRAST])
     rows = replace(decisions(torch.arange(4)[:, None]), origin=origin, fields={"truncated": torch.zeros(4)})
     names |= set(reward_metrics(["first"], [True], scores, rows, 0))
-    with MetricsLog(folder / "log", run="a") as log:
-        log.write(1, {"loss": math.nan})
+    log = MetricsLog(folder / "log", run="a")
+    log.write(1, {"loss": math.nan})
     return names | set(read_metrics(folder / "log" / "metrics.jsonl")[0])
 
 

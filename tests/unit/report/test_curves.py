@@ -14,9 +14,9 @@ ROW = {"reward/a/mean": 0.5, "reward/a/std": 0.1, "reward/a/failed": 0.0, "other
 def titles(folder, **more) -> list[str]:
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text("name: trial\n")
-    with MetricsLog(folder) as log:
-        for step in (1, 2):
-            log.write(step, {**ROW, **more})
+    log = MetricsLog(folder)
+    for step in (1, 2):
+        log.write(step, {**ROW, **more})
     return [one.text.removeprefix("Curve of ") for one in curves(read_run(folder))]
 
 
@@ -28,8 +28,8 @@ def test_rewards_are_drawn_by_their_means_and_what_is_always_zero_is_not(tmp_pat
 
 def test_a_run_without_anything_else_shows_its_loss(tmp_path):
     (tmp_path / "config.yaml").write_text("name: trial\n")
-    with MetricsLog(tmp_path) as log:
-        log.write(1, {"loss": 0.5, "steps": 3})
+    log = MetricsLog(tmp_path)
+    log.write(1, {"loss": 0.5, "steps": 3})
     assert [one.text for one in curves(read_run(tmp_path))] == ["Curve of loss"]
 
 
@@ -50,7 +50,7 @@ def test_a_step_that_no_curve_can_place_exactly_is_refused(tmp_path):
 @pytest.mark.parametrize(("values", "drawn"), [((0.0, 0.25), True), ((0.25, None), True), ((None, 0.0), False)])
 def test_what_is_zero_at_some_steps_only_is_drawn(tmp_path, values, drawn):
     (tmp_path / "config.yaml").write_text("name: trial\n")
-    with MetricsLog(tmp_path) as log:
-        for step, value in enumerate(values, start=1):
-            log.write(step, {"kl": value, "loss": 0.5})
+    log = MetricsLog(tmp_path)
+    for step, value in enumerate(values, start=1):
+        log.write(step, {"kl": value, "loss": 0.5})
     assert [one.text for one in curves(read_run(tmp_path))] == ["Curve of kl" if drawn else "Curve of loss"]

@@ -24,12 +24,12 @@ def interval(mean, low, high, n=9):
 
 def run_folder(folder):
     (folder / "config.yaml").write_text(CONFIG)
-    with MetricsLog(folder) as log:
-        for step in range(1, 5):
-            log.write(
-                step,
-                {"reward/exact/mean": step / 4, "kl": 0.0, "clip/high": 0.1, "grad_norm": math.nan, "seconds": 75.0},
-            )
+    log = MetricsLog(folder)
+    for step in range(1, 5):
+        log.write(
+            step,
+            {"reward/exact/mean": step / 4, "kl": 0.0, "clip/high": 0.1, "grad_norm": math.nan, "seconds": 75.0},
+        )
     (folder / "samples").mkdir()
     for title in ("before", "after", "step-000002"):
         sample_grid([Image(torch.rand(3, 8, 8))], [title]).save(folder / "samples" / f"{title}.png")

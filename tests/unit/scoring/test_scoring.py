@@ -176,7 +176,8 @@ def test_a_reward_without_weight_warns_once_for_each_reason_and_name():
         return reward
 
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # of files that other tests have left to the collector
+        warnings.simplefilter("always", UserWarning)
         for name, reason in (("x", "once"), ("x", "once"), ("x", "twice"), ("y", "once"), ("y", "once")):
             [first, *_] = column_or_nan(f"warned {name}", failing(reason), PROMPTS, OUTPUTS, True, False)
             assert math.isnan(first)  # type: ignore
