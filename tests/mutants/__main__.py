@@ -131,6 +131,15 @@ def seen(copy: Path, under: str = "tests") -> dict[str, Any]:
     return known
 
 
+def mirror(file: str) -> str:
+    """The folder of the tests of a module: those of the core and of the commands, and those of the outer packages."""
+    folder = Path(file).parent
+    if folder.parts[0] != "mmgrpo":
+        return (Path("tests/libraries") / folder).as_posix()
+    inside = folder.relative_to("mmgrpo")
+    return (Path("tests/journeys" if inside.parts[:1] == ("cli",) else "tests/unit") / inside).as_posix()
+
+
 class Tests:
     """Which tests see a mutant."""
 
@@ -165,7 +174,7 @@ class Tests:
             naming = self.naming(mutant.file)
             near = {name for file in naming for name in self.by_file.get(file, [])}
             runs |= {name for name in self.seconds if name.split("::")[0] in naming | TABLES}
-        room = str("tests" / Path(mutant.file.removeprefix("mmgrpo/")).parent)
+        room = mirror(mutant.file)
         own = {name for name in runs if str(Path(name.split("::")[0]).parent) == room}
         turns = [*self.in_turn(own), *self.in_turn(runs - own), *self.in_turn(near - runs)]
         first = self.within_time(turns, FIRST_SECONDS)

@@ -314,6 +314,7 @@ def test_branch_trees_give_siblings_correlated_noise():
     for text in ("branch_tree", "branch_mix"):
         assert one(text).sibling_scale == 4.0
         assert one(f"{text}(sibling_scale=0.5)").sibling_scale == 0.5
+        assert one(text).roots == 1 and [at for at, n in enumerate(one(text).branches) if n > 1] == [0, 3, 6, 9]
     assert one("every_step").sibling_scale == math.inf
 
 
