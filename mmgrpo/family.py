@@ -12,7 +12,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.settings import Config, Sections
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PilImage
 
     from mmgrpo.data.media import Skipped
     from mmgrpo.engines.denoising import Denoiser
@@ -95,10 +95,10 @@ class Family(Protocol):
         ...
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Write samples for the report: ``<stem>.png``, or ``<stem>.jsonl`` and files beside it."""
+        """Write samples for the report: ``<stem>.png``, or ``<stem>.jsonl`` and files next to it."""
         ...
 
-    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+    def displayed(self, medium: Media | Audio) -> PilImage | Sound:
         """A medium of a prompt, or a generated audio clip, small enough for a page."""
         ...
 

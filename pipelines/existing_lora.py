@@ -162,7 +162,7 @@ class ExistingLora:
 
 
 def read_file(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file, and what its header or the configuration beside it says of them."""
+    """The tensors of a file, and what its header or the configuration next to it says of them."""
     try:
         with safe_open(file, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118

@@ -296,7 +296,7 @@ def add_base(base: Path, folder: Path) -> None:
     """Add the files of the base that the trained network did not write itself, except weights that it replaces."""
     replaced = {file.parent.relative_to(folder) for file in folder.rglob("*.safetensors")}
     if (base / "model_index.json").is_file():
-        replaced.add(Path())  # a repository of diffusers may have the authors' own file beside the folders
+        replaced.add(Path())  # a repository of diffusers may have the authors' own file next to the folders
     for file in sorted(base.rglob("*")):
         place = file.relative_to(base)
         hidden = any(part.startswith(".") for part in place.parts)

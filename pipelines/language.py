@@ -18,7 +18,7 @@ from pipelines.factory import with_settings
 from pipelines.options import check_trainable
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PilImage
 
     from mmgrpo.data.media import Skipped
     from mmgrpo.engines.engine import Engine
@@ -296,7 +296,7 @@ class LanguageFamily:
 
         (write_speech if self.rendered else write_texts)(stem, shown)
 
-    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+    def displayed(self, medium: Media | Audio) -> PilImage | Sound:
         """A thumbnail, a strip of frames, or a small audio file."""
         from pipelines.samples import displayed
 

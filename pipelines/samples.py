@@ -26,7 +26,7 @@ SMALL = 64 * 1024
 
 
 def write_texts(stem: Path, shown: Shown) -> None:
-    """``<stem>.jsonl``, and beside it the media of the prompts."""
+    """``<stem>.jsonl``, and next to it the media of the prompts."""
     media = [[displayed(medium) for medium in prompt.media] for prompt in shown.prompts]
     notes = shown.annotations
     write_completions(
@@ -39,7 +39,7 @@ def write_texts(stem: Path, shown: Shown) -> None:
 
 
 def write_speech(stem: Path, shown: Shown) -> None:
-    """``<stem>.jsonl``, and beside it the generated audio, with their transcripts where a reward recognizes them."""
+    """``<stem>.jsonl``, and next to it the generated audio, with their transcripts where a reward recognizes them."""
     sounds = [small_sound(output) for output in shown.outputs if isinstance(output, Audio)]
     notes = shown.annotations
     write_sounds(

@@ -29,7 +29,7 @@ from reward_models.pixels import to_pil
 from reward_models.preference import last_token
 
 ADAPTERS = "adapters.safetensors"
-"""The file of trained adapters, beside the head."""
+"""The file of trained adapters, next to the head."""
 
 SCALE = 2
 """alpha / rank: W + 2 B A."""
@@ -50,29 +50,29 @@ def last_hidden(
 
 def state(processor: Any, network: Any, prompt: Prompt, output: Output, device: str) -> Float[Tensor, "1 width"]:
     """The state of one output, with gradient where the network has it."""
-    pictures = [_picture(medium.kind, medium.source) for medium in prompt.media]
+    images = [_image(medium.kind, medium.source) for medium in prompt.media]
     if isinstance(output, Image):
-        pictures.append(output)
+        images.append(output)
     elif not isinstance(output, Text):
         raise TypeError(f"last_hidden: got an output of kind {type(output).__name__}, expected Text or Image")
-    text = _conversation(processor, prompt.text, output.text if isinstance(output, Text) else "", len(pictures))
-    media = {"images": [to_pil(image) for image in pictures]} if pictures else {}
+    text = _conversation(processor, prompt.text, output.text if isinstance(output, Text) else "", len(images))
+    media = {"images": [to_pil(image) for image in images]} if images else {}
     special = special_tokens(getattr(processor, "tokenizer", processor), text)
     inputs = processor(text=[text], return_tensors="pt", **media, **special).to(device)
     return last_token(network(**inputs).last_hidden_state, inputs["attention_mask"].bool())
 
 
-def _picture(kind: str, source: Any) -> Image:
+def _image(kind: str, source: Any) -> Image:
     if kind != "image":
         raise TypeError(f"last_hidden: got a prompt with {kind}, expected text and images only")
     return source if isinstance(source, Image) else decode_image(str(source))
 
 
-def _conversation(processor: Any, question: str, answer: str, pictures: int) -> str:
+def _conversation(processor: Any, question: str, answer: str, images: int) -> str:
     """The turns in the model's own template; plain lines where it has none."""
     if not getattr(processor, "chat_template", None):
         return f"{question}\n{answer}"
-    parts = [{"type": "image"}] * pictures + [{"type": "text", "text": question}]
+    parts = [{"type": "image"}] * images + [{"type": "text", "text": question}]
     reply = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
     turns = [{"role": "user", "content": parts}, *([reply] if answer else [])]
     return ChatTemplate(processor).text(turns, generate=False)

@@ -60,13 +60,13 @@ def centre_crop(
     The longer side is truncated to whole pixels. The crop's ``corner`` is rounded, as torchvision does (CLIP's own
     code, open_clip), or truncated (``int``), as transformers does: other pixels where 3, 7, 11, ... are cut off.
     """
-    picture = to_pil(image)
-    width, height = picture.size
+    pil = to_pil(image)
+    width, height = pil.size
     short = min(width, height)
     width, height = int(size * width / short), int(size * height / short)
-    picture = picture.resize((width, height), Pil.Resampling(resample))
+    pil = pil.resize((width, height), Pil.Resampling(resample))
     left, top = corner((width - size) / 2), corner((height - size) / 2)
-    return from_pil(picture.crop((left, top, left + size, top + size)))
+    return from_pil(pil.crop((left, top, left + size, top + size)))
 
 
 def stretched(

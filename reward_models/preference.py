@@ -41,7 +41,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Description:
-    """What a folder says of its head beside the weights."""
+    """What a folder says of its head next to the weights."""
 
     features: str = SCENES
     """``scenes``, or ``module:function`` of the frozen features."""
@@ -160,9 +160,9 @@ def load(folder: str, device: str = "cpu") -> PreferenceModel:
             )
     try:
         description = Description(**read_object(place / DESCRIPTION))
-        if "adapters" in (beside := dict(description.parameters)):  # a file of this folder, wherever it lies now
-            beside["adapters"] = str(place / Path(str(beside["adapters"])).name)
-            description = replace(description, parameters=beside)
+        if "adapters" in (parameters := dict(description.parameters)):  # a file of this folder, wherever it lies now
+            parameters["adapters"] = str(place / Path(str(parameters["adapters"])).name)
+            description = replace(description, parameters=parameters)
         model = PreferenceModel(description)
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"preference: {place / DESCRIPTION}: {error}; train the head again") from error

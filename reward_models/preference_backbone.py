@@ -34,7 +34,7 @@ def train_backbone(
     seed: int = 0,
     device: str = "cpu",
 ) -> tuple[PreferenceModel, dict[str, Tensor]]:
-    """The head and the trained adapters by name, for the file ``ADAPTERS`` beside it.
+    """The head and the trained adapters by name, for the file ``ADAPTERS`` next to it.
 
     Pairs pass one by one, so that memory is that of two outputs; a step is over ``batch`` of them.
     """

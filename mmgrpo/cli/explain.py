@@ -325,10 +325,10 @@ SHOWN: dict[str, Callable[[str, str, Any], str]] = {"reward": reward, "recipe": 
 
 def facts_of(facts: Mapping[str, str]) -> list[str]:
     """Facts one below the other, those that are empty left out; long ones go on in their column."""
-    told = {name: text for name, text in facts.items() if text}
-    width = max(map(len, told), default=0)
+    filled = {name: text for name, text in facts.items() if text}
+    width = max(map(len, filled), default=0)
     lines = []
-    for name, text in told.items():
+    for name, text in filled.items():
         rows = [
             row for part in text.splitlines() for row in textwrap.wrap(part, WIDTH - width - 4, break_long_words=False)
         ]

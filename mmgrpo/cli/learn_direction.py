@@ -2,7 +2,7 @@
 
     mmgrpo learn-direction --images drawn.jsonl --reward hpsv2 --out direction.safetensors
 
-Each line of the file is {"text": a prompt, "image": an image file beside it}: several images for each of many
+Each line of the file is {"text": a prompt, "image": an image file next to it}: several images for each of many
 prompts.
 """
 

@@ -2,7 +2,7 @@
 
     mmgrpo learn-map --images real.jsonl --embed-text my_clip:texts --embed my_clip:images --out map.safetensors
 
-Each line of the file is {"text": a caption, "image": an image file beside it}. The embeddings are the reward's own.
+Each line of the file is {"text": a caption, "image": an image file next to it}. The embeddings are the reward's own.
 """
 
 from __future__ import annotations

@@ -85,14 +85,14 @@ def write_rows(folder: Path, split: str, prompts: Iterable[Prompt]) -> int:
     return len(lines)
 
 
-def png(picture: Image) -> bytes:
+def png(image: Image) -> bytes:
     """The bytes of a PNG file."""
     import io
 
-    from PIL import Image as Picture
+    from PIL import Image as PilImage
 
     file = io.BytesIO()
-    Picture.fromarray((picture.pixels.permute(1, 2, 0) * 255).round().byte().numpy()).save(file, "PNG")
+    PilImage.fromarray((image.pixels.permute(1, 2, 0) * 255).round().byte().numpy()).save(file, "PNG")
     return file.getvalue()
 
 
@@ -143,7 +143,7 @@ def open_questions(
     """Rows of easy-VQA in the order of their images, as prompts."""
     import numpy as np
     import torch
-    from PIL import Image as Picture
+    from PIL import Image as PilImage
 
     from mmgrpo.types import Image, Media, Prompt, Turn
 
@@ -151,11 +151,11 @@ def open_questions(
     for text, answer, number in sorted(zip(texts, answers, images), key=lambda row: (row[2], row[0])):
         if answer in ("yes", "no"):
             continue
-        pixels = torch.from_numpy(np.asarray(Picture.open(paths[number]).convert("RGB")).copy())
-        picture = Image(pixels.permute(2, 0, 1).float() / 255)
+        pixels = torch.from_numpy(np.asarray(PilImage.open(paths[number]).convert("RGB")).copy())
+        image = Image(pixels.permute(2, 0, 1).float() / 255)
         kind = "colour" if "color" in text else "shape"
         id = f"easy-{split}-{number:05d}-{kind}"
-        turn = Turn("user", (Media("image", picture), text))
+        turn = Turn("user", (Media("image", image), text))
         prompts.append(Prompt(text, id, answer, "exact", {"kind": kind, "picture": number}, (turn,)))
     return prompts
 

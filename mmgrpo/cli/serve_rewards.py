@@ -60,8 +60,8 @@ class Args:
     max_seconds: Annotated[float, within("(0, 1e6]")] = 1800.0
     """Longest video or audio of a request, in seconds."""
     max_in_flight: Annotated[int, within("[1, 1e6]")] = 4096
-    """Bodies of all requests that are being read or scored, and their media once decoded, in MiB; further requests are
-    told to come later."""
+    """Bodies of all requests that are being read or scored, and their media once decoded, in MiB; further requests
+    get HTTP 503."""
     header_seconds: Annotated[float, within("(0, 1e6]")] = 30.0
     """Seconds within which the headers of a request must come."""
     body_seconds: Annotated[float, within("(0, 1e6]")] = 120.0

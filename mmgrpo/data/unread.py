@@ -163,7 +163,7 @@ def texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
 
 def words_of(path: Path, name: str = "") -> frozenset[str] | None:
     """All texts, parameters and keywords of a function in a user's own file, and of what it uses there and in files
-    beside it; any of them may be a key that it reads. Without a ``name`` those of the whole file."""
+    next to it; any of them may be a key that it reads. Without a ``name`` those of the whole file."""
     words, waiting, seen = set[str](), [(path, name)], set[tuple[Path, str]]()
     while waiting:
         place = waiting.pop()
@@ -181,8 +181,8 @@ def words_of(path: Path, name: str = "") -> frozenset[str] | None:
         words |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg | ast.keyword) and node.arg}
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         waiting += [(place[0], one) for one in names if one in source.definitions]
-        beside = [(place[0].with_name(f"{source.imports[one][0]}.py"), one) for one in names if one in source.imports]
-        waiting += [(file, one) for file, one in beside if file.is_file()]
+        nearby = [(place[0].with_name(f"{source.imports[one][0]}.py"), one) for one in names if one in source.imports]
+        waiting += [(file, one) for file, one in nearby if file.is_file()]
     return frozenset(words)
 
 

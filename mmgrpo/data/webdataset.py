@@ -83,7 +83,7 @@ class Shard:
             else:
                 meta[ending] = Inside(f"{self.name}::{member.name}")
         for kind, names in media.items():
-            for key in (kind, kind + "s"):  # the object names what lies beside it
+            for key in (kind, kind + "s"):  # the object names what lies next to it
                 row.pop(key, None)
             row[kind if len(names) == 1 else kind + "s"] = names[0] if len(names) == 1 else names
         if meta:

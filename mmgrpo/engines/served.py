@@ -141,7 +141,7 @@ class Client:
         """The value of an answer. What may be over soon is tried again until the patience is over."""
         import httpx
 
-        body, until, told = (message(value) if value is not None else None), time.monotonic() + self.patience, False
+        body, until, warned = (message(value) if value is not None else None), time.monotonic() + self.patience, False
         while True:
             try:
                 answer = self._http.request(method, path, content=body)
@@ -166,8 +166,8 @@ class Client:
                     f"rollout.engine: {failure}, for {self.patience:g} s (rollout.patience); start it again (mmgrpo "
                     "serve-engine), then go on with the run"
                 )
-            if not told:
-                told = True
+            if not warned:
+                warned = True
                 print(f"{failure}; the run waits for it, {self.patience:g} s at most", file=sys.stderr, flush=True)
             time.sleep(self.pause)
 

@@ -133,14 +133,14 @@ def sample_grid(
         )
     if columns < 1:
         raise ValueError(f"got {columns} columns, expected at least one")
-    pictures = [fit(to_pil(image), tile) for image in images]
-    columns = min(columns, len(pictures))
+    tiles = [fit(to_pil(image), tile) for image in images]
+    columns = min(columns, len(tiles))
     gap, size = tile // 12, max(11, tile // 11)
     font = ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", size)
     texts = [wrap(caption, font, tile) for caption in captions]
     line_height = round(size * 1.3)
-    rows = [range(start, min(start + columns, len(pictures))) for start in range(0, len(pictures), columns)]
-    spaces = [max(pictures[i].height for i in row) for row in rows]
+    rows = [range(start, min(start + columns, len(tiles))) for start in range(0, len(tiles), columns)]
+    spaces = [max(tiles[i].height for i in row) for row in rows]
     heights = [
         space + gap // 2 + line_height * max(len(texts[i]) for i in row) + gap
         for row, space in zip(rows, spaces, strict=True)
@@ -151,7 +151,7 @@ def sample_grid(
     for row, space, height in zip(rows, spaces, heights, strict=True):
         for column, i in enumerate(row):
             left = gap + column * (tile + gap)
-            image = pictures[i]
+            image = tiles[i]
             sheet.paste(image, (left + (tile - image.width) // 2, top + (space - image.height) // 2))
             for number, (line, grey) in enumerate(texts[i]):
                 below = top + space + gap // 2 + number * line_height

@@ -1,4 +1,4 @@
-"""Mark-up from the templates beside this file; every value is escaped.
+"""Mark-up from the templates next to this file; every value is escaped.
 
 Python decides what is shown and in which order, templates decide how. Python contains no mark-up: any string that is
 not the result of ``render`` is text, and is escaped.

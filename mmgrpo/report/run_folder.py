@@ -3,7 +3,7 @@
     config.yaml              the configuration
     metrics.jsonl            one line per optimizer step
     evaluations/<title>.json values per held-out prompt: before, after, step-000050, ...
-    samples/<title>.png      grids of samples, if they are images; of clips strips of frames, and beside them
+    samples/<title>.png      grids of samples, if they are images; of clips strips of frames, and next to them
     samples/<title>.webp     the same grid, which moves
     groups/step-000040/      a training group: group.json and its media (mmgrpo/report/groups.py)
     samples/<title>.jsonl    completions, if they are texts or recordings (mmgrpo/report/completions.py)

@@ -53,7 +53,7 @@ def save_checkpoint(
 ) -> Path:
     """Write ``folder/step-<step>`` and then remove all but the newest ``keep`` checkpoints.
 
-    The files are written to a temporary folder beside it and flushed to disk, and the folder is renamed at the end:
+    The files are written to a temporary folder next to it and flushed to disk, and the folder is renamed at the end:
     a process killed at any time leaves earlier checkpoints intact. A full disk is an OSError that states the size of
     the checkpoint, and no partial files remain. Tensors that are not finite are not written (``NotFinite``).
     """

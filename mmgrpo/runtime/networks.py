@@ -373,7 +373,7 @@ class Networks:
         learning = {name_of(rule): rule for rule in self.rules if "lr" in rule.parameters}
         if learning and any(map(is_shard, self.trained.values())):
             raise ValueError(
-                f"algorithm.networks: {next(iter(learning.values())).text}: networks that train beside the policy's "
+                f"algorithm.networks: {next(iter(learning.values())).text}: networks that train alongside the policy's "
                 "own cannot be sharded; set distributed.shard=none"
             )
         self.optimizers = {}

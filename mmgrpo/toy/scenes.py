@@ -234,13 +234,13 @@ def mask(shape: str, height: int, width: int) -> Bool[np.ndarray, "height width"
 
 
 def _letters(word: str, height: int, width: int) -> Bool[np.ndarray, "height width"]:
-    from PIL import Image as Picture
+    from PIL import Image as PilImage
     from PIL import ImageDraw, ImageFont
 
     font = ImageFont.load_default(size=40)
-    canvas = Picture.new("L", (40 * (len(word) + 1), 80))
+    canvas = PilImage.new("L", (40 * (len(word) + 1), 80))
     ImageDraw.Draw(canvas).text((10, 10), word.upper(), fill=255, font=font, stroke_width=2, stroke_fill=255)
-    return np.asarray(canvas.crop(canvas.getbbox()).resize((width, height), Picture.Resampling.BOX)) > 110
+    return np.asarray(canvas.crop(canvas.getbbox()).resize((width, height), PilImage.Resampling.BOX)) > 110
 
 
 def layout(scene: Scene, draw: np.random.Generator) -> list[tuple[int, int, int, int]]:

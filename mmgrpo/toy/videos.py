@@ -1,8 +1,8 @@
 """Videos of coloured shapes that move on white, and the sentences that describe them: text-to-video, exactly verified.
 
-A ``Film`` is the content of a clip of four frames of 16 x 16 pixels, ``text`` its sentence, ``parse`` the inverse, and
-``render`` draws one of the clips that match. What the sentence leaves open (where it begins, a speed that is not
-mentioned) is random, so that a sentence has many correct clips. The sentences are finite in number.
+A ``VideoScene`` is the content of a clip of four frames of 16 x 16 pixels, ``text`` its sentence, ``parse`` the
+inverse, and ``render`` draws one of the clips that match. What the sentence leaves open (where it begins, a speed that
+is not mentioned) is random, so a sentence has many correct clips. The sentences are finite in number.
 
     move   "a red circle moves left"
     speed  "a blue square moves up fast", "a blue square moves up slowly"
@@ -74,7 +74,7 @@ class Actor:
 
 
 @dataclass(frozen=True)
-class Film:
+class VideoScene:
     """The content of a clip: one actor, two at the same time, or one ``then`` the other."""
 
     actors: tuple[Actor, ...]
@@ -95,8 +95,8 @@ class Film:
         return [[a.count, a.colour, a.shape, a.way, a.speed] for a in self.actors]
 
     @staticmethod
-    def from_json(value: list[list[Any]]) -> Film:
-        return Film(tuple(Actor(*actor) for actor in value))
+    def from_json(value: list[list[Any]]) -> VideoScene:
+        return VideoScene(tuple(Actor(*actor) for actor in value))
 
 
 def _phrase(actor: Actor) -> str:
@@ -105,9 +105,9 @@ def _phrase(actor: Actor) -> str:
     return " ".join(filter(None, [thing, actor.way and ("move" if several else "moves"), actor.way, actor.speed]))
 
 
-def text(film: Film) -> str:
+def text(scene: VideoScene) -> str:
     """The sentence of a video, the inverse of ``parse``."""
-    return (" then " if film.kind == "order" else " and ").join(map(_phrase, film.actors))
+    return (" then " if scene.kind == "order" else " and ").join(map(_phrase, scene.actors))
 
 
 _ACTOR = re.compile(
@@ -116,30 +116,32 @@ _ACTOR = re.compile(
 )
 
 
-def parse(sentence: str) -> Film:
-    """The video of a sentence; a ValueError for any sentence that is none of ``films``."""
+def parse(sentence: str) -> VideoScene:
+    """The video of a sentence; a ValueError for any sentence that is none of ``scenes``."""
     parts = [_ACTOR.fullmatch(part) for part in re.split(" and | then ", sentence.strip().lower())]
     actors = [Actor(COUNTS.index(part[1]) + 1, *part.groups("")[1:]) for part in parts if part]
-    film = Film(tuple(actors))
-    if len(actors) < len(parts) or film not in films(film.kind) or text(film) != sentence.strip().lower():
+    scene = VideoScene(tuple(actors))
+    if len(actors) < len(parts) or scene not in scenes(scene.kind) or text(scene) != sentence.strip().lower():
         raise ValueError(f"got '{sentence}', expected a sentence such as 'a red circle moves left'")
-    return film
+    return scene
 
 
 @cache
-def films(kind: str) -> tuple[Film, ...]:
+def scenes(kind: str) -> tuple[VideoScene, ...]:
     """All videos of a kind, in a fixed order."""
     things = [Actor(1, colour, shape) for colour, shape in itertools.product(COLOURS, SHAPES)]
     pairs = [(a, b) for a, b in itertools.permutations(things, 2) if a.colour != b.colour]
     moves = [replace(thing, way=way) for thing, way in itertools.product(things, WAYS)]
     # Two movers share an axis, so that their paths are parallel and never touch.
     parallel = [(a, b) for a, b in itertools.product(WAYS, WAYS) if _axis(a) == _axis(b)]
-    kinds: dict[str, list[Film]] = {
-        "move": [Film((move,)) for move in moves],
-        "speed": [Film((replace(move, speed=speed),)) for move, speed in itertools.product(moves, SPEEDS)],
-        "many": [Film((replace(move, count=2),)) for move in moves],
-        "both": [Film((replace(a, way=u), replace(b, way=v))) for (a, b), (u, v) in itertools.product(pairs, parallel)],
-        "order": [Film(pair) for pair in pairs],
+    kinds: dict[str, list[VideoScene]] = {
+        "move": [VideoScene((move,)) for move in moves],
+        "speed": [VideoScene((replace(move, speed=speed),)) for move, speed in itertools.product(moves, SPEEDS)],
+        "many": [VideoScene((replace(move, count=2),)) for move in moves],
+        "both": [
+            VideoScene((replace(a, way=u), replace(b, way=v))) for (a, b), (u, v) in itertools.product(pairs, parallel)
+        ],
+        "order": [VideoScene(pair) for pair in pairs],
     }
     if kind not in kinds:
         raise ValueError(f"unknown kind of video '{kind}'; expected one of {', '.join(kinds)}")
@@ -151,21 +153,21 @@ def _axis(way: str) -> int:
     return int(WAYS[way][0] == 0)
 
 
-def cast(film: Film, draw: np.random.Generator) -> tuple[Mover, ...]:
-    """The objects of a video with their paths, in the order of ``film.objects``."""
-    if film.kind == "order":
+def cast(scene: VideoScene, draw: np.random.Generator) -> tuple[Mover, ...]:
+    """The objects of a video with their paths, in the order of ``scene.objects``."""
+    if scene.kind == "order":
         change = int(draw.integers(1, 4))
         spans = ((0, change), (change, FRAMES))
         starts = draw.integers(3, 7, (2, 2))
         return tuple(
             Mover(actor.colour, actor.shape, SIDE, (int(x), int(y)), "right", 0, *span)
-            for actor, (x, y), span in zip(film.actors, starts, spans, strict=True)
+            for actor, (x, y), span in zip(scene.actors, starts, spans, strict=True)
         )
     # One object has its lane in the middle; two have one half each, two pixels apart.
-    lanes = [draw.integers(3, 7)] if len(film.objects) == 1 else [0, 9]
+    lanes = [draw.integers(3, 7)] if len(scene.objects) == 1 else [0, 9]
     order = iter(draw.permutation(lanes).tolist())
     movers = []
-    for actor in film.actors:
+    for actor in scene.actors:
         speed = SPEEDS[actor.speed] if actor.speed else int(draw.integers(1, 4))
         travel = speed * (FRAMES - 1)
         for _ in range(actor.count):
@@ -176,47 +178,47 @@ def cast(film: Film, draw: np.random.Generator) -> tuple[Mover, ...]:
     return tuple(movers)
 
 
-def render(film: Film, seed: int) -> UInt8[np.ndarray, "4 16 16 3"]:
+def render(scene: VideoScene, seed: int) -> UInt8[np.ndarray, "4 16 16 3"]:
     """Draw one of the clips of a video, without antialiasing; a function of video and seed."""
     frames = np.full((FRAMES, SIZE, SIZE, 3), BACKGROUND, np.uint8)
-    for mover in cast(film, np.random.default_rng(seed)):
+    for mover in cast(scene, np.random.default_rng(seed)):
         for frame in range(mover.first, mover.end):
             paint(frames[frame], mover.at(frame))
     return frames
 
 
-def clip(film: Film, seed: int) -> Video:
+def clip(scene: VideoScene, seed: int) -> Video:
     """``render`` as a ``Video`` in [0, 1]."""
-    return Video(torch.from_numpy(render(film, seed)).permute(0, 3, 1, 2).float() / 255, FPS)
+    return Video(torch.from_numpy(render(scene, seed)).permute(0, 3, 1, 2).float() / 255, FPS)
 
 
 def vocabulary() -> tuple[str, ...]:
     """The words of all sentences, sorted."""
-    return tuple(sorted({word for kind in KINDS for film in films(kind) for word in text(film).split()}))
+    return tuple(sorted({word for kind in KINDS for scene in scenes(kind) for word in text(scene).split()}))
 
 
-def prompt(film: Film) -> Prompt:
+def prompt(scene: VideoScene) -> Prompt:
     """The prompt of a video: its sentence, with the video as the reference answer."""
-    sentence = text(film)
-    return Prompt(sentence, id=sentence.replace(" ", "-"), answer=film.to_json(), task=film.kind)
+    sentence = text(scene)
+    return Prompt(sentence, id=sentence.replace(" ", "-"), answer=scene.to_json(), task=scene.kind)
 
 
-def splits() -> dict[str, list[Film]]:
+def splits() -> dict[str, list[VideoScene]]:
     """Disjoint lists of videos by split; the hash of its sentence determines the split of a video.
 
     Another hash orders the videos, so that every prefix of a split is a random sample of it.
     """
 
-    def place(film: Film, salt: bytes = b"split") -> bytes:
-        return hashlib.blake2b(text(film).encode(), digest_size=8, salt=salt).digest()
+    def place(scene: VideoScene, salt: bytes = b"split") -> bytes:
+        return hashlib.blake2b(text(scene).encode(), digest_size=8, salt=salt).digest()
 
-    parts: dict[str, list[Film]] = {name: [] for name in SPLITS}
+    parts: dict[str, list[VideoScene]] = {name: [] for name in SPLITS}
     for kind in KINDS:
-        remaining = iter(sorted(films(kind), key=place))
+        remaining = iter(sorted(scenes(kind), key=place))
         for name, counts in SPLITS.items():
             parts[name] += itertools.islice(remaining, counts[kind])
     # With one hash the videos of the largest kind would be the first, of which a split takes the lowest hashes.
-    return {name: sorted(part, key=lambda film: place(film, b"order")) for name, part in parts.items()}
+    return {name: sorted(part, key=lambda scene: place(scene, b"order")) for name, part in parts.items()}
 
 
 def write_prompts(folder: Path) -> None:

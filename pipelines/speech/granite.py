@@ -1,7 +1,7 @@
 """What Granite-Speech (ibm-granite/granite-speech-3.3-2b and later) has that other models do not.
 
 granite_extractor    its feature extractor, which needs torchaudio in transformers, without it
-read_granite         its network with the adapter that lies beside its weights, merged
+read_granite         its network with the adapter that lies next to its weights, merged
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pipelines.training import Training
 
 
 def read_granite(kind: Any, source: str, training: Training) -> Any:
-    """The network of a checkpoint. An adapter that lies beside its weights, which the model switches on where it hears,
-    is merged into them, so that adapters of one's own come on top of it.
+    """The network of a checkpoint. An adapter next to its weights, which the model switches on where it hears, is
+    merged into them, so that adapters of one's own come on top of it.
 
     transformers would load the model that the adapter names; here only its tensors are read.
     """

@@ -25,7 +25,7 @@ from pipelines.denoising import (
 from pipelines.options import check_trainable
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PilImage
 
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
@@ -104,12 +104,12 @@ class Spoken:
         return []
 
     def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Texts and their recordings, ``<stem>.jsonl`` and recordings beside it."""
+        """Texts and their recordings, ``<stem>.jsonl`` and recordings next to it."""
         from pipelines.samples import write_speech
 
         write_speech(stem, shown)
 
-    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+    def displayed(self, medium: Media | Audio) -> PilImage | Sound:
         """A thumbnail, a strip of frames, or a small audio file."""
         from pipelines.samples import displayed
 

@@ -90,12 +90,12 @@ def animation(clips: Sequence[Output], texts: Sequence[str], columns: int) -> by
 
     Small frames keep their exact colours, others are compressed with losses.
     """
-    films, first = [frames_of(clip) for clip in clips], clips[0]
+    videos, first = [frames_of(clip) for clip in clips], clips[0]
     assert isinstance(first, Video)
-    longest = max(map(len, films))
+    longest = max(map(len, videos))
     times = _times(longest)
-    sheets = [sample_grid([film[min(time, len(film) - 1)] for film in films], texts, columns) for time in times]
-    return _webp(sheets, longest / first.fps, lossless=max(films[0][0].size) <= 128)
+    sheets = [sample_grid([video[min(time, len(video) - 1)] for video in videos], texts, columns) for time in times]
+    return _webp(sheets, longest / first.fps, lossless=max(videos[0][0].size) <= 128)
 
 
 def moving(frames: Sequence[Pil.Image], fps: float) -> bytes:

@@ -30,8 +30,8 @@ def conditioning_image(prompt: Prompt, family: str) -> Pil.Image:
             f"'{family}' starts from; give the row a column 'image'"
         )
     source = prompt.media[0].source
-    picture = source if isinstance(source, Image) else decode_image(str(source))
-    return Pil.fromarray((picture.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+    image = source if isinstance(source, Image) else decode_image(str(source))
+    return Pil.fromarray((image.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
 
 
 def given_output(medium: Media, like: Image | Video) -> Image | Video:
@@ -74,8 +74,8 @@ def optional_image(
     """
     from PIL import Image as Pil
 
-    picture = conditioning_image(prompt, family) if prompt.media else Pil.new("RGB", (width, height))
-    pixels = pipeline.image_processor.preprocess(picture, height, width)
+    image = conditioning_image(prompt, family) if prompt.media else Pil.new("RGB", (width, height))
+    pixels = pipeline.image_processor.preprocess(image, height, width)
     latents = latents_of(pixels.to(pipeline.vae.device, pipeline.vae.dtype))[0]
     return latents, torch.tensor(bool(prompt.media), device=latents.device)
 

@@ -34,7 +34,7 @@ from pipelines.visual.options import (
 )
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PilImage
 
     from mmgrpo.data.media import Skipped
     from mmgrpo.engines.denoising import Denoiser
@@ -301,7 +301,7 @@ class VisualFamily:
 
         (clips if clips.are_clips([shown]) else images).write_grid(stem, shown)
 
-    def displayed(self, medium: Media | Audio) -> Picture | Sound:
+    def displayed(self, medium: Media | Audio) -> PilImage | Sound:
         """A thumbnail, a strip of frames, or a small audio file."""
         from pipelines.samples import displayed
 

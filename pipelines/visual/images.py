@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mmgrpo.types import Output
 
 
-def png(picture: Pil.Image) -> bytes:
+def png(image: Pil.Image) -> bytes:
     """The bytes of a PNG file."""
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
+    image.save(buffer, format="PNG")
     return buffer.getvalue()
 
 

@@ -74,8 +74,8 @@ class Skyreels(Architecture):
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The prediction for the noisy latents, with the image's in channels of their own."""
         *words, image = conditioning
-        beside = torch.cat([image, torch.zeros_like(x[:, :, 1:])], 2)
-        return velocity(network, torch.cat([x, beside], 1), time, tuple(words), self.guidance)
+        condition = torch.cat([image, torch.zeros_like(x[:, :, 1:])], 2)
+        return velocity(network, torch.cat([x, condition], 1), time, tuple(words), self.guidance)
 
     def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
         return clips_of_latents(self.pipeline.vae, latents)

@@ -54,18 +54,18 @@ class WanImage(Wan):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of UMT5, the condition of the image, and the image encoder's tokens where there is one."""
-        picture = conditioning_image(prompt, "wan_i2v")
+        image = conditioning_image(prompt, "wan_i2v")
         words = self.words(prompt)
         if self.pipeline.image_encoder is None:
-            return words, self.condition(picture)
-        return words, self.condition(picture), self.pipeline.encode_image(picture, self.device)[0]
+            return words, self.condition(image)
+        return words, self.condition(image), self.pipeline.encode_image(image, self.device)[0]
 
-    def condition(self, picture: Any) -> Float[Tensor, "channels frames h w"]:
+    def condition(self, image: Any) -> Float[Tensor, "channels frames h w"]:
         """A mask of 4 channels and the latents of the image followed by black frames; or the latents of its one."""
         pipeline = self.pipeline
         frames, height, width = self.size
         factor = pipeline.vae_scale_factor_spatial
-        pixels = pipeline.video_processor.preprocess(picture, height=height * factor, width=width * factor)
+        pixels = pipeline.video_processor.preprocess(image, height=height * factor, width=width * factor)
         return pipeline.prepare_latents(
             pixels.to(self.device, torch.float32),
             batch_size=1,

@@ -44,8 +44,8 @@ __all__ = ["ImageText", "load", "tiny"]
 STAMPED = ("qwen3_vl", "qwen3_vl_moe")
 """Models that read a clip as pairs of frames, each behind its time."""
 
-PICTURE = Media("image", Image(torch.linspace(0, 1, 3 * 48 * 64).view(3, 48, 64)))
-QUESTION = Prompt("what is it?", "example", turns=(Turn("user", (PICTURE, "what is it?")),))
+EXAMPLE = Media("image", Image(torch.linspace(0, 1, 3 * 48 * 64).view(3, 48, 64)))
+QUESTION = Prompt("what is it?", "example", turns=(Turn("user", (EXAMPLE, "what is it?")),))
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,10 @@ class ImageText(OwnForward):
         """A prompt as its processor's tensors, and the size of each of its images as the network sees it."""
         if self.clips and any(medium.kind == "video" for medium in prompt.media):
             return self._read_stamped(prompt, self.clips)
-        pictures = [self._pictures(medium, prompt) for medium in prompt.media]
-        remaining = iter(pictures)
+        images = [self._images(medium, prompt) for medium in prompt.media]
+        remaining = iter(images)
         text = conversation_text(self.chat, prompt, self.marks, lambda _: [{"type": "image"}] * len(next(remaining)))
-        flat = [image for several in pictures for image in several]
+        flat = [image for several in images for image in several]
         try:
             inputs = self.processor(
                 text=[text],
@@ -155,7 +155,7 @@ class ImageText(OwnForward):
         if (grid := tensors.get("image_grid_thw")) is not None:
             patch = self.processor.image_processor.patch_size
             sizes = [(h * patch, w * patch) for _, h, w in grid.tolist()]
-        first = [sum(map(len, pictures[:place])) for place in range(len(pictures))]
+        first = [sum(map(len, images[:place])) for place in range(len(images))]
         return tensors, tuple(sizes[place] for place in first)
 
     def _read_stamped(self, prompt: Prompt, how: StampedClips) -> tuple[dict[str, Tensor], tuple[tuple[int, int], ...]]:
@@ -166,10 +166,10 @@ class ImageText(OwnForward):
         grids: list[tuple[int, int, int]] = []
         stamps: list[str] = []
         sizes: list[tuple[int, int]] = []
-        pictures: list[Pil.Image] = []
+        images: list[Pil.Image] = []
         for medium in prompt.media:
             if medium.kind != "video":
-                pictures += self._pictures(medium, prompt)
+                images += self._images(medium, prompt)
                 sizes.append((0, 0))  # known once the processor has read the images
                 continue
             clip = read_video(medium, fps=self.limits.fps, max_frames=self.limits.max_frames)
@@ -197,8 +197,8 @@ class ImageText(OwnForward):
                 f"{len(stamps)}; use the template of the checkpoint"
             )
         text = pieces[0] + "".join(stamp + piece for stamp, piece in zip(stamps, pieces[1:], strict=True))
-        given = dict(processor.image_processor(images=pictures, return_tensors="pt")) if pictures else {}
-        seen = given["image_grid_thw"].tolist() if pictures else []
+        given = dict(processor.image_processor(images=images, return_tensors="pt")) if images else {}
+        seen = given["image_grid_thw"].tolist() if images else []
         marks = [processor.image_token_id]
         ids = repeat_marks(token_ids(self.tokenizer, text), [math.prod(grid) // tokens for grid in seen], marks)
         kinds = [1 if one == processor.image_token_id else 2 if one == processor.video_token_id else 0 for one in ids]
@@ -212,7 +212,7 @@ class ImageText(OwnForward):
         }
         return tensors, tuple(size if size[0] else next(found) for size in sizes)
 
-    def _pictures(self, medium: Media, prompt: Prompt) -> list[Pil.Image]:
+    def _images(self, medium: Media, prompt: Prompt) -> list[Pil.Image]:
         """An image, or the frames of a clip as images, at most ``max_pixels`` large."""
         if medium.kind == "image":
             frames = read_image(medium).pixels[None]
@@ -220,9 +220,9 @@ class ImageText(OwnForward):
             frames = read_video(medium, fps=self.limits.fps, max_frames=self.limits.max_frames).frames
         else:
             raise ValueError(f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected image or video")
-        pictures = [Pil.fromarray(frame) for frame in eight_bits(frames).permute(0, 2, 3, 1).numpy()]
+        images = [Pil.fromarray(frame) for frame in eight_bits(frames).permute(0, 2, 3, 1).numpy()]
         most = int(medium.options.get("max_pixels", self.limits.max_pixels))
-        return [_within(image, most) if most else image for image in pictures]
+        return [_within(image, most) if most else image for image in images]
 
 
 def load(options: SmolVlmOptions, training: Training = PLAIN) -> ImageText:

@@ -158,10 +158,10 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
         raise Unreadable(f"got a clip of kind {type(source).__name__}, expected one file, files of frames or a Video")
     files = source + source[-1:] * (len(source) % 2)
     selection = [files[index] for index in choose(len(files), fps)]
-    pictures: dict[str, Tensor] = {}
+    images: dict[str, Tensor] = {}
     for file in dict.fromkeys(selection):
-        pictures[file] = eight_bits(decode_image(file).pixels)
-        (height, width), size = pictures[file].shape[1:], pictures[selection[0]].shape[1:]
+        images[file] = eight_bits(decode_image(file).pixels)
+        (height, width), size = images[file].shape[1:], images[selection[0]].shape[1:]
         check_selection(len(selection), height, width)
         if (height, width) != size:
             raise Unreadable(
@@ -170,7 +170,7 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
             )
     times = tuple(map(float, media.options.get("times", ()))) or _times(len(files), fps)
     times += times[-1:] * (len(files) - len(times))
-    return FrameSet(torch.stack([pictures[file] for file in selection]), times, fps, "files")
+    return FrameSet(torch.stack([images[file] for file in selection]), times, fps, "files")
 
 
 def rate_of(times: Sequence[float]) -> float:

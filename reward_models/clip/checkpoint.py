@@ -1,7 +1,7 @@
 """Published two-tower checkpoints as transformers' models: of transformers itself, and of open_clip by renaming keys.
 
 An open_clip state dict has one matrix for queries, keys and values, and its projections are the transposes of ours.
-What its tensors do not say (width of an attention head, activation) is in ``open_clip_config.json`` beside it, or is
+What its tensors do not say (width of an attention head, activation) is in ``open_clip_config.json`` next to it, or is
 that of the standard ViTs.
 """
 
@@ -24,7 +24,7 @@ HEAD_WIDTHS = {1280: 80, 1408: 88, 1664: 104}
 """Of the vision towers ViT-H, ViT-g and ViT-bigG; 64 in all others and in all text towers."""
 
 LEFT_OUT = re.compile(r"(.*\.embeddings\.position_ids|attn_mask|input_resolution|context_length|vocab_size)")
-"""Constants that older versions of the libraries stored beside the weights."""
+"""Constants that older versions of the libraries stored next to the weights."""
 
 NAMES = (
     (r"^visual\.transformer\.resblocks\.(\d+)\.", r"vision_model.encoder.layers.\1."),
@@ -117,7 +117,7 @@ def clip_config(tensors: Mapping[str, Tensor], file: Path, reward: str, facts: M
     )
 
 
-def beside(source: str, name: str, reward: str) -> dict[str, Any] | None:
+def neighbour(source: str, name: str, reward: str) -> dict[str, Any] | None:
     """The JSON object ``name`` of a folder or hub id, or None where it has none."""
     if Path(source).expanduser().is_file():
         return None
@@ -153,10 +153,10 @@ def load_model(source: str, reward: str, file: str = "", quick_gelu: bool = Fals
     """
     from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 
-    config, facts = beside(source, "config.json", reward), None
+    config, facts = neighbour(source, "config.json", reward), None
     if config is not None and config.get("model_type") in ("clip", "siglip"):
         path = first_file(source, TRANSFORMERS_FILES, reward, allow_pickle)
-    elif (opened := beside(source, "open_clip_config.json", reward)) is not None:
+    elif (opened := neighbour(source, "open_clip_config.json", reward)) is not None:
         config, facts = None, opened.get("model_cfg", {})
         path = first_file(source, OPEN_CLIP_FILES, reward, allow_pickle)
     elif config is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image as Pil
 from torch import Tensor
 
-from reward_models.clip.checkpoint import beside, load_model
+from reward_models.clip.checkpoint import load_model, neighbour
 from reward_models.clip.packaged import packaged_towers
 from reward_models.clip.towers import DTYPES, Towers, Transform
 from reward_models.pixels import CLIP_MEAN, CLIP_STD, centre_crop, normalized, stretched
@@ -31,7 +31,7 @@ def load_towers(
 
     ``weights`` is a folder or hub id of transformers (CLIP, SigLIP) or open_clip, a file with open_clip's keys, or
     ``open_clip:ARCHITECTURE/TAG`` and ``open_clip:hf-hub:ID``, which the package open_clip loads. ``tokenizer`` is a
-    folder or hub id, where the weights have none beside them. A text is cut to the context of its tower, 77 tokens in
+    folder or hub id, where the weights have none next to them. A text is cut to the context of its tower, 77 tokens in
     CLIP, and keeps its end-of-text token.
     """
     if dtype not in DTYPES:
@@ -92,9 +92,9 @@ def tokenizer_of(source: str, context: int, reward: str) -> Callable[[list[str]]
 
 def transform_of(weights: str, reward: str, size: int, kind: str) -> Transform:
     """The preprocessing that the checkpoint's own files describe, or that of its kind of model."""
-    if (opened := beside(weights, "preprocessor_config.json", reward)) is not None:
+    if (opened := neighbour(weights, "preprocessor_config.json", reward)) is not None:
         return described(opened, size, kind, f"{reward}: {weights}: preprocessor_config.json")
-    facts = (beside(weights, "open_clip_config.json", reward) or {}).get("preprocess_cfg", {})
+    facts = (neighbour(weights, "open_clip_config.json", reward) or {}).get("preprocess_cfg", {})
     mode, interpolation = facts.get("resize_mode", "shortest"), facts.get("interpolation", "bicubic")
     if mode not in ("shortest", "squash") or interpolation not in ("bicubic", "bilinear"):
         raise ValueError(

@@ -134,7 +134,7 @@ def check_template(processor: Any, model: str) -> None:
     if not getattr(processor, "chat_template", None):
         raise ValueError(f"judge: {model} has no chat template, expected a model that was trained on conversations")
     words = {"type": "text", "text": "a question"}
-    for title, parts in (("a picture and a text", [{"type": "image"}, words]), ("a text", [words])):
+    for title, parts in (("an image and a text", [{"type": "image"}, words]), ("a text", [words])):
         try:
             ChatTemplate(processor).text([{"role": "user", "content": parts}])
         except ValueError as error:

@@ -47,7 +47,7 @@ conse_reward = functools.partial(
 TOP = 10
 """Classes of which an image is the mean."""
 
-Score = Callable[[Float[Tensor, "pictures classes"], list[int]], Float[Tensor, " pictures"]]
+Score = Callable[[Float[Tensor, "images classes"], list[int]], Float[Tensor, " images"]]
 """From the class probabilities of images and their rows to their values."""
 
 CLASSIFIER, ENCODER, NAMES = "pypi:efficientnet-lite0", "pypi:all-minilm-l6-v2", "pypi:imagenet-names"
@@ -71,7 +71,7 @@ def conse(
     texts, images = _texts(prompts, encoder, device), image_outputs(outputs, "conse")
     labels = _labels(names, encoder, device)
 
-    def score(shown: Float[Tensor, "pictures classes"], rows: list[int]) -> Float[Tensor, " pictures"]:
+    def score(shown: Float[Tensor, "images classes"], rows: list[int]) -> Float[Tensor, " images"]:
         top = shown.topk(TOP)
         vectors = functional.normalize((top.values[..., None] * labels[top.indices]).sum(1))
         return (vectors * texts[rows]).sum(1)

@@ -91,7 +91,7 @@ class EfficientNetLite0(nn.Module):
         self._conv_head, self._bn1 = Convolution(320, 1280, 1), _norm(1280)
         self._fc = nn.Linear(1280, 1000)
 
-    def forward(self, x: Float[Tensor, "pictures 3 224 224"]) -> Float[Tensor, "pictures 1000"]:
+    def forward(self, x: Float[Tensor, "images 3 224 224"]) -> Float[Tensor, "images 1000"]:
         x = functional.relu6(self._bn0(self._conv_stem(x)))
         for block in self._blocks:
             x = block(x)
@@ -100,9 +100,7 @@ class EfficientNetLite0(nn.Module):
 
 
 @torch.no_grad()
-def probabilities(
-    images: Sequence[Image], device: str, weights: str, batch: int = 16
-) -> Float[Tensor, "pictures 1000"]:
+def probabilities(images: Sequence[Image], device: str, weights: str, batch: int = 16) -> Float[Tensor, "images 1000"]:
     """Of the classes of ImageNet, on the CPU."""
     network = classifier(weights, device)
     inputs = torch.stack([prepared(image) for image in images])
@@ -111,10 +109,10 @@ def probabilities(
 
 def prepared(image: Image) -> Float[Tensor, "3 224 224"]:
     """The centre of the image as the network sees it."""
-    picture = to_pil(image)
-    side = min(picture.size) * CROP
-    left, top = ((edge - side) / 2 for edge in picture.size)
-    centre = picture.resize((SIZE, SIZE), Pil.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    pil = to_pil(image)
+    side = min(pil.size) * CROP
+    left, top = ((edge - side) / 2 for edge in pil.size)
+    centre = pil.resize((SIZE, SIZE), Pil.Resampling.BICUBIC, box=(left, top, left + side, top + side))
     return (torch.from_numpy(np.array(centre)).permute(2, 0, 1).float() - 127) / 128
 
 

@@ -84,7 +84,7 @@ def features(image: Image) -> Float[np.ndarray, " 36"]:
     right variance of the products with the neighbours in four directions."""
     full = grey(image, _GREY) / 255
     half = functional.interpolate(torch.from_numpy(full)[None, None], scale_factor=0.5, mode="bicubic")[0, 0].numpy()
-    return np.array([number for picture in (full, half) for number in _features(picture)])
+    return np.array([number for image in (full, half) for number in _features(image)])
 
 
 def _features(image: Grey) -> list[float]:

@@ -26,7 +26,7 @@ STEP = 16
 
 
 def fitted(
-    picture: Float[np.ndarray, "h w"], reference: Float[np.ndarray, "H W"]
+    image: Float[np.ndarray, "h w"], reference: Float[np.ndarray, "H W"]
 ) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a b"]]:
     """Both images at the size of the reference, or smaller where that is larger than ``MAX_PIXELS``."""
     from PIL import Image
@@ -40,7 +40,7 @@ def fitted(
         image = Image.fromarray(pixels.astype(np.float32), mode="F")
         return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float64)
 
-    return scaled(picture), scaled(reference)
+    return scaled(image), scaled(reference)
 
 
 def cw_ssim(a: Float[np.ndarray, "h w"], b: Float[np.ndarray, "h w"]) -> float:

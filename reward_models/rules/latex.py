@@ -20,7 +20,7 @@ from reward_models.rules.tables import Node, table_similarity
 Spans: TypeAlias = tuple[tuple[tuple[str, str], ...], ...]
 """Rows and columns that each cell of each row spans."""
 
-STRUCTURE, PICTURE = 0.9, 0.6
+STRUCTURE, SIMILARITY = 0.9, 0.6
 """Similarities above which structure and image are rewarded."""
 
 UNLIKE = 0.3
@@ -46,7 +46,7 @@ def latex_picture(answer: str, prompt: Prompt, output: Text) -> float:
     reference, image = draw(gold), draw(prediction)
     if reference is None:
         malformed(prompt, "a table that can be drawn: it is too wide or too high")
-    return 0.0 if image is None else float(cw_ssim(*fitted(image, reference)) > PICTURE)
+    return 0.0 if image is None else float(cw_ssim(*fitted(image, reference)) > SIMILARITY)
 
 
 def _structure(prediction: LatexTable, gold: LatexTable) -> float:

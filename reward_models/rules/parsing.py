@@ -160,7 +160,7 @@ def meta_size(prompt: Prompt) -> tuple[float, float]:
     """``meta.size``: (height, width) of the original image in pixels."""
     size = numbers(prompt.meta.get("size"), 2)
     if size is None or min(size) <= 0:
-        malformed(prompt, "[height, width] of the original picture in pixels", "meta.size")
+        malformed(prompt, "[height, width] of the original image in pixels", "meta.size")
     return size[0], size[1]
 
 

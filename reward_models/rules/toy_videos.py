@@ -21,8 +21,8 @@ from jaxtyping import Float
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.toy.clips import WAYS
-from mmgrpo.toy.scenes import SIZE as PICTURE
-from mmgrpo.toy.videos import FRAMES, SIZE, SPEEDS, Actor, Film
+from mmgrpo.toy.scenes import SIZE as IMAGE_SIZE
+from mmgrpo.toy.videos import FRAMES, SIZE, SPEEDS, Actor, VideoScene
 from mmgrpo.types import Output, Prompt, Video
 from reward_models.rules.scenes import Detection, cleanness, see
 
@@ -41,13 +41,13 @@ Frames = list[list[Detection]]
 @reward("Video", reads=("answer",))
 def film_count(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if (almost) every frame has as many objects as it should, otherwise 0; one at a time in "a then b"."""
-    return _score(prompts, outputs, lambda film, frames: float(_share(_counts(film, frames)) >= RIGHT))
+    return _score(prompts, outputs, lambda scene, frames: float(_share(_counts(scene, frames)) >= RIGHT))
 
 
 @reward("Video", reads=("answer",))
 def film_things(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if (almost) every frame has exactly the objects of the prompt by colour and shape, otherwise 0."""
-    return _score(prompts, outputs, lambda film, frames: float(_share(_things(film, frames)) >= RIGHT))
+    return _score(prompts, outputs, lambda scene, frames: float(_share(_things(scene, frames)) >= RIGHT))
 
 
 @reward("Video", reads=("answer",))
@@ -62,13 +62,13 @@ def film_same(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[floa
 @reward("Video", reads=("answer",))
 def film_direction(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if every object moves the way of the prompt, or appears in its order, otherwise 0."""
-    return _score(prompts, outputs, lambda film, frames: float(all(way for way, _ in _motion(film, frames))))
+    return _score(prompts, outputs, lambda scene, frames: float(all(way for way, _ in _motion(scene, frames))))
 
 
 @reward("Video", reads=("answer",))
 def film_speed(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if every object has the speed of the prompt, any where none is mentioned, otherwise 0."""
-    return _score(prompts, outputs, lambda film, frames: float(all(speed for _, speed in _motion(film, frames))))
+    return _score(prompts, outputs, lambda scene, frames: float(all(speed for _, speed in _motion(scene, frames))))
 
 
 @reward("Video", reads=("answer",))
@@ -117,7 +117,9 @@ def _clips(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Float[n
     return arrays
 
 
-def _score(prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable[[Film, Frames], float]) -> list[float]:
+def _score(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable[[VideoScene, Frames], float]
+) -> list[float]:
     values = []
     for prompt, clip in zip(prompts, _clips(prompts, outputs), strict=True):
         if not isinstance(prompt.answer, list) or not prompt.answer:
@@ -125,8 +127,8 @@ def _score(prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable
                 f"prompt '{prompt.text}' has no video as its answer; make such prompts with "
                 "mmgrpo.toy.videos.prompt(mmgrpo.toy.videos.parse(text)) or read assets/films/*.jsonl"
             )
-        film = Film.from_json(prompt.answer)
-        values.append(check(film, _watch(clip)) if np.isfinite(clip).all() else math.nan)
+        scene = VideoScene.from_json(prompt.answer)
+        values.append(check(scene, _watch(clip)) if np.isfinite(clip).all() else math.nan)
     return values
 
 
@@ -141,7 +143,7 @@ def _watched(pixels: bytes) -> Frames:
 
     A white margin makes a frame as large as an image of a scene.
     """
-    frames = np.ones((FRAMES, PICTURE, PICTURE, 3), np.float32)
+    frames = np.ones((FRAMES, IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
     frames[:, :SIZE, :SIZE] = np.frombuffer(pixels, np.float32).reshape(FRAMES, SIZE, SIZE, 3)
     return [see(frame) for frame in frames]
 
@@ -150,44 +152,44 @@ def _share(right: Sequence[float]) -> float:
     return sum(right) / FRAMES
 
 
-def _expected(film: Film, objects: list[Detection]) -> list[tuple[str, str]]:
+def _expected(scene: VideoScene, objects: list[Detection]) -> list[tuple[str, str]]:
     """(colour, shape) of the objects that a frame should have; in "a then b" of the one that it rather has."""
-    names = [actor.name for actor in film.objects]
-    if film.kind != "order":
+    names = [actor.name for actor in scene.objects]
+    if scene.kind != "order":
         return names
     shown = {one.colour for one in objects}
     return names[1:] if names[1][0] in shown and names[0][0] not in shown else names[:1]
 
 
-def _counts(film: Film, frames: Frames) -> list[float]:
-    return [len(objects) == len(_expected(film, objects)) for objects in frames]
+def _counts(scene: VideoScene, frames: Frames) -> list[float]:
+    return [len(objects) == len(_expected(scene, objects)) for objects in frames]
 
 
-def _things(film: Film, frames: Frames) -> list[float]:
-    return [_names(objects) == Counter(_expected(film, objects)) for objects in frames]
+def _things(scene: VideoScene, frames: Frames) -> list[float]:
+    return [_names(objects) == Counter(_expected(scene, objects)) for objects in frames]
 
 
 def _names(objects: list[Detection]) -> Counter[tuple[str, str]]:
     return Counter((one.colour, one.shape) for one in objects)
 
 
-def _same(film: Film, frames: Frames) -> float:
+def _same(scene: VideoScene, frames: Frames) -> float:
     casts = Counter(frozenset(_names(objects).items()) for objects in frames)
-    kept = casts.most_common(2 if film.kind == "order" else 1)
+    kept = casts.most_common(2 if scene.kind == "order" else 1)
     known = all(names and all(colour and shape for (colour, shape), _ in names) for names, _ in kept)
     return float(known and sum(times for _, times in kept) >= RIGHT * FRAMES)
 
 
-def _motion(film: Film, frames: Frames) -> list[tuple[bool, bool]]:
+def _motion(scene: VideoScene, frames: Frames) -> list[tuple[bool, bool]]:
     """Of every requested object, whether it moves the way and with the speed of the prompt, known by its colour.
 
     In "a then b" once for both, whether the order is right.
     """
-    if film.kind == "order":
-        first, second = ([t for t, o in enumerate(frames) if {d.colour for d in o} == {a.colour}] for a in film.actors)
+    if scene.kind == "order":
+        first, second = ([t for t, o in enumerate(frames) if {d.colour for d in o} == {a.colour}] for a in scene.actors)
         right = bool(first and second) and first[-1] < second[0]
         return [(right, right)]
-    return [motion for actor in film.actors for motion in _paths(actor, frames)]
+    return [motion for actor in scene.actors for motion in _paths(actor, frames)]
 
 
 def _paths(actor: Actor, frames: Frames) -> list[tuple[bool, bool]]:
@@ -211,17 +213,17 @@ def _paths(actor: Actor, frames: Frames) -> list[tuple[bool, bool]]:
     return motions
 
 
-def _all(film: Film, frames: Frames) -> float:
-    return float(_share(_things(film, frames)) >= RIGHT and all(speed for _, speed in _motion(film, frames)))
+def _all(scene: VideoScene, frames: Frames) -> float:
+    return float(_share(_things(scene, frames)) >= RIGHT and all(speed for _, speed in _motion(scene, frames)))
 
 
-def _graded(film: Film, frames: Frames) -> float:
+def _graded(scene: VideoScene, frames: Frames) -> float:
     count = colours = things = 0.0
     for objects in frames:
-        expected = _expected(film, objects)
+        expected = _expected(scene, objects)
         most = max(len(expected), len(objects))
         count += max(0.0, 1 - abs(len(objects) - len(expected)) / len(expected))
         colours += (Counter(d.colour for d in objects) & Counter(colour for colour, _ in expected)).total() / most
         things += (_names(objects) & Counter(expected)).total() / most
-    motion = [(way + speed) / 2 for way, speed in _motion(film, frames)]
+    motion = [(way + speed) / 2 for way, speed in _motion(scene, frames)]
     return ((count + colours + things) / FRAMES + sum(motion) / len(motion)) / 4

@@ -71,7 +71,7 @@ def trajectory(answer: str, prompt: Prompt, output: Text) -> float:
     """``trajectory_similarity`` of two ways [[x, y], ...] in fractions of the image, cut to 0 to 1 (VLA-R1)."""
     gold = _way(literal(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer)
     if gold is None:
-        malformed(prompt, f"[[x, y], ...], at most {MAX_POINTS} points in fractions of the picture")
+        malformed(prompt, f"[[x, y], ...], at most {MAX_POINTS} points in fractions of the image")
     prediction = _way(literal(answer))
     return 0.0 if prediction is None else trajectory_similarity(prediction, gold)
 
@@ -81,7 +81,7 @@ def affordance(answer: str, prompt: Prompt, output: Text) -> float:
     """(GIoU + 1) / 2 of two boxes {"x": ..., "y": ..., "width": ..., "height": ...}, centre and size (VLA-R1)."""
     gold = _box(literal(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer)
     if gold is None:
-        malformed(prompt, '{"x": ..., "y": ..., "width": ..., "height": ...} in fractions of the picture')
+        malformed(prompt, '{"x": ..., "y": ..., "width": ..., "height": ...} in fractions of the image')
     prediction = _box(literal(answer))
     return 0.0 if prediction is None else (giou(prediction, gold) + 1) / 2
 

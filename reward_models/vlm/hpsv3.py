@@ -15,7 +15,7 @@ from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.pixels import image_outputs
 from reward_models.vlm.instructions import hpsv3_instruction
-from reward_models.vlm.qwen2_vl import PICTURE, QwenScorer, build, image_pixels, precision_of, read_base, renamed
+from reward_models.vlm.qwen2_vl import IMAGE_TOKEN, QwenScorer, build, image_pixels, precision_of, read_base, renamed
 
 WEIGHTS, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 BASE = "Qwen/Qwen2-VL-7B-Instruct"
@@ -58,7 +58,9 @@ def hpsv3(
             values.append(math.nan)
             continue
         pixels = image_pixels(image, PIXELS, PIXELS)
-        values.append(float(model.logits(text.replace("{text_prompt}", prompt.text), pixels, PICTURE, "hpsv3")[0, 0]))
+        values.append(
+            float(model.logits(text.replace("{text_prompt}", prompt.text), pixels, IMAGE_TOKEN, "hpsv3")[0, 0])
+        )
     return values
 
 

@@ -26,7 +26,7 @@ from reward_models.pixels import from_pil, normalized, to_pil
 PATCH, MERGE, FRAMES = 14, 2, 2
 """Pixels of a patch, patches of a token in each direction, frames of a patch."""
 
-PICTURE, CLIP = "<|image_pad|>", "<|video_pad|>"
+IMAGE_TOKEN, VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
 
 
 def smart_resize(height: int, width: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -50,9 +50,9 @@ def smart_resize(height: int, width: int, min_pixels: int, max_pixels: int) -> t
 
 def image_pixels(image: Image, min_pixels: int, max_pixels: int) -> Float[Tensor, "1 3 height width"]:
     """An image resized by Pillow (bicubic), in [0, 1]."""
-    picture = to_pil(image)
-    height, width = smart_resize(picture.height, picture.width, min_pixels, max_pixels)
-    return from_pil(picture.resize((width, height), Pil.Resampling.BICUBIC))[None]
+    pil = to_pil(image)
+    height, width = smart_resize(pil.height, pil.width, min_pixels, max_pixels)
+    return from_pil(pil.resize((width, height), Pil.Resampling.BICUBIC))[None]
 
 
 def clip_pixels(

@@ -2,7 +2,7 @@
 
     python -m scripts.pretrain.actor_speech --game /usr/share/scummvm/flight-of-the-amazon-queen/queen.1c
 
-The file is that of Debian's package flight-of-the-amazon-queen 1.0.0-9 (LICENSES.md beside the clips). It begins with
+The file is that of Debian's package flight-of-the-amazon-queen 1.0.0-9 (LICENSES.md next to the clips). It begins with
 a table: "QTBL", the version in six bytes, two bytes, the compression (1: MP3), and as big-endian numbers the count of
 entries (two bytes) and, per entry, a name of twelve bytes, one byte, offset and size (four each). A dialogue X.DOG has
 a header of 52 bytes, a tree of 96 bytes per level, the hero's lines and those of character X. A line is two bytes, its

@@ -2,7 +2,7 @@
 
     python -m scripts.pretrain.sky_speech --game /usr/share/scummvm/beneath-a-steel-sky
 
-The folder is that of Debian's package beneath-a-steel-sky 0.0372-8 (LICENSES.md beside the clips). All numbers are
+The folder is that of Debian's package beneath-a-steel-sky 0.0372-8 (LICENSES.md next to the clips). All numbers are
 little-endian. ``sky.dnr`` is the table of ``sky.dsk``: a count (four bytes) and, per file, its number (two), its offset
 (three; with the highest bit set, in units of 16 bytes) and its size (22 bits of three). Files of one section:
 

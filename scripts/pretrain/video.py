@@ -104,7 +104,7 @@ def draw(count: int, random: torch.Generator) -> tuple[list[str], Float[Tensor, 
 
     texts, pixels, shares = [], [], torch.tensor([SHARES[kind] for kind in videos.KINDS])
     for kind in torch.multinomial(shares, count, replacement=True, generator=random).tolist():
-        among = videos.films(videos.KINDS[kind])
+        among = videos.scenes(videos.KINDS[kind])
         which, seed = torch.randint(2**40, (2,), generator=random).tolist()
         texts.append(videos.text(among[which % len(among)]))
         pixels.append(videos.render(among[which % len(among)], seed))

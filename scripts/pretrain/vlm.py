@@ -289,12 +289,12 @@ def save(model: Any, folder: Path) -> None:
     """Write a model folder in half precision, completely or not at all."""
     import copy
 
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)
-    model.save(beside, copy.deepcopy(model.network).half())
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save(temporary, copy.deepcopy(model.network).half())
     if folder.exists():
         shutil.rmtree(folder)
-    os.replace(beside, folder)
+    os.replace(temporary, folder)
 
 
 def measure(args: Args, split: str, temperature: float) -> dict[str, float]:

@@ -166,25 +166,25 @@ def checkpoint(size: Size, folder: Path, toy: bool) -> str:
     import transformers
 
     inner = path / size.folder
-    told = json.loads((inner / "config.json").read_text())
+    config = json.loads((inner / "config.json").read_text())
     for name, value in size.sizes.items():
-        told[name] = (
-            {**told[name], **value} if isinstance(value, Mapping) and isinstance(told.get(name), dict) else value
+        config[name] = (
+            {**config[name], **value} if isinstance(value, Mapping) and isinstance(config.get(name), dict) else value
         )
-    name = told.get("_class_name") or told["architectures"][0]
+    name = config.get("_class_name") or config["architectures"][0]
     if name == "Qwen2_5_VLForConditionalGeneration":
-        told["vision_config"]["out_hidden_size"] = told["text_config"]["hidden_size"]
+        config["vision_config"]["out_hidden_size"] = config["text_config"]["hidden_size"]
     for file in inner.glob("*.safetensors*"):
         file.unlink()
-    library: Any = diffusers if "_class_name" in told else transformers
+    library: Any = diffusers if "_class_name" in config else transformers
     kind: Any = getattr(library, name)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         if library is diffusers:
-            network = kind.from_config(told)
+            network = kind.from_config(config)
         else:
-            network = kind(kind.config_class.from_dict(told))
+            network = kind(kind.config_class.from_dict(config))
     finally:
         torch.set_default_dtype(before)
     network.save_pretrained(inner)

@@ -420,7 +420,7 @@ def tab(opened: Opened) -> None:
                 type="filepath",
                 sources=["upload", "clipboard"],
                 height=220,
-                elem_id="visual-picture",
+                elem_id="visual-image",
             )
             with gr.Row():
                 count = gr.Slider(1, MOST, value=4, step=1, label="Samples", elem_id="visual-count")

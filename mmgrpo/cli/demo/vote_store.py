@@ -1,4 +1,4 @@
-"""The file of votes: a line of JSON per vote, as 'mmgrpo evaluate-rewards --data votes:FILE' reads it, media beside it.
+"""The file of votes: one JSON line per vote, as 'mmgrpo evaluate-rewards --data votes:FILE' reads it, media next to it.
 
 Of a visitor nothing is stored: neither name nor address nor session.
 """

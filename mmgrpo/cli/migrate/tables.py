@@ -1,4 +1,4 @@
-"""The settings of other projects against ours, as tables: ``<project>.yaml`` beside this file.
+"""The settings of other projects against ours, as tables: ``<project>.yaml`` next to this file.
 
 A table has ``settings``, each of which becomes one or several settings of ours, and ``none``, groups of settings that
 have no counterpart, with the reason; where a group ``matters``, a recipe with another value than the default is

@@ -351,7 +351,7 @@ def prompt(draft: Draft) -> None:
     rows = draft.table.rows
     key = next((name for name in ("system", "system_prompt") if name in rows), "")
     if key and (text := draft[key]):
-        found = beside(draft, str(text)) if str(text).endswith((".txt", ".md")) else None
+        found = neighbour(draft, str(text)) if str(text).endswith((".txt", ".md")) else None
         if found is not None:
             draft.set("data.system", found.strip(), key, note=f"the text of {text_of(text)}")
         elif str(text).endswith((".txt", ".md")):
@@ -361,7 +361,7 @@ def prompt(draft: Draft) -> None:
             draft.set("data.system", str(text), key)
     key = "data.format_prompt"
     if key in rows and (name := draft[key]):
-        found = beside(draft, str(name))
+        found = neighbour(draft, str(name))
         template = re.sub(r"\{\{-?\s*content\s*(\|\s*trim\s*)?-?\}\}", "{text}", found or "").strip()
         if template.count("{text}") == 1 and not re.search(r"\{[{%#]", template):
             draft.set("data.template", template, key, note=f"the text of {text_of(name)}")
@@ -390,7 +390,7 @@ def prompt(draft: Draft) -> None:
         draft.ask("model.template", f"{', '.join(sorted(other))}: expected numbers, texts, true or false")
 
 
-def beside(draft: Draft, name: str) -> str | None:
+def neighbour(draft: Draft, name: str) -> str | None:
     """The text of a file that a configuration names, from the working directory or a folder above the file."""
     source = Path(draft.source.name)
     for folder in (Path(), *source.parents):

@@ -110,22 +110,22 @@ def make(split: str) -> Iterator[dict[str, Any]]:
 
 
 def _pair(scene: Scene, category: str, generator: np.random.Generator) -> dict[str, Any] | None:
-    def picture(shown: Scene, damage: str = "") -> dict[str, Any]:
+    def drawn(shown: Scene, damage: str = "") -> dict[str, Any]:
         strength = round(float(generator.uniform(*DAMAGES[damage])), 2) if damage else 0.0
         seed = int(generator.integers(1 << 20))
         return {"scene": scenes.text(shown), "seed": seed} | ({"damage": [damage, strength]} if damage else {})
 
-    better, worse = picture(scene), picture(scene)
+    better, worse = drawn(scene), drawn(scene)
     if category in DAMAGES:
-        worse = picture(scene, category)
+        worse = drawn(scene, category)
     elif category != "tie":
         error = category if category in ERRORS else ERRORS[int(generator.integers(len(ERRORS)))]
         other = wrong(scene, error, generator)
         if other is None:
             return None
-        worse = picture(other)
+        worse = drawn(other)
         if category == "content_over_quality":
-            better = picture(scene, tuple(DAMAGES)[int(generator.integers(len(DAMAGES)))])
+            better = drawn(scene, tuple(DAMAGES)[int(generator.integers(len(DAMAGES)))])
     swapped = bool(generator.integers(2))
     left, right = (worse, better) if swapped else (better, worse)
     label = "tie" if category == "tie" else "right" if swapped else "left"

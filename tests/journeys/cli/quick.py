@@ -38,7 +38,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     recipe = contents(f"visual/{name}")
     family, plan = recipe["model"]["family"], recipe["sampling"].get("plan", "every_step")
     tree = plan.startswith(("branch", "tree"))
-    reward = 'frames(reward="jpeg_compressibility")' if films(family) else "jpeg_compressibility"
+    reward = 'frames(reward="jpeg_compressibility")' if generates_video(family) else "jpeg_compressibility"
     groups = [] if tree else ["--data.group-size", 4]
     if name == "sol_rl":
         groups = ["--data.group-size", 24]  # as many as it keeps
@@ -74,7 +74,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     ]
 
 
-def films(family: str) -> bool:
+def generates_video(family: str) -> bool:
     """True for a family whose samples are clips."""
     return "frames" in {field.name for field in fields(families()[family].sections.model)}
 

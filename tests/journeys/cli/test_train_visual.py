@@ -41,7 +41,7 @@ def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, recipe_run):
 
     for title in ("before", "after"):
         assert Image.open(folder / "samples" / f"{title}.png").width > 100
-        if quick.films(config["model"]["family"]) and config["model"]["frames"] > 1:
+        if quick.generates_video(config["model"]["family"]) and config["model"]["frames"] > 1:
             assert Image.open(folder / "samples" / f"{title}.webp").n_frames == config["model"]["frames"]  # type: ignore
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000002"]
     whole = "unet" if config["model"]["family"] == "stable_diffusion" else "transformer"

@@ -110,6 +110,19 @@ def test_turns_are_in_the_form_that_the_template_reads(kind, answer, pictures):
     assert text.count("yes") == bool(answer)
 
 
+def test_a_conversation_begins_once_where_template_and_tokenizer_both_write_the_beginning():
+    from pipelines.vlm.causal_lm_tiny import KINDS, tokenizer_of
+
+    tokenizer, ids = tokenizer_of(KINDS["gemma2"]), []
+
+    def network(input_ids, attention_mask):
+        ids.extend(input_ids[0].tolist())
+        return SimpleNamespace(last_hidden_state=torch.zeros(*input_ids.shape, 1))
+
+    module.state(tokenizer, network, Prompt("how many"), Text("yes"), "cpu")
+    assert ids.count(tokenizer.bos_token_id) == 1
+
+
 def test_weights_are_frozen_and_read_from_safetensors_only(folder, tmp_path):
     _, network = module.load_frozen(folder, "cpu")
     assert not network.training and not any(one.requires_grad for one in network.parameters())

@@ -1,4 +1,4 @@
-"""The world of films: sentences read back, clips fit them, verifiers are exact, splits are apart."""
+"""The toy videos: sentences read back, clips fit them, verifiers are exact, splits are apart."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import torch
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.randomness import stream
 from mmgrpo.toy import videos
-from mmgrpo.toy.videos import FRAMES, KINDS, SPLITS, Actor, Film, cast, clip, parse, prompt, render, text
+from mmgrpo.toy.videos import FRAMES, KINDS, SPLITS, Actor, VideoScene, cast, clip, parse, prompt, render, text
 from mmgrpo.types import Image, Prompt, Video
 from reward_models.rules.toy_videos import REWARDS, film_all, film_clean, film_score
 from tests import ROOT
 
 ASSETS = ROOT / "pipelines" / "visual" / "assets" / "films"
-ALL = [film for kind in KINDS for film in videos.films(kind)]
+ALL = [scene for kind in KINDS for scene in videos.scenes(kind)]
 
 
 @cache
-def shown() -> tuple[list[Film], list[Prompt], list[Video]]:
+def shown() -> tuple[list[VideoScene], list[Prompt], list[Video]]:
     """Films of all kinds equally often, their prompts and a clip of each."""
     random = np.random.default_rng(1)
-    pools = [videos.films(KINDS[i % len(KINDS)]) for i in range(250)]
+    pools = [videos.scenes(KINDS[i % len(KINDS)]) for i in range(250)]
     mix = [pool[random.integers(len(pool))] for pool in pools]
-    return mix, [prompt(film) for film in mix], [clip(film, i) for i, film in enumerate(mix)]
+    return mix, [prompt(scene) for scene in mix], [clip(scene, i) for i, scene in enumerate(mix)]
 
 
 def judge(name: str, sentence: str, frames: Video | str, seed: int = 0) -> float:
@@ -44,14 +44,14 @@ def joined(*parts: tuple[str, int, int]) -> Video:
 
 
 def test_every_sentence_reads_back_and_is_said_once():
-    sentences = [text(film) for film in ALL]
+    sentences = [text(scene) for scene in ALL]
     assert [parse(sentence) for sentence in sentences[::20]] == ALL[::20]
     assert len(set(sentences)) == len(sentences)
     assert max(len(sentence.split()) for sentence in sentences) == 11
 
 
 def test_films_survive_json():
-    assert [Film.from_json(json.loads(json.dumps(film.to_json()))) for film in ALL] == ALL
+    assert [VideoScene.from_json(json.loads(json.dumps(scene.to_json()))) for scene in ALL] == ALL
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_a_sentence_of_another_world_is_refused_with_an_example(sentence):
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="'several'.*order"):
-        videos.films("several")
+        videos.scenes("several")
 
 
 def test_a_clip_is_a_function_of_film_and_seed():
-    film = parse("a red circle moves left")
-    assert (render(film, 3) == render(film, 3)).all()
-    assert len({render(film, seed).tobytes() for seed in range(50)}) > 15
+    scene = parse("a red circle moves left")
+    assert (render(scene, 3) == render(scene, 3)).all()
+    assert len({render(scene, seed).tobytes() for seed in range(50)}) > 15
 
 
 def test_a_fast_square_has_the_pixels_that_it_should_have():
@@ -93,9 +93,9 @@ def test_a_fast_square_has_the_pixels_that_it_should_have():
 
 
 def test_objects_stay_inside_and_two_pixels_apart():
-    for seed, film in enumerate(ALL[::11]):
+    for seed, scene in enumerate(ALL[::11]):
         for frame in range(FRAMES):
-            boxes = [m.at(frame).box for m in cast(film, np.random.default_rng(seed)) if m.first <= frame < m.end]
+            boxes = [m.at(frame).box for m in cast(scene, np.random.default_rng(seed)) if m.first <= frame < m.end]
             assert all(min(box) >= 0 and max(box) <= videos.SIZE for box in boxes)
             if len(boxes) == 2:
                 (a, b), axes = boxes, ((0, 2), (1, 3))
@@ -112,7 +112,7 @@ def test_clips_of_other_sentences_earn_nothing():
     mix, prompts, outputs = shown()
     other = np.random.default_rng(2).permutation(len(mix))
     # "a red circle moves left" is also shown by a clip of "a red circle moves left fast".
-    plain = [tuple(replace(actor, speed="") for actor in film.actors) for film in mix]
+    plain = [tuple(replace(actor, speed="") for actor in scene.actors) for scene in mix]
     pairs = [(i, j) for i, j in enumerate(other) if set(plain[i]) != set(plain[j])]
     values = film_all([prompts[i] for i, _ in pairs], [outputs[j] for _, j in pairs])
     assert len(pairs) > 240 and values == [0.0] * len(pairs)
@@ -236,9 +236,9 @@ def test_a_prompt_without_a_film_is_refused(answer):
 
 def test_splits_are_disjoint_and_as_large_as_stated():
     parts = videos.splits()
-    sentences = [text(film) for part in parts.values() for film in part]
+    sentences = [text(scene) for part in parts.values() for scene in part]
     assert len(set(sentences)) == len(sentences)
-    counts = {name: dict(Counter(film.kind for film in part)) for name, part in parts.items()}
+    counts = {name: dict(Counter(scene.kind for scene in part)) for name, part in parts.items()}
     assert counts == {name: dict(wanted) for name, wanted in SPLITS.items()}
 
 
@@ -247,7 +247,7 @@ def test_the_prompt_files_hold_the_splits(name, tmp_path):
     videos.write_prompts(tmp_path)
     assert (ASSETS / f"{name}.jsonl").read_text() == (tmp_path / f"{name}.jsonl").read_text()
     loaded = load_prompts(ASSETS / f"{name}.jsonl")
-    assert [Film.from_json(p.answer) for p in loaded] == [parse(p.text) for p in loaded]
+    assert [VideoScene.from_json(p.answer) for p in loaded] == [parse(p.text) for p in loaded]
 
 
 def test_the_base_model_knows_every_word_of_the_prompts():
@@ -285,9 +285,9 @@ def test_the_base_model_succeeds_sometimes_at_all_kinds_but_both():
 
 
 def test_a_sentence_says_how_many_of_what():
-    assert parse("two red circles move left") == Film((Actor(2, "red", "circle", "left"),))
+    assert parse("two red circles move left") == VideoScene((Actor(2, "red", "circle", "left"),))
     assert parse("two red circles move left").objects == (Actor(1, "red", "circle", "left"),) * 2
-    kinds = {prompt(film).task for film in ALL}
+    kinds = {prompt(scene).task for scene in ALL}
     assert kinds == set(KINDS)
 
 

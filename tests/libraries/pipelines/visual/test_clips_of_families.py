@@ -1,4 +1,4 @@
-"""Clips of every family that films: tiles and slices of the VAE, and checkpoints of other families."""
+"""Videos of every family that generates them: tiles and slices of the VAE, and checkpoints of other families."""
 
 from __future__ import annotations
 

@@ -71,13 +71,13 @@ def pixels(outputs: Any) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluation_has_its_own_size_and_guidance_and_training_stays_as_it_was(name, tiny):
-    film = "frames" in {f.name for f in fields(family(name).sections.model)}
-    longer = {"frames": 9} if film else {}
+    video = "frames" in {f.name for f in fields(family(name).sections.model)}
+    longer = {"frames": 9} if video else {}
     own = {} if name == "flux2_klein" else {scale_of(name): 2.0}
     asked = {f"evaluation_{key}": value for key, value in {**WIDE, **longer, "guidance": 3.0}.items()}
     policy = policy_of(name, tiny(name), own, asked)
     shown = pixels(policy.sample(request(name)))
-    assert shown.shape[-2:] == (32, 64) and (not film or shown.shape[1] == 9)
+    assert shown.shape[-2:] == (32, 64) and (not video or shown.shape[1] == 9)
     there = policy_of(name, tiny(name), {**WIDE, **longer, scale_of(name): 3.0}, {})
     torch.testing.assert_close(shown, pixels(there.sample(request(name))), atol=1e-6, rtol=0)
 

@@ -111,6 +111,6 @@ def test_a_folder_without_its_form_and_prompts_with_media_are_refused(small, tmp
         load(wan, folder)
     with pytest.raises(ValueError, match="guidance.*0.5.*1"):
         load(wan, small, guidance=0.5)
-    film = Media("video", Video(torch.zeros(2, 3, 4, 4), 1.0))
+    video = Media("video", Video(torch.zeros(2, 3, 4, 4), 1.0))
     with pytest.raises(ValueError, match="1 media"):
-        load(wan, small).encode([Prompt("red", turns=(Turn("user", (film,)),))])
+        load(wan, small).encode([Prompt("red", turns=(Turn("user", (video,)),))])

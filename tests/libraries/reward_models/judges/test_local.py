@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmgrpo.types import Image
-from pipelines.vlm import smolvlm_tiny
+from pipelines.vlm import image_text, smolvlm_tiny
 from reward_models.judges.local import LocalJudge, first_tokens, load_judge
 from reward_models.judges.question import Question
 from reward_models.pixels import to_pil
+from tests.tiny import tiny_checkpoint
 
 WORDS = [("yes",), ("no",)]
 
@@ -158,6 +159,12 @@ def test_questions_with_and_without_pictures_are_asked_together():
     judge = LocalJudge(Network(8), processor, 2, torch.device("cpu"))
     assert len(judge.answers([Question(("a",)), Question(("b", picture(0))), Question((picture(1), "c"))], 3)) == 3
     assert processor.given == [(["a", "b <picture>"], 0, 1), (["<picture> c"], 1)]
+
+
+def test_a_question_begins_once_where_template_and_tokenizer_both_write_the_beginning():
+    judge = load_judge(str(tiny_checkpoint(image_text.tiny, kind="gemma3", published=True)))
+    (batch,) = judge._batches(QUESTIONS[:1])
+    assert batch["input_ids"].tolist()[0].count(judge.processor.tokenizer.bos_token_id) == 1
 
 
 def test_a_judge_is_frozen_asked_eight_questions_at_a_time_and_in_float32_on_the_cpu(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""Rewards of films by hand: what detections in four frames are worth."""
+"""Rewards of videos by hand: what detections in four frames are worth."""
 
 from __future__ import annotations
 
