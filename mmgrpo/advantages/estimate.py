@@ -253,7 +253,7 @@ def estimate(
     """
     device = values.device
     if not bool((reward_weights != 0).any()):
-        raise ValueError("rewards: got weight 0 for all, expected at least one other weight; set one, e.g. weight=1")
+        raise ValueError("rewards: all weights are 0; give at least one reward a nonzero weight")
     weights = reward_weights.detach().cpu().double()
     names = tuple(names) or tuple(map(str, range(len(weights))))
     counted = weights != 0

@@ -157,7 +157,7 @@ def refuse_no_prompts(args: Any, example: str) -> None:
         return
     if args.run:
         raise ValueError(f"--run {args.run}: the run has no held-out prompts (data.heldout); give --file or {example}")
-    raise ValueError(f"there are no prompts; give --file FILE, {example}, or --run for the held-out prompts of a run")
+    raise ValueError(f"no prompts given; add --file FILE, {example}, or --run for the held-out prompts of a run")
 
 
 def load_weights(args: Source, config: Config, model_family: Family, device: str) -> Policy:

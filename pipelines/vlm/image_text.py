@@ -44,8 +44,8 @@ __all__ = ["ImageText", "load", "tiny"]
 STAMPED = ("qwen3_vl", "qwen3_vl_moe")
 """Models that read a clip as pairs of frames, each behind its time."""
 
-EXAMPLE = Media("image", Image(torch.linspace(0, 1, 3 * 48 * 64).view(3, 48, 64)))
-QUESTION = Prompt("what is it?", "example", turns=(Turn("user", (EXAMPLE, "what is it?")),))
+EXAMPLE_IMAGE = Media("image", Image(torch.linspace(0, 1, 3 * 48 * 64).view(3, 48, 64)))
+QUESTION = Prompt("what is it?", "example", turns=(Turn("user", (EXAMPLE_IMAGE, "what is it?")),))
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ class ImageText(OwnForward):
         grids: list[tuple[int, int, int]] = []
         stamps: list[str] = []
         sizes: list[tuple[int, int]] = []
-        images: list[Pil.Image] = []
+        stills: list[Pil.Image] = []
         for medium in prompt.media:
             if medium.kind != "video":
-                images += self._images(medium, prompt)
+                stills += self._images(medium, prompt)
                 sizes.append((0, 0))  # known once the processor has read the images
                 continue
             clip = read_video(medium, fps=self.limits.fps, max_frames=self.limits.max_frames)
@@ -197,8 +197,8 @@ class ImageText(OwnForward):
                 f"{len(stamps)}; use the template of the checkpoint"
             )
         text = pieces[0] + "".join(stamp + piece for stamp, piece in zip(stamps, pieces[1:], strict=True))
-        given = dict(processor.image_processor(images=images, return_tensors="pt")) if images else {}
-        seen = given["image_grid_thw"].tolist() if images else []
+        given = dict(processor.image_processor(images=stills, return_tensors="pt")) if stills else {}
+        seen = given["image_grid_thw"].tolist() if stills else []
         marks = [processor.image_token_id]
         ids = repeat_marks(token_ids(self.tokenizer, text), [math.prod(grid) // tokens for grid in seen], marks)
         kinds = [1 if one == processor.image_token_id else 2 if one == processor.video_token_id else 0 for one in ids]

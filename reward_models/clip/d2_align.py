@@ -115,11 +115,11 @@ def learn_direction(
             f"d2_align: got {len(images)} images and {len(prompts)} prompts, expected at least one image, and for "
             "each its prompt"
         )
-    images, texts = match.images(images), match.texts(prompts)
-    direction = torch.zeros(texts.shape[1], requires_grad=True)
+    seen, words = match.images(images), match.texts(prompts)
+    direction = torch.zeros(words.shape[1], requires_grad=True)
     optimizer = torch.optim.Adam([direction], lr=rate)
     for _ in range(steps):
-        loss = -match.value((images * guided(texts, direction, omega)).sum(1)).mean()
+        loss = -match.value((seen * guided(words, direction, omega)).sum(1)).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
