@@ -16,6 +16,7 @@ import gradio as gr
 import torch
 
 from mmgrpo.cli.demo import parts
+from mmgrpo.cli.demo.look import MARKS
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, in_a_line
 from mmgrpo.evaluation import annotate
 from mmgrpo.policies.token import TokenPolicy
@@ -244,6 +245,15 @@ class Examples:
         gr.on(None, choose_pair, [pair], [example, shown, *fields], **parts.QUIET)
         parts.at_choice(example, shown, fill, [pair, example], fields, **parts.QUIET)
         return shown
+
+
+def running(verb: str, name: str, result: str) -> tuple[gr.Button, gr.Button, gr.HTML, gr.HTML]:
+    """Build the buttons that start and cancel, what is being done, and the result, for ``at_run``."""
+    with gr.Row():
+        run = gr.Button(verb, variant="primary", size="md", elem_id=name)
+        cancel = gr.Button("Cancel", size="md", elem_id=f"{name}-cancel")
+    said = gr.HTML(css_template=MARKS, elem_id=f"{name}-status")
+    return run, cancel, said, gr.HTML(css_template=MARKS, elem_id=result)
 
 
 def at_run(

@@ -20,6 +20,7 @@ from mmgrpo.cli.demo.compare import (
     at_run,
     compare,
     look_up,
+    running,
     sections,
     shown_answer,
 )
@@ -276,12 +277,3 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
 
     examples.offer(pair, example, lambda one: one.text[:60], fill, [text])
     at_run(run, cancel, said, result, [pair, example, text], partial(speak, opened, examples))
-
-
-def running(verb: str, name: str, result: str) -> tuple[gr.Button, gr.Button, gr.HTML, gr.HTML]:
-    """Build the buttons that start and cancel, what is being done, and the result."""
-    with gr.Row():
-        run = gr.Button(verb, variant="primary", size="md", elem_id=name)
-        cancel = gr.Button("Cancel", size="md", elem_id=f"{name}-cancel")
-    said = gr.HTML(css_template=MARKS, elem_id=f"{name}-status")
-    return run, cancel, said, gr.HTML(css_template=MARKS, elem_id=result)

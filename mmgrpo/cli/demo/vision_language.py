@@ -23,6 +23,7 @@ from mmgrpo.cli.demo.compare import (
     at_run,
     compare,
     look_up,
+    running,
     sections,
     shown_answer,
 )
@@ -259,11 +260,7 @@ def tab(opened: Opened) -> None:
             0, 2, 1.0, step=0.1, label="Temperature", info="0 is the most likely answer", elem_id="vlm-temperature"
         )
         seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="vlm-seed")
-    with gr.Row():
-        run = gr.Button("Ask", variant="primary", size="md", elem_id="vlm-ask")
-        cancel = gr.Button("Cancel", size="md", elem_id="vlm-cancel")
-    said = gr.HTML(css_template=MARKS, elem_id="vlm-status")
-    result = gr.HTML(css_template=MARKS, elem_id="vlm-result")
+    run, cancel, said, result = running("Ask", "vlm-ask", "vlm-result")
 
     def fill(name: str, key: str) -> list[Any]:
         """The fields of an example, and its media."""

@@ -76,10 +76,8 @@ def dance_sampling(draft: Draft) -> None:
 def dance_batch(draft: Draft) -> None:
     """Prompts of an iteration, which is one rollout, and its updates; what is counted in iterations there."""
     size, group = draft.count("train_batch_size"), draft.count("num_generations", 2)
-    processes = draft.source.processes or 1
+    processes = draft.processes()
     parallel = draft.count("sp_size")
-    if not draft.source.processes:
-        draft.warn("the number of processes is not known, and 1 is assumed: give it with --processes")
     prompts = max(1, size * processes // parallel)
     trained = size * (best_of(draft) or group)
     updates = max(1, trained // draft.count("gradient_accumulation_steps"))

@@ -90,6 +90,12 @@ class Draft:
             raise ValueError(f"{self.source.name}: {key}: got {text_of(value)}, expected one of {', '.join(known)}")
         return value
 
+    def processes(self) -> int:
+        """Processes that theirs runs on; 1, with a warning, where that is not known."""
+        if not self.source.processes:
+            self.warn("the number of processes is not known, and 1 is assumed: give it with --processes")
+        return self.source.processes or 1
+
     def set(self, key: str, value: Any, *of: str, note: str = "") -> None:
         """Write a setting of ours, made of settings of theirs."""
         self.mentioned |= {*of}

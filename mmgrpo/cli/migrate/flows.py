@@ -153,7 +153,7 @@ def flow_batch(draft: Draft) -> None:
             f"give it behind --, e.g. --config.{unread[0]}=4"
         )
     size, group, batches = (draft.count(key) for key in sizes)
-    processes = draft.source.processes or 1
+    processes = draft.processes()
     samples = size * processes * batches
     if samples % group:
         raise ValueError(
@@ -161,8 +161,6 @@ def flow_batch(draft: Draft) -> None:
             f"{samples} samples per epoch, expected a multiple of {sizes[1]} {group}; "
             "give the number of GPUs with --processes"
         )
-    if not draft.source.processes:
-        draft.warn("the number of processes is not known, and 1 is assumed: give it with --processes")
     updates = max(1, size * batches // (draft.count(rest[0]) * draft.count(rest[1])))
     draft.set("data.prompts_per_step", samples // group, *sizes, note=f"{samples} samples of {processes} process(es)")
     draft.set("data.group_size", group, sizes[1])

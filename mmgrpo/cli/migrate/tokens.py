@@ -42,7 +42,7 @@ def batch(draft: Draft) -> None:
     size, group = draft.count("per_device_train_batch_size"), draft.count("num_generations", 2)
     key = "gradient_accumulation_steps"
     accumulated = 1 if draft[key] is None else draft.count(key)
-    processes = draft.source.processes or 1
+    processes = draft.processes()
     step = size * processes * accumulated
     of = ["per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"]
     generated = step
@@ -58,8 +58,6 @@ def batch(draft: Draft) -> None:
             "other. Give "
             "the number of their processes with --processes"
         )
-    if not draft.source.processes:
-        draft.warn("the number of processes is not known, and 1 is assumed: give it with --processes")
     note = f"{rollout} completions of {processes} process(es)"
     draft.set("data.prompts_per_step", rollout // group, *of, note=note)
     draft.set("data.group_size", group, "num_generations")
@@ -100,13 +98,19 @@ def warmup(draft: Draft) -> None:
     value = draft.number("warmup_steps")
     if "warmup_ratio" in of and not value:
         value = draft.fraction("warmup_ratio")
-    if not 0 < value < 1:
-        draft.set("optim.warmup", round(value), *of)
-    elif "steps" in draft.settings:
-        draft.set("optim.warmup", round(value * draft.settings["steps"].value), *of)
+    if 0 < value < 1:
+        warmup_share(draft, value, *of)
     else:
-        draft.ask("optim.warmup", f"the warm-up is {value} of the steps, whose number is not known", *of)
-        draft.left.update({key: "a fraction of an unknown number of steps" for key in of if draft.given(key)})
+        draft.set("optim.warmup", round(value), *of)
+
+
+def warmup_share(draft: Draft, share: float, *of: str) -> None:
+    """A warm-up that is a fraction of the steps."""
+    if "steps" in draft.settings:
+        draft.set("optim.warmup", round(share * draft.settings["steps"].value), *of)
+        return
+    draft.ask("optim.warmup", f"the warm-up is {share} of the steps, whose number is not known", *of)
+    draft.left.update({key: "a fraction of an unknown number of steps" for key in of if draft.given(key)})
 
 
 def saving(draft: Draft) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import Blocks
-from mmgrpo.cli.migrate.tokens import adapters, name, prompt, trackers, where
+from mmgrpo.cli.migrate.tokens import adapters, name, prompt, trackers, warmup_share, where
 
 
 @dataclass(frozen=True)
@@ -264,11 +264,8 @@ def steps(draft: Draft) -> None:
     of = (f"{optim}lr_warmup_steps", ratio)
     if warm is not None and warm > 0:
         draft.set("optim.warmup", draft.count(of[0]) * a_round, *of, note=note)
-    elif (share := draft.fraction(ratio)) and "steps" in draft.settings:
-        draft.set("optim.warmup", round(share * draft.settings["steps"].value), *of)
-    elif share:
-        draft.ask("optim.warmup", f"the warm-up is {share} of the steps, whose number is not known", *of)
-        draft.left[ratio] = "a fraction of an unknown number of steps"
+    elif share := draft.fraction(ratio):
+        warmup_share(draft, share, *of)
     else:
         draft.set("optim.warmup", 0, *of)
 

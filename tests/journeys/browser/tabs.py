@@ -132,7 +132,7 @@ def vision_language(page: Any) -> None:
     set_number(page, "vlm-count", 16)
     press(page, "#vlm-ask")
     answers.first.wait_for()
-    cancel(page, "#vlm-cancel", "#vlm-status", "cancelled")
+    cancel(page, "#vlm-ask-cancel", "#vlm-ask-status", "cancelled")
     assert answers.count() < 32
 
     set_number(page, "vlm-count", 2)
