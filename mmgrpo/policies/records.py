@@ -9,17 +9,41 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.data.answers import OPENING, answer_start, reference_text
 from mmgrpo.policies.token_model import Sequences, TokenModel, Tokens
 from mmgrpo.types import Prompt
 
 ROWS = 16
 """Rows that are scored at once."""
+
+OPENING = "<answer>"
+
+
+def answer_start(text: str) -> int:
+    """The place behind the last ``<answer>`` after the thought, or behind the thought; -1 where there is neither."""
+    thought = text.rfind("</think>")
+    behind = thought + len("</think>") if thought >= 0 else 0
+    opening = text.rfind(OPENING, behind)
+    if opening >= 0:
+        return opening + len(OPENING)
+    return behind if thought >= 0 else -1
+
+
+def reference_text(answer: Any, prompt_id: str, reader: str) -> str:
+    """A reference answer as text; of several accepted ones the first."""
+    one = answer[0] if isinstance(answer, list | tuple) and answer else answer
+    text = str(one).strip() if isinstance(one, str | int | float) and not isinstance(one, bool) else ""
+    if not text:
+        raise ValueError(
+            f"prompt '{prompt_id}': got answer {answer!r:.200}, expected a text or number, whose likelihood {reader} "
+            "is; add the column answer"
+        )
+    return text
 
 
 def thought_length(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:

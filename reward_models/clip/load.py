@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image as Pil
 from torch import Tensor
 
+from mmgrpo.config.extras import install
+from mmgrpo.types import Image
 from reward_models.clip.checkpoint import load_model, neighbour
-from reward_models.clip.packaged import packaged_towers
 from reward_models.clip.towers import DTYPES, Towers, Transform
-from reward_models.pixels import CLIP_MEAN, CLIP_STD, centre_crop, normalized, stretched
+from reward_models.pixels import CLIP_MEAN, CLIP_STD, centre_crop, normalized, stretched, to_pil
 
 
 @functools.cache
@@ -128,3 +130,38 @@ def described(facts: Mapping[str, Any], size: int, kind: str, name: str) -> Tran
         return lambda image: normalized(centre_crop(image, size, resample, int), mean, std)
     height, width = int(sides.get("height", size)), int(sides.get("width", size))
     return lambda image: normalized(stretched(image, (height, width), resample), mean, std)
+
+
+def packaged_towers(name: str, reward: str, dtype: torch.dtype, device: str) -> Towers:
+    """The towers of a model that the package open_clip loads and preprocesses (EVA, ConvNeXt, SigLIP, CoCa, ...):
+    ``ARCHITECTURE/TAG`` (a tag of the package, or the path of a checkpoint), ``hf-hub:ID`` or
+    ``local-dir:FOLDER``; ModuleNotFoundError where the package is not installed."""
+    try:
+        import open_clip
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{reward}: weights 'open_clip:{name}' need the package '{error.name}': {install('clip')}",
+            name=error.name,
+        ) from error
+    local = name.startswith(("hf-hub:", "local-dir:"))
+    architecture, _, tag = (name, "", "") if local else name.partition("/")
+    if not local and not tag:
+        raise ValueError(
+            f"{reward}: weights: got 'open_clip:{name}', expected ARCHITECTURE/TAG, hf-hub:ID or local-dir:FOLDER"
+        )
+    model, transform = open_clip.create_model_from_pretrained(architecture, pretrained=tag or None, device=device)
+    model = model.to(dtype=dtype).eval().requires_grad_(False)
+    tokenizer = open_clip.get_tokenizer(architecture)
+    size = model.visual.image_size
+
+    def transformed(image: Image) -> Tensor:
+        pixels: Any = transform(to_pil(image))
+        return pixels
+
+    return Towers(
+        lambda pixels: model.encode_image(pixels.to(device, dtype)),
+        lambda texts: model.encode_text(tokenizer(texts).to(device)),
+        transformed,
+        int(size[0] if isinstance(size, tuple | list) else size),
+        float(model.logit_scale.float().exp()),
+    )

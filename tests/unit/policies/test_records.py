@@ -10,9 +10,8 @@ import torch
 
 from mmgrpo.advantages.credit import CREDITS
 from mmgrpo.config.registry import bind
-from mmgrpo.data.answers import answer_start, reference_text
 from mmgrpo.policies.generation import certainty_of
-from mmgrpo.policies.records import segments, thought_length, visual_dependency
+from mmgrpo.policies.records import answer_start, reference_text, segments, thought_length, visual_dependency
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Request, Text

@@ -21,8 +21,7 @@ from reward_models.clip.checkpoint import first_file
 from reward_models.clip.clip_score import clip_score
 from reward_models.clip.embeddings import embed
 from reward_models.clip.hpsv2 import hpsv2
-from reward_models.clip.load import load_towers
-from reward_models.clip.packaged import packaged_towers
+from reward_models.clip.load import load_towers, packaged_towers
 from reward_models.pixels import centre_crop, normalized, padded_longest
 from tests.libraries.reward_models.clip.tiny import PROMPTS, SIZE, TEXTS, VOCABULARY, pictures, tokenizer_folder
 
