@@ -42,7 +42,7 @@ from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import stream
 from mmgrpo.report.group_record import NONE, GroupRecord
-from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, settings_alarms, write_alarms
+from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, write_alarms
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.reward_weights import directions, held_out_means, next_weights, weights_after_evaluation
 from mmgrpo.rollout import RoundSettings, sample_round
@@ -119,9 +119,7 @@ class Trainer:
         self.networks.follow(loss.networks, seed)
         self.ema = Ema(list(self.trained.values()), optim.ema, optim.ema_every) if optim.ema else None
         self.initial = InitialWeights(self.trained)
-        names = [scorer.name for scorer in scorers if scorer.weight]
-        self.watch = Watch(names, loss.clip_range, optim.steps_per_round, settings_alarms(optim, steps))
-        self.watch.votes = [one.name for one in scorers if one.weight and one.manifest and one.manifest.votes]
+        self.watch = Watch.of(scorers, loss, optim, steps, sum(p.numel() for p in self.trained.values()))
         self.raised: set[tuple[str, str]] = set()
         self.interpolation = (
             WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None

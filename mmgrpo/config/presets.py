@@ -98,9 +98,10 @@ CATALOGUE: dict[str, Preset] = {
     "grpo": for_any(
         "Rewards standardized in the group, clipped ratio, KL to the reference.", terms=["kl_k3(coef=0.04)"]
     ),
-    # arXiv:2503.20783: no std, token sums over a constant; 3000 is the generation budget of the paper's runs.
+    # arXiv:2503.20783: no std, token sums over a constant; 3000 is the generation budget of the paper's runs. Set it to
+    # sampling.max_tokens, or to the trained steps of a denoising policy, whose gradients are else below AdamW's eps.
     "dr_grpo": for_any(
-        "GRPO without the two biases: no division by the std, none by the length.",
+        "GRPO without two biases: no division by the std, and a budget of yours (aggregation) in place of the length.",
         scale="none",
         aggregation="constant_horizon(length=3000)",
     ),

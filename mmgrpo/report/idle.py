@@ -7,7 +7,8 @@
 A round trains if one of its steps has a learning rate, decisions, a finite gradient that is not zero, and advantages.
 It is an alarm if no round of the run did, from ``FEW`` rounds on, or at the end of a shorter run; if the last ``LONG``
 rounds did not; and if at the end half of all did not. A reward with a weight is one if it gave one and the same number
-to every sample of the run, or abstained from all. Votes have collapsed if nearly all prompts' samples agree.
+to every sample of the run, or abstained from all. Votes have collapsed if nearly all prompts' samples agree. Gradients
+are faint if AdamW's ``eps`` is most of what it divides them by.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from mmgrpo.config.settings import Optim
 from mmgrpo.files import write_text
 from mmgrpo.report.untrusted import MAX_JSON, parse_json, read_text
+from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 
 FEW = 3
@@ -77,7 +79,7 @@ class Idle:
 
     cause: str
     """A key of ``CAUSES``; ``constant_reward``, ``absent_reward``, ``collapsed_votes``, ``clip_range``, ``warmup``,
-    ``unchanged_model``."""
+    ``unchanged_model``, ``faint_gradient``."""
     settings: str
     since: int
     step: int
@@ -137,6 +139,23 @@ class Watch:
     """Rounds in a row in which nearly all prompts' samples answered alike, by the name of the reward."""
     coarse: int = 0
     """Rounds from the first on in which log-probs were rounded more coarsely than the clip range; -1: not in all."""
+    least: float = 0.0
+    """The norm of a gradient whose entries are ``optim.eps`` on average: AdamW halves the steps of such a one."""
+    faint: int = 0
+    """Rounds from the first on in which every gradient that was not zero was smaller; -1: not in all."""
+
+    @classmethod
+    def of(cls, scorers: Sequence[Scorer], loss: LossRecipe, optim: Optim, steps: int, trained: int) -> Watch:
+        """That of a run of ``steps`` optimizer steps which trains so many numbers."""
+        weighed = [scorer for scorer in scorers if scorer.weight]
+        return cls(
+            [scorer.name for scorer in weighed],
+            loss.clip_range,
+            optim.steps_per_round,
+            settings_alarms(optim, steps),
+            votes=[scorer.name for scorer in weighed if scorer.manifest and scorer.manifest.votes],
+            least=optim.eps * math.sqrt(trained),
+        )
 
     def see(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take in the metrics of one round: a row per optimizer step."""
@@ -162,6 +181,8 @@ class Watch:
             self.alike[name] = self.alike[name] + 1 if agreed else 0
         coarse = _number(rows[0], "ratio/first_minus_one") > self.clip_range and self.updates > 1
         self.coarse = self.coarse + 1 if coarse and self.coarse >= 0 else -1
+        if norm := max(_number(row, "grad_norm", 0.0) for row in rows):
+            self.faint = self.faint + 1 if norm < self.least and self.faint >= 0 else -1
 
     def alarms(self, ended: bool = False) -> list[Idle]:
         """What is wrong so far; ``ended``: no round follows."""
@@ -185,6 +206,19 @@ class Watch:
                     f"{self.clip_range:g}, so that rounding decides which decisions the {self.updates - 1} later "
                     "updates of a round train; set optim.updates and optim.epochs to 1, a wider clip range "
                     "(algorithm.objective), or model.dtype float32",
+                )
+            )
+        if self.faint >= FEW or (ended and self.faint > 0):
+            found.append(
+                Idle(
+                    "faint_gradient",
+                    "algorithm.aggregation, algorithm.terms, optim.eps",
+                    self.first,
+                    self.last,
+                    f"this run trains next to nothing: up to step {self.last} every gradient (grad_norm) was below "
+                    f"{self.least:.2g}, that of entries of optim.eps on average, under which AdamW takes a part of "
+                    "optim.lr only; look at algorithm.aggregation (a constant far above the decisions of a sample) "
+                    "and at coefficients of the objective, or set optim.eps lower",
                 )
             )
         return found

@@ -38,9 +38,9 @@ CAUSES = {
 }
 
 
-def watched(rounds, rewards=("r",), clip_range=0.2, updates=1, start=0):
+def watched(rounds, rewards=("r",), clip_range=0.2, updates=1, start=0, least=0.0):
     """A watch that has seen these changes of a good round, one each."""
-    watch = Watch(rewards, clip_range, updates)
+    watch = Watch(rewards, clip_range, updates, least=least)
     for number, change in enumerate(rounds, start=start):
         watch.see([{"step": 1 + number, **GOOD, "reward/r/mean": 0.1 * number, **change}])
     return watch
@@ -130,6 +130,31 @@ def test_settings_with_which_nothing_can_be_trained_are_an_alarm_from_the_start(
     [alarm] = settings_alarms(Optim(warmup=1000), 10)
     assert alarm.cause == "warmup" and "1.00%" in alarm.message
     assert settings_alarms(Optim(warmup=10), 10) == [] == settings_alarms(Optim(), 10)
+
+
+@pytest.mark.parametrize(
+    ("norms", "ended", "alarmed"),
+    [
+        ([0.9] * FEW, False, True),
+        ([0.9] * (FEW - 1), False, False),
+        ([0.9], True, True),
+        ([0.0, *[0.9] * FEW], False, True),  # a round without a gradient says nothing of its size
+        ([2.0, *[0.9] * LONG], True, False),  # as gradients fall towards the end
+        ([None] * FEW, True, False),
+    ],
+)
+def test_gradients_that_the_optimizer_takes_for_noise_are_an_alarm(norms, ended, alarmed):
+    watch = watched([{"grad_norm": norm} for norm in norms], least=1.0)
+    assert ("faint_gradient" in causes(watch.alarms(ended))) == alarmed
+
+
+def test_a_sum_over_a_constant_far_above_the_decisions_is_an_alarm(tmp_path: Path):
+    """2 decisions a sample over 1e9: a gradient of 1e-9 of the usual, below AdamW's eps."""
+    for length, alarmed in ((2, False), (1e9, True)):
+        _, said = run_of(
+            tmp_path / str(length), first_number, steps=4, aggregation=f"constant_horizon(length={length})"
+        )
+        assert any("algorithm.aggregation" in one for one in said) == alarmed
 
 
 def test_the_warning_of_a_gap_is_relative_to_the_clip_range():
