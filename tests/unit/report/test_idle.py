@@ -151,9 +151,8 @@ def test_gradients_that_the_optimizer_takes_for_noise_are_an_alarm(norms, ended,
 def test_a_sum_over_a_constant_far_above_the_decisions_is_an_alarm(tmp_path: Path):
     """2 decisions a sample over 1e9: a gradient of 1e-9 of the usual, below AdamW's eps."""
     for length, alarmed in ((2, False), (1e9, True)):
-        _, said = run_of(
-            tmp_path / str(length), first_number, steps=4, aggregation=f"constant_horizon(length={length})"
-        )
+        loss = LossRecipe.of("ppo(low=0.2, high=0.2)", f"constant_horizon(length={length})")
+        _, said = run_of(tmp_path / f"{length:.0f}", steps=4, loss=loss)
         assert any("algorithm.aggregation" in one for one in said) == alarmed
 
 
