@@ -1,26 +1,29 @@
-"""A training step on images: ours, ours without shared computation, and TRL's GRPOTrainer, on one model and data set.
+"""A training step on images: ours, ours without shared computation, ours with completions that vLLM draws, and TRL's
+GRPOTrainer, on one model and data set.
 
     mmgrpo bench vlm                      # groups of 16 and 32; every contestant in its own process
 
 All train the language model of one random Qwen2.5-VL (with a frozen vision tower) in fp32 with AdamW, the clipped loss,
 no KL, and completions of given lengths. Where all have one length our model gets no end token, TRL ``min_new_tokens``;
-else both end each completion where the other does. Images are PNG files,
-which both read and preprocess in every step.
+else both end each completion where the other does. Images are PNG files, which both read and preprocess in every step.
+vLLM needs an environment of its own: that of ``make engine``, or the one whose Python MMGRPO_ENGINE names.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from mmgrpo.cli.bench.vlm_worker import ALONE, COMPACT, OURS, SENTENCE, TRL, Contest
+from mmgrpo.cli.bench.vlm_worker import ALONE, COMPACT, ENGINE, OURS, SENTENCE, TRL, Contest
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, one_of, within
 from mmgrpo.files import write_text
 
@@ -31,8 +34,8 @@ class Args:
 
     groups: Annotated[list[int], within("[2, 4096]")] = field(default_factory=lambda: [16, 32])
     """Group sizes (samples per prompt) to measure."""
-    contestants: Annotated[list[str], one_of(OURS, ALONE, TRL, COMPACT)] = field(
-        default_factory=lambda: [OURS, ALONE, TRL, COMPACT]
+    contestants: Annotated[list[str], one_of(OURS, ALONE, ENGINE, TRL, COMPACT)] = field(
+        default_factory=lambda: [OURS, ALONE, ENGINE, TRL, COMPACT]
     )
     """Implementations to compare."""
     prompts: Annotated[int, within("[1, 1e6]")] = 1
@@ -112,33 +115,66 @@ def prepare(args: Args, folder: Path) -> int:
 
 def measure(contest: Contest) -> dict[str, Any]:
     """Measure one contestant in a separate process, so that its peak memory is its own."""
+    python = python_with_vllm() if contest.contestant == ENGINE else sys.executable
+    if not python:
+        return {**{name: getattr(contest, name) for name in ("contestant", *COMMON)}, "missing": MISSING}
+    # The environment of vLLM sees the packages of this one, but not what these install in place.
+    own = str(Path(__file__).parents[3])
+    paths = [own] if own != sysconfig.get_paths()["purelib"] else []
+    paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
     process = subprocess.run(
-        [sys.executable, "-m", "mmgrpo.cli.bench.vlm_worker", json.dumps(asdict(contest))],
+        [python, "-m", "mmgrpo.cli.bench.vlm_worker", json.dumps(asdict(contest))],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": str(contest.threads), "HF_HUB_OFFLINE": "1"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": str(contest.threads),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        },
     )
     if process.returncode:
         raise RuntimeError(f"'{contest.contestant}' with groups of {contest.group} failed:\n{process.stderr[-3000:]}")
     return json.loads(process.stdout.splitlines()[-1])
 
 
+def python_with_vllm() -> str:
+    """The Python of the environment of vLLM; empty where it is not installed."""
+    if named := os.environ.get("MMGRPO_ENGINE"):
+        if not Path(named).is_file():
+            raise ValueError(f"MMGRPO_ENGINE: got {named}, which does not exist; expected the Python of 'make engine'")
+        return named
+    if importlib.util.find_spec("vllm"):
+        return sys.executable
+    return str(MADE.absolute()) if MADE.is_file() else ""
+
+
 def refuse_unequal(rows: list[dict[str, Any]]) -> None:
     """Raise RuntimeError if contestants did not process the same numbers of tokens."""
     for group in {_contest(row) for row in rows}:
-        work = {(row["prompt tokens"], row["completion tokens"]) for row in rows if _contest(row) == group}
+        work = {(row["prompt tokens"], row["completion tokens"]) for row in measured(rows) if _contest(row) == group}
         if len(work) > 1:
             raise RuntimeError(
                 f"with (samples, tokens, uneven) of {group} contestants differ in (prompt, completion) tokens: {work}"
             )
 
 
+def measured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of contestants that are installed."""
+    return [row for row in rows if "missing" not in row]
+
+
 def _line(row: dict[str, Any]) -> str:
+    head = f"{row['contestant']:26} {row['group']:2d} of {_length(row):11}"
+    if "missing" in row:
+        return f"{head} {row['missing']}"
     return (
-        f"{row['contestant']:26} {row['group']:2d} of {_length(row):11} {row['seconds']:7.2f} s per step  (rollout "
+        f"{head} {row['seconds']:7.2f} s per step  (rollout "
         f"{row['rollout']:6.2f}  reward {row['reward']:5.2f}  update {row['update']:6.2f})  "
         f"{row['samples a processor second']:6.2f} samples per processor s, "
+        f"{row['tokens a processor second']:6.0f} tokens drawn, "
         f"peak {row['peak']:5.0f} MiB ({row['peak above load']:+.0f} loaded)"
     )
 
@@ -146,8 +182,9 @@ def _line(row: dict[str, Any]) -> str:
 def report(result: dict[str, Any]) -> str:
     """Markdown: the settings, and the speed and memory of every contestant, absolute and relative to TRL."""
     settings, rows = result["settings"], result["rows"]
-    places = rows[0]["prompt tokens"]
-    names = ["processor s", "samples per processor s", "times TRL's", "s per step", "rollout", "reward", "update"]
+    places = next(iter(measured(rows)), {"prompt tokens": "?"})["prompt tokens"]
+    names = ["processor s", "samples per processor s", "times TRL's", "drawing processor s", "tokens per processor s"]
+    names += ["s per step", "rollout", "reward", "update"]
     names += ["peak MiB", "of TRL's", "peak above load MiB", "of TRL's"]
     lines = [
         "# Vision-language benchmark",
@@ -160,7 +197,8 @@ def report(result: dict[str, Any]) -> str:
         f"{settings['steps']} steps after one for warm-up, the least processor time and the median of seconds; every "
         "contestant in a separate "
         "process. A step is everything from reading the PNG files to the optimizer step; other load on the machine "
-        "affects its seconds, and its processor seconds less. *TRL's* is TRL, head on answers only.",
+        "affects its seconds, and its processor seconds less. *TRL's* is TRL, head on answers only. *Drawing* is what "
+        "draws the completions, without what a rollout does besides.",
         "",
         *(f"- *{name}*: {about}" for name, about in ABOUT.items() if name in settings["contestants"]),
         "",
@@ -168,22 +206,31 @@ def report(result: dict[str, Any]) -> str:
         "| --- | --- | --- |" + " --- |" * len(names),
     ]
     for row in rows:
+        head = f"| {_length(row)} | {row['group']} | {row['contestant']} | "
+        if "missing" in row:
+            lines.append(head + " | ".join([row["missing"], *[""] * (len(names) - 1)]) + " |")
+            continue
         trl = next((r for r in rows if r["contestant"] == COMPACT and _contest(r) == _contest(row)), None)
         name = "samples a processor second"
         cells = [f"{row['processor seconds']:.2f}", f"{row[name]:.2f}", _relative(row, trl, name)]
+        cells += [f"{row['drawing']:.2f}", f"{row['tokens a processor second']:.0f}"]
         cells += [f"{row[name]:.2f}" for name in ("seconds", "rollout", "reward", "update")]
         for name in ("peak", "peak above load"):
             cells += [f"{row[name]:.0f}", _relative(row, trl, name)]
-        lines.append(f"| {_length(row)} | {row['group']} | {row['contestant']} | " + " | ".join(cells) + " |")
+        lines.append(head + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 ABOUT = {
     OURS: "a prompt and its image are processed once per group, in sampling and in training.",
-    ALONE: "the same with `share_prefix` off: the whole prompt is processed for every sample, in sampling and in "
+    ALONE: "ours with `share_prefix` off: the whole prompt is processed for every sample, in sampling and in "
     "training, and the features of the image are recomputed in every pass.",
+    ENGINE: "our trainer with `rollout.engine` vllm in the trainer's process, whose processor time and memory (1 GiB "
+    "of it for vLLM's cache) are those of both. It is a build for CPUs: on a GPU another with other kernels is used. "
+    "Its drawing is vLLM's `generate` alone, without the features of the image, which the trainer computes; weights "
+    "are sent before every step, and what was drawn is scored by the trainer, which our own sampler does not need.",
     TRL: "`GRPOTrainer` of TRL, unchanged. On a CPU its fused head scores all positions, including the prompt.",
-    COMPACT: "the same, patched to score only the completions, as it does on a GPU.",
+    COMPACT: "TRL, patched to score only the completions, as it does on a GPU.",
 }
 
 
@@ -191,9 +238,17 @@ SLOW = (ALONE, TRL)
 """Contestants that are measured at the first length only."""
 
 
+COMMON = ("group", "tokens", "uneven")
+
+MISSING = "vLLM is not installed: make engine"
+
+MADE = Path("build/engine/bin/python")
+"""The Python that ``make engine`` makes."""
+
+
 def _contest(row: dict[str, Any]) -> tuple[Any, ...]:
     """What contestants of one comparison have in common."""
-    return row["group"], row["tokens"], row["uneven"]
+    return tuple(row[name] for name in COMMON)
 
 
 def _length(row: dict[str, Any]) -> str:

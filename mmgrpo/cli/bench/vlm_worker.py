@@ -17,14 +17,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.bench.trainer import bench_trainer
 from mmgrpo.cli.errors import enter
 
-OURS, ALONE, TRL, COMPACT = "ours", "ours, nothing shared", "TRL", "TRL, head on answers only"
+OURS, ALONE, ENGINE = "ours", "ours, nothing shared", "ours, drawn by vLLM"
+TRL, COMPACT = "TRL", "TRL, head on answers only"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Clock:
     """Wall-clock and processor time at the start of the first step and at the end of each."""
     rollout: list[float] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
+    drawing: list[float] = field(default_factory=list)
+    """Processor seconds of what draws the completions."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -78,6 +81,17 @@ class Clock:
     def steps(self) -> list[tuple[float, float]]:
         """Wall-clock and processor seconds per step."""
         return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.ends)]
+
+    def drawn(self, draw: Any) -> Any:
+        """``draw``, of which every call is a step's drawing."""
+
+        def timed(*inputs: Any, **options: Any) -> Any:
+            start = time.process_time()
+            result = draw(*inputs, **options)
+            self.drawing.append(time.process_time() - start)
+            return result
+
+        return timed
 
 
 def length_reward(texts: list[str]) -> list[float]:
@@ -95,21 +109,26 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     from pipelines.vlm.qwen_vl import load
     from reward_models.rules.tags import texts
 
-    shared = contest.contestant == OURS
+    shared, clock = contest.contestant != ALONE, Clock()
     model = load(QwenVlOptions(path=str(Path(contest.folder) / "model")))
     network: Any = model.network
     last = max(set(range(network.config.text_config.vocab_size)) - model.suppress_tokens)
     model.end_ids = frozenset({last} if contest.uneven else ())
     model.frozen_media = shared
-    if contest.uneven:
-        end_at(contest.lengths())
+    policy: Any = TokenPolicy(model, max_tokens=contest.tokens, share_prefix=shared)
+    if contest.contestant == ENGINE:
+        draw_with_vllm(policy, contest, clock)
+    else:
+        policy.generate = clock.drawn(policy.generate)
+        if contest.uneven:
+            end_at(contest.lengths())
     prompts = [
         Prompt(SENTENCE, path.stem, turns=(Turn("user", (Media("image", str(path)), SENTENCE)),))
         for path in contest.images()
     ]
     folder = Path(tempfile.mkdtemp(dir=contest.folder))
     trainer = bench_trainer(
-        TokenPolicy(model, max_tokens=contest.tokens, share_prefix=shared),
+        policy,
         Scorer("length", lambda prompts, outputs: length_reward([text.text for text in texts(outputs, "length")])),
         prompts,
         folder,
@@ -122,7 +141,6 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     )
 
     def start() -> Clock:
-        clock = Clock()
         clock.tick()
         for _ in range(contest.steps + 1):
             trainer.run_round()
@@ -135,6 +153,35 @@ def ours(contest: Contest) -> Callable[[], Clock]:
         return clock
 
     return start
+
+
+def draw_with_vllm(policy: Any, contest: Contest, clock: Clock) -> None:
+    """Let vLLM draw the policy's completions, in this process; those of uneven lengths end where they are to end."""
+    from mmgrpo.config.settings import Engine, config_class
+    from mmgrpo.family import families
+    from pipelines.engines import draw_with_engine
+
+    owner: Any = families()["qwen_vl"]
+    config: Any = config_class(owner.sections)()
+    config.model.path, config.model.max_prompt_tokens = str(Path(contest.folder) / "model"), 4096 - contest.tokens
+    config.sampling.max_tokens = contest.tokens
+    # The log-prob of an end that is put in the place of a drawn token is not that of the end.
+    config.rollout = Engine(engine="vllm", max_gap=100.0 if contest.uneven else 0.0)
+    draw_with_engine(owner, config, policy, "cpu", 1, 0)
+    engine = policy.engine.engine
+    generate = clock.drawn(engine.generate)
+    if contest.uneven:
+        make, lengths = engine.parameters, itertools.cycle(contest.lengths())
+
+        def until(asked: Any, rules: Any, drawing: Any) -> Any:
+            (end,) = rules.end
+            drawn = generate(asked, replace(rules, suppressed=rules.suppressed | rules.end), drawing)
+            return [[replace(one, ids=[*one.ids[:-1], end]) for one in several] for several in drawn]
+
+        engine.generate = until
+        engine.parameters = lambda **options: make(**{**options, "max_tokens": next(lengths)})
+    else:
+        engine.generate = generate
 
 
 def end_at(lengths: list[int]) -> None:
@@ -225,9 +272,10 @@ def trl(contest: Contest) -> Callable[[], Clock]:
         train_dataset=data,
         processing_class=processor(path),
     )
+    own: Any = model
     if contest.uneven:
-        own: Any = model
         own.generate = generate_until(own.generate, contest.lengths(), trainer.eos_token_ids[0])
+    own.generate = clock.drawn(own.generate)
     sample, score_outputs = trainer._generate_and_score_completions, trainer._calculate_rewards
 
     def timed_reward(*arguments: Any) -> Any:
@@ -293,7 +341,7 @@ def compete(contest: Contest) -> dict[str, Any]:
 
     torch.set_num_threads(contest.threads)
     torch.manual_seed(0)
-    start = (ours if contest.contestant in (OURS, ALONE) else trl)(contest)
+    start = (trl if contest.contestant in (TRL, COMPACT) else ours)(contest)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     loaded = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
     clock = start()
@@ -307,10 +355,12 @@ def compete(contest: Contest) -> dict[str, Any]:
         "uneven": contest.uneven,
         "seconds": seconds,
         "processor seconds": min(processor_time),
+        "drawing": min(clock.drawing[1:]),
         "rollout": rollout,
         "reward": reward,
         "update": seconds - rollout - reward,
         "samples a processor second": contest.prompts * contest.group / min(processor_time),
+        "tokens a processor second": clock.completion_tokens / min(clock.drawing[1:]),
         "peak": peak,
         "peak above load": peak - loaded,
         "prompt tokens": clock.prompt_tokens,

@@ -135,6 +135,7 @@ def test_the_benchmark_of_rollouts_writes_a_table(tmp_path):
 def row(contestant: str, seconds: float, peak: float, completion: int = 64) -> dict[str, object]:
     """What a contestant of the vision-language benchmark measured."""
     times = {"seconds": seconds, "rollout": seconds / 4, "reward": 0.0, "update": 3 * seconds / 4}
+    times |= {"drawing": seconds / 8, "tokens a processor second": completion / (seconds / 8)}
     memory = {"peak": peak, "peak above load": peak - 100}
     tokens = {"prompt tokens": 90, "completion tokens": completion}
     speed = {"samples a processor second": 8 / seconds, "processor seconds": seconds}
@@ -147,15 +148,46 @@ def test_every_contestant_is_reported_as_a_fraction_of_trls_speed_and_memory():
     result = {"command": "x", "machine": "y", "parameters": 1, "settings": vars(vlm.Args()), "rows": rows}
     ours, trl = vlm.report(result).splitlines()[-2:]
     # 8 / 2 = 4 samples a processor second against 1; 300 of 500 MiB; 200 of 400 above the loaded model
-    assert ours == "| 16 | 8 | ours | 2.00 | 4.00 | 4.00 | 2.00 | 0.50 | 0.00 | 1.50 | 300 | 0.60 | 200 | 0.50 |"
+    # and 64 tokens in .25 s of drawing
+    cells = "2.00 | 4.00 | 4.00 | 0.25 | 256 | 2.00 | 0.50 | 0.00 | 1.50 | 300 | 0.60 | 200 | 0.50"
+    assert ours == f"| 16 | 8 | ours | {cells} |"
     head = f"| 16 | 8 | {vlm.COMPACT} |"
-    assert trl == f"{head} 8.00 | 1.00 | 1.00 | 8.00 | 2.00 | 0.00 | 6.00 | 500 | 1.00 | 400 | 1.00 |"
+    assert trl == f"{head} 8.00 | 1.00 | 1.00 | 1.00 | 64 | 8.00 | 2.00 | 0.00 | 6.00 | 500 | 1.00 | 400 | 1.00 |"
 
 
 def test_contestants_that_did_different_work_are_not_compared():
     vlm.refuse_unequal([row("ours", 2.0, 300), row("TRL", 8.0, 500)])
     with pytest.raises(RuntimeError, match=r"8.*\(90, 63\)"):
         vlm.refuse_unequal([row("ours", 2.0, 300), row("TRL", 8.0, 500, completion=63)])
+
+
+def test_an_engine_that_is_not_installed_is_a_row_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MMGRPO_ENGINE", raising=False)
+    missing = vlm.measure(vlm.Contest(vlm.ENGINE, 8, 1, 16, 1, 1, str(tmp_path)))
+    rows = [missing, row("ours", 2.0, 300)]
+    vlm.refuse_unequal(rows)
+    result = {"command": "x", "machine": "y", "parameters": 1, "settings": vars(vlm.Args()), "rows": rows}
+    head, ours = vlm.report(result).splitlines()[-2:]
+    assert head.startswith(f"| 16 | 8 | {vlm.ENGINE} | vLLM is not installed") and head.count("|") == ours.count("|")
+    monkeypatch.setenv("MMGRPO_ENGINE", "nowhere/python")
+    with pytest.raises(ValueError, match=r"MMGRPO_ENGINE.*nowhere/python"):
+        vlm.measure(vlm.Contest(vlm.ENGINE, 8, 1, 16, 1, 1, str(tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_benchmark_beside_vllm_draws_the_same_lengths(tmp_path):
+    if not vlm.python_with_vllm():
+        pytest.skip("vLLM is not installed; run 'make engine' (3 GB), or name its Python by MMGRPO_ENGINE")
+    options = ["--groups", 4, "--steps", 1, "--vocabulary", 300, "--width", 64, "--layers", 2, "--tokens", 4]
+    options += ["--side", 56, "--threads", 1, "--uneven", 16, "--output", tmp_path]
+    call("bench", "vlm", *options, "--contestants", vlm.OURS, vlm.ENGINE)
+    rows = json.loads((tmp_path / "vlm.json").read_text())["rows"]
+    assert [one["contestant"] for one in rows] == [vlm.OURS, vlm.ENGINE] * 2
+    even, same, uneven, as_many = (one["completion tokens"] for one in rows)
+    assert even == same == 16 and 16 <= uneven == as_many < 64
+    assert all(0 < one["drawing"] < one["processor seconds"] for one in rows)
 
 
 @pytest.mark.slow
