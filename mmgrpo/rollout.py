@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 
 import torch
@@ -298,10 +298,10 @@ def correlations(scores: RewardScores, names: Sequence[str], key: Int[Tensor, "B
     mean, since only differences within groups are trained on. NaN where either has no spread within any group.
     """
     chosen = [column for column, name in enumerate(names) if "@" not in name][:MOST]
-    found = {}
+    found, together = {}, (scores.valid.double().T @ scores.valid.double()).tolist()  # rows that two have scored
+    centred = cache(lambda i, j: _centred(scores.values[:, i].double(), key, scores.valid[:, i] & scores.valid[:, j]))
     for a, b in combinations(chosen, 2):
-        both = scores.valid[:, a] & scores.valid[:, b]
-        first, second = (_centred(scores.values[:, column].double(), key, both) for column in (a, b))
+        first, second = (centred(i, i if together[i][j] == together[i][i] else j) for i, j in ((a, b), (b, a)))
         scale = float((first.square().sum() * second.square().sum()).sqrt())
         found[f"correlation/{names[a]}/{names[b]}"] = float((first * second).sum()) / scale if scale else math.nan
     return found

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -268,6 +269,12 @@ class Resolvable(Protocol):
         ...
 
 
+@functools.cache
+def _resolvable(kind: type) -> bool:
+    """Whether values of a type are; a step asks this of every field of its recipe."""
+    return issubclass(kind, Resolvable)
+
+
 def of_call(node: ast.Call, what: str) -> Schedule:
     """The schedule that a call stands for; ValueError for an unknown name and for wrong parameters."""
     known, text = {**SCHEDULES, **RULES}, ast.unparse(node)
@@ -328,8 +335,8 @@ def at(value: T, now: Now) -> T:
     """The same value with numbers in the place of schedules, through tuples, blocks and recipes (dataclasses of them);
     the object itself where it has none, so that a run without schedules is what it was."""
     changed: Any = value
-    if isinstance(value, Resolvable):
-        return value.at(now)
+    if _resolvable(type(value)):
+        return changed.at(now)
     if isinstance(value, tuple):
         parts = tuple(at(one, now) for one in value)
         changed = value if all(a is b for a, b in zip(parts, value, strict=True)) else parts

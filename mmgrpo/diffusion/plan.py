@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Int
@@ -189,6 +190,12 @@ class Plan:
             order = order.masked_fill(~trained, -1).argsort(descending=True)
             nowhere = torch.zeros(self.rows, self.steps, dtype=torch.bool)
             return nowhere.scatter(1, order[:, : self.trained_per_row], True)
+        return self._owned
+
+    @cached_property
+    def _owned(self) -> Bool[Tensor, "G T"]:
+        """``loss_mask`` of whole rows, the same for every prompt."""
+        trained = torch.tensor(self.trained)
         edges = torch.stack([self.edge(step) for step in range(self.steps)], dim=1)
         first = torch.ones(self.rows, self.steps, dtype=torch.bool)
         if self.prune:

@@ -6,7 +6,10 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +65,10 @@ class Args:
 
 
 def bench_rounds(args: Args) -> list[dict[str, Any]]:
-    """Seconds and network evaluations of a round of each method, and the time of its passes without the trainer."""
+    """Seconds and network evaluations of a round of each method, and the time of its passes without the trainer.
+
+    What is compared is processor time, on which other load of the machine has the least effect.
+    """
     rows = []
     for method in args.methods:
         with tempfile.TemporaryDirectory() as folder:
@@ -72,15 +78,19 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
             config.eval.skip = True
             trainer = make_trainer(config, Path(folder))
             calls: list[tuple[int, bool]] = []
-            _record(trainer.policy.model, calls)  # type: ignore[attr-defined]
-            whole, bare = [], []
-            for number in range(args.rounds + 1):
-                calls.clear()
-                start = time.perf_counter()
-                trainer.run_round()
-                if number:
-                    whole.append(time.perf_counter() - start)
-                    bare.append(_replay(trainer.policy, trainer.prompts[0], list(calls)))
+            model = trainer.policy.model
+            _record(model, calls)
+            seconds, spent, bare = [], [], []
+            with _timed(model, "decode") as decode, _timed_rewards() as reward:
+                for number in range(args.rounds + 1):
+                    for one in (calls, decode, reward):
+                        one.clear()
+                    start = time.perf_counter(), time.process_time()
+                    trainer.run_round()
+                    if number:
+                        seconds.append(time.perf_counter() - start[0])
+                        spent.append((time.process_time() - start[1], sum(reward), sum(decode)))
+                        bare.append(_replay(trainer.policy, trainer.prompts[0], list(calls)))
             lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()[epochs:]]
 
             def median(name: str, lines: list[dict[str, float]] = lines, epochs: int = epochs) -> float:
@@ -90,16 +100,18 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "method": method,
-                    "seconds": statistics.median(whole),
+                    "seconds": statistics.median(seconds),
                     "rollout": median("time/rollout"),
                     "reward": median("time/reward"),
                     "update": median("time/update"),
                     "evaluations to sample": sum(n for n, grad in calls if not grad),
                     "evaluations to train": sum(n for n, grad in calls if grad),
+                    **dict(zip(PROCESSOR, map(statistics.median, zip(*spent, strict=True)), strict=True)),
                     "bare passes": statistics.median(bare),
                 }
             )
-            rows[-1]["overhead"] = (rows[-1]["seconds"] - rows[-1]["reward"]) / rows[-1]["bare passes"] - 1
+            pairs = zip(spent, bare, strict=True)
+            rows[-1]["overhead"] = statistics.median((one[0] - one[1]) / passes - 1 for one, passes in pairs)
         print(_row(rows[-1]), flush=True)
     return rows
 
@@ -110,6 +122,46 @@ def _row(row: dict[str, Any]) -> str:
         f"reward {row['reward']:5.2f}  update {row['update']:6.2f})  evaluations {row['evaluations to sample']:5d} + "
         f"{row['evaluations to train']:4d}  bare passes {row['bare passes']:6.2f} s  overhead {row['overhead']:+.1%}"
     )
+
+
+PROCESSOR = ("processor s", "of rewards", "of decoding")
+"""Processor seconds of a round, and of these parts of it."""
+
+
+@contextmanager
+def _timed(owner: Any, name: str) -> Iterator[list[float]]:
+    """The processor seconds of every call of a function of ``owner``."""
+    original, spent = getattr(owner, name), []
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        start = time.process_time()
+        try:
+            return original(*arguments, **options)
+        finally:
+            spent.append(time.process_time() - start)
+
+    setattr(owner, name, timed)
+    try:
+        yield spent
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
+def _timed_rewards() -> Iterator[list[float]]:
+    """The processor seconds of what ``time/reward`` measures, the second half of scoring."""
+    from types import SimpleNamespace
+
+    from mmgrpo import rollout
+
+    begin = rollout.begin_rollout
+    scoring = SimpleNamespace(finish=lambda finish: finish())
+    with _timed(scoring, "finish") as spent:
+        rollout.begin_rollout = lambda *inputs, **options: partial(scoring.finish, begin(*inputs, **options))
+        try:
+            yield spent
+        finally:
+            rollout.begin_rollout = begin
 
 
 def _record(model: Any, calls: list[tuple[int, bool]]) -> None:
@@ -126,7 +178,7 @@ def _record(model: Any, calls: list[tuple[int, bool]]) -> None:
 
 
 def _replay(policy: Any, prompt: Any, calls: list[tuple[int, bool]]) -> float:
-    """Seconds of forward and backward passes of the same batch sizes, without the trainer."""
+    """Processor seconds of forward and backward passes of the same batch sizes, without the trainer."""
     import torch
 
     model = policy.model
@@ -136,13 +188,13 @@ def _replay(policy: Any, prompt: Any, calls: list[tuple[int, bool]]) -> float:
         x = torch.randn(size, *model.latent_shape())
         index = torch.zeros(size, dtype=torch.long)
         batches.append((x, torch.full((size,), 0.5), conditioning.take(index), grad))
-    start = time.perf_counter()
+    start = time.process_time()
     for x, times, conditioned, grad in batches:
         with torch.set_grad_enabled(grad):
             velocity = model.architecture.velocity(policy.network, x, times, conditioned.tensors)
             if grad:
                 velocity.sum().backward()
-    elapsed = time.perf_counter() - start
+    elapsed = time.process_time() - start
     policy.network.zero_grad(set_to_none=True)
     return elapsed
 
@@ -159,9 +211,10 @@ def write_results(result: dict[str, Any], out: Path) -> None:
         "",
         f"`{result['command']}` on {result['machine']}.",
         f"{result['prompts']} prompts x {GROUP} samples, {STEPS} denoising steps, the embedded model, medians of "
-        f"{result['medians of']} rounds; seconds per round. *Bare passes* are the forward and backward passes of the "
-        "round alone, repeated with the same batch sizes; *overhead* is the additional time of the round relative to "
-        "them, without the reward functions.",
+        f"{result['medians of']} rounds; seconds per round, and from *processor s* on processor seconds, on which "
+        "other load of the machine has little effect. *Bare passes* are the forward and backward passes of the round "
+        "alone, repeated after it with the same batch sizes; *overhead* is the additional processor time of the round "
+        "relative to them, without the reward functions, and with the decoding of the latents.",
         "",
         *table,
     ]

@@ -52,3 +52,13 @@ def test_without_spread_there_is_no_correlation_and_previews_and_many_rewards_ar
 def test_what_one_of_both_could_not_score_has_no_part_in_their_disagreement():
     made = scores([0.0, 1, 9, 0, 1, 9], [1.0, 0, 9, 1, 0, 9], invalid=[(2, 0), (5, 1)])
     assert correlations(made, ["a", "b"], KEY)["correlation/a/b"] == pytest.approx(-1)
+
+
+def test_a_pair_is_correlated_as_without_other_rewards_and_rows_that_either_could_not_score():
+    columns = [[0.0, 1, 3, 0, 1, 9], [1.0, 0, 9, 1, 0, 9], [5.0, 1, 2, 0, 4, 1]]
+    gaps = [(2, 0), (5, 1), (1, 2), (2, 2)]  # what the third could score the first could
+    together = correlations(scores(*columns, invalid=gaps), ["0", "1", "2"], KEY)
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        rows = [row for row in range(6) if not {(row, a), (row, b)} & {*gaps}]
+        alone = correlations(scores(*([columns[c][row] for row in rows] for c in (a, b))), [str(a), str(b)], KEY[rows])
+        assert alone == pytest.approx({f"correlation/{a}/{b}": together[f"correlation/{a}/{b}"]})
