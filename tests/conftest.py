@@ -101,8 +101,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only slow tests are asked for, files without one are not imported; those that learn are slow."""
-    only = config.getoption("markexpr") in ("slow", "(slow or learning) and not nightly")
+    """Where only slow tests of a file are asked for, one without any is not imported; those that learn are slow."""
+    asked, room = config.getoption("markexpr"), collection_path.relative_to(Path(__file__).parent).parts[:1]
+    only = asked == "(slow or learning) and not nightly" or (
+        asked == "not nightly and not quick" and room in (("unit",), ("journeys",))
+    )
     named = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     if only and named and not re.search(r"mark\.(slow|learning)", collection_path.read_text(encoding="utf-8")):
         return True

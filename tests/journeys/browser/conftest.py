@@ -99,9 +99,9 @@ def demo_folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("demo")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo(runs, demo_folder) -> Iterator[str]:
-    """The address of a demo of the runs."""
+    """The address of a demo of the runs, which takes a twentieth of a core also while nobody looks."""
     with demo_of(runs, demo_folder) as url:
         yield url
 

@@ -16,6 +16,7 @@ from accelerate.state import AcceleratorState
 
 from mmgrpo.cli import main
 from tests import ROOT
+from tests.processes import Forked
 
 TIMES = ("seconds", "memory", "run")
 """What differs between two equal runs, beside the columns ``time/...``."""
@@ -73,35 +74,18 @@ def refused(start: list[str], *arguments: object, **more: Any) -> str:
     return last.removeprefix("error: ")
 
 
-KILLED = """
-import os, signal, sys
-from mmgrpo.cli.main import main
-from mmgrpo.runtime.metrics import MetricsLog
-
-write, last = MetricsLog.write, int(sys.argv.pop(1))
-
-def write_and_die(log, *given):
-    write(log, *given)
-    if log.path.read_bytes().count(b"\\n") >= last:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-MetricsLog.write = write_and_die
-main()
-"""
-
-
 def kill_at(line: int, folder: Path, *arguments: object) -> None:
     """Start a training that is killed, without a chance to tidy up, when it writes that line of its metrics.
 
     Where an earlier run has written as many, it is killed while it starts.
     """
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    command = [sys.executable, "-c", KILLED, str(line), "train", *map(str, arguments)]
-    process = subprocess.Popen(command, env=environment(), **quiet)
+    process = Forked("tests.journeys.cli.killed", [line, "train", *arguments], environment())
     path = folder / "metrics.jsonl"
     if path.is_file() and path.read_bytes().count(b"\n") >= line:
         process.kill()
-    assert process.wait() == -signal.SIGKILL
+    else:
+        process.communicate(600)
+    assert process.returncode == -signal.SIGKILL
 
 
 def is_running(process: int) -> bool:

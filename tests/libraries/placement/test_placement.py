@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmgrpo.family import families
-from tests import ROOT
 from tests.building import module
+from tests.processes import Forked
 from tests.tiny import tiny_checkpoint
 
 FAULTS = ["mask", "noise", "index", "embedding", "array", "generator", "write"]
@@ -25,13 +22,12 @@ def on_device(names: list[str], place: Path) -> dict[str, Any]:
     """What the worker found, in a process of its own: the device changes how torch moves modules."""
     out = place / "found.json"
     several = [f"{name}:{tiny_checkpoint(module(name).tiny)}" for name in names]
-    command = [sys.executable, "-m", "tests.libraries.placement.worker", str(out), *several]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    if "NotImplementedError" in done.stderr and "backend" in done.stderr:
+    worker = Forked("tests.libraries.placement.worker", [out, *several], {})
+    printed, _ = worker.communicate(1000)
+    worker.kill()
+    if "NotImplementedError" in printed and "backend" in printed:
         pytest.skip("this version of torch has no backends in Python")
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert worker.returncode == 0, printed[-3000:]
     return json.loads(out.read_text())
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import ROOT
 from tests.libraries.sharding.killed import JOBS, WAYS
 from tests.libraries.sharding.worker import config_of
+from tests.processes import Forked
 from tests.unit.runtime.ports import meeting_port
 
 CASES = [
@@ -36,18 +33,7 @@ def jobs_of(case: str, ended: dict[str, Path], place: Path) -> Path:
         config_of(case, place, "none", 1)  # transformers writes a tiny model in the first process alone
         with ExitStack() as ports:
             given = [str(ports.enter_context(meeting_port())) for _ in JOBS]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, "-m", "tests.libraries.sharding.killed", str(place)]
-            started = [
-                subprocess.Popen(
-                    [*command, str(rank), case, *given],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-                for rank in range(2)
-            ]
+            started = [Forked("tests.libraries.sharding.killed", [place, rank, case, *given], {}) for rank in range(2)]
             try:
                 printed, _ = started[0].communicate(timeout=1200)
                 if started[0].returncode == 0:

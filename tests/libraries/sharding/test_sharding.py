@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +16,11 @@ from mmgrpo.config.settings import Distributed, config_class
 from mmgrpo.family import Blocks, families, refuse_unshardable
 from mmgrpo.runtime.identity import Identity
 from pipelines.training import Training
-from tests import ROOT
 from tests.libraries.families.test_battery import ADAPTED
+from tests.processes import Forked
 from tests.unit.runtime.ports import meeting_port
+
+WORKER = "tests.libraries.sharding.worker"
 
 CASES = [
     *("sd3:full", "sd3:reference", "sd3:lora-reference", "sd3:checkpointed", "sd3:half", "sd3:networks", "sd3:uneven"),
@@ -72,15 +71,9 @@ class Runs:
         return folder
 
 
-def worker(
-    folder: Path, index: int, world: int, port: int, replicate: int, cases: Sequence[str]
-) -> subprocess.Popen[str]:
+def worker(folder: Path, index: int, world: int, port: int, replicate: int, cases: Sequence[str]) -> Forked:
     place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = {name: value for name, value in os.environ.items() if name not in place}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    environment |= {name: str(value) for name, value in place.items()} if world > 1 else {}
-    command = [sys.executable, "-m", "tests.libraries.sharding.worker", str(folder), "full", str(replicate), *cases]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return Forked(WORKER, [folder, "full", replicate, *cases], place if world > 1 else {})
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +23,7 @@ from mmgrpo.runtime.distributed import (
 )
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import OWN, Decisions
-from tests import ROOT
+from tests.processes import Forked
 from tests.unit.runtime.distributed_worker import CASES, REMEMBERED
 from tests.unit.runtime.ports import meeting_port
 
@@ -100,16 +97,9 @@ def test_what_cannot_be_shared_evenly_is_refused_with_the_numbers(monkeypatch):
         RankSlice.of(5, Accelerator(cpu=True), "prompts a round")
 
 
-def started(folder: Path, index: int, world: int, port: int, cases: Sequence[str]) -> subprocess.Popen[str]:
+def started(folder: Path, index: int, world: int, port: int, cases: Sequence[str]) -> Forked:
     place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    worker = Path(__file__).with_name("distributed_worker.py")
-    paths = str(ROOT)
-    environment = {name: value for name, value in os.environ.items() if name not in place}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    if world > 1:
-        environment |= {name: str(value) for name, value in place.items()}
-    command = [sys.executable, str(worker), str(folder), *cases]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return Forked("tests.unit.runtime.distributed_worker", [folder, *cases], place if world > 1 else {})
 
 
 @pytest.fixture(scope="module")

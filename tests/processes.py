@@ -1,0 +1,80 @@
+"""Processes that begin with the libraries imported: a fork of one that a process of pytest starts once.
+
+One that starts by itself takes six processor seconds to import them, and runs of several processes are many."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+
+from tests import ROOT
+
+IMPORTED = [
+    *("tests.libraries.sharding.worker", "tests.unit.runtime.distributed_worker", "peft"),
+    "diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+]
+"""What they import, of which all but the first two would else be imported by functions."""
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(IMPORTED)
+
+
+class Forked:
+    """A process that runs ``python -m module arguments`` with these variables beside those of this one; as much of
+    ``subprocess.Popen`` as its tests use."""
+
+    def __init__(self, module: str, arguments: Sequence[object], variables: Mapping[str, object]) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        _start_server(environment)
+        environment |= {name: str(value) for name, value in variables.items()}
+        descriptor, log = tempfile.mkstemp(suffix=".txt")
+        os.close(descriptor)
+        self._log = Path(log)
+        given = (module, [*map(str, arguments)], environment, log)
+        self._process = CONTEXT.Process(target=_run, args=given)
+        self._process.start()
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        """What it printed, once it has ended."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(str(self._process), timeout)
+        return self._log.read_text(encoding="utf-8", errors="replace"), None
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """End it, where it has not, and remove what it printed."""
+        self._process.kill()
+        self._process.join()
+        self._log.unlink(missing_ok=True)
+
+
+def _start_server(environment: Mapping[str, str]) -> None:
+    """The server inherits this process's variables, which libraries read when they are imported."""
+    before = dict(os.environ)
+    os.environ |= environment
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+def _run(module: str, arguments: list[str], environment: dict[str, str], log: str) -> None:
+    os.environ.clear()
+    os.environ |= environment
+    file = os.open(log, os.O_WRONLY)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
