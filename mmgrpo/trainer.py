@@ -160,9 +160,7 @@ class Trainer:
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
         refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
         if not any(scorer.weight for scorer in self.scorers) and not self.offline_at(self.steps - 1):
-            raise ValueError(
-                "rewards: got weight 0 for all, expected at least one other weight; set one, e.g. weight=1"
-            )
+            raise ValueError("rewards: all weights are 0; give at least one reward a nonzero weight")
 
     def fit(self, model: Path | None = None) -> dict[str, Any]:
         """Train for ``steps`` optimizer steps; returns the evaluations as sections of the summary (``sections``).
