@@ -167,7 +167,7 @@ def lines():
 
 @pytest.fixture
 def data(tmp_path, lines):
-    """A file of the mutants; beside it are the media that valid rows name."""
+    """A file of the mutants; next to it are the media that valid rows name."""
     import soundfile
 
     Pil.new("RGB", (64, 48), "red").save(tmp_path / "a.png")

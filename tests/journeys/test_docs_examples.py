@@ -54,7 +54,7 @@ def forget_plugins() -> None:
 
 
 def install(pyproject: str, folder: Path) -> None:
-    """What ``pip install -e`` writes of a package's entry points, beside the package."""
+    """What ``pip install -e`` writes of a package's entry points, next to the package."""
     project = tomllib.loads(pyproject)["project"]
     info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()

@@ -19,7 +19,7 @@ from tests import ROOT
 from tests.processes import Forked
 
 TIMES = ("seconds", "memory", "run")
-"""What differs between two equal runs, beside the columns ``time/...``."""
+"""What differs between two equal runs besides the columns ``time/...``."""
 
 
 def call(*arguments: object) -> None:

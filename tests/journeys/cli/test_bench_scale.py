@@ -43,7 +43,7 @@ def test_a_collective_operation_brings_what_the_others_have():
 
 
 def test_what_is_alive_at_the_peak():
-    """Two vectors of 1,000 numbers beside the held one, of which one is gone before the third; one is emptied."""
+    """Two vectors of 1,000 numbers next to the held one, of which one is gone before the third; one is emptied."""
     held = torch.zeros(1000)
     counted = scale.Counted([held])
     with counted, counted.resized():

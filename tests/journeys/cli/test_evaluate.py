@@ -58,7 +58,7 @@ def test_evaluating_a_run_of_a_model_that_looks_gives_the_numbers_of_its_summary
 
 @pytest.mark.slow
 def test_evaluation_has_tasks_and_the_best_of_several_samples(words_folder, tmp_path):
-    """In a process of its own, for the reward's file has the name of the script, beside which Python looks first."""
+    """In a process of its own, for the reward's file has the name of the script, next to which Python looks first."""
     (tmp_path / "evaluate.py").write_text(
         "def coin(prompts, outputs):\n    return [float(int(o.pixels.sum() * 1e4) % 2) for o in outputs]\n"
     )

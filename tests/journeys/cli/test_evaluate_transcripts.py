@@ -1,4 +1,4 @@
-"""Corpus scores of a model that hears, beside another model's on the same clips."""
+"""Corpus scores of a model that hears, compared with another model's on the same clips."""
 
 from __future__ import annotations
 

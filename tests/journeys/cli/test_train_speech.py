@@ -21,7 +21,7 @@ CLIPS = Path(locate("embedded:speech/clips"))
 
 @pytest.fixture(scope="module")
 def adapted(whisper_folder, tmp_path_factory) -> Path:
-    """Two steps of the recipe on the embedded clips; the run folder, beside it what was printed."""
+    """Two steps of the recipe on the embedded clips; the run folder, next to it what was printed."""
     output = tmp_path_factory.mktemp("speech")
     options = ["--recipe", "whisper_adapt", "--model.path", whisper_folder, "--output-dir", output]
     # No word of a random model is ever right, but some letters are.

@@ -1,4 +1,4 @@
-"""An environment with vLLM for CPUs beside the project's, whose packages it sees and may replace.
+"""An environment with vLLM for CPUs next to the project's, whose packages it sees and may replace.
 
     python -m tests.libraries.engines.environment build/engine
 

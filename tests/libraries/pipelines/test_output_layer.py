@@ -1,4 +1,4 @@
-"""The output layer of language models in fp32 beside a network of 16 bits, and settings that exclude each other."""
+"""The output layer of language models in fp32 next to a network of 16 bits, and settings that exclude each other."""
 
 from __future__ import annotations
 

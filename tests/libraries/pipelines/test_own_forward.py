@@ -180,7 +180,7 @@ def test_places_of_a_tokenizer_are_its_own_marks_and_those_of_the_configuration(
 
 
 class Parts(nn.Module):
-    """A network with a tower beside its decoder."""
+    """A network with a tower next to its decoder."""
 
     def __init__(self, **layers: nn.Module) -> None:
         super().__init__()

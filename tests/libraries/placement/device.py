@@ -51,7 +51,7 @@ STRICT = {
     "index_add",
     "scatter_add",
 }
-"""Operations that take no numbers of the CPU (0 dimensions) beside tensors of the device."""
+"""Operations that take no numbers of the CPU (0 dimensions) next to tensors of the device."""
 
 _KEPT: list[Any] = []
 

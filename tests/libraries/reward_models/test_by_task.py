@@ -1,4 +1,4 @@
-"""Rewards for some tasks of a mixed data set: open questions beside rules, and Parrot's tokens."""
+"""Rewards for some tasks of a mixed data set: open questions next to rules, and Parrot's tokens."""
 
 from __future__ import annotations
 

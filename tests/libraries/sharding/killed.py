@@ -92,7 +92,7 @@ def doomed(optimizer: Any, kill: str) -> None:
 
 
 def main(folder: Path, rank: int, case: str, ports: list[str]) -> None:
-    """Fork this process's part of every job; the exit status is written beside what it leaves."""
+    """Fork this process's part of every job; the exit status is written next to what it leaves."""
     for job, port in zip(JOBS, ports, strict=True):
         if rank >= job.world:
             continue

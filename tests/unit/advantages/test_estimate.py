@@ -57,7 +57,7 @@ def test_equal_rewards_leave_no_residue_to_divide_by(value):
 
 
 def test_a_reward_of_large_scale_does_not_drown_the_others():
-    """0 or 1 beside 100 or 300: each standardized first, the order by both is kept, and both count alike."""
+    """0 or 1 with 100 or 300: each standardized first, the order by both is kept, and both count alike."""
     rewards = [[1.0, 100.0], [0.0, 300.0], [1.0, 300.0], [0.0, 100.0]]
     made = estimated(rewards, plain([1] * 4), combine="gdpo").samples.tolist()
     assert made[2] > made[0] == pytest.approx(made[1], abs=1e-6) and made[1] > made[3]

@@ -75,7 +75,7 @@ def test_a_completion_of_one_token_is_scored(share):
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("size", [1, 3, 5, 100])
 def test_a_group_drawn_in_parts_is_the_group_drawn_at_once(size, share_prefix):
-    """Infinite Sampling (arXiv:2506.22950): every row has its own random numbers, whatever is drawn beside it."""
+    """Infinite Sampling (arXiv:2506.22950): every row has its own random numbers, whatever is drawn next to it."""
     request = Request(PROMPTS[:2], [0, 1], 4, 5, records=frozenset({"certainty"}))
     whole = token_policy(share_prefix=share_prefix).rollout(request)
     parts = token_policy(share_prefix=share_prefix, draw_batch_size=size).rollout(request)

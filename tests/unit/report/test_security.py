@@ -1,4 +1,4 @@
-"""A run folder that comes from someone else: nothing in it becomes mark-up, and nothing beside it is read."""
+"""A run folder that comes from someone else: nothing in it becomes mark-up, and nothing next to it is read."""
 
 from __future__ import annotations
 

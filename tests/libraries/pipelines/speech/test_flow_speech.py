@@ -429,7 +429,7 @@ def below_2_khz(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
 @pytest.mark.parametrize(("head", "seed"), [("velocity", 0), ("velocity", 1), ("drawn", 2)])
 def test_ten_steps_raise_the_share_of_low_tones_far_beyond_chance(head, seed, folder, tmp_path):
     """From 0.67 to more than 0.98 in every run that was tried (four seeds of one head, three of the other)."""
-    # From one initial noise a group: what is drawn in the steps is little beside it.
+    # From one initial noise a group: what is drawn in the steps is little compared with it.
     kernel, plan = {
         "velocity": ("flow_sde(a=0.7)", "every_step"),
         "drawn": ("drawn_velocity", "every_step(shared_noise=True)"),

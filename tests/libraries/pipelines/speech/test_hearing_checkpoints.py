@@ -43,7 +43,7 @@ def test_of_a_whole_qwen_omni_the_thinker_is_trained(tmp_path):
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory) -> tuple[Path, Any]:
-    """A Granite-Speech with the adapter beside its weights as IBM publishes it, and the network as peft applies it."""
+    """A Granite-Speech with the adapter next to its weights as IBM publishes it, and the network as peft applies it."""
 
     from peft import LoraConfig
     from transformers import GraniteSpeechForConditionalGeneration

@@ -155,7 +155,7 @@ def test_one_pixel_becomes_a_strip_of_eighty_and_a_film_of_two_hundred_and_forty
     dot = clip(frames=1, height=1, width=1)
     clips.write_clips(tmp_path, {"": Shown([Prompt("a")], [dot], [{}], [{}])}, 1, 1)
     with Pil.open(tmp_path / "grid.png") as still:
-        assert still.width == 80 + 2 * (80 // 12)  # the gap beside a tile is a twelfth of it
+        assert still.width == 80 + 2 * (80 // 12)  # the gap next to a tile is a twelfth of it
     assert [frame.shape for frame in decoded(tmp_path / "000-0.mp4")[1]] == [(240, 240, 3)]
 
 

@@ -164,12 +164,12 @@ def test_a_clip_of_a_generic_model_is_so_many_pictures_of_a_size(limits, options
     model = object.__new__(ImageText)
     model.limits = Limits(**limits)
     clip = Media("video", Video(torch.zeros(32, 3, 16, 24), 4.0), options)
-    pictures = model._pictures(clip, Prompt("", "a"))
+    pictures = model._images(clip, Prompt("", "a"))
     assert [one.size for one in pictures] == [size] * count
     picture = Media("image", Image(torch.zeros(3, 16, 24)), options)
-    assert [one.size for one in model._pictures(picture, Prompt("", "a"))] == [size]
+    assert [one.size for one in model._images(picture, Prompt("", "a"))] == [size]
     with pytest.raises(ValueError, match="'a'.*audio"):
-        model._pictures(Media("audio", "a.wav"), Prompt("", "a"))
+        model._images(Media("audio", "a.wav"), Prompt("", "a"))
 
 
 @pytest.mark.parametrize(("checkpointing", "grad"), [(True, True), (True, False), (False, True)])

@@ -12,7 +12,7 @@ import torch
 from PIL import Image as Pil
 
 from reward_models.clip import aesthetic, artifact, clip_iqa, clip_score, embeddings, hpsv2, load, pickscore
-from reward_models.clip.checkpoint import beside, clip_config
+from reward_models.clip.checkpoint import clip_config, neighbour
 from reward_models.clip.load import described, load_towers, tokenizer_of, transform_of
 from reward_models.pixels import CLIP_MEAN, CLIP_STD, centre_crop, normalized, stretched
 from tests.libraries.reward_models.clip.tiny import SIZE, letters, pictures, tokenizer_folder
@@ -147,12 +147,12 @@ def test_preprocessing_that_is_not_known_is_refused(facts, tmp_path):
 
 def test_a_file_beside_the_weights_is_an_object_or_not_there(tmp_path):
     (tmp_path / "facts.json").write_text('{"a": 1}')
-    assert beside(str(tmp_path), "facts.json", "r") == {"a": 1}
-    assert beside(str(tmp_path), "other.json", "r") is None
-    assert beside(str(tmp_path / "facts.json"), "facts.json", "r") is None, "the weights are that file"
+    assert neighbour(str(tmp_path), "facts.json", "r") == {"a": 1}
+    assert neighbour(str(tmp_path), "other.json", "r") is None
+    assert neighbour(str(tmp_path / "facts.json"), "facts.json", "r") is None, "the weights are that file"
     (tmp_path / "facts.json").write_text("[1]")
     with pytest.raises(ValueError, match="r.*facts.json.*JSON"):
-        beside(str(tmp_path), "facts.json", "r")
+        neighbour(str(tmp_path), "facts.json", "r")
 
 
 def test_texts_are_padded_and_cut_to_the_context(tmp_path):

@@ -114,7 +114,7 @@ def test_the_vectors_of_the_classes_are_kept_and_made_again_if_they_are_damaged(
         np.save(file, damage.numpy())
         assert torch.equal(module._labels.__wrapped__("", "", "cpu", tmp_path), made[0])
     assert len(calls) == 7 and re.fullmatch(r"conse-[0-9a-f]{16}\.npy", file.name)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # it is written beside its place
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # it is written next to its place
     file.unlink()
     module._labels.__wrapped__("", "", "cpu", tmp_path)
     assert file.is_file()
