@@ -55,7 +55,7 @@ def test_clips_are_the_same_one_by_one(folders, name):
 
 @pytest.mark.parametrize(("name", "most"), [("hunyuan_video", 0.2), ("ltx_video", 0.01)])
 def test_tiles_give_the_same_clip_up_to_their_seams(folders, name, most):
-    """The average gap is small compared with the deviation of pixels, where that of a clip with misplaced tiles is not: at the
+    """The mean gap is small compared with the deviation of pixels; that of a clip with misplaced tiles is not: at the
     seams with LTX-Video, everywhere with HunyuanVideo, whose normalization sees one tile at a time."""
     whole, tiled = filmed(tall(folders, name)), filmed(tall(folders, name, vae_tiling=True))
     assert tiled.shape == whole.shape and 0 < (tiled - whole).abs().mean() / whole.std() < most
