@@ -10,13 +10,14 @@ divide a copy of the model (``distributed.shard`` full; else N = 1), in bytes
     reference      b P / N              where all weights train and the loss compares with the network before training
     gathered       two blocks, of families whose calls are in step, with their gradients; else all weights
     encoders, VAE  whole, in the precision of computation; encoders none with model.forget_encoders
-    activations    what a micro batch keeps for the backward pass: inputs and outputs of the matrices of all blocks, at
-                   the positions of the output or of the prompt (``kept``); with model.gradient_checkpointing the inputs
-                   of the blocks, and one block; of tokens the logits of sampling.logits_chunk_size positions
+    activations    the most that is alive in the backward pass of a micro batch: inputs and outputs of the matrices of
+                   all blocks, at the positions of the output or of the prompt, and gradients (``peak``); with
+                   model.gradient_checkpointing the inputs of the blocks, and one block; of tokens also the logits of
+                   sampling.logits_chunk_size positions
     cache          keys and values of all samples of a rollout on this process, of language models
 
-Activations are an estimate from names and shapes of weights: attention that stores its probabilities, what is alive
-for a moment only, and what a VAE needs while it decodes are not in it. Images and prompts of language models count with
+Activations are an estimate from names and shapes of weights: attention that stores its probabilities and what a VAE
+needs while it decodes are not in it. Images and prompts of language models count with
 model.max_prompt_tokens where that is set.
 """
 
@@ -43,15 +44,19 @@ PROMPT = r"\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.attn2\.to_
 """Matrices that are applied to the prompt's own sequence."""
 FIRST = r"\.(to_q|add_q_proj|q_proj|qkv|fc1|gate_proj|net\.0\.proj|proj_mlp)\.weight"
 """Matrices with which a branch of a block begins, after a norm."""
+HIDDEN = r"\.(fc1|gate_proj|net\.0\.proj|proj_mlp)\.weight"
+"""Matrices with which a feed-forward network begins."""
 LAST = r"\.(to_out\.0|to_add_out|o_proj|out_proj|fc2|down_proj|net\.2|proj_out)\.weight"
 """Matrices with which it ends, before it is added."""
+ATTENDED = r"(.*)\.(to_[qkv]|add_[qkv]_proj|(?<=encoder_attn\.)[kv]_proj)\.weight"
+"""Matrices of queries, keys and values of a module of attention; of one to audio, those of the audio."""
 GATE = ".gate_proj.weight"
 """Matrices of a gate, of which both sides of its nonlinearity are kept; such models have norms without a bias."""
 QUERY_OR_KEY = r"\.(to|add)_[qk](_proj)?\.weight"
 NORMED = r"\.norm_(q|k|added_q|added_k)\.weight"
 SCALED = r"norm\w*\.linear\.weight|scale_shift_table|_mod\."
 """Weights of norms whose scale, shift and gate depend on the noise level."""
-CONTEXT = r"\.(context_embedder|text_embedder|caption_projection|txt_in)\."
+CONTEXT = r"(?<!time_text_embed)\.(context_embedder|text_embedder|caption_projection|txt_in)\."
 """Matrices that bring the prompt to the network's width, once for all blocks."""
 SMALL = r"\.(norm|time|mod|adaln|\w+_mod|\w*embed)\w*\.|scale_shift_table"
 """Weights of what is computed once a sample or has no matrix."""
@@ -201,7 +206,7 @@ def _activations(folder: Folder, config: Any, compute: int, samples: int, adapte
     if not longest and not {"height", "width"} <= vars(config.model).keys():
         return {}  # audio of a length that the headers do not say
     if not longest:
-        return {"activations": kept(folder, places_of(folder, config), adapted, checkpointed) * rows * compute}
+        return {"activations": peak(folder, places_of(folder, config), adapted, checkpointed) * rows * compute}
     layers = inside.get("num_hidden_layers") or inside.get("decoder_layers", 0)
     heads = inside.get("num_attention_heads") or inside.get("decoder_attention_heads", 1)
     size = inside.get("head_dim") or (inside.get("hidden_size") or inside.get("d_model", 0)) // heads
@@ -210,51 +215,90 @@ def _activations(folder: Folder, config: Any, compute: int, samples: int, adapte
     keys = 2.0 * layers * inside.get("num_key_value_heads", heads) * size * (longest + prompt)
     # A prompt, or the audio of one, is computed once for all of its samples in the batch.
     share = prompts / rows
-    places = Places(longest + prompt * share, inside.get("max_source_positions", 0) * share)
-    numbers = kept(folder, places, adapted, checkpointed) + keys
+    completion = 1.0 if checkpointed else longest / (longest + prompt * share)
+    places = Places(longest + prompt * share, inside.get("max_source_positions", 0) * share, at_once=completion)
+    numbers = peak(folder, places, adapted, checkpointed) + keys * (not checkpointed)
     logits = LOGITS * min(config.sampling.logits_chunk_size, rows * longest) * inside.get("vocab_size", 0)
     return {"activations": numbers * rows * compute + logits, "cache": keys * drawn * compute}
 
 
-def kept(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: bool) -> float:
-    """Numbers that a network keeps of one sample for the backward pass; with ``checkpointed`` the inputs of its blocks
-    and all of its largest one. ``adapted`` are the layers with adapters; none: all weights train.
+def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: bool) -> float:
+    """The most numbers of one sample that are alive in a backward pass: what the network keeps for it, and the
+    gradients of a moment (``Block``). With ``checkpointed`` only the inputs of its blocks are kept, and one block,
+    which is computed again. ``adapted`` are the layers with adapters; none: all weights train.
 
     Of a matrix the output is kept, and its input where it trains (of queries, keys and values once); before the first
     matrix of a branch what its norm is of, and what the norm's result is scaled from; of normalized queries and keys
     both sides of the norm; the output of a last matrix only for a gate that trains. Of a UNet, whose parts are smaller
-    and of more kinds, a multiple of all inputs and outputs that was measured.
+    and of more kinds, a multiple of all inputs and outputs that was measured. Gradients of the keys and values of audio
+    wait in all blocks, since they are summed over the samples of a clip.
     """
     full, names = not adapted, folder.network.keys()
     scaled, gated = full and any(re.search(SCALED, one) for one in names), any(one.endswith(GATE) for one in names)
     normed = {name.rpartition(".")[0].rpartition(".")[0] for name in names if re.search(NORMED, name)}
-    blocks, inputs, outside = defaultdict[str, float](float), dict[str, float](), 0.0
+    joint = any(".add_k_proj." in name for name in names)
+    blocks, inputs = defaultdict[str, Block](Block), dict[str, float]()
+    outside = waiting = 0.0
     for name, shape in folder.network.items():
-        block = re.match(r".*?_block(s\.\d+)?\.\w+\.\d+(?=\.)" if places.sides else r".*?\.\d+(?=\.)", name)
+        found = re.match(r".*?_block(s\.\d+)?\.\w+\.\d+(?=\.)" if places.sides else r".*?\.\d+(?=\.)", name)
         if len(shape) == 2 and re.search(CONTEXT, name):
             outside += places.prompt * (shape[0] + shape[1] * full)
         elif re.search(r"\.encoder_attn\.k_proj\.weight", name):
             outside = places.prompt * shape[1]
-        if len(shape) < 2 or block is None or re.search(SMALL, name):
+        if len(shape) < 2 or found is None or re.search(SMALL, name):
             continue
-        count, (wide, narrow) = places.of(name), shape[:2]
-        if places.sides:
-            blocks[block[0]] += count * (wide + narrow) * (UNET[0] if full else UNET[1])
-            inputs[block[0]] = max(inputs.get(block[0], 0), count * narrow)
-            continue
+        count, (wide, narrow), block = places.of(name, joint), shape[:2], blocks[found[0]]
         first, last = re.search(FIRST, name), re.search(LAST, name)
+        both = bool(re.search(QUERY_OR_KEY, name) and name.split(".to_")[0].split(".add_")[0] in normed)
         trains = full or f".{name}".endswith(tuple(f".{one}.weight" for one in adapted))
-        numbers = wide * (not last or scaled) + narrow * bool(trains and (first or last))
-        numbers += narrow * (1 + scaled + (gated and full)) * bool(first) + wide * name.endswith(GATE)
-        numbers += (
-            wide
-            * (1 + full)
-            * bool(re.search(QUERY_OR_KEY, name) and name.split(".to_")[0].split(".add_")[0] in normed)
-        )
-        blocks[block[0]] += count * numbers
-        if first:
-            inputs[f"{block[0]} {count}"] = count * narrow
-    return outside + (sum(inputs.values()) + max(blocks.values(), default=0) if checkpointed else sum(blocks.values()))
+        audio = ".encoder_attn." in name
+        if places.sides:
+            numbers = (wide + narrow) * (UNET[0] if full else UNET[1])
+            inputs[found[0]] = max(inputs.get(found[0], 0), count * narrow)
+        else:
+            numbers = wide * (not last or scaled) + narrow * bool(trains and (first or last))
+            numbers += narrow * (1 + scaled + (gated and full)) * bool(first) + wide * name.endswith(GATE)
+            numbers += wide * (1 + full) * both
+            if first:
+                inputs[f"{found[0]} {count}"] = count * narrow
+        block.kept += count * numbers
+        if re.search(HIDDEN, name):
+            hidden = 1.5 if places.sides else 3 if name.endswith(GATE) else 1 if full else 2
+            block.hidden = max(block.hidden, count * (hidden * wide + narrow * (1 + scaled)))
+        if module := re.match(ATTENDED, name):
+            block.attention[module[1]] += count * wide * (1 + both) * bool(trains or not audio)
+            waiting += count * wide * bool(trains and audio)
+        else:
+            block.others += count * numbers
+    if checkpointed:
+        return outside + sum(inputs.values()) + max((one.most for one in blocks.values()), default=0.0)
+    moment = max((one.most - one.kept for one in blocks.values()), default=0.0)
+    return outside + waiting + sum(one.kept for one in blocks.values()) + moment * places.at_once
+
+
+@dataclass
+class Block:
+    """Numbers of one sample in a block: what it keeps, and gradients that are alive for a moment.
+
+    The backward pass begins at the block's end, while all that it keeps is there, with its feed-forward network. Then
+    come, when what that kept is gone, the gradients of an attention.
+    """
+
+    kept: float = 0.0
+    hidden: float = 0.0
+    """Gradients of a feed-forward network: of its hidden numbers on both sides of the nonlinearity (one, where the
+    second matrix trains and has let its input go; three of a gate, with both products; of a UNet's gate, whose matrix
+    makes both of its sides, three halves), and of the width, before and after a gate that depends on the noise."""
+    others: float = 0.0
+    """What is kept outside of attention."""
+    attention: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Gradients of queries, keys and values of each attention; twice of normalized ones, whose norm is several
+    operations."""
+
+    @property
+    def most(self) -> float:
+        """The most that is alive of it."""
+        return max(self.kept + self.hidden, self.kept - self.others + max(self.attention.values(), default=0.0))
 
 
 @dataclass(frozen=True)
@@ -269,10 +313,13 @@ class Places:
     """Height and width of a UNet's input."""
     levels: int = 1
     """Its levels, each of half the sides of the one before."""
+    at_once: float = 1.0
+    """The part of them through which the backward pass goes first: completions, whose prompt comes by itself."""
 
-    def of(self, name: str) -> float:
-        """The positions of a matrix."""
-        if re.search(PROMPT, name):
+    def of(self, name: str, joint: bool = False) -> float:
+        """The positions of a matrix; ``joint``: of a network that attends to output and prompt together, whose other
+        attention is of the output alone."""
+        if re.search(PROMPT, name) and not (joint and ".attn2." in name):
             return self.prompt
         if not self.sides:
             return self.output + self.prompt * ("single_transformer_blocks" in name)
