@@ -220,4 +220,7 @@ def test_the_benchmark_of_cards_runs_at_toy_size(tmp_path):
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert [row["network"] for row in rows] == networks and not any("error" in row for row in rows), rows
     assert all(row["operations"] > 1e6 and row["evaluations per second"] > 0 for row in rows)
+    assert all(row["waits of each"]["own decision"] <= 1 and row["waits of each"]["own update"] <= 1 for row in rows), (
+        rows
+    )
     assert all(f"| {name} |" in (tmp_path / "gpu.md").read_text() for name in networks)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.libraries.placement import device
+from mmgrpo.cli.bench import simulated
 
 
 def lengths(prompts: Any, outputs: Any) -> list[float]:
@@ -77,9 +77,9 @@ def waits_of_tokens(name: str, folder: str) -> dict[str, float]:
             replace(config, sampling=replace(config.sampling, max_tokens=length)), "sim:0"
         )
         policy.ends = policy.ends[:0]
-        device.WAITS.clear()
+        simulated.WAITS.clear()
         rollout = policy.rollout(Request(prompts, range(len(prompts)), 4, seed=3))
-        taken = {place: count for (kind, place), count in device.WAITS.items() if kind != "upload"}
+        taken = {place: count for (kind, place), count in simulated.WAITS.items() if kind != "upload"}
         counts["own"][length] = sum(count for place, count in taken.items() if place.startswith("mmgrpo/"))
         counts["all"][length] = sum(taken.values())
     found = {f"{kind} per token": (one[16] - one[8]) / 8 for kind, one in counts.items()}
@@ -88,7 +88,7 @@ def waits_of_tokens(name: str, folder: str) -> dict[str, float]:
     rows = torch.arange(decisions.rows, device="sim:0")
     batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
     for parts in (1, 4):
-        device.WAITS.clear()
+        simulated.WAITS.clear()
         tally = accumulate_gradients(
             policy,
             batch,
@@ -102,14 +102,14 @@ def waits_of_tokens(name: str, folder: str) -> dict[str, float]:
         names = ("update.py", "metrics.py")
         found[f"update in {parts}"] = sum(
             count
-            for (kind, place), count in device.WAITS.items()
+            for (kind, place), count in simulated.WAITS.items()
             if kind in ("item", "copy") and any(n in place for n in names)
         )
     from mmgrpo.runtime.finite import is_finite
 
-    device.WAITS.clear()
+    simulated.WAITS.clear()
     is_finite(policy.network.parameters())
-    found["finite"] = sum(device.WAITS.values())
+    found["finite"] = sum(simulated.WAITS.values())
     return found
 
 
@@ -138,7 +138,7 @@ def mixed() -> list[str]:
 
 def main(out: Path, several: list[str]) -> None:
     torch.set_num_threads(1)
-    device.install()
+    simulated.install()
     found: dict[str, Any] = {"mixed": mixed()}
     for text in several:
         name, folder = text.split(":", 1)

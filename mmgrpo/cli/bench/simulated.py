@@ -2,8 +2,8 @@
 
 A tensor of the device is a wrapper: sizes and strides of the CPU tensor that it holds, on the device ``sim:0``. Every
 operation comes to ``compute``, which looks where its tensors lie as CUDA would, counts what would make the host wait,
-and computes on the CPU. It is registered once in a process, by ``install``, and only tests that ask for it may run
-there: a process in which ``Module.to`` swaps contents is another than a user's.
+and computes on the CPU. It is registered once in a process, by ``install``, and only what asks for it may run there: a
+process in which ``Module.to`` swaps contents is another than a user's.
 
 It shows a forgotten ``.to(device)``, noise drawn on the CPU, a mask beside logits. It shows nothing of CUDA's kernels,
 memory or speed.
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "sim"
 ROOT = Path(__file__).parents[3]
+ROOMS = ("mmgrpo/", "pipelines/", "reward_models/")
 
 WAITS: collections.Counter[tuple[str, str]] = collections.Counter()
 """What would make the host wait, by (kind, place): ``item`` reads a number, ``copy`` moves a tensor to the host,
@@ -141,8 +142,9 @@ def note(kind: str) -> None:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(str(ROOT)) and "/tests/" not in file and "/.venv/" not in file:
-            WAITS[kind, f"{file[len(str(ROOT)) + 1 :]}:{frame.f_code.co_name}"] += 1
+        inner = file[len(str(ROOT)) + 1 :] if file.startswith(str(ROOT)) else ""
+        if inner.startswith(ROOMS) and file != __file__:
+            WAITS[kind, f"{inner}:{frame.f_code.co_name}"] += 1
             return
         frame = frame.f_back
     WAITS[kind, "?"] += 1
