@@ -182,13 +182,13 @@ def test_a_value_in_a_file_is_right_or_refused_in_one_line_that_names_its_key(na
 @pytest.mark.parametrize("name", families())
 def test_an_option_is_right_or_refused_in_one_line_that_names_it(name):
     flat = [trial for trial in of_family(name) if trial.is_flat and trial.value not in ([], "")]
-    leaves = [trial for trial in flat if not dataclasses.is_dataclass(trial_kind(name, trial))]
+    whole = config_class(families()[name].sections)
+    leaves = [trial for trial in flat if not dataclasses.is_dataclass(trial_kind(whole, trial))]
     assert faults(drawn(leaves, 2, full=300), lambda trial: settings(name, trial, *trial.option)) == []
 
 
-def trial_kind(name: str, trial: Trial) -> Any:
-    """The type of the field of a trial."""
-    kind: Any = config_class(families()[name].sections)
+def trial_kind(kind: Any, trial: Trial) -> Any:
+    """The type of the field of a trial of the settings of this kind."""
     for part in trial.key:
         kind = declarations(kind)[part][0]
     return kind
