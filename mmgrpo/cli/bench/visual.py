@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
 
     What is compared is processor time, on which other load of the machine has the least effect.
     """
+    from mmgrpo import update
+
     rows = []
     for method in args.methods:
         with tempfile.TemporaryDirectory() as folder:
@@ -81,15 +83,17 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
             model = trainer.policy.model
             _record(model, calls)
             seconds, spent, bare = [], [], []
-            with _timed(model, "decode") as decode, _timed_rewards() as reward:
+            parts = _timed_rewards(), _timed(model, "decode"), _timed(model, "predict"), _timed(update, "backward")
+            with ExitStack() as stack:
+                times = [stack.enter_context(one) for one in parts]
                 for number in range(args.rounds + 1):
-                    for one in (calls, decode, reward):
+                    for one in (calls, *times):
                         one.clear()
                     start = time.perf_counter(), time.process_time()
                     trainer.run_round()
                     if number:
                         seconds.append(time.perf_counter() - start[0])
-                        spent.append((time.process_time() - start[1], sum(reward), sum(decode)))
+                        spent.append((time.process_time() - start[1], *map(sum, times)))
                         bare.append(_replay(trainer.policy, trainer.prompts[0], list(calls)))
             lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()[epochs:]]
 
@@ -112,6 +116,7 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
             )
             pairs = zip(spent, bare, strict=True)
             rows[-1]["overhead"] = statistics.median((one[0] - one[1]) / passes - 1 for one, passes in pairs)
+            rows[-1]["outside"] = statistics.median((one[0] - one[1]) / sum(one[3:]) - 1 for one in spent)
         print(_row(rows[-1]), flush=True)
     return rows
 
@@ -120,11 +125,12 @@ def _row(row: dict[str, Any]) -> str:
     return (
         f"{row['method']:26} {row['seconds']:8.2f} s per round  (sample {row['rollout']:6.2f}  "
         f"reward {row['reward']:5.2f}  update {row['update']:6.2f})  evaluations {row['evaluations to sample']:5d} + "
-        f"{row['evaluations to train']:4d}  bare passes {row['bare passes']:6.2f} s  overhead {row['overhead']:+.1%}"
+        f"{row['evaluations to train']:4d}  bare passes {row['bare passes']:6.2f} s  overhead {row['overhead']:+.1%}  "
+        f"outside {row['outside']:+.1%}"
     )
 
 
-PROCESSOR = ("processor s", "of rewards", "of decoding")
+PROCESSOR = ("processor s", "of rewards", "of decoding", "of forward", "of backward")
 """Processor seconds of a round, and of these parts of it."""
 
 
@@ -214,7 +220,9 @@ def write_results(result: dict[str, Any], out: Path) -> None:
         f"{result['medians of']} rounds; seconds per round, and from *processor s* on processor seconds, on which "
         "other load of the machine has little effect. *Bare passes* are the forward and backward passes of the round "
         "alone, repeated after it with the same batch sizes; *overhead* is the additional processor time of the round "
-        "relative to them, without the reward functions, and with the decoding of the latents.",
+        "relative to them, without the reward functions, and with the decoding of the latents; *outside* is what the "
+        "round spends outside of its own passes, relative to these, which is the same but for what the trainer changes "
+        "in the passes themselves, and for what other load changes between a round and its repetition.",
         "",
         *table,
     ]
@@ -223,7 +231,7 @@ def write_results(result: dict[str, Any], out: Path) -> None:
 
 
 def _cell(name: str, value: Any) -> str:
-    if name == "overhead":
+    if name in ("overhead", "outside"):
         return f"{value:+.1%}"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
