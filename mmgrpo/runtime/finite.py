@@ -54,7 +54,7 @@ def refuse_nan(values: Tensor, what: str) -> Tensor:
 
 def refuse_nonfinite(values: Tensor, what: str) -> Tensor:
     """``refuse_nan`` that refuses infinite values too."""
-    refuse(not bool(values.isfinite().all()), what)
+    refuse(not bool(_finite(values)), what)
     return values
 
 

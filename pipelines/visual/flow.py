@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.runtime.fingerprint import of_network
+from mmgrpo.runtime.finite import is_finite
 from mmgrpo.types import Image, Media, Prompt, Reference, Video
 from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of, refuse_media, stacked
 from pipelines.denoising import CHECKPOINT
@@ -412,7 +413,7 @@ def latents_of_pixels(vae: Any, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tenso
 def refuse_overflow(pixels: Tensor, pipeline: Any) -> None:
     """ValueError where finite latents decode to pixels that are not: a VAE whose activations overflow half
     precision."""
-    if not bool(torch.isfinite(pixels).all()):
+    if not is_finite([pixels]):
         dtype = str(pipeline.vae.dtype).removeprefix("torch.") if pipeline else "float32"
         raise ValueError(
             f"the VAE ({dtype}) makes pixels that are NaN or infinite of latents that are finite: its activations "
