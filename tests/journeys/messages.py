@@ -146,9 +146,9 @@ def error(of: object) -> str:
                 load_prompts(of)
             else:
                 call(*shlex.split(str(of), posix=False))
-    except SystemExit:  # of argparse, whose last line is the error, or of tyro, which prints it first in a frame
-        lines = [line.strip("│| ") for line in printed.getvalue().splitlines()]
-        return lines[1] if lines[0].startswith(("╭", "+")) else lines[-1]
+    except SystemExit:  # of argparse, whose last line is the error, or of tyro, which prints it below a title
+        lines = [text for line in printed.getvalue().splitlines() if (text := line.strip("│|╭╮╰╯─-+ "))]
+        return lines[-1] if lines[0].startswith("usage") else lines[1]
     except (ValueError, OSError, ImportError) as refused:
         return str(refused)
     raise AssertionError(f"{of} is not refused")
