@@ -130,7 +130,7 @@ LATE = {
     "broken prompts": (["--data.train", "broken.jsonl"], "broken.jsonl:2.*JSON"),
     "unknown schedule": (["--optim.decay", "cosin"], "'cosin'.*constant, linear, cosine"),
     "an average of nothing": (["--optim.ema", 2], r"--optim.ema.*2.0.*\[0, 1\)"),
-    "nothing to train on": (["--rewards", "scene_all(weight=0)"], "weight 0"),
+    "nothing to train on": (["--rewards", "scene_all(weight=0)"], "rewards: .*weight"),
     "preset for tokens": (["--algorithm.preset", "gfpo"], "'gfpo'.*tokens"),
 }
 
