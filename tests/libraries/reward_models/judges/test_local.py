@@ -184,7 +184,7 @@ def test_a_judge_is_frozen_asked_eight_questions_at_a_time_and_in_float32_on_the
     ("change", "message"),
     [
         (lambda place: (place / "chat_template.jinja").unlink(), "chat template"),
-        (raising, "judge.*chat template.*a picture and a text.*no pictures here.*chat_template.jinja"),
+        (raising, "judge.*chat template.*an image and a text.*no pictures here.*chat_template.jinja"),
         (unclosed, "judge.*chat template.*chat_template.jinja"),
         (pickled, "model.safetensors"),
         (foreign, "loaded"),

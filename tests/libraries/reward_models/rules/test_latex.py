@@ -8,7 +8,7 @@ import pytest
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import latex_drawing
 from reward_models.rules.cw_ssim import cw_ssim, fitted
-from reward_models.rules.latex import PICTURE
+from reward_models.rules.latex import SIMILARITY
 from reward_models.rules.latex_drawing import MARGIN, ROW, draw, label
 from reward_models.rules.latex_tables import MAX_NODES, read_latex_table
 from reward_models.rules.tasks import TASKS
@@ -158,7 +158,7 @@ def test_pictures_are_alike_by_the_phases_of_their_waves():
     edge[:, 32:] = 0
     moved = np.roll(edge, 1, axis=1)
     moved[:, 0] = 1
-    assert cw_ssim(edge, moved) > 0.95 > PICTURE > cw_ssim(edge, edge.T)
+    assert cw_ssim(edge, moved) > 0.95 > SIMILARITY > cw_ssim(edge, edge.T)
     assert cw_ssim(one[:3, :5], other[:3, :5]) <= 1
     with pytest.raises(ValueError, match="equal"):
         cw_ssim(one, other[:10])
