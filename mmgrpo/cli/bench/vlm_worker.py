@@ -194,7 +194,7 @@ def end_at(lengths: list[int]) -> None:
     drawn, ends = Numbers.at, torch.tensor(lengths)
 
     def at(self: Numbers, own: torch.Tensor, row: torch.Tensor, highest: int) -> torch.Tensor:
-        return torch.where(own + 1 == ends[row], 1 - 2**-24, 0.999 * drawn(self, own, row, highest))
+        return torch.where(own + 1 == ends[row % len(ends)], 1 - 2**-24, 0.999 * drawn(self, own, row, highest))
 
     Numbers.at = at  # type: ignore[method-assign]
 
@@ -214,7 +214,7 @@ def generate_until(generate: Any, lengths: list[int], end: int) -> Any:
         def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             self.drawn += 1
             scores[:, end] = -torch.inf
-            now = ends == self.drawn
+            now = (ends == self.drawn).repeat(len(scores) // len(ends))  # a group after the other
             scores[now] = -torch.inf
             scores[now, end] = 0.0
             return scores
