@@ -25,7 +25,7 @@ class Given:
     image: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Images that every prompt shows, in this order; <image> in a prompt is the place of each."""
     video: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """Clips that every prompt shows."""
+    """Videos that every prompt shows."""
     audio: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Recordings that every prompt plays; without --prompts each is a prompt of its own, for speech recognition."""
     answers: Annotated[list[str], LONG_TEXT] = field(default_factory=list)
