@@ -27,8 +27,8 @@ CONTEXT.set_forkserver_preload(IMPORTED)
 
 
 class Forked:
-    """A process that runs ``python -m module arguments`` with these variables beside those of this one; as much of
-    ``subprocess.Popen`` as its tests use."""
+    """A process that runs ``python -m module arguments`` here, with these variables added to those of this one; as much
+    of ``subprocess.Popen`` as its tests use. ``kill`` also removes what it printed."""
 
     def __init__(self, module: str, arguments: Sequence[object], variables: Mapping[str, object]) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -37,7 +37,7 @@ class Forked:
         descriptor, log = tempfile.mkstemp(suffix=".txt")
         os.close(descriptor)
         self._log = Path(log)
-        given = (module, [*map(str, arguments)], environment, log)
+        given = (module, [*map(str, arguments)], environment, os.getcwd(), log)
         self._process = CONTEXT.Process(target=_run, args=given)
         self._process.start()
 
@@ -70,7 +70,8 @@ def _start_server(environment: Mapping[str, str]) -> None:
         os.environ |= before
 
 
-def _run(module: str, arguments: list[str], environment: dict[str, str], log: str) -> None:
+def _run(module: str, arguments: list[str], environment: dict[str, str], folder: str, log: str) -> None:
+    os.chdir(folder)  # the server's own is that in which the first of its processes was asked for
     os.environ.clear()
     os.environ |= environment
     file = os.open(log, os.O_WRONLY)

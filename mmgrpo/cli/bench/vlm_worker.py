@@ -71,24 +71,25 @@ class Clock:
     rollout: list[float] = field(default_factory=list)
     reward: list[float] = field(default_factory=list)
     drawing: list[float] = field(default_factory=list)
-    """Processor seconds of what draws the completions."""
+    """Processor seconds of what draws the completions, of each step; the last is of none."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     def tick(self) -> None:
         self.ends.append((time.perf_counter(), time.process_time()))
+        self.drawing.append(0.0)
 
     def steps(self) -> list[tuple[float, float]]:
         """Wall-clock and processor seconds per step."""
         return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.ends)]
 
     def drawn(self, draw: Any) -> Any:
-        """``draw``, of which every call is a step's drawing."""
+        """``draw``, whose calls are the drawing of the step that runs."""
 
         def timed(*inputs: Any, **options: Any) -> Any:
             start = time.process_time()
             result = draw(*inputs, **options)
-            self.drawing.append(time.process_time() - start)
+            self.drawing[-1] += time.process_time() - start
             return result
 
         return timed
@@ -355,12 +356,12 @@ def compete(contest: Contest) -> dict[str, Any]:
         "uneven": contest.uneven,
         "seconds": seconds,
         "processor seconds": min(processor_time),
-        "drawing": min(clock.drawing[1:]),
+        "drawing": min(clock.drawing[1:-1]),
         "rollout": rollout,
         "reward": reward,
         "update": seconds - rollout - reward,
         "samples a processor second": contest.prompts * contest.group / min(processor_time),
-        "tokens a processor second": clock.completion_tokens / min(clock.drawing[1:]),
+        "tokens a processor second": clock.completion_tokens / min(clock.drawing[1:-1]),
         "peak": peak,
         "peak above load": peak - loaded,
         "prompt tokens": clock.prompt_tokens,

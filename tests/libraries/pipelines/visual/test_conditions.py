@@ -175,7 +175,7 @@ def test_a_run_skips_prompts_that_would_be_cut_and_says_so(folder):
         family.accept(config, policy, [*fine[:18], Prompt("a " * 60, "x"), Prompt("b " * 60, "y")])
 
 
-# ---- pictures next to the words
+# ---- images next to the words
 
 
 def test_the_given_picture_is_the_prompts_one_picture(tmp_path):
