@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import tempfile
@@ -25,13 +26,16 @@ def tiny_checkpoint(maker: Callable[..., Any], *arguments: Any, **options: Any) 
 
     Its name has a hash of the maker's source, of those of the modules of ``pipelines`` and of the toy worlds that it
     imports, of the options and of the versions of the libraries. RuntimeError for a folder that a test has changed,
-    which is removed.
+    which is removed, and where one would be made by a process of several that is not the first, in which transformers
+    writes no weights.
     """
     facts = [maker.__qualname__, written([arguments, sorted(options.items())]), versions(), *sources(maker.__module__)]
     key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
     folder = FOLDER / f"{maker.__module__.rpartition('.')[2]}-{key}"
     stamp = folder.with_suffix(".stamp")
     if not (folder.is_dir() and stamp.is_file()):
+        if int(os.environ.get("RANK", "0")):
+            raise RuntimeError(f"{folder}: make this checkpoint before the processes are started")
         FOLDER.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=FOLDER, prefix=".new-") as place:
             made = Path(place) / "model"

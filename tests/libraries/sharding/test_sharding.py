@@ -17,6 +17,7 @@ from mmgrpo.family import Blocks, families, refuse_unshardable
 from mmgrpo.runtime.identity import Identity
 from pipelines.training import Training
 from tests.libraries.families.test_battery import ADAPTED
+from tests.libraries.sharding.worker import config_of
 from tests.processes import Forked
 from tests.unit.runtime.ports import meeting_port
 
@@ -58,6 +59,8 @@ class Runs:
                 (place / ".writing-killed").mkdir()
                 (place / ".writing-killed" / "weights.safetensors").write_bytes(b"half")
         folder.mkdir(exist_ok=True)
+        for case in cases:  # transformers writes a tiny model in the first process alone
+            config_of(case, folder, "none", 1)
         with meeting_port() as port:
             workers = [worker(folder, index, world, port, replicate, cases) for index in range(world)]
             try:
