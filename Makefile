@@ -148,7 +148,7 @@ format: $(STAMP)  ## format the code and mend what lint can mend
 bench: $(STAMP)  ## measure sampling and training speed on this machine
 	$(BIN)/mmgrpo bench visual
 
-twins: $(STAMP)  ## train every recipe at the size of a processor, and compare what it learns with stored thresholds
+twins: $(STAMP)  ## train every recipe, scaled down to CPU-seconds, and compare what it learns with stored thresholds
 	$(BIN)/mmgrpo bench twins
 
 # After a change of worlds, recipes or presets: thresholds are those of runs of equal settings (about an hour of one core).

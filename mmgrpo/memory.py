@@ -352,8 +352,9 @@ def report(folder: Folder, config: Any, processes: int, **known: Any) -> list[st
     """The lines of a dry run: what this run needs on each process, and what it would need divided among more."""
     found = needs(folder, config, processes=processes, **known)
     total = sum(found.values()) / 1e9
+    where = "on one process" if processes == 1 else f"on each of {processes} processes"
     lines = [
-        f"memory:    {total:.3g} GB on each of {processes} process(es), distributed.shard {config.distributed.shard}: "
+        f"memory:    {total:.3g} GB {where}, distributed.shard {config.distributed.shard}: "
         + ", ".join(f"{name} {size / 1e9:.3g}" for name, size in found.items()),
         f"           {fits(total)}; activations are {'an estimate' if 'activations' in found else 'not in it'} "
         "(docs/scaling.md)",

@@ -231,7 +231,7 @@ class Trainer:
             except Exception as failure:
                 print(f"no checkpoint could be written: {failure}", flush=True)
         if self.accelerator.is_main_process and self.checkpoints.saved:
-            print(f"{self.checkpoints.latest} is the newest checkpoint; go on with: {self.again}", flush=True)
+            print(f"{self.checkpoints.latest} is the newest checkpoint; resume with: {self.again}", flush=True)
 
     def run_round(self, bar: tqdm | None = None) -> None:
         """One round: a rollout and its optimizer steps."""

@@ -45,9 +45,9 @@ class Args:
     batch_size: Annotated[int, COUNT] = 16
     """Comparisons that are scored at once."""
     seed: Annotated[int, SEED] = 0
-    """Of bootstraps, of the halves on which thresholds are tuned, and of attacks."""
+    """Random seed for bootstrap resampling, the split on which thresholds are tuned, and attacks."""
     device: Annotated[str, DEVICE] = "auto"
-    """Where rewards with weights compute."""
+    """Device of rewards with weights."""
     output: Annotated[str, ANY_TEXT] = "reward_evaluation"
     """Output folder."""
 

@@ -1,4 +1,4 @@
-"""Write a trained model for other programs: its adapters under their names, or the whole model with them inside.
+"""Export a trained model for other programs: its adapters in the program's own format, or the merged model.
 
     mmgrpo export runs/demo --format diffusers     # pipe.load_lora_weights("runs/demo/export-diffusers")
     mmgrpo export runs/sdxl --format comfyui       # a file for ComfyUI's folder models/loras
@@ -46,7 +46,7 @@ class Args:
     check: Annotated[int, COUNT_OR_ZERO] = 2
     """Prompts of the run with which a merged model is compared with the policy; 0 compares nothing."""
     device: Annotated[str, DEVICE] = "cpu"
-    """Where a merged model is computed."""
+    """Device on which a merged model is computed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -198,15 +198,15 @@ def launch(
                         times = (
                             f"after {request.restarts} restarts (--restarts)" if request.restarts else "(--restarts 0)"
                         )
-                        raise RuntimeError(f"{loss}; the run ends {times}; go on with: {again}") from loss
+                        raise RuntimeError(f"{loss}; the run ends {times}; resume with: {again}") from loss
                     say(f"{loss}; the run goes on from its last checkpoint, restart {lost} of {request.restarts}")
                     options = [*resumed]
                 except Failed as failure:
-                    raise RuntimeError(f"{failure}; go on with: {again}") from failure
+                    raise RuntimeError(f"{failure}; resume with: {again}") from failure
                 except ValueError as refusal:  # a cluster that has become too small
-                    raise ValueError(f"{refusal}; go on with: {again}" if lost else str(refusal)) from None
+                    raise ValueError(f"{refusal}; resume with: {again}" if lost else str(refusal)) from None
     except Interrupted:
-        say(f"go on with: {again}")
+        say(f"resume with: {again}")
         raise
     finally:
         ray.shutdown()

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 def options() -> argparse.ArgumentParser:
     """The options of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", "--pictures", type=Path, required=True)
-    parser.add_argument("--reward", default="hpsv2")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--omega", type=float, help="(default: that of the paper)")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", "--pictures", type=Path, required=True, help="JSONL file of captioned images")
+    parser.add_argument(
+        "--reward", default="hpsv2", help="reward to correct: hpsv2, pickscore or clip_score (default: hpsv2)"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="safetensors file to write")
+    parser.add_argument("--omega", type=float, help="extrapolation beyond the direction (default: that of the paper)")
+    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps (default: 2000)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate (default: 1e-3)")
+    parser.add_argument("--device", default="cpu", help="device of the reward and of training (default: cpu)")
     return parser
 
 

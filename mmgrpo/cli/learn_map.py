@@ -17,14 +17,14 @@ from mmgrpo.cli.learn_direction import captioned
 def options() -> argparse.ArgumentParser:
     """The options of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", "--pictures", type=Path, required=True)
-    parser.add_argument("--embed-text", required=True)
-    parser.add_argument("--embed", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--images", "--pictures", type=Path, required=True, help="JSONL file of captioned images")
+    parser.add_argument("--embed-text", required=True, help="module:function of the text embeddings")
+    parser.add_argument("--embed", required=True, help="module:function of the image embeddings")
+    parser.add_argument("--out", type=Path, required=True, help="safetensors file to write")
+    parser.add_argument("--steps", type=int, default=1000, help="optimizer steps (default: 1000)")
+    parser.add_argument("--hidden", type=int, default=256, help="width of the map's hidden layer (default: 256)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate (default: 1e-3)")
+    parser.add_argument("--device", default="cpu", help="device of the image embeddings (default: cpu)")
     return parser
 
 

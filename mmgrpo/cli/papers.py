@@ -1,4 +1,4 @@
-"""List the papers that mmgrpo expresses, in part or not yet; ``mmgrpo explain ID`` shows the record of one:
+"""List papers with the state of their implementation; ``mmgrpo explain ID`` shows the record of one:
 
 mmgrpo papers
 mmgrpo papers --status part --area core

@@ -1,4 +1,4 @@
-"""List the prompts of a run by how hard they were, and write some of them as a data set.
+"""List the prompts of a run by difficulty, and write some of them as a data set.
 
     mmgrpo prompts runs/demo                                     # the hardest first
     mmgrpo prompts runs/demo --which never                       # never solved

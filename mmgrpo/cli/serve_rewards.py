@@ -52,7 +52,7 @@ class Args:
     max_wait: Annotated[float, within("[0, 60]")] = 0.005
     """Seconds to wait for further requests with which a batch may be filled up to --max-batch."""
     max_waiting: Annotated[int, COUNT] = 256
-    """Requests that may wait for a reward; further ones get HTTP 503."""
+    """Requests that may wait for a reward; further ones get HTTP 429."""
     max_mebibytes: Annotated[int, within("[1, 1e6]")] = 1024
     """Largest request, in MiB; media may take four times as much once decoded."""
     max_pixels: Annotated[int, COUNT] = 1 << 24
@@ -61,7 +61,7 @@ class Args:
     """Longest video or audio of a request, in seconds."""
     max_in_flight: Annotated[int, within("[1, 1e6]")] = 4096
     """Bodies of all requests that are being read or scored, and their media once decoded, in MiB; further requests
-    get HTTP 503."""
+    get HTTP 429."""
     header_seconds: Annotated[float, within("(0, 1e6]")] = 30.0
     """Seconds within which the headers of a request must come."""
     body_seconds: Annotated[float, within("(0, 1e6]")] = 120.0

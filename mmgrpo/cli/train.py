@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.extras import install
-from mmgrpo.config.names import nearest
+from mmgrpo.config.names import nearest, plural
 from mmgrpo.config.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.reading import load_yaml, read_config, refuse_preset, take_option, without_launch
@@ -230,11 +230,12 @@ def arithmetic(config: Config) -> str:
             [],
             "",
         )
+    split = f"{plural(optim.updates, 'update')} x {plural(optim.epochs, 'epoch')} = {plural(steps, 'optimizer step')}"
     return "\n".join(
         [
             f"a rollout: {head}",
             *(f"           {line}" for line in rest),
-            f"           cut into {optim.updates} update(s) x {optim.epochs} epoch(s) = {steps} optimizer step(s)",
+            f"           split into {split}",
             f"the run:   {config.steps:,} optimizer steps = {rollouts:,} rollouts{' = ' * bool(totals)}{totals}",
             *([f"offline:   the first {offline:,} optimizer steps train on given answers"] if offline else []),
             f"evaluated: {evaluated(config)}",

@@ -57,21 +57,21 @@ class Args:
     batch_size: Annotated[int, COUNT] = 64
     """Pairs (or rated outputs) of a step."""
     weight_decay: Annotated[float, UPPER_BOUND] = 1e-2
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     hidden: Annotated[int, COUNT] = 128
     """Width between the two layers of the head."""
     lora_rank: Annotated[int, COUNT_OR_ZERO] = 0
     """Rank of adapters in the language model of the features, which are trained with the head; 0 freezes it."""
     user_groups: Annotated[int, COUNT] = 1
-    """Groups of users, with a head each."""
+    """Groups of users; a head is trained for each."""
     user_rounds: Annotated[int, COUNT] = 10
     """Rounds in which users choose their head and heads are trained on their users, at most."""
     limit: Annotated[int, COUNT_OR_ZERO] = 0
     """Comparisons to train on; 0 for all."""
     seed: Annotated[int, SEED] = 0
-    """Of weights and of the order of pairs."""
+    """Random seed for the initial weights and the order of pairs."""
     device: Annotated[str, DEVICE] = "auto"
-    """Where the head and its features compute."""
+    """Device of the head and its features."""
     output: Annotated[str, ANY_TEXT] = "preference_head"
     """Output folder."""
 

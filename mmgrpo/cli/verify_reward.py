@@ -35,7 +35,7 @@ class Args:
     batch_size: Annotated[int, COUNT] = 16
     """Comparisons that are scored at once."""
     device: Annotated[str, DEVICE] = "auto"
-    """Where the reward computes."""
+    """Device of the reward."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

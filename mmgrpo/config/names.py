@@ -1,4 +1,4 @@
-"""Hints for unknown names."""
+"""Parts of messages: hints for unknown names, and plurals."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ FEW = 16
 
 SHOWN = 5
 """Names that a message shows of a longer one."""
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 epoch``, ``2 epochs``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def nearest(name: str, names: Any, listing: str = "") -> str:

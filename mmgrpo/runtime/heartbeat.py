@@ -58,7 +58,7 @@ def watched(accelerator: Accelerator, again: str, patience: float = PATIENCE) ->
         if first:
             time.sleep(2 * INTERVAL)  # until the others have read it
         else:
-            print(f"process {rank} has failed; go on with: {again}", flush=True)
+            print(f"process {rank} has failed; resume with: {again}", flush=True)
         raise
     finally:
         ended.set()
@@ -90,5 +90,5 @@ def _watch(store: TCPStore, rank: int, world: int, ended: threading.Event, again
         except RuntimeError:
             why = "process 0 has ended"
         if why and not ended.wait(GRACE):
-            print(f"process {rank} ends, since {why}; go on with: {again}", flush=True)
+            print(f"process {rank} ends, since {why}; resume with: {again}", flush=True)
             os._exit(status)

@@ -1,4 +1,4 @@
-"""Any language model of transformers that hears, through its own processor and its own forward pass.
+"""Any audio-language model of transformers, through its own processor and its own forward pass.
 
 A family of its own is faster where there is one (``qwen_audio``): it encodes a frozen clip once per run and batches
 prompts. Here every prompt is read by the network alone, recordings included, and what the samples of its group share is
@@ -104,7 +104,7 @@ class AudioText(OwnForward):
 
 
 def load(options: AudioTextOptions, training: Training = PLAIN) -> AudioText:
-    """Load any language model that hears for training.
+    """Load any audio-language model for training.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for a model of another kind and for one that does
     not hear clips of this duration to their end, ImportError where its processor needs a package.
@@ -125,7 +125,7 @@ def load(options: AudioTextOptions, training: Training = PLAIN) -> AudioText:
     network_class = getattr(transformers, str(name), None)
     if getattr(config, "is_encoder_decoder", False) or "audio" not in getattr(network_class, "input_modalities", ()):
         raise ValueError(
-            f"'{source}': got a model of type '{kind}', expected a language model of transformers that hears; set "
+            f"'{source}': got a model of type '{kind}', expected an audio-language model of transformers; set "
             "model.family to whisper for Whisper, image_text for a model of images, causal_lm for one of text"
         )
     processor = read_hearing_processor(source, config)

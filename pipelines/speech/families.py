@@ -324,7 +324,7 @@ FAMILIES: Mapping[str, Family] = {
         _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), WindowedOptions),
         _hearing(
             "audio_text",
-            "any other language model of transformers that hears: Voxtral, Granite-Speech, Qwen2.5-Omni, ...",
+            "any other audio-language model of transformers: Voxtral, Granite-Speech, Qwen2.5-Omni, ...",
             (
                 *("voxtral", "granite_speech", "granite_speech_plus", "qwen2_5_omni", "qwen2_5_omni_thinker"),
                 *("qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_asr", "audioflamingo3", "musicflamingo"),
@@ -335,7 +335,7 @@ FAMILIES: Mapping[str, Family] = {
         DurationFamily(),
         DenoisedAudio(
             "stable_audio",
-            "Stable Audio Open: sounds and music of a text and a duration",
+            "Stable Audio Open: text-to-audio (sound effects and music) of a given duration",
             "pipelines.speech.stable_audio",
             ("StableAudioPipeline",),
             Sections(StableAudioOptions, SoundSampling, CaptionData, SpeechEval, ("clap",), outputs="Audio"),

@@ -103,7 +103,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
         ),
         VisualFamily(
             "hunyuan_video",
-            "HunyuanVideo: clips from words",
+            "HunyuanVideo, text-to-video",
             "pipelines.visual.hunyuan_video",
             ("HunyuanVideoPipeline",),
             HunyuanVideoOptions,
@@ -111,7 +111,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
         ),
         VisualFamily(
             "skyreels_i2v",
-            "SkyReels-V1, a HunyuanVideo: clips from words and their first frame",
+            "SkyReels-V1, a HunyuanVideo, image-to-video",
             "pipelines.visual.skyreels_i2v",
             ("HunyuanSkyreelsImageToVideoPipeline", "HunyuanVideoPipeline"),
             SkyreelsOptions,
@@ -120,14 +120,14 @@ FAMILIES: Mapping[str, VisualFamily] = {
         ),
         VisualFamily(
             "ltx_video",
-            "LTX-Video: clips from words",
+            "LTX-Video, text-to-video",
             "pipelines.visual.ltx_video",
             ("LTXPipeline",),
             LtxVideoOptions,
         ),
         VisualFamily(
             "ltx_i2v",
-            "LTX-Video: clips from words and their first frame",
+            "LTX-Video, image-to-video",
             "pipelines.visual.ltx_i2v",
             ("LTXImageToVideoPipeline", "LTXPipeline"),
             LtxImageOptions,
@@ -135,7 +135,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
         ),
         VisualFamily(
             "wan",
-            "Wan 2.1 and 2.2: clips from words, and small models of their architecture",
+            "Wan 2.1 and 2.2, text-to-video, and small models of their architecture",
             "pipelines.visual.wan",
             ("WanPipeline", "WanTransformer3DModel"),
             WanOptions,
@@ -143,7 +143,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
         ),
         VisualFamily(
             "wan_i2v",
-            "Wan 2.1 and 2.2: clips from words and their first frame",
+            "Wan 2.1 and 2.2, image-to-video",
             "pipelines.visual.wan_i2v",
             ("WanImageToVideoPipeline", "WanPipeline"),
             WanImageOptions,

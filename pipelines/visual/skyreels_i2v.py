@@ -108,7 +108,7 @@ def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
         raise ValueError(
             f"'{options.transformer or source}': the network reads {network.config.in_channels} channels, expected "
             f"{2 * channels}, half of them for the image; set model.transformer={NETWORK}, or take "
-            "model.family=hunyuan_video for clips from words"
+            "model.family=hunyuan_video for text-to-video"
         )
 
     def sized(height: int, width: int, frames: int) -> tuple[Skyreels, tuple[int, ...]]:

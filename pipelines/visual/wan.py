@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2 (Wan team 2025, arXiv:2503.20314): clips from words.
+"""Wan 2.1 and 2.2 (Wan team 2025, arXiv:2503.20314), text-to-video.
 
 Four kinds of folder load: of diffusers' ``WanPipeline`` (folder or hub id) those with one network (Wan 2.1), with two,
 one above and one below a noise level (Wan 2.2 14B), and with a time per token (Wan 2.2 5B); and small ones

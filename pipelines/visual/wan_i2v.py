@@ -110,7 +110,7 @@ def load(options: WanImageOptions, training: Training = PLAIN) -> FlowModel:
     source = locate(options.path, EXAMPLE, "model_index.json")
     index = read_json(source, "model_index.json") or {}
     if not index.get("expand_timesteps") and index.get("_class_name") == "WanPipeline":
-        raise ValueError(f"'{source}' makes clips from words only, expected one that takes an image; take family wan")
+        raise ValueError(f"'{source}' is a text-to-video model, expected one that takes an image; set model.family=wan")
     network = read_json(source, "transformer/config.json") or {}
     if network.get("pos_embed_seq_len") is not None:
         raise ValueError(

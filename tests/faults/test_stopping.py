@@ -61,7 +61,7 @@ def test_a_signal_while_samples_are_scored_saves_the_last_round_and_the_run_goes
         stopped.fit()
     assert caught.value.status == 128 + number and [signal.getsignal(one) for one in SIGNALS] == handlers
     assert checkpoints(tmp_path / "cut") == saved
-    assert ("go on with: resume=True" in capsys.readouterr().out) == bool(saved)
+    assert ("resume with: resume=True" in capsys.readouterr().out) == bool(saved)
     assert resumed(tmp_path / "cut") == expected
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
 

@@ -75,7 +75,7 @@ def test_what_can_be_saved_is_saved_before_an_error_ends_the_run(
     made.checkpoints.saved = 3
     made._rescue(error)
     assert found == saved, "what is saved already is not saved again"
-    assert "step-000003 is the newest checkpoint; go on with: mmgrpo train" in capsys.readouterr().out
+    assert "step-000003 is the newest checkpoint; resume with: mmgrpo train" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("every", [1, 100])

@@ -219,7 +219,7 @@ def test_a_run_of_python_says_how_python_goes_on(tmp_path, capsys):
     made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(2))
     made.checkpoints.saved = 3
     made._rescue(RuntimeError())
-    assert capsys.readouterr().out.endswith("go on with: resume=True\n")
+    assert capsys.readouterr().out.endswith("resume with: resume=True\n")
 
 
 def test_two_samples_and_one_step_are_the_least(tmp_path):

@@ -1,17 +1,17 @@
 """Benchmarks: the cost of rounds under each plan, the overhead of the trainer, and reward against training time.
 
     mmgrpo bench visual                   # cost of rounds and overhead (a minute or two)
-    mmgrpo bench visual --learn           # reward against processor time, every method, 5 seeds (days; --resume)
+    mmgrpo bench visual --learn           # reward against CPU time, every method, 5 seeds (days; --resume)
     mmgrpo bench vlm                      # a training step on images, compared with TRL
     mmgrpo bench speech                   # a training step on speech, with and without shared encodings
     mmgrpo bench rewards                  # rewards in process, in a process of their own, served; overlap with sampling
     mmgrpo bench gpu                      # rounds of networks of published sizes, random weights (minutes on a card)
     mmgrpo bench scale                    # bytes that sharding moves and holds, against the formulas (minutes)
     mmgrpo bench algorithms               # 24 presets on equal budgets, three tasks, three seeds (hours)
-    mmgrpo bench twins                    # every recipe at the size of a processor: does it learn? (minutes)
+    mmgrpo bench twins                    # every recipe scaled down to CPU-seconds: does it learn? (minutes)
 
-Everything is measured in one run, on one model. Speed is never asserted by a test: it depends on the machine, which the
-files under benchmarks/ name.
+A benchmark measures all of its rows in one run, on one machine, which the files under benchmarks/ name. No test
+asserts a speed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     mmgrpo bench algorithms                     # 24 presets, three tasks, 3 seeds: about 6 to 7 hours of one core
     mmgrpo bench algorithms --tasks text --presets grpo dr_grpo --seeds 1
-    mmgrpo bench algorithms --resume            # go on where it was stopped
+    mmgrpo bench algorithms --resume            # keep the runs that are finished
 
 Tasks are those that need no download: ``image``, the embedded model of ``visual/demo`` and its rules; ``question``,
 that of ``vlm/demo``, which answers questions on images; ``text``, a random language model of a few thousand parameters

@@ -1,4 +1,4 @@
-"""Read the configuration of another project and print it as a recipe of ours.
+"""Read the configuration of another project and print it as a recipe of mmgrpo.
 
     mmgrpo migrate trl config.yaml > recipe.yaml                        # a file of 'trl grpo --config'
     mmgrpo migrate trl train_grpo.py --processes 8 -- --learning_rate 2e-6     # a script; flags behind -- override it
@@ -8,11 +8,10 @@
     mmgrpo migrate dance_grpo scripts/finetune/finetune_flux_grpo.sh
     mmgrpo train --config recipe.yaml --dry-run                         # what the recipe would cost
 
-Every setting of the input appears in the recipe: as a setting of ours with its origin behind it, as a value ??? or a
-line of the section 'undecided', which 'mmgrpo train' refuses until you decide it, or in the comment at the top where it
-changes nothing of what is trained. Defaults of theirs that differ from ours are written out. Nothing is executed: shell
-scripts and Python files are read as text. docs/migration.md and its pages have all settings and data columns side by
-side.
+Every setting of the input appears in the recipe: as a setting of mmgrpo with its origin in a comment; as a value ??? or
+a line of the section 'undecided', which 'mmgrpo train' refuses until you decide it; or, where it does not affect
+training, in the comment at the top. Defaults that differ from those of mmgrpo are written out. Nothing is executed:
+shell scripts and Python files are read as text. docs/migration.md lists all settings and data columns side by side.
 """
 
 from __future__ import annotations

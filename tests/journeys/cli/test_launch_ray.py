@@ -112,7 +112,7 @@ def test_a_signal_reaches_every_process_which_ends_by_itself(number, cluster, tm
     with pytest.raises(Interrupted) as stopped:
         started(cluster, tmp_path, code)
     assert stopped.value.status == 128 + number and len(list(tmp_path.glob("stopped-*"))) == 2
-    assert "go on with: the command" in capfd.readouterr().out
+    assert "resume with: the command" in capfd.readouterr().out
 
 
 def after(due: Callable[[], bool], act: Callable[[], None]) -> None:

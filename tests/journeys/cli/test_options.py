@@ -182,12 +182,12 @@ def test_the_costs_of_a_run_are_those_of_its_rollouts():
     assert arithmetic(read([*TEXT, "--optim.updates", "2"], "")).splitlines() == [
         "a rollout: 4 prompts x 2 samples = 8 completions of at most 10 tokens, 80 in all",
         "           80 tokens sampled, 24 completions forward and backward",
-        "           cut into 2 update(s) x 3 epoch(s) = 6 optimizer step(s)",
+        "           split into 2 updates x 3 epochs = 6 optimizer steps",
         "the run:   13 optimizer steps = 3 rollouts = "
         "24 completions, 240 tokens sampled at most, 72 completions to train",
         "evaluated: on data/questions/heldout.jsonl",
     ]
-    assert "cut into 4 update(s)" in arithmetic(read([*TEXT, "--optim.updates", "4"], ""))
+    assert "split into 4 updates" in arithmetic(read([*TEXT, "--optim.updates", "4"], ""))
     with pytest.raises(ValueError, match="rollout.*4.*optim.updates=5"):
         arithmetic(read([*TEXT, "--optim.updates", "5"], ""))
 

@@ -124,7 +124,7 @@ def test_the_arithmetic_of_a_run_without_branches():
     sampled, trained = rows * 10 * 2, rows * 9
     assert f"{sampled:,} network evaluations to sample, {trained:,} decisions trained" in text
     assert f"with {2 * trained:,} evaluations forward and backward" in text
-    assert "cut into 2 update(s) x 1 epoch(s) = 2 optimizer step(s)" in text
+    assert "split into 2 updates x 1 epoch = 2 optimizer steps" in text
     assert "1,200 optimizer steps = 600 rollouts = 691,200 samples" in text
     assert f"{600 * sampled:,} evaluations to sample, {600 * 2 * trained:,} evaluations to train" in text
 

@@ -65,7 +65,7 @@ def test_the_other_process_ends_with_the_command_that_goes_on(how, reason, which
     status, text = ended(how, which)[1 - which]
     assert (
         status == (LOST if how == "killed" else 1)
-        and "go on with: the command" in text
+        and "resume with: the command" in text
         and f"process {1 - which} ends" in text
     )
     assert reason in text or f"process {which}" in text

@@ -145,7 +145,7 @@ def test_a_server_that_dies_stops_the_run_with_a_checkpoint_from_which_it_goes_o
         run.fit()
     said = capsys.readouterr()
     assert "reward 'number': http://127.0.0.1" in said.err and "the run waits for it, 0.05 s at most" in said.err
-    assert "step-000002 is the newest checkpoint; go on with: resume=True" in said.out
+    assert "step-000002 is the newest checkpoint; resume with: resume=True" in said.out
     with serving(batches("number", building.first_number, PICTURES)) as server:
         client = Client([url(server)], "number")
         again = trained(folder, Scorer("reward", client, elsewhere=True), steps=5)

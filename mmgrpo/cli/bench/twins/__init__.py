@@ -1,11 +1,11 @@
-"""Twins: every recipe at the size of a processor, and whether it learns.
+"""Twins: every recipe scaled down to train in CPU-seconds, and whether it learns.
 
     mmgrpo bench twins                      # train all, 3 seeds each, and compare with the thresholds (minutes)
-    mmgrpo bench twins --resume             # go on where it was stopped
+    mmgrpo bench twins --resume             # keep the runs that are finished
     mmgrpo bench twins --only visual/demo preset/dppo
     mmgrpo bench twins --few 3 --key 1a2b3c # 3 of them, chosen by a text
     mmgrpo bench twins --calibrate --seeds 5    # the runs from which thresholds are derived, once per rounding
-    mmgrpo bench twins --faults             # plant ten faults, one after the other: each must turn a twin red
+    mmgrpo bench twins --faults             # plant faults, one after the other: each must turn a twin red
 
 A twin keeps the blocks of a recipe or preset and changes what size demands (``derive``). Its gain is the mean
 difference of a held-out prompt's reward after and before training. The threshold is the mean of the calibrated gains
