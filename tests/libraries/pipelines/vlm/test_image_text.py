@@ -243,6 +243,17 @@ def test_what_a_processor_says_beside_its_tensors_is_left_out(folders, monkeypat
     assert "input_ids" in tensors and all(isinstance(value, torch.Tensor) for value in tensors.values())
 
 
+@pytest.mark.parametrize(("height", "width", "tiles"), [(8, 8, 1), (32, 32, 1), (16, 24, 3), (33, 50, 3), (40, 16, 3)])
+def test_tokens_of_internvl_are_those_of_its_tiles(height, width, tiles, folders):
+    """Four tokens a tile of 16 x 16: one of a square, else two and the whole picture, whatever its neighbours have."""
+    model = load(image_text, folders["internvl"])
+    picture = Media("image", Image(noise(3, height, width, seed=1)))
+    prompts = [shown(0, picture, "what ?"), shown(1, PICTURE, "what ?"), Prompt("what ?", "2")]
+    context, mark = model.encode(prompts), model.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")
+    assert (context.ids == mark).sum(1)[[0, 2]].tolist() == [4 * tiles, 0]
+    assert context.media[0]["pixel_values"].shape == (tiles, 3, 16, 16)
+
+
 @pytest.fixture(scope="module")
 def qwen3():
     return load(image_text, tiny_checkpoint(image_text.tiny, "qwen3_vl"), fps=1.0)
