@@ -128,6 +128,17 @@ def test_checkpointing_makes_activations_again_and_the_same_gradient(share_prefi
     assert counts == {2}  # every layer ran twice, those of the tower too
 
 
+@pytest.mark.parametrize("settings", [{"lora_rank": 2}, {"lora_rank": 2, "freeze_vision": False}, {}], ids=str)
+def test_checkpointing_leaves_the_gradient_where_what_comes_before_a_layer_is_frozen(settings, name, folder):
+    """Adapters behind frozen embeddings: no input of the first layer needs a gradient."""
+    plain = token_policy(name, folder, **settings)
+    checkpointed = token_policy(name, folder, gradient_checkpointing=True, **settings)
+    made = rollout(plain, [PICTURE, WORDS])
+    wanted = gradient(plain, made)
+    assert distance(gradient(checkpointed, made), wanted) < 1e-5
+    assert settings == {} or all(float(value.norm()) > 1e-6 for which, value in wanted.items() if "lora_B" in which)
+
+
 @pytest.mark.parametrize("targets", [(), ("mlp.down_proj",), ("mlp.gate_proj",), ("mlp.fc1",)], ids=str)
 def test_adapters_only_are_trained_and_none_is_in_a_frozen_tower(targets, name, folder):
     if (name, targets) in (("qwen_vl", ("mlp.fc1",)), ("smolvlm", ("mlp.fc1",))):
