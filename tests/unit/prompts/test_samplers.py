@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from mmgrpo.config.registry import bind
-from mmgrpo.prompts.samplers import SAMPLERS, Draw, Sampling, category_of, with_replacement, without_replacement
+from mmgrpo.data.prompts import PromptOrder
+from mmgrpo.prompts.samplers import (
+    SAMPLERS,
+    Draw,
+    Drawing,
+    Sampling,
+    category_of,
+    with_replacement,
+    without_replacement,
+)
 from mmgrpo.types import Prompt
 
 
@@ -145,3 +156,23 @@ def test_a_mixture_names_a_category_that_no_prompt_has():
         Sampling.of(["mixture(weights={'coun': 1}, column='kind')"]).ledger(prompts)
     with pytest.raises(ValueError, match="'1'.*'level'"):
         category_of(prompts[0], "level", {})
+
+
+@pytest.mark.parametrize(
+    ("sampler", "draws"),
+    [
+        ("", [3]),
+        ("dynamic_sampling(rounds=1)", [3, 3]),
+        ("dynamic_sampling", [3] * 11),
+        ("adaptive_sampling(rounds=2)", [3, 9, 36]),  # one of 3 counts as kept, then one of 12
+    ],
+)
+def test_a_round_whose_groups_never_have_spread_ends_after_its_redraws(sampler, draws):
+    sampling = Sampling.of([sampler] if sampler else [], ["keep_rate"])
+    size = SimpleNamespace(prompts=3, group_size=4, samplers=sampling)
+    drawing = Drawing(size, sampling.ledger([Prompt("", str(n)) for n in range(8)]), PromptOrder(8, 0), 0, 0, 0, 1)
+    nothing: Any = SimpleNamespace(spread_groups=0)
+    drawn = [drawing.first(), *itertools.islice(iter(lambda: drawing.next(nothing, nothing), None), 20)]
+    assert [len(one.slots) for one in drawn] == draws and drawing.cursor == sum(draws)
+    slots = [slot for one in drawn for slot in one.slots]
+    assert len({*slots}) == len(slots), "each group is one of its own"
