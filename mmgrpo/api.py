@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -184,7 +185,11 @@ def run_config(config: Config) -> Result:
 
 def resume_command(config: Config) -> str:
     """How the command line continues a run."""
-    return f"mmgrpo train --config {run_folder(config) / 'config.yaml'} --resume"
+    options = f"--config {shlex.quote(str(run_folder(config) / 'config.yaml'))} --resume"
+    world, here = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by launchers
+    if world == here:
+        return f"mmgrpo launch --processes {world} {options}" if world != "1" else f"mmgrpo train {options}"
+    return f"mmgrpo train {options} in as many processes on as many machines"
 
 
 def execute(

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -39,6 +40,10 @@ the weights that a checkpoint lacks and that would be random."""
 
 
 FORMAT = warnings.formatwarning
+USER_ERROR = 2
+"""Exit status after an error for the user."""
+HEAD_START = 2.0
+"""Seconds by which the first process of a machine is ahead of the others with an error that all have."""
 
 
 def enter(command: Callable[[], None]) -> None:
@@ -61,10 +66,12 @@ def enter(command: Callable[[], None]) -> None:
     except Exception as error:
         if os.environ.get("MMGRPO_DEBUG") or not is_user_error(error):
             raise
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(HEAD_START)  # launchers end this process where the first one has the same error
         if error.__cause__ is not None:
             print("(MMGRPO_DEBUG=1 shows where this comes from)", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(USER_ERROR) from None
 
 
 def is_user_error(error: Exception) -> bool:

@@ -12,14 +12,13 @@ print, starts them again from the last checkpoint when one is lost, and has them
 
 from __future__ import annotations
 
-import os
+import logging
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from mmgrpo.cli.errors import enter
+from mmgrpo.cli.errors import USER_ERROR, enter
 from mmgrpo.cli.options import options, words
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, within
 
@@ -71,9 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         request = Request(args.nodes, args.processes, args.cpus, has_gpu, args.wait, args.restarts)
         launch(request, args.address, run, resumed(run), again(args, run))
     else:
-        command = torchrun(args.processes or gpus(), run, ["--standalone"])
-        print(shlex.join(["torchrun", *command[3:]]), flush=True)
-        os.execv(sys.executable, command)
+        here(args.processes or gpus(), run, again(args, run) if is_named(run) or "--resume" in run else "")
 
 
 def read(given: Sequence[str]) -> tuple[Args, list[str]]:
@@ -114,10 +111,9 @@ def refuse_options(args: Args, run: Sequence[str]) -> None:
                 f"--{option.name}: got {value}, expected {option.default or 'none'} without {needed}"
                 + f"; on other clusters start on each machine: {by_hand(args, run)}" * (option.name == "nodes")
             )
-    named = any(word.startswith("--name=") for word in joined(run))
     if args.slurm and not args.processes:
         raise ValueError("--processes: got 0 with --slurm, expected the number of GPUs of each machine of the job")
-    if (args.slurm or (args.ray and args.restarts)) and not named:
+    if (args.slurm or (args.ray and args.restarts)) and not is_named(run):
         raise ValueError(
             f"--{chosen[0]}: got a run without --name, expected one, by which a run that is started again goes on"
         )
@@ -126,6 +122,11 @@ def refuse_options(args: Args, run: Sequence[str]) -> None:
             "--overwrite: got it with --ray, where a run that is started again could replace its own checkpoints; "
             "remove the old run or choose another --name, or set --restarts 0"
         )
+
+
+def is_named(run: Sequence[str]) -> bool:
+    """Whether the options of a run have the name by which it goes on."""
+    return any(word.startswith("--name=") for word in joined(run))
 
 
 def joined(run: Sequence[str]) -> list[str]:
@@ -161,10 +162,30 @@ def gpus() -> int:
     return torch.cuda.device_count()
 
 
-def torchrun(processes: int, run: Sequence[str], where: Sequence[str]) -> list[str]:
-    """The command that starts the processes of one machine."""
-    python = [sys.executable, "-m", "torch.distributed.run"]
-    return [*python, *where, "--nproc_per_node", str(processes), "-m", "mmgrpo.cli.train", *run]
+def here(processes: int, run: Sequence[str], again: str) -> None:
+    """Start the processes on this machine, by torchrun, until all have ended; ``again`` is the command that goes on.
+
+    RuntimeError where one is lost. What a process says of its own end is not repeated: torchrun's report of it, a page,
+    would hide the line.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    words = ["--standalone", "--nproc_per_node", str(processes), "-m", "mmgrpo.cli.train", *run]
+    print(shlex.join(["torchrun", *words]), flush=True)
+    for name in ("multiprocessing", "agent.server"):
+        logging.getLogger(f"torch.distributed.elastic.{name}.api").disabled = True
+    try:
+        torchrun(words)
+    except SignalException as stop:
+        raise SystemExit(128 + stop.sigval) from None
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode == USER_ERROR:
+            raise SystemExit(USER_ERROR) from None
+        how = f"by {failure.signal_name()}" if failure.exitcode < 0 else f"with exit status {failure.exitcode}"
+        raise RuntimeError(f"process {rank} has ended {how}" + f"; go on with: {again}" * bool(again)) from None
 
 
 def job(args: Args, run: Sequence[str]) -> str:

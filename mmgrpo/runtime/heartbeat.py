@@ -8,6 +8,7 @@ when another's count has stood still for ``PATIENCE`` seconds or another has rep
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ within which a process may still end by itself."""
 FAILED = "failed"
 LOST = 75
 """Exit status of a process that ends because another does not answer: a failure that may be temporary."""
+
+
+PEER_GONE = r"Connection (closed|reset) by peer|Broken pipe|remote process exited"
+"""What gloo and NCCL say in a process that exchanged with one that is no more."""
 
 
 @contextmanager
@@ -54,6 +59,9 @@ def watched(accelerator: Accelerator, again: str, patience: float = PATIENCE) ->
         yield
         accelerator.wait_for_everyone()  # the store lives in the first process
     except Exception as error:
+        if gone := re.search(PEER_GONE, str(error)):
+            print(f"process {rank} ends, since another has ended ({gone[0]}); go on with: {again}", flush=True)
+            raise SystemExit(LOST) from None
         _report(store, f"process {rank} has failed ({type(error).__name__}: {error})")
         if first:
             time.sleep(2 * INTERVAL)  # until the others have read it

@@ -277,6 +277,15 @@ def test_a_configuration_is_checked_by_its_family_and_told_how_to_go_on(tmp_path
     assert api.resume_command(settings) == f"mmgrpo train --config {tmp_path / 'mine' / 'config.yaml'} --resume"
 
 
+@pytest.mark.parametrize(
+    ("world", "here", "command"), [("4", "4", "mmgrpo launch --processes 4 "), ("8", "4", "mmgrpo train ")]
+)
+def test_a_run_goes_on_in_as_many_processes(world, here, command, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert api.resume_command(config(tmp_path)).startswith(command)
+
+
 def executed(monkeypatch, prompts: Any = ("a", "b"), rewards: Any = (first_number,), policy: Any = None, **options):
     """What ``train`` executes: configuration, family, start, rewards, and how to go on."""
     asked: list[Any] = []

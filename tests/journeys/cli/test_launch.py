@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from mmgrpo.cli import launch, train
 from mmgrpo.cli.options import words
@@ -124,6 +127,39 @@ def test_trainer_engine_and_rewards_of_three_cards_run_as_three_processes(tmp_pa
     lines = metrics(tmp_path / "three_cards")
     assert [line["rollout/staleness"] for line in lines] == [0, 1] and "reward/exact/mean" in lines[0]
     assert max(line["rollout/sampler_gap"] for line in lines) < 0.05
+
+
+def ending(monkeypatch, error: Exception) -> None:
+    import torch.distributed.run
+
+    monkeypatch.setattr(torch.distributed.run, "main", lambda _: (_ for _ in ()).throw(error))
+
+
+@pytest.mark.parametrize(("exitcode", "word"), [(-9, "SIGKILL"), (1, "1")])
+def test_the_loss_of_a_process_is_one_line_with_the_command_that_goes_on(exitcode, word, monkeypatch):
+    """The second process was lost first; the other one was ended then."""
+    lost = {0: ProcessFailure(0, 11, -15, "-"), 1: ProcessFailure(1, 12, exitcode, "-")}
+    lost[0].timestamp, lost[1].timestamp = 2, 1
+    ending(monkeypatch, ChildFailedError("train", lost))
+    with pytest.raises(RuntimeError, match=rf"process 1 .*{word}; .*mmgrpo launch --processes=2 -- --name x --resume"):
+        launch.main(["--processes", "2", "--name", "x"])
+
+
+def test_what_the_processes_have_said_is_not_said_again(monkeypatch):
+    ending(monkeypatch, ChildFailedError("train", {0: ProcessFailure(0, 11, 2, "-")}))
+    with pytest.raises(SystemExit, match="2"):
+        launch.main(["--processes", "2", "--name", "x"])
+    ending(monkeypatch, SignalException("", signal.SIGTERM))
+    with pytest.raises(SystemExit, match="143"):
+        launch.main(["--processes", "2", "--name", "x"])
+
+
+@pytest.mark.slow
+def test_an_error_of_the_settings_is_one_line_of_all_processes():
+    command = [sys.executable, "-m", "mmgrpo.cli.launch", "--processes", "3", "--steps", "0"]
+    ended = subprocess.run(command, env=environment(), cwd=ROOT, text=True, capture_output=True, timeout=200)
+    lines = ended.stderr.splitlines()
+    assert (ended.returncode, len(lines)) == (2, 1) and "steps" in lines[0], ended.stderr
 
 
 @pytest.mark.slow

@@ -23,7 +23,11 @@ with watched(accelerator, "the command", patience=4):
             os.kill(os.getpid(), 9)
         if how == "raises":
             raise ValueError("the reason")
-    if how != "ends":
+    if how == "exchanges":
+        if accelerator.process_index == int(sys.argv[2]):
+            os.kill(os.getpid(), 9)
+        accelerator.wait_for_everyone()
+    if how not in ("ends", "exchanges"):
         time.sleep(500)
 print("done", flush=True)
 """
@@ -69,6 +73,13 @@ def test_the_other_process_ends_with_the_command_that_goes_on(how, reason, which
         and f"process {1 - which} ends" in text
     )
     assert reason in text or f"process {which}" in text
+
+
+@pytest.mark.slow
+def test_a_process_that_waits_for_one_that_is_killed_ends_with_the_command_and_without_a_traceback():
+    status, text = ended("exchanges", 0)[1]
+    assert (status, "Traceback" in text) == (LOST, False)
+    assert "process 1 ends" in text and "go on with: the command" in text
 
 
 @pytest.mark.slow
