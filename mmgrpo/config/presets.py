@@ -101,7 +101,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2503.20783: no std, token sums over a constant; 3000 is the generation budget of the paper's runs. Set it to
     # sampling.max_tokens, or to the trained steps of a denoising policy, whose gradients are else below AdamW's eps.
     "dr_grpo": for_any(
-        "GRPO without two biases: no division by the std, and a budget of yours (aggregation) in place of the length.",
+        "GRPO without its two biases: no division by the std, a constant (generation budget) in place of the length.",
         scale="none",
         aggregation="constant_horizon(length=3000)",
     ),
@@ -127,34 +127,34 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2506.18254: clip .2 / .27, no KL; rewards answer_likelihood(weight=0.9) and format(weight=0.1).
     "rlpr": for_tokens(
-        "The likelihood of the reference answer as reward, without a verifier; prompts of little spread dropped.",
+        "The likelihood of the reference answer as reward, without a verifier; prompts with little spread are dropped.",
         select=["drop_low_std(share=0.5)"],
         objective="ppo(low=0.2, high=0.27)",
     ),
     # arXiv:2509.24203 and Trinity-RFT: one-sided range .2 / .2, no importance weight, mean over tokens.
     "rec_one_side": for_any(
-        "REINFORCE masked where the ratio leaves its range in the direction of the advantage, without its weight.",
+        "REINFORCE, masked where the ratio leaves its range in the direction of the advantage; no weight.",
         scale="none",
         objective="rec(side='one', weight='none')",
         aggregation="per_decision",
     ),
     # Trinity-RFT: baseline tau log mean exp(r / tau) with tau 1. Its factor 1 / (1 + tau) is one of the step.
     "opmd": for_any(
-        "Mirror descent: REINFORCE against the soft maximum of the group's rewards.",
+        "Mirror descent: REINFORCE with the soft maximum of the group's rewards as baseline.",
         baseline="group_log_mean_exp(tau=1.0)",
         scale="none",
         objective="policy_gradient",
     ),
     # arXiv:2506.20520 and Trinity-RFT: the mean shifted by -.1.
     "asymre": for_any(
-        "REINFORCE that learns more from good samples than from bad ones, for samples of another policy.",
+        "REINFORCE that learns more from good samples than from bad ones, for off-policy samples.",
         baseline="group_mean_shifted(delta=-0.1)",
         scale="none",
         objective="policy_gradient",
     ),
     # arXiv:2409.06957: |r|^2 over the batch; PPO's clip.
     "pf_ppo": for_any(
-        "GRPO on the samples whose rewards can be relied on: large ones of either sign.",
+        "GRPO on the samples whose rewards are reliable: large ones of either sign.",
         shape=["policy_filter(rule='power', power=2)"],
     ),
     # arXiv:2501.11651: RLOO's baseline, entropy bonus, a KL to a moving average of the policy; the three coefficients
@@ -170,19 +170,19 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2403.03185: the root of chi-squared in place of a KL. The coefficient depends on the reward; .01 is ours.
     "chi_squared": for_any(
-        "GRPO with chi-squared in place of the KL, which bounds what a proxy reward can be exploited for.",
+        "GRPO with a chi-squared penalty in place of the KL, which bounds how far a proxy reward can be exploited.",
         terms=["chi_squared(coef=0.01, mean=True)"],
     ),
     # arXiv:2509.24981: rho 1, mean-centred rewards, mean over tokens.
     "rover": for_tokens(
-        "The log-ratio as value of the uniformly random policy, fitted to the reward and the next state's mean.",
+        "The log-ratio as Q-value of the uniformly random policy, fitted to the reward and the next state's mean.",
         scale="none",
         objective="rover(rho=1.0)",
         aggregation="per_decision",
     ),
     # arXiv:2510.15110 and its script: group mean, whitened over tokens, clip .2 / .28, dual clip 10, 4000 tokens.
     "dler": for_tokens(
-        "Short reasoning by truncation alone: too long a sample has reward 0, advantages are whitened over the batch.",
+        "Concise reasoning by truncation: samples beyond the limit have reward 0, advantages are batch-whitened.",
         transform=["truncation(longest=4000)"],
         scale="token_whiten",
         objective="dual_clip(low=0.2, high=0.28, dual=10)",
@@ -191,7 +191,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2510.03865: forward KL to a reference weighted by reward, and an entropy bonus. Coefficients are ours.
     "rapo": for_tokens(
-        "Forward KL to a reference that good samples keep and bad ones flatten, with an entropy bonus.",
+        "Forward KL to a reference that is kept for good samples and flattened for bad ones, with an entropy bonus.",
         terms=["kl_forward_rewarded(coef=0.01)", "entropy_bonus(coef=0.001)"],
     ),
     # arXiv:2501.03262, REINFORCE++-baseline: group mean, then whitening over all tokens of the batch; clip 0.2.
@@ -215,7 +215,9 @@ CATALOGUE: dict[str, Preset] = {
         **DYNAMIC,
     ),
     # arXiv:2507.18071, section 5.1: 3e-4 and 4e-4 on the mean log-ratio; no KL.
-    "gspo": for_any("One ratio per sequence, the geometric mean of decisions.", objective="gspo(low=3e-4, high=4e-4)"),
+    "gspo": for_any(
+        "One ratio per sequence, the geometric mean over its decisions.", objective="gspo(low=3e-4, high=4e-4)"
+    ),
     "gspo_token": for_any(
         "GSPO's ratio with a gradient per decision, for advantages that differ along a row.",
         objective="gspo_token(low=3e-4, high=4e-4)",
@@ -231,7 +233,7 @@ CATALOGUE: dict[str, Preset] = {
     # over the batch that is left; prompts with a pass rate of 0.9 are not drawn again. TRL's trainer of this name
     # divides by a moving second moment instead (not offered).
     "scale_rl": for_any(
-        "CISPO with the batch's std of advantages and equal weight for every prompt.",
+        "CISPO with advantages divided by their batch std and equal weight for every prompt.",
         scale="batch_std_informative(ddof=1, eps=1e-4)",
         select=["drop_zero_spread"],
         sampler=["retire(at=0.9)"],
@@ -245,7 +247,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2508.03772 and its code: tokens shared by good and bad samples are not punished, entropy .7 and .1, no clip,
     # no KL; the paper's threshold is ln 2.
     "gtpo": for_tokens(
-        "REINFORCE that spares what good and bad samples have in common, and leaves out uncertain samples.",
+        "REINFORCE that does not penalize tokens which good and bad samples share, and drops samples of high entropy.",
         shape=["entropy_gate(limit=0.7, scale=0.1)"],
         credit="conflict(weight=2.0)",
         objective="policy_gradient",
@@ -253,7 +255,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2509.16591 and its code: alpha and beta 1, pivot .8, clip .2, dual clip 10, mean over tokens. Without its
     # temperature that follows the entropy.
     "hapo_entropy": for_tokens(
-        "Bounds and advantages that follow the entropy of a token, statistics over the tokens of a group.",
+        "Clip bounds and advantages that depend on token entropy, statistics over the tokens of a group.",
         baseline="length_weighted",
         scale="length_weighted_std(limit=5.0)",
         objective="ppo_by_entropy(low=0.2, high=0.2, dual=10.0)",
@@ -262,21 +264,21 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2510.10649 and its code: .25, .35 and .05, group size 16, no KL. Groups without spread would be pushed down
     # by the penalty of tokens; dropping them is ours.
     "ucas": for_tokens(
-        "GRPO that learns more where the policy was unsure: of right answers, and of single tokens.",
+        "GRPO that learns more from answers and tokens of which the policy was uncertain.",
         shape=["confidence(positive=0.25, negative=0.35)"],
         credit="logit_penalty(scale=0.05)",
         select=["drop_zero_spread"],
     ),
     # arXiv:2508.02260: alpha, gamma and slope were not found; all three are ours.
     "ppl_position": for_tokens(
-        "GRPO in which unlikely samples count less, and late tokens more.",
+        "GRPO in which samples of high perplexity count less, and late tokens more.",
         shape=["perplexity(alpha=0.01)"],
         credit="position_bonus(gamma=0.1, slope=1.0)",
     ),
     # arXiv:2506.14758: .4 and 2, on DAPO's clip. FunRL (arXiv:2508.05118) is of its kind;
     # its own form was not found.
     "entropy_advantage": for_tokens(
-        "GRPO with a bonus of the advantage where the policy is uncertain.",
+        "GRPO with an advantage bonus where the policy is uncertain.",
         credit="entropy_advantage(alpha=0.4, kappa=2.0)",
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
@@ -284,7 +286,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2506.05183: (v - mean) / (mean (1 - mean)) among the children of a node, rewards in [0, 1]; PPO's clip.
     # With sampling.tree text_tree(...), whose children, depth and tokens were not found.
     "treerpo": for_tokens(
-        "Continuations of one beginning are compared with each other, at every branch of a tree of texts.",
+        "Continuations of the same prefix are compared with each other, at every branch of a tree of completions.",
         baseline="none",
         scale="none",
         credit="tree_siblings",
@@ -292,7 +294,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2410.01679 and its code: 9 completions of a state (sampling.states), clip .2, KL 1e-4.
     "vineppo": for_tokens(
-        "PPO whose values are those of completions drawn from every step of a text.",
+        "PPO with Monte Carlo values, from completions drawn at every step of a text.",
         **OF_STEPS,
         credit="step_gain",
         terms=["kl_k3(coef=1e-4)"],
@@ -300,21 +302,21 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2410.15115: clip .9 (of a note on it); alpha was not found, 1 is ours. With sampling.states
     # judged(by=...) and a process reward model. Its PPO has a value network where this has the group.
     "clip_delta": for_tokens(
-        "Process rewards and that of the answer, clipped and as differences, so that no step is worth repeating.",
+        "Process rewards and the outcome reward, clipped and differenced, so that repeating a step gains nothing.",
         **OF_STEPS,
         credit="process_reward(alpha=1.0, clip=0.9)",
     ),
     # arXiv:2505.22338: +1 and -1 of spans, whitened, clip .2; with sampling.states judged(by='judge_last_step',
     # cut='sentence'), gamma 1. Its value network is the group here, and its KL, of beta, was not found.
     "text2grad": for_tokens(
-        "A critique rewards the spans of a text, not the text.",
+        "A critique rewards single spans of a text.",
         **OF_STEPS,
         credit="process_reward(alpha=1.0, delta=False, outcome=0.0)",
     ),
     # arXiv:2307.13372: REINFORCE on what is still gained. With sampling.states judged(by='step_coverage'); the
     # comparison over the group is ours.
     "subpo": for_tokens(
-        "Every step is rewarded by what it adds to a set function of the steps before it.",
+        "Every step is rewarded with its marginal gain in a set function of the steps so far.",
         **OF_STEPS,
         credit="step_return(gamma=1.0, over='group')",
         objective="policy_gradient",
@@ -323,7 +325,7 @@ CATALOGUE: dict[str, Preset] = {
     # trained, the user's: algorithm.networks frozen(path=...), whose name is teacher. The group's mean stands for the
     # value network.
     "rto": for_tokens(
-        "PPO with the token rewards that a network trained by DPO implies.",
+        "PPO with the token rewards implied by a DPO-trained network.",
         scale="none",
         objective="token_rewards(beta=0.05, bound=0.05, low=0.2, high=0.2)",
         terms=["kl_k3(coef=0.01)"],
@@ -331,7 +333,7 @@ CATALOGUE: dict[str, Preset] = {
     # On-policy distillation of tokens: the gradient of KL(policy||teacher) on the policy's own samples. The teacher is
     # the user's: algorithm.networks frozen(path=...), or one for each task. Rewards are only measured.
     "opd": for_tokens(
-        "A teacher labels the policy's own samples token by token; rewards are only measured.",
+        "A teacher scores the policy's own samples token by token; rewards are only logged.",
         baseline="none",
         scale="none",
         objective="distillation",
@@ -354,23 +356,23 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2405.20304 and its code: eta .01, beta .1 (DPO's) and, for IPO, .01 of its script as tau. With data.offline
     # 1 and the groups of the data in the column task.
     "gr_dpo": preferred(
-        "DPO whose groups of data weigh the more the larger their loss.",
+        "DPO that upweights the data groups with the largest loss.",
         "beta=0.1",
         aggregation="by_category",
         trackers=["worst_group(eta=0.01)"],
     ),
     "gr_ipo": preferred(
-        "IPO whose groups of data weigh the more the larger their loss.",
+        "IPO that upweights the data groups with the largest loss.",
         "link='square(tau=0.01)', beta=1.0",
         aggregation="by_category",
         trackers=["worst_group(eta=0.01)"],
     ),
     # Tulu 3's second stage: DPO of mean log-probs, beta 5 (from memory; the loss is its repository's default).
-    "dpo_norm": preferred("DPO on mean log-ratios, so that length has no part.", "reduce='mean', beta=5.0", "tokens"),
+    "dpo_norm": preferred("DPO on length-normalized log-ratios.", "reduce='mean', beta=5.0", "tokens"),
     # arXiv:2506.00103 (Writing-Zero), with the reward judge_one: rewards of +1, -1 and 0 against one sample of the
     # group, taken as they are; prompts whose mean is beyond .6 either way are left out.
     "brpo": for_any(
-        "Each sample against one of its group, won or lost: the reward is the advantage.",
+        "Each sample is compared with one other of its group; the win or loss is the advantage.",
         baseline="none",
         scale="none",
         select=["drop_decided(most=0.6)"],
@@ -378,12 +380,13 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2503.16081 v2: from the middle down to the least in 0.3 of the steps, then up; 0 to 0.02 in geometry (0.04
     # to 0.1 in counting). Its learning rate and clip are those of its base, R1-V.
     "grpo_d": for_any(
-        "GRPO whose KL weight falls first and then rises: explore, then hold.", terms=["kl_k3(coef=dip(0, 0.02))"]
+        "GRPO whose KL coefficient first falls, then rises: explore, then consolidate.",
+        terms=["kl_k3(coef=dip(0, 0.02))"],
     ),
     # arXiv:2505.24864 (clip) and its follow-up 2507.12507 (KL weight 1e-4): DAPO with a KL whose reference is renewed
     # together with the optimizer when validation stalls. The stall rule is not printed: 3 evaluations are ours.
     "prorl": for_any(
-        "DAPO with a KL to a reference that is renewed, with a new optimizer, when evaluation stalls.",
+        "DAPO with a KL to a reference that is reset, together with the optimizer, when evaluation stalls.",
         objective="ppo(low=0.2, high=0.4)",
         aggregation="per_decision",
         terms=["kl_k3(coef=1e-4)"],
@@ -394,7 +397,7 @@ CATALOGUE: dict[str, Preset] = {
     # 200 to 500 steps, the optimizer kept. Its KL weight is not given (1e-4 is that of ProRL); it clamps log-ratios to
     # 10, which none here reaches. Its length penalty is a reward of weight cycle(100, 500, ...).
     "prorl_v2": for_any(
-        "Group mean, whitened over the batch, and a KL to a reference renewed every 300 steps.",
+        "Advantages whitened over the batch, and a KL to a reference that is reset every 300 steps.",
         scale="token_whiten",
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
@@ -403,17 +406,19 @@ CATALOGUE: dict[str, Preset] = {
         **DYNAMIC,
     ),
     # Truncated importance sampling between sampler and trainer with verl's cap 2; the band 0.5 to 2 of "masked".
-    "grpo_tis": for_any("GRPO corrected for another sampler, with weights truncated at 2.", mismatch="tis(cap=2.0)"),
+    "grpo_tis": for_any(
+        "GRPO with truncated importance sampling for a sampler that differs from the trainer.", mismatch="tis(cap=2.0)"
+    ),
     "grpo_mis": for_any(
-        "GRPO that drops decisions on which sampler and trainer disagree.", mismatch="mis(low=0.5, high=2.0)"
+        "GRPO that masks decisions on which sampler and trainer disagree.", mismatch="mis(low=0.5, high=2.0)"
     ),
     "grpo_sequence_mask": for_any(
-        "GRPO that drops sequences on which sampler and trainer disagree.",
+        "GRPO that masks sequences on which sampler and trainer disagree.",
         mismatch="sequence_mask(low=0.5, high=2.0)",
     ),
     # arXiv:2601.05242: every reward standardized in its group, summed, whitened over the batch (1e-4).
     "gdpo": for_any(
-        "Several rewards: each standardized on its own, then summed and whitened.", combine="gdpo(eps=1e-4)"
+        "Several rewards, each standardized separately, then summed and whitened.", combine="gdpo(eps=1e-4)"
     ),
     # arXiv:2504.02546: no clip, no KL, no reference; alpha = samples / samples of informative groups. No
     # drop_zero_spread here: alpha compensates for the groups that stay in the mean. The paper's alpha; its code also
@@ -439,7 +444,7 @@ CATALOGUE: dict[str, Preset] = {
     "grpo_filtered": for_any("GRPO on groups with spread only, the others replaced by fresh prompts.", **DYNAMIC),
     # arXiv:2510.04996: sample 16 or more, statistics from all, train 2 correct and 2 wrong; no std.
     "reinforce_ada": for_any(
-        "Statistics from many samples, training on a balanced few.",
+        "Statistics over many samples, training on a balanced subset.",
         scale="none",
         select=["balanced(count=4)"],
         sampler=["staged(rule='balanced', rounds=4, count=4)"],
@@ -480,7 +485,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2509.18851: virtual sample of reward 1, clip 0.16 / 0.24, no KL.
     "ngrpo": for_any(
-        "A virtual best sample in every group, so that groups of incorrect samples have a gradient too.",
+        "A virtual best sample in every group, which gives all-incorrect groups a gradient too.",
         baseline="virtual_max(maximum=1.0)",
         scale="virtual_max_std(maximum=1.0, ddof=1, eps=1e-6)",
         objective="ppo(low=0.16, high=0.24)",
@@ -488,14 +493,14 @@ CATALOGUE: dict[str, Preset] = {
     # Tree-GRPO, arXiv:2509.21240, and its script for KL 0.001: advantages among all leaves of the prompt plus those
     # within the leaf's tree, KL 0.001.
     "tree_grpo": for_any(
-        "Compared with all samples of the prompt, and again with those of the same tree.",
+        "Samples are compared within their prompt, and again within their tree.",
         keys=["prompt", "tree"],
         terms=["kl_k3(coef=0.001)"],
     ),
     # Single-stream policy optimization, arXiv:2509.13232, with data.group_size 1: a tracked success rate as baseline,
     # advantages whitened over the batch, clip 0.2 / 0.28.
     "spo": for_any(
-        "One sample per prompt, compared with the success rate that is tracked for it.",
+        "One sample per prompt, compared with a tracked estimate of the prompt's success rate.",
         baseline="tracker",
         scale="batch_whiten(ddof=1, eps=1e-8)",
         sampler=["uncertainty_weighted(floor=0.05)"],
@@ -505,12 +510,13 @@ CATALOGUE: dict[str, Preset] = {
     # Variance-aware sampling of MMR1, arXiv:2509.21268: half of every round. Its released recipe weighs by p (1 - p)
     # alone and measures p by samples that are not trained, every 4 steps; here p is that of training.
     "vas": for_any(
-        "GRPO that draws half of a round where rewards varied most.", sampler=["variance_weighted(share=0.5)"]
+        "GRPO that draws half of each round from the prompts whose rewards vary most.",
+        sampler=["variance_weighted(share=0.5)"],
     ),
     # Prompt curriculum learning, arXiv:2510.01135: nearest to a pass rate of 1/2 of four times as many candidates,
     # exact on-policy, no std, no KL. The average rewards are tracked, where the paper predicts them by a network.
     "pcl": for_any(
-        "Prompts that are about half solved, by the average reward that is tracked.",
+        "Prompts of intermediate difficulty, by a tracked average of their rewards.",
         scale="none",
         sampler=["nearest(target=0.5, candidates=4)"],
         trackers=["moving_average(momentum=0.9)"],
@@ -518,20 +524,20 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # Self-evolving curriculum, arXiv:2505.14970: rate 0.5, temperature 1 (0.4 for mathematics, 0.2 for puzzles).
     "sec": for_any(
-        "GRPO whose categories are drawn by a bandit that seeks large advantages.",
+        "GRPO with a bandit over prompt categories that seeks large advantages.",
         sampler=["bandit(column='task', temperature=1.0)"],
         trackers=["arm_value(rate=0.5)"],
     ),
     # RCS, arXiv:2504.13592: after 60 steps only prompts with an imperfect sample; full is the sum of reward weights.
     "rcs": for_any(
-        "GRPO that goes on, after a first stage, with the prompts that were not solved by every sample.",
+        "GRPO that drops, after a first stage, the prompts that every sample solved.",
         sampler=["imperfect(after=60, full=1.0)"],
     ),
     # Knapsack RL, arXiv:2509.25849 and its 7B script: 2 to 128 samples, rates of the last 16, clip 0.2 / 0.28,
     # advantage clip 5, token mean over all rows, which gives a prompt with more samples more weight. Its cap of 2
     # on the importance of another sampler is algorithm.mismatch.
     "knapsack": for_any(
-        "Samples where they teach most, from one budget.",
+        "A fixed budget of samples, allocated to the prompts where they teach most.",
         shape=["clamp(limit=5)"],
         sampler=["knapsack(least=2, most=128)"],
         trackers=["window(count=16)"],
@@ -540,7 +546,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # CodeV-R1, arXiv:2505.24183: DAPO whose draws are larger by the fraction of groups without spread.
     "adaptive_dapo": for_any(
-        "DAPO that samples as many groups as are expected to be needed.",
+        "DAPO that draws as many groups as it expects to need.",
         select=["drop_zero_spread"],
         sampler=["adaptive_sampling(rounds=10)"],
         trackers=["keep_rate"],
@@ -549,7 +555,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # History-aware policy optimization, arXiv:2505.11225, and its code: weight 1, floor -0.7 for right answers.
     "hapo": for_tokens(
-        "Right answers are rewarded for being shorter than the shortest before.",
+        "Correct answers are rewarded for being shorter than the shortest one so far.",
         transform=["history_length(weight=1.0, floor=-0.7)"],
         trackers=["shortest"],
     ),
@@ -567,19 +573,24 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2506.02864: 1 / Beta density of the success rate instead of 1 / std. The moments (sample variance over
     # groups) and the lower bound 1 of both parameters are those of its code; its code sets an advantage of groups of
     # one to the reward.
-    "bnpo": for_any("Divided by the density of success rates, for rewards in [0, 1].", scale="beta_pdf"),
+    "bnpo": for_any(
+        "Advantages divided by a fitted density of success rates, for rewards in [0, 1].", scale="beta_pdf"
+    ),
     # arXiv:2509.18849: std where prompts are half solved, mean where they are easy or hard.
-    "mapo": for_any("A scale between std and mean by success rate, for rewards of 0 and 1.", scale="mapo(eps=1e-6)"),
+    "mapo": for_any(
+        "Normalization that moves from the std to the mean with the success rate, for rewards of 0 and 1.",
+        scale="mapo(eps=1e-6)",
+    ),
     # arXiv:2505.23585: length-weighted baseline, exact on-policy, no std.
     "opo": for_any(
-        "The baseline of least variance: rewards weighted by length.",
+        "The variance-optimal baseline: the mean reward weighted by length.",
         baseline="length_weighted",
         scale="none",
         objective="policy_gradient",
     ),
     # arXiv:1712.01818, the sampled form of its eq. 4 to 6: reward minus the number of word errors, sums of log-probs.
     "mwer": for_any(
-        "Sampled minimum word error rate training: no std, no clip, no division by the length.",
+        "Sampled minimum word error rate training: no std, no clip, no length normalization.",
         scale="none",
         objective="policy_gradient",
         aggregation="sample_sum",
@@ -609,7 +620,7 @@ CATALOGUE: dict[str, Preset] = {
     # rewards and divided by their own std; a buffer of 10,000 in tiers; weight and clip of the earlier ones were not
     # found and are those of all.
     "avatar": for_tokens(
-        "GRPO together with earlier samples, compared with the prompt's last rewards; more at both ends of an answer.",
+        "GRPO with replayed samples, compared with the prompt's recent rewards; both ends of an answer count more.",
         baseline="replayed_by_window",
         credit="temporal",
         replay="replay(count=4, strategy='random', tiers=[0.25, 0.35, 0.4])",
@@ -617,25 +628,25 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2508.11408: mu falls from 0.9 to 0.05 in 200 steps, 64 expert rows and 256 own ones, no KL.
     "chord": for_any(
-        "GRPO and the likelihood of expert answers, whose share falls.",
+        "GRPO plus the likelihood of expert answers, whose share decays.",
         supervised="nll(coef=cosine(0.9, 0.05, 200), count=64)",
     ),
     # The same with mu 0.1 and tokens weighed by p (1 - p).
     "chord_phi": for_tokens(
-        "GRPO and the likelihood of expert answers, of tokens that are neither sure nor out of reach.",
+        "GRPO plus the likelihood of expert answers, weighted by p (1 - p) of each token.",
         supervised="nll(coef=0.1, phi=True, count=64)",
     ),
     # arXiv:2509.24375: a budget from 800 tokens down to 160 in the prompt, rewarded by triangle_length; 0.1 times the
     # likelihood of texts (data.supervised). Its tiers are sampler mixture; the weights of both were not found.
     "rmt": for_tokens(
-        "GRPO under a token budget that falls and stands in the prompt, and the likelihood of texts.",
+        "GRPO under a shrinking token budget stated in the prompt, plus the likelihood of texts.",
         hint="budget(tokens=power(800, 0.2))",
         supervised="nll(coef=0.1, complement=False)",
     ),
     # arXiv:2506.07527: GRPO without the std, clip 0.2 / 0.28, no KL; 64 demonstrations at once. There they are an
     # optimizer step of their own; here they join the next round's.
     "relift": for_tokens(
-        "Dr. GRPO, and the answers of prompts that it never solves.",
+        "Dr. GRPO plus supervised learning on the prompts that it never solves.",
         scale="none",
         objective="ppo(low=0.2, high=0.28)",
         supervised="nll(coef=1.0, complement=False, source='failed', count=64)",
@@ -643,13 +654,14 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2505.07686 with data.group_size 1: one thought, left at several places. The number of exits, its words and
     # the coefficients of its GRPO were not found.
     "s_grpo": for_tokens(
-        "One thought that is ended early at several places: right answers count half as much one after the other.",
+        "One chain of thought with several early exits; each further correct answer earns half as much.",
         transform=["serial"],
         added="exits(count=7)",
     ),
     # arXiv:2507.10628: no KL; shares of its code.
     "ghpo": for_tokens(
-        "GRPO in which a group without success is sampled again with more and more of the solution.", hint="staged"
+        "GRPO in which a group without success is sampled again with growing parts of the solution as a hint.",
+        hint="staged",
     ),
     # arXiv:2509.16889: the split point was not found; a random number of steps is ours.
     "hc_grpo": for_tokens("GRPO on prompts that state the first steps of their solution.", hint="steps"),
@@ -665,7 +677,7 @@ CATALOGUE: dict[str, Preset] = {
     # place of one of the group; no std; gamma 0.1 for it; own rows with a ratio without clip; constant horizon (L_max
     # 6144 there); entropy coefficient 0.001.
     "critique_grpo": for_tokens(
-        "Dr. GRPO with the best of the samples that the policy refines after a critique.",
+        "Dr. GRPO with the best of the refinements that the policy writes after a critique.",
         scale="none",
         objective="ppo(low=1.0, high=1e9)",
         off_policy="luffy(gamma=0.1)",
@@ -676,7 +688,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2508.21104: no std, clip and KL of GRPO's base are left out since they were not found; M is that of
     # data.ledger (mmgrpo evaluate --weights untrained). For prompts never solved: added answers(when='failed').
     "pvpo": for_any(
-        "Compared with what the policy before training gets of the prompt, not with the group.",
+        "The baseline is the initial policy's mean reward on the prompt, not that of the group.",
         baseline="measured",
         scale="none",
         trackers=["reference_mean"],
@@ -684,7 +696,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2305.14718 and its code: clip 0.9 of the sequence ratio to the reference, rows of positive advantage, sums
     # over tokens. The value is measured by samples (data.ledger), where the paper trains a head on such samples.
     "a_lol": for_tokens(
-        "Given answers weighted by how much better they are than what the policy before training gets.",
+        "Offline answers weighted by their advantage over the initial policy.",
         baseline="measured",
         scale="none",
         select=["better"],
@@ -695,7 +707,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2509.25808, option II: groups without a right answer take an earlier one into their statistics, in the place
     # of a wrong one; stages and samples were not found.
     "ar3po": for_tokens(
-        "GRPO in stages until a group is right once, and a stored right answer for those that never are.",
+        "GRPO that samples in stages until one sample is correct, and else replays a stored correct answer.",
         sampler=["staged(rule='positive', rounds=4)"],
         replay="replay(count=1, strategy='random', above=0.0, statistics='with', coef=0.0, when='failed', "
         "replaces=True)",
@@ -705,7 +717,7 @@ CATALOGUE: dict[str, Preset] = {
     # code also skips a batch whose normalized rewards span less than 0.01: no group with spread is left in one, since
     # (max - min) / std >= 2 sqrt((n - 1) / n) in any other.
     "dmospeech2": for_any(
-        "GRPO of a duration policy: standardized in the group, flat groups dropped, KL to the reference.",
+        "GRPO of a duration policy: standardized in the group, groups without spread dropped, KL to the reference.",
         scale="group_std(ddof=1, eps=1e-8)",
         select=["drop_zero_spread(least=1e-6)"],
         terms=["kl_k3(coef=0.04)"],
@@ -721,7 +733,7 @@ CATALOGUE: dict[str, Preset] = {
     # Noise-aware S-GRPO, arXiv:2508.05928, flip rate 0.1. Its loss sums tokens over a constant horizon: set
     # aggregation to constant_horizon(length=...) for that.
     "s_grpo_noise": for_any(
-        "GRPO that discounts groups where rewards may be flipped.", shape=["noise_weight(flip=0.1)"]
+        "GRPO that downweights groups whose rewards may be flipped.", shape=["noise_weight(flip=0.1)"]
     ),
     # arXiv:2504.09696, eq. of the difficulty weight: 0.4 + 1.1 / (1 + exp(10 (x - 0.75))).
     "grpo_lead": for_any("GRPO in which the rarer outcome of a prompt counts more.", shape=["difficulty_weight"]),
@@ -752,13 +764,13 @@ CATALOGUE: dict[str, Preset] = {
     # script, since the paper does not state them: KL 0.01 and clip 0.2 / 0.3. The code's own term is perception_k3.
     # For 7B the paper takes gamma 0.01, or 0.02 with double_entropy(eta1=0.05, eta2=0.05).
     "papo_g": for_tokens(
-        "GRPO that is rewarded for saying what it would not say with most of the image hidden.",
+        "GRPO with a perception term, which rewards tokens that depend on the image.",
         objective="ppo(low=0.2, high=0.3)",
         terms=["kl_k3(coef=0.01)", "perception(gamma=0.02)"],
     ),
     # arXiv:2507.06448, PAPO_D of 3B and 7B: gamma 0.01, both entropies 0.03; the rest is DAPO without a KL.
     "papo_d": for_tokens(
-        "DAPO that is rewarded for saying what it would not say with most of the image hidden.",
+        "DAPO with a perception term, which rewards tokens that depend on the image.",
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
         terms=["perception(gamma=0.01)", "double_entropy(eta1=0.03, eta2=0.03)"],
@@ -766,7 +778,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2505.24718: weights up to 1.4 (1.7 in its script), clip 0.2 / 0.28, mean over tokens, no KL.
     "tw_grpo": for_tokens(
-        "GRPO in which positions count more where the members of a group differ.",
+        "GRPO that weights token positions by how much the group diverges there.",
         credit="divergence_weight(alpha=1.4)",
         objective="ppo(low=0.2, high=0.28)",
         aggregation="per_decision",
@@ -807,7 +819,7 @@ CATALOGUE: dict[str, Preset] = {
     # Best-of-N for video is the selector best_worst(best=4, worst=4) of 24. The code rounds the network's time down to
     # int(1000 sigma) and draws the initial noise in bf16; here neither is rounded.
     "dance_grpo": for_gaussian(
-        "One initial noise per prompt, a random fraction of the steps, each reward standardized by itself.",
+        "One initial noise per prompt, a random fraction of the steps, each reward standardized separately.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
     ),
@@ -825,7 +837,7 @@ CATALOGUE: dict[str, Preset] = {
     # plain means of leaves by default, and noise of a split that is not unit normal); clip 1e-3 of its script, which
     # also takes the mean over edges. A mean per row would weigh an edge by which of the rows that share it owns it.
     "branch_grpo": for_gaussian(
-        "A tree of samples: rewards fused upwards, nodes compared depth by depth.",
+        "A tree of samples: rewards are fused upwards and normalized depth by depth.",
         baseline="none",
         scale="none",
         credit="tree_depth(beta=1.0)",
@@ -845,7 +857,7 @@ CATALOGUE: dict[str, Preset] = {
     # TreeGRPO for flow models, arXiv:2512.08153: softmax of the edges' log-probs, a clipped ratio and an advantage for
     # every edge, no KL. The clip range is Flow-GRPO's.
     "flow_tree_grpo": for_gaussian(
-        "Advantages of the leaves, passed up a tree by the likelihood of its edges.",
+        "Advantages of the leaves, propagated up a tree by the likelihood of its edges.",
         credit="tree_softmax(beta=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
         aggregation="per_decision",
@@ -870,7 +882,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2512.15347 (plan expand_prune): the survivors' mean and std. Clip range, advantage clip and eps are those of
     # Flow-GRPO, whose KL was not read there and is left out.
     "pro_grpo": for_gaussian(
-        "Many samples are begun, and those of most varied rewards are drawn to the end and trained.",
+        "Many samples are started; the subset of largest reward variance is completed and trained.",
         scale="group_std(ddof=0, eps=1e-4)",
         shape=["clamp(limit=5)"],
         objective="ppo(low=1e-4, high=1e-4)",
@@ -878,7 +890,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2601.00423 and its code (plan one_step_branch(jump=...) or entropy_branch): clip 1e-4, advantage clip 5, no
     # KL; groups are those of one step.
     "e_grpo": for_gaussian(
-        "Branches at one step, which spans as many steps of the grid as its entropy needs.",
+        "Branches at one step, merged with the following ones until its entropy is large enough.",
         scale="group_std(ddof=1, eps=1e-8)",
         shape=["clamp(limit=5)"],
         objective="ppo(low=1e-4, high=1e-4)",
@@ -887,7 +899,7 @@ CATALOGUE: dict[str, Preset] = {
     # diffusion process; plan every_step(train=1) with plan_per=prompt. REINFORCE without ratio and clip; each reward
     # standardized in the group, their sum again, advantages clipped at 5, no KL. Eps and ddof of both were not found.
     "cm_grpo": for_gaussian(
-        "REINFORCE on one drawn step of a few-step model, whose consistency step is a Gaussian itself.",
+        "REINFORCE on one random step of a few-step model, whose consistency step is Gaussian by itself.",
         combine="per_reward",
         scale="group_std(ddof=1, eps=1e-8)",
         shape=["group_standardize(ddof=1, eps=1e-8)", "clamp(limit=5)"],
@@ -896,7 +908,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2605.15980 (sampling.plan_per=prompt): one stochastic step per prompt, drawn from the first half, kernel
     # flow_sde_wan, clip 1e-3, advantage clip 5, batch std, no KL; weights over the mean of the step as in its code.
     "flash_grpo": for_gaussian(
-        "One step per prompt, another for each, with gradients of all steps brought to one scale.",
+        "One random step per prompt, with gradients rescaled to be comparable across steps.",
         objective="ppo(low=1e-3, high=1e-3)",
         aggregation="rectified",
         **FLOW,
@@ -905,7 +917,7 @@ CATALOGUE: dict[str, Preset] = {
     # normalized per step; KL 0.04 (0.01 for preference rewards), T 10, G 24. Clip ranges and the std's eps are
     # Flow-GRPO's. Its noise per step is calibrated (step_rewards.calibrate); increment and tolerance were not found.
     "dense_grpo": for_gaussian(
-        "Every step is rewarded by what its completion gains, compared with the same step of other samples.",
+        "Every step is rewarded with the gain of its completion, compared at the same step across samples.",
         credit="step_return(over='position', limit=5)",
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
@@ -914,7 +926,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2603.28718: previews of 5 deterministic steps (sampling.completion_steps=5), gains normalized over all steps
     # and samples of the prompt, kernel flow_ddim_damped; clip and KL as Flow-GRPO, whose numbers stand here.
     "stepwise_flow_grpo": for_gaussian(
-        "Every step is rewarded by what its preview gains, compared with all steps of all samples of the prompt.",
+        "Every step is rewarded with the gain of its preview, compared across all steps and samples of the prompt.",
         credit="step_return(over='group')",
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
@@ -922,14 +934,14 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2602.06422: rewards of the whole remaining ODE, eta 1, no KL; clip 1e-5 with cps(a=0.7), G 24.
     "tp_grpo": for_gaussian(
-        "Gains of steps, and at turning points of the trend the rest of the way.",
+        "Gains of steps, and at turning points of the trend the gain of the rest of the trajectory.",
         credit="turning_points(eta=1.0)",
         objective="ppo(low=1e-5, high=1e-5)",
         **OF_STEPS,
     ),
     # What its released configurations switch on: the whole change at every step, and a bonus at turning points.
     "tp_grpo_released": for_gaussian(
-        "The whole change of the reward at every step, with a bonus at turning points.",
+        "The total change of the reward at every step, with a bonus at turning points.",
         credit="turning_points_released(eta=1.0)",
         objective="ppo(low=1e-5, high=1e-5)",
         **OF_STEPS,
@@ -937,7 +949,7 @@ CATALOGUE: dict[str, Preset] = {
     # After arXiv:2512.12387 (sampling.completion_steps=1): equation 13, gamma and k were not found; gamma 1 and k 1
     # leave them out. Clip range and KL were not found either; those of Flow-GRPO stand here.
     "vgpo": for_gaussian(
-        "After VGPO: discounted values of steps, and in early steps absolute and relative ones.",
+        "After VGPO: discounted values of steps, in early steps a mix of relative and absolute ones.",
         credit="process_value(gamma=1.0, k=1.0, early=5)",
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
@@ -945,7 +957,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # Euphonium's mixture without its drift, which needs a differentiable latent reward; weights are those of its code.
     "process_outcome": for_gaussian(
-        "Rewards of steps and of samples, each normalized by itself, added.",
+        "Process and outcome rewards, normalized separately and added.",
         scale="group_std(ddof=0, eps=1e-4)",
         credit="step_mixture(process=1.0, outcome=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
@@ -954,7 +966,7 @@ CATALOGUE: dict[str, Preset] = {
     # coefficient, were not found: the first third of 10, in which it sees two thirds of the diversity decided, and
     # Flow-GRPO's .04. Its other half is the reward cluster_rarity(weight=3, ...), whose embedding is the user's.
     "diverse_grpo": for_gaussian(
-        "Flow-GRPO whose first steps alone stay near the reference; made for the reward cluster_rarity.",
+        "Flow-GRPO regularized towards the reference in its first steps only; made for the reward cluster_rarity.",
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["early_shift(coef=0.04, first=3)"],
         **FLOW,
@@ -979,7 +991,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2509.16117 and its code: beta 1, old policy of type 1, batch std (population, 1e-4 added), KL 1e-4. Its OCR
     # recipe has beta .1 and type 2 (visual/diffusion_nft_ocr), its multi-reward one beta .1 and type 1.
     "diffusion_nft": for_matching(
-        "Good samples pull the velocity towards them and bad ones push the old policy's away; no likelihood.",
+        "Good samples attract the velocity, and bad ones repel that of the old policy; no likelihood.",
         scale="batch_std(ddof=0, eps=1e-4)",
         shape=["clamp(limit=5)"],
         objective="diffusion_nft(beta=1.0, limit=5.0)",
@@ -990,7 +1002,7 @@ CATALOGUE: dict[str, Preset] = {
     # 15 epochs (here optimizer steps). Its gate (kl_weight: uncertain_part) and diversity (shape: diversity) name the
     # user's rewards, so that they are not here; nor is a threshold of the KL, which depends on the task.
     "gardo": for_matching(
-        "DiffusionNFT without the std and with a reference that follows; its gated KL and diversity name rewards.",
+        "DiffusionNFT without the std and with a renewed reference; its gated KL and diversity name rewards.",
         scale="none",
         shape=["clamp(limit=5)"],
         objective="diffusion_nft(beta=1.0, limit=5.0)",
@@ -1001,7 +1013,7 @@ CATALOGUE: dict[str, Preset] = {
     # least_level .3: learning rates 7.5e-5 (generator), 3e-4 and 3e-4, betas 0 and .999 for the first two. How often
     # the fake score is updated was not found: once.
     "tdm_r1": for_matching(
-        "A few-step generator follows a teacher, the score of its own samples and a surrogate of the reward.",
+        "A few-step generator is guided by a teacher, a fake score and a surrogate of the reward.",
         scale="batch_std(ddof=0, eps=1e-4)",
         objective="tdm_r1(guidance=3.5, mix=0.3, last=4)",
         networks=[
@@ -1015,7 +1027,7 @@ CATALOGUE: dict[str, Preset] = {
     # presets per task: clip .01 and KL .02 (GenEval, OCR), beta 10 and KL .001 (PickScore). Which std divides its
     # advantages was not found: the group's, as in the base.
     "dgpo": for_matching(
-        "DPO of a group's good samples against its bad ones, with draws in common.",
+        "DPO of a group's good samples against its bad ones, with shared noise draws.",
         objective="dgpo(beta=100.0, clip=0.05)",
         networks=["average(slope=0.001, most=0.3, samples=True, samples_after=200)"],
     ),
@@ -1052,7 +1064,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2601.02036: tau .05, beta 12 and gamma .5 (OCR); 6 and 1 (GenEval); groups of 6. Offline in the paper.
     "gdro": for_matching(
-        "A group's ranking by its errors fitted to that by its rewards.",
+        "The group's ranking by matching error is fitted to its ranking by reward.",
         baseline="none",
         scale="none",
         objective="gdro(beta=12.0, tau=0.05, gamma=0.5)",
@@ -1060,7 +1072,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2410.05255: beta 2000, an earlier checkpoint (one of every 30 updates) as opponent and anchor. The winner is
     # the best sample of the group in place of an image of the data set.
     "seppo": for_matching(
-        "DPO against an earlier checkpoint, whose sample is learned from where it knows the winner better.",
+        "DPO against an earlier checkpoint, from whose samples it learns where that one rates the winner higher.",
         baseline="none",
         scale="none",
         objective="seppo(beta=2000.0)",
@@ -1069,7 +1081,7 @@ CATALOGUE: dict[str, Preset] = {
     # DiffusionOPD, arXiv:2605.15055, its division by 2 std^2. One update per rollout. The teachers are the user's:
     # networks: ["frozen(path=..., task=...)", ...].
     "flow_opd": for_gaussian(
-        "Teachers, one for each task, label the student's own trajectories; rewards are only measured.",
+        "One teacher per task scores the student's own trajectories; rewards are only logged.",
         baseline="none",
         scale="none",
         objective="distillation_step",
@@ -1081,10 +1093,12 @@ CATALOGUE: dict[str, Preset] = {
         "Flow-GRPO with a trust region on the means instead of a clip.", objective="flow_dppo(threshold=1e-5)", **FLOW
     ),
     # arXiv:2305.18290: beta 0.1; sums of log-probs over the answer. On samples it is online DPO.
-    "dpo": preferred("The best sample of a group preferred to the worst, against the reference.", "beta=0.1"),
+    "dpo": preferred("The best sample of a group is preferred to the worst, relative to the reference.", "beta=0.1"),
     # arXiv:2506.21495: beta 0.1, a right and a wrong sample of a verifiable task; here the mean over all such pairs,
     # whose expectation it is. Several rounds from one set of samples are data.pairs, or optim.updates above 1.
-    "semi_online_dpo": preferred("DPO of right against wrong samples.", "pairs='right_wrong(threshold=0.5)', beta=0.1"),
+    "semi_online_dpo": preferred(
+        "DPO of correct against incorrect samples.", "pairs='right_wrong(threshold=0.5)', beta=0.1"
+    ),
     # arXiv:2310.12036: tau 0.1, sums as in the paper (TRL and the handbook divide by the length: reduce='mean').
     "ipo": preferred(
         "DPO with a square: a finite gap of log-ratios is the target.", "link='square(tau=0.1)', beta=1.0"
@@ -1094,7 +1108,9 @@ CATALOGUE: dict[str, Preset] = {
         "DPO with a hinge: pairs that are far apart have no gradient.", "link='hinge(width=1.0)', beta=0.1"
     ),
     # arXiv:2403.00409: a known rate of flipped preferences; 0.1 is ours.
-    "robust_dpo": preferred("DPO that allows for flipped preferences.", "link='robust(flips=0.1)', beta=0.1"),
+    "robust_dpo": preferred(
+        "DPO with a correction for flipped preference labels.", "link='robust(flips=0.1)', beta=0.1"
+    ),
     # arXiv:2405.14734: mean log-probs without a reference, beta 2, margin gamma 1 (it searches 2 to 2.5, .3 to 1.6).
     "simpo": preferred(
         "DPO on mean log-probs, without a reference and with a margin.",
@@ -1118,7 +1134,7 @@ CATALOGUE: dict[str, Preset] = {
     ),
     # arXiv:2405.16436: beta 0.05, eta 0.005 of its handbook recipe; its likelihood is a mean over the tokens of all
     # preferred answers, here of each answer's mean.
-    "rpo": preferred("DPO with a likelihood of the preferred sample.", "beta=0.05, likelihood=0.005"),
+    "rpo": preferred("DPO plus the likelihood of the preferred sample.", "beta=0.05, likelihood=0.005"),
     # arXiv:2412.04628: samples above the group's mean against the others, as sets; beta and alpha not found, both ours.
     "mpo": preferred(
         "All samples above the group's mean preferred to all others, as sets.",
@@ -1148,7 +1164,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2405.21046 and TRL: one sample of the policy against one of the reference, the better preferred; beta 0.1,
     # alpha 1e-5, without a mean over the length. Every sample of a group is paired, where the paper draws one.
     "xpo": preferred(
-        "DPO against samples of the reference, which are made less likely: exploration.",
+        "DPO against samples of the reference, with an exploration bonus.",
         "pairs='other_origin', beta=0.1, bonus=1e-5",
         added="drawn(count=1, network='reference')",
         select=[],
@@ -1163,16 +1179,16 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2506.14574: beta 0.1, alpha 0.5. The guide is a run of the same model that DPO has trained, the user's:
     # algorithm.networks frozen(path=...), whose name is teacher.
     "tgdpo": preferred(
-        "DPO whose tokens count by the rewards of a network that DPO has trained.",
+        "DPO whose tokens are weighted by the rewards implied by a DPO-trained network.",
         "guide='teacher', guidance=0.5, beta=0.1",
         "tokens",
     ),
     # arXiv:2311.13231: every denoising step is a pair, ratios to the reference clipped to 1 +- 0.1, beta 0.1.
-    "d3po": preferred("DPO of every denoising step.", "reduce='step', beta=0.1, clip=0.1", "gaussian"),
+    "d3po": preferred("DPO at every denoising step.", "reduce='step', beta=0.1, clip=0.1", "gaussian"),
     # arXiv:2505.12723: REINFORCE++ plus 0.01 of a preference of right samples over wrong ones, with the variance
     # of the right (coefficient 1); beta not found, 0.1 is ours. On given answers: objective preference with this link.
     "gepo": for_any(
-        "REINFORCE++ with a preference for right samples, which are to be equally likely.",
+        "REINFORCE++ with a preference for correct samples, which are to be equally likely.",
         scale="token_whiten",
         aggregation="per_decision",
         terms=["preference(coef=0.01, link='means(variance=1.0)', pairs='right_wrong(threshold=0.0)')"],
