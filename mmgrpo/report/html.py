@@ -262,12 +262,7 @@ def write_report(folder: str | Path) -> Path:
     content = render(
         "report.html",
         {
-            "title": run.name,
-            "run": run,
-            "modality": _plain(run.summary.get("modality")),
-            "steps": _plain(run.config.get("steps")),
-            "verdict": verdict(run),
-            "facts": facts(run),
+            **head(run),
             "results": [reward_table(run), *(table for table in further if table.rows)],
             "curves": curves(run) + ([difficulty] if (difficulty := difficulty_curve(hardness)) else []),
             "prompt_files": files,
@@ -280,6 +275,19 @@ def write_report(folder: str | Path) -> Path:
     path = folder / "report.html"
     write_page(path, content)
     return path
+
+
+def head(run: RunFolder, title: str = "", level: int = 1) -> dict[str, Any]:
+    """The values of the template ``header.html``; ``level`` is that of its heading."""
+    return {
+        "title": title or run.name,
+        "level": level,
+        "run": run,
+        "modality": _plain(run.summary.get("modality")),
+        "steps": _plain(run.config.get("steps")),
+        "verdict": verdict(run),
+        "facts": facts(run),
+    }
 
 
 def write_page(path: Path, content: str) -> None:

@@ -16,7 +16,6 @@ import gradio as gr
 import torch
 
 from mmgrpo.cli.demo import parts
-from mmgrpo.cli.demo.look import MARKS
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, in_a_line
 from mmgrpo.evaluation import annotate
 from mmgrpo.policies.token import TokenPolicy
@@ -195,7 +194,7 @@ def values_of(one: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Output])
     return [value if math.isfinite(value) else math.nan for value in values], ""
 
 
-# ---- what tabs of texts and recordings share
+# ---- what the tabs of the modalities share
 
 
 @dataclass
@@ -247,35 +246,54 @@ class Examples:
         return shown
 
 
-def running(verb: str, name: str, result: str) -> tuple[gr.Button, gr.Button, gr.HTML, gr.HTML]:
-    """Build the buttons that start and cancel, what is being done, and the result, for ``at_run``."""
+def running(verb: str, name: str) -> tuple[gr.Button, gr.Button, gr.HTML]:
+    """Build the buttons that start and cancel, and what is being done, for ``at_run``."""
     with gr.Row():
         run = gr.Button(verb, variant="primary", size="md", elem_id=name)
-        cancel = gr.Button("Cancel", size="md", elem_id=f"{name}-cancel")
-    said = gr.HTML(css_template=MARKS, elem_id=f"{name}-status")
-    return run, cancel, said, gr.HTML(css_template=MARKS, elem_id=result)
+        cancel = gr.Button("Cancel", variant="stop", size="md", elem_id=f"{name}-cancel")
+    return run, cancel, gr.HTML(elem_id=f"{name}-status", min_height=52)
 
 
 def at_run(
-    run: gr.Button,
-    cancel: gr.Button,
-    said: gr.HTML,
-    result: gr.HTML,
+    controls: tuple[gr.Button, gr.Button, gr.HTML],
     inputs: Sequence[Any],
-    answer: Callable[..., Iterator[tuple[Comparison, str]]],
+    results: Sequence[Any],
+    answer: Callable[..., Iterator[tuple[Any, ...]]],
     file: int | None = None,
+    also: Sequence[Any] = (),
 ) -> None:
-    """Show what ``answer`` yields when ``run`` is pressed: progress in ``said``, mark-up in ``result``. ``file`` is the
-    place of an upload among the inputs, whose path errors do not show."""
+    """Show what ``answer`` yields when the first of the controls is pressed, or at one of the events ``also``: a
+    comparison, of which the last control tells, and what ``results`` show of it. ``file`` is the place of an upload
+    among the inputs, whose path errors do not show."""
+    run, cancel, said = controls
+    last = gr.State(None, time_to_live=3600)
 
-    def show(progress: Any = parts.PROGRESS, *values: Any) -> Iterator[tuple[str, str]]:
+    def show(progress: Any = parts.PROGRESS, *values: Any) -> Iterator[tuple[Any, ...]]:
         with parts.one_line_errors((values[file] or "") if file is not None else ""):
-            for made, page in answer(*values):
-                progress((made.drawn, made.total), desc=made.doing, unit="samples")
-                yield parts.status(made.doing, seen=False), page
+            try:
+                for made, *shown in answer(*values):
+                    progress((made.drawn, made.total), desc=made.doing, unit="samples")
+                    yield made, told(made, made.doing), *shown
+            except Exception:
+                yield gr.skip(), "", *[gr.skip()] * len(results)
+                raise
 
-    event = run.click(show, list(inputs), [said, result], **parts.computing(str(run.elem_id), show_progress_on=said))
-    parts.at_cancel(cancel, [event], partial(parts.status, "cancelled"), [], [said], **parts.QUIET)
+    busy = parts.computing(str(run.elem_id), show_progress_on=said)
+    events = [start(show, list(inputs), [last, said, *results], **busy) for start in (run.click, *also)]
+    parts.at_cancel(cancel, events, partial(told, doing="Cancelled."), [last], [said], **parts.QUIET)
+
+
+def told(made: Comparison | None, doing: str = "") -> str:
+    """What is going on, in a line; of a pair without a trained model, that there is none."""
+    if made is None:
+        return parts.status(doing)
+    both = len(made.models) == 2
+    noise = f"seed {made.seed}, noise 1 to {made.count}" if made.count > 1 else f"seed {made.seed}"
+    same = ", the same for both models" if both else ""
+    several = "1 sample" if made.total == 1 else f"{made.total} samples"
+    text = f"{several}, {noise}{same}." if made.done else f"{made.drawn} of {several} drawn."
+    alone = "" if both else " The model is not trained yet, so that only the base is shown."
+    return parts.status(f"{text}{alone} {doing}".strip())
 
 
 def sections(columns: Mapping[str, str]) -> str:

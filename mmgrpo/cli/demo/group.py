@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.parts import PRIVATE, at_choice
+from mmgrpo.cli.demo.parts import PRIVATE, at_choice, note
 from mmgrpo.report.group_page import group_page
 from mmgrpo.report.groups import group_steps, read_group
 
@@ -101,11 +101,6 @@ def known(opened: Opened, run: str | None) -> str:
 def with_groups_first(opened: Opened) -> Sequence[str]:
     """The names of all runs; those that have groups come first."""
     return sorted(opened.runs, key=lambda name: not group_steps(opened.runs[name]))
-
-
-def note(text: str) -> str:
-    """A note of this module as mark-up."""
-    return f"<p>{text}</p>"
 
 
 def tab(opened: Opened) -> None:

@@ -118,23 +118,29 @@ def escaped(text: str) -> str:
     return html.escape(text).replace("{", "&#123;").replace("}", "&#125;").replace("$", "&#36;")
 
 
+def framed(text: str) -> str:
+    """Mark-up in the look of the reports."""
+    return f'<div class="report">{text}</div>' if text else ""
+
+
 def note(text: str) -> str:
     """A note as mark-up, which is not escaped."""
-    return f"<p class='mm-note'>{text}</p>"
+    return f'<p class="soft">{text}</p>'
 
 
-def status(text: str, seen: bool = True) -> str:
-    """Mark-up of what happens now, which a screen reader announces; others see the progress bar in its place."""
-    return f'<p role="status" aria-live="polite"{"" if seen else " class=unseen"}>{escaped(text)}</p>'
+def status(text: str) -> str:
+    """Mark-up of what happens now, which a screen reader announces."""
+    return f'<p role="status" aria-live="polite" class="soft">{escaped(text)}</p>'
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Mark-up of a table whose cells are mark-up; the first cell of a row is its title."""
-    head = "".join(f"<th scope='col'>{one}</th>" for one in heads)
+    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
     body = "".join(
-        f"<tr><th scope='row'>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>" for row in rows
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows
     )
-    return f"<div class='mm-wide'><table class='mm-table'><tr>{head}</tr>{body}</table></div>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return framed(f'<div class="wide">{table}</div>')
 
 
 def figure(output: Output, label: str, caption: str = "") -> str:

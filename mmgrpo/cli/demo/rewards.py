@@ -248,7 +248,7 @@ def attack_html(before: Sequence[Score], after: Sequence[Score]) -> str:
     for one, other in zip(before, after, strict=True):
         word = effect(one, other)
         change = f" {other.value - one.value:+.3g}" if word in ("rose", "fell") else ""
-        shown = f"<span class='mm-rose'>▲ {word}</span>" if word == "rose" else word
+        shown = f'<span class="bad">▲ {word}</span>' if word == "rose" else word
         why = note(escaped(one.reason or other.reason)) if word == FAILED else ""
         rows.append((escaped(one.name), cell(one.value), cell(other.value), f"{shown}{change}{why}"))
     return table(("reward", "before", "after", "effect"), rows)

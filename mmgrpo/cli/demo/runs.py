@@ -6,10 +6,10 @@ why, and the other runs are shown. Every value is escaped by the templates of mm
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,13 @@ from typing import Any
 import gradio as gr
 import numpy as np
 from gradio.context import Context
-from matplotlib.ticker import MaxNLocator
 
+from mmgrpo.cli.demo.chart import COLOURS, Curve, Points, chart_html
 from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.parts import QUIET
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.cards import Row, Section, read_completions, section
-from mmgrpo.report.figures import number
-from mmgrpo.report.html import Table, correlation_table, error_rate_table, extra_tables, facts, reward_table, verdict
+from mmgrpo.report.html import correlation_table, error_rate_table, extra_tables, head, reward_table
 from mmgrpo.report.media import MediaFolder, Medium, contained, shown_image
 from mmgrpo.report.plots import running_mean, series, thinned, title_of
 from mmgrpo.report.render import render
@@ -45,7 +44,6 @@ kilobyte a value of gigabytes."""
 METRICS = 10_000
 """Names to choose from."""
 
-Points = list[tuple[float, float]]
 Signature = tuple[tuple[str, int, int], ...]
 """Names, times in nanoseconds and sizes of the files of a run."""
 
@@ -78,29 +76,14 @@ class Look:
         return grids | {moment for moments in self.completions.values() for moment in moments}
 
 
-class Reader:
-    """Runs by name, each read again only after its files have changed; from several threads, one at a time."""
+def look(name: str, folder: Path) -> Look:
+    """A run as it is now, which is read again only after its files have changed."""
+    return _look(name, folder, signature(folder))
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Path, tuple[Signature, Look]] = OrderedDict()
-        self._lock = threading.Lock()
 
-    def looks(self, runs: Mapping[str, Path]) -> list[Look]:
-        """Every run as it is now."""
-        return [self.look(name, folder) for name, folder in runs.items()]
-
-    def look(self, name: str, folder: Path) -> Look:
-        """A run as it is now."""
-        with self._lock:
-            now = signature(folder)
-            kept = self._kept.get(folder)
-            if kept is None or kept[0] != now or kept[1].name != name:
-                kept = now, read_look(name, folder)
-            self._kept[folder] = kept
-            self._kept.move_to_end(folder)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return kept[1]
+@lru_cache(maxsize=KEPT)
+def _look(name: str, folder: Path, written: Signature) -> Look:
+    return read_look(name, folder)
 
 
 def signature(folder: Path) -> Signature:
@@ -213,108 +196,32 @@ def heading(moment: str, name: str = HELDOUT) -> str:
     return words if name == HELDOUT else f"{words}, prompts of {name}"
 
 
-# ---- curves
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7c7c84", "#9a8700")
-"""Colours that also the colour-blind tell apart (Okabe and Ito), with a darker yellow, and grey for black."""
-SIDE = 1000.0
-"""Units of the chart on either side."""
+# ---- what is shown
 
 
-@dataclass(frozen=True)
-class Line:
-    """The curve of a run: every value as a thin line, the running mean as a thick one."""
-
-    name: str
-    colour: str
-    thin: str
-    thick: str
-    last: str
-    """The last value of the thick line."""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Lines, and the ticks of both axes: positions from the top left, and what they say."""
-
-    metric: str
-    axis: str
-    lines: Sequence[Line]
-    wide: Sequence[tuple[float, str]]
-    high: Sequence[tuple[float, str]]
-    without: Sequence[str]
-    """Names of the runs that have no value."""
-
-
-def chart_html(looks: Sequence[Look], metric: str, axis: str, seconds: bool, percent: int) -> str:
+def chart(looks: Sequence[Look], metric: str, axis: str, percent: int) -> str:
     """The curves of a metric, a colour for each run."""
-    return render("demo_curves.html", {"chart": chart(looks, metric, axis, seconds, percent)})
-
-
-def chart(looks: Sequence[Look], metric: str, axis: str, seconds: bool, percent: int) -> Chart:
-    """The curves of a metric in common axes."""
-    raw = [curve_points(look, metric, seconds, 0) for look in looks]
-    smooth = [curve_points(look, metric, seconds, percent) for look in looks]
-    points = [point for curve in raw for point in curve]
-    title, without = title_of(metric), [look.name for look, curve in zip(looks, raw) if not curve]
-    if not points:
-        return Chart(title, axis, (), (), (), without if metric else ())
-    wide, high = Scale([x for x, _ in points]), Scale([y for _, y in points])
-    lines = [
-        Line(look.name, colour, path(thin, wide, high), path(thick, wide, high), number(thick[-1][1], ".4g"))
-        for look, colour, thin, thick in zip(looks, COLOURS, raw, smooth)
-        if thin
+    title, seconds = title_of(metric), axis == SECONDS
+    curves = [
+        Curve(look.name, curve_points(look, metric, seconds, 0), curve_points(look, metric, seconds, percent))
+        for look in looks
     ]
-    return Chart(title, axis, lines, wide.ticks(), [(SIDE - at, text) for at, text in high.ticks()], without)
+    without = [curve.name for curve in curves if not curve.thin]
+    notes = [f"Without this metric: {', '.join(without)}."] if metric and without else []
+    if len(without) == len(curves):
+        nothing = (
+            "None of the chosen runs has values of this metric." if metric else "The chosen runs have no metrics yet."
+        )
+        notes.insert(0, nothing)
+    return chart_html(title, axis, curves, notes)
 
-
-class Scale:
-    """From values to positions on a side of the chart."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self.low, self.high = min(values), max(values)
-        if not self.low < self.high:
-            margin = abs(self.low) * 0.1 or 1.0
-            self.low, self.high = self.low - margin, self.high + margin
-
-    def __call__(self, value: float) -> float:
-        # Halves, since the difference of two large numbers may not be one.
-        return round(SIDE * ((value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)), 1)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """Positions of at most six round values, and how they are written."""
-        inside = [float(v) for v in MaxNLocator(nbins=5).tick_values(self.low, self.high) if self.low <= v <= self.high]
-        return [(self(value), number(value, ".4g")) for value in inside]
-
-
-def path(points: Points, wide: Scale, high: Scale) -> str:
-    """The points of a line in units of the chart."""
-    return " ".join(f"{wide(x):g},{SIDE - high(y):g}" for x, y in points)
-
-
-# ---- results and samples
 
 MEDIA = 32 * 1024 * 1024
 """Bytes of images and audio of a run that are shown at once."""
+LEVEL = 2
+"""Level of the heading of a run."""
 PROMPTS = 6
 """Completions that are shown at once."""
-
-
-@dataclass(frozen=True)
-class Details:
-    """A run with its facts and tables; without, if it cannot be read."""
-
-    name: str
-    look: Look
-    facts: Mapping[str, str] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
-    verdict: str = ""
-    problem: str = ""
-
-    @property
-    def run(self) -> object:
-        """What was read; None if there is a problem."""
-        return None if self.problem else self.look.run
 
 
 @dataclass
@@ -328,20 +235,22 @@ class Samples:
 
 
 def details_html(looks: Sequence[Look]) -> str:
-    """For every run its facts, alarms, and results before and after."""
+    """For every run what its report begins with: facts, alarms, and results before and after."""
     return render("demo_details.html", {"looks": [details(look) for look in looks]})
 
 
-def details(look: Look) -> Details:
-    """The facts and tables of a run; the files can be of any form, so that a table can be impossible."""
+def details(look: Look) -> tuple[str, str, list[str]]:
+    """The name of a run, and its parts, or the problem that it has: files can be of any form, so that a table can be
+    impossible."""
     if look.run is None:
-        return Details(look.name, look, problem=look.problem)
+        return look.name, look.problem, []
     try:
         further = [error_rate_table(look.run), *extra_tables(look.run), correlation_table(look.run)]
         tables = [reward_table(look.run), *(table for table in further if table.rows)]
-        return Details(look.name, look, facts(look.run), tables, verdict(look.run))
+        top = render("header.html", head(look.run, look.name, LEVEL))
     except ValueError as error:
-        return Details(look.name, look, problem=f"This run cannot be shown: {error}.")
+        return look.name, f"This run cannot be shown: {error}.", []
+    return look.name, "", [top, render("results.html", {"results": tables, "level": LEVEL})]
 
 
 def differences_html(looks: Sequence[Look]) -> str:
@@ -389,29 +298,24 @@ Number = float | int
 NOTHING = "No run is open. Train one (`mmgrpo train --recipe visual/demo`), and name its folder: `mmgrpo demo runs`."
 
 
-@dataclass
-class Shelf:
-    """The runs that are open, as they are now."""
+def chosen_of(opened: Opened, names: Sequence[str] | None) -> dict[str, Path]:
+    """The folders of the named runs; a name that is not open is an error."""
+    names = list(dict.fromkeys(names or ()))
+    if unknown := [name for name in names if name not in opened.runs]:
+        raise gr.Error(f"got the run {escape(unknown[0][:80])!r}, expected one that is open", print_exception=False)
+    if len(names) > MOST:
+        raise gr.Error(f"got {len(names)} runs, expected at most {MOST}", print_exception=False)
+    return {name: opened.runs[name] for name in names}
 
-    opened: Opened
-    reader: Reader = field(default_factory=Reader)
 
-    def chosen(self, names: Sequence[str] | None) -> dict[str, Path]:
-        """The folders of the named runs; a name that is not open is an error."""
-        names = list(dict.fromkeys(names or ()))
-        if unknown := [name for name in names if name not in self.opened.runs]:
-            raise gr.Error(f"got the run {escape(unknown[0][:80])!r}, expected one that is open", print_exception=False)
-        if len(names) > MOST:
-            raise gr.Error(f"got {len(names)} runs, expected at most {MOST}", print_exception=False)
-        return {name: self.opened.runs[name] for name in names}
+def looks_of(opened: Opened, names: Sequence[str] | None) -> list[Look]:
+    """The named runs as they are now."""
+    return [look(name, folder) for name, folder in chosen_of(opened, names).items()]
 
-    def looks(self, names: Sequence[str] | None) -> list[Look]:
-        """The named runs."""
-        return self.reader.looks(self.chosen(names))
 
-    def signatures(self, names: Sequence[str] | None) -> list[Signature]:
-        """What differs after any file of the named runs was written."""
-        return [signature(folder) for folder in self.chosen(names).values()]
+def signatures(opened: Opened, names: Sequence[str] | None) -> list[Signature]:
+    """What differs after any file of the named runs was written."""
+    return [signature(folder) for folder in chosen_of(opened, names).values()]
 
 
 def later_runs(runs: Mapping[str, Path], folders: Sequence[str]) -> dict[str, Path]:
@@ -425,26 +329,21 @@ def later_runs(runs: Mapping[str, Path], folders: Sequence[str]) -> dict[str, Pa
     return found
 
 
-def curves(looks: Sequence[Look], metric: str | None, axis: str, percent: Number) -> str:
-    """The chart of a metric."""
-    return chart_html(looks, metric or "", axis, axis == SECONDS, int(percent))
-
-
 def label(name: str) -> str:
     """A name that can be shown in a line."""
     return "".join(letter if letter.isprintable() else "?" for letter in name[:120])
 
 
-def overview(shelf: Shelf, names: Sequence[str] | None, metric: str | None, axis: str, percent: Number, at: Number):
+def overview(opened: Opened, names: Sequence[str] | None, metric: str | None, axis: str, percent: Number, at: Number):
     """All parts of the tab: metric, plot, results, differences, moment, samples, timer, signatures."""
-    seen = shelf.signatures(names)
-    looks = shelf.looks(names)
+    seen = signatures(opened, names)
+    looks = looks_of(opened, names)
     metrics, moments = metrics_of(looks), moments_of(looks)
     metric = metric if metric in metrics else next(iter(metrics), None)
     number = min(max(1, int(at or len(moments))), max(1, len(moments)))
     return (
         gr.Dropdown(choices=[(label(name), name) for name in metrics], value=metric),
-        curves(looks, metric, axis, percent),
+        chart(looks, metric or "", axis, int(percent)),
         details_html(looks),
         differences_html(looks),
         moment_slider(moments, number),
@@ -469,7 +368,6 @@ def moment_label(moments: Sequence[str], number: int) -> str:
 
 def tab(opened: Opened) -> None:
     """Build the tab. Runs are read when the page is opened."""
-    shelf = Shelf(opened)
     note = gr.Markdown(NOTHING, visible=not opened.runs, elem_id="runs-none")
     with gr.Row():
         chosen = gr.Dropdown(
@@ -490,28 +388,27 @@ def tab(opened: Opened) -> None:
     plot = gr.HTML(elem_id="runs-curves", padding=False)
     with gr.Accordion("settings that differ", open=False, elem_id="runs-settings"):
         settings = gr.HTML(elem_id="runs-differences", padding=False)
-    gr.HTML(render("demo_style.html", {}), padding=False)
     timer = gr.Timer(EVERY, active=False)
     seen = gr.State([])
 
     def show(names: list[str], metric: str | None, axis: str, percent: Number) -> Any:
-        return overview(shelf, names, metric, axis, percent, 0)
+        return overview(opened, names, metric, axis, percent, 0)
 
     def first(names: list[str] | None, metric: str | None, axis: str, percent: Number) -> Any:
         # The page may have been built before runs that another visitor has found.
         names = [name for name in names or () if name in opened.runs]
-        return gr.Dropdown(list(opened.runs), value=names), *overview(shelf, names, metric, axis, percent, 0)
+        return gr.Dropdown(list(opened.runs), value=names), *overview(opened, names, metric, axis, percent, 0)
 
     def changed(seen: Any, names: list[str], metric: str | None, axis: str, percent: Number, at: Number) -> Any:
-        if shelf.signatures(names) == seen:
+        if signatures(opened, names) == seen:
             return [gr.skip()] * len(parts)
-        return overview(shelf, names, metric, axis, percent, at)
+        return overview(opened, names, metric, axis, percent, at)
 
     def draw(names: list[str], metric: str | None, axis: str, percent: Number) -> Any:
-        return curves(shelf.looks(names), metric, axis, percent)
+        return chart(looks_of(opened, names), metric or "", axis, int(percent))
 
     def see(names: list[str], at: Number) -> Any:
-        looks = shelf.looks(names)
+        looks = looks_of(opened, names)
         moments = moments_of(looks)
         number = min(max(1, int(at)), max(1, len(moments)))
         return gr.Slider(label=moment_label(moments, number)), samples_html(

@@ -24,12 +24,12 @@ from mmgrpo.cli.demo.compare import (
     sections,
     shown_answer,
 )
-from mmgrpo.cli.demo.look import MARKS
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.parts import (
     QUIET,
     checked_text,
     escaped,
+    framed,
     medium,
     one_line_errors,
     reasons_list,
@@ -64,7 +64,7 @@ def transcribe(
     prompt = heard_prompt(pair, examples.get(name, key), file, question, reference)
     for made in compare(opened, name, prompt):
         title = f'<p class="soft">{escaped(prompt.id)}</p>' if made.sides else ""
-        yield made, title + sections(transcripts(pair, prompt, made.sides))
+        yield made, framed(title + sections(transcripts(pair, prompt, made.sides)))
 
 
 def heard_prompt(pair: Pair, example: Prompt | None, file: str | None, question: str, reference: str) -> Prompt:
@@ -151,7 +151,7 @@ def speak(opened: Opened, examples: Examples, name: str, key: str, text: str) ->
     prompt = spoken_prompt(pair, examples.get(name, key), text)
     for made in compare(opened, name, prompt):
         title = f'<p class="soft">“{escaped(prompt.text)}”</p>' if made.sides else ""
-        yield made, title + sections(recordings(prompt, made.sides))
+        yield made, framed(title + sections(recordings(prompt, made.sides)))
 
 
 def spoken_prompt(pair: Pair, example: Prompt | None, text: str) -> Prompt:
@@ -192,11 +192,11 @@ def waveform(audio: Audio, share: float) -> str:
     peaks = [float(part.abs().max()) for part in audio.samples.mean(0).tensor_split(count) if part.numel()]
     heights = [max(1.0, 52 * peak / max([*peaks, 1e-6])) for peak in peaks]
     bars = "".join(
-        f'<rect class="bar" x="{4 * i}" y="{28 - height / 2:.1f}" width="3" height="{height:.1f}"/>'
+        f'<rect x="{4 * i}" y="{28 - height / 2:.1f}" width="3" height="{height:.1f}"/>'
         for i, height in enumerate(heights)
     )
     size = f'viewBox="0 0 {4 * BARS} 56" width="100%" preserveAspectRatio="none"'
-    return f'<svg {size} role="img" aria-label="waveform">{bars}</svg>'
+    return f'<svg class="wave" {size} role="img" aria-label="waveform">{bars}</svg>'
 
 
 def tab(opened: Opened) -> None:
@@ -221,7 +221,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
         with gr.Column(min_width=300):
             pair = gr.Dropdown(list(names), label="Recognizer", elem_id="speech-recognizer")
             example = gr.Dropdown([("my own recording", OWN)], label="Held-out example", elem_id="speech-example")
-            preview = gr.HTML(css_template=MARKS, elem_id="speech-preview")
+            preview = gr.HTML(elem_id="speech-preview")
         with gr.Column(min_width=300):
             file = gr.Audio(
                 sources=["microphone", "upload"],
@@ -232,7 +232,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
             )
             reference = gr.Textbox(label="Reference transcript, if there is one", elem_id="speech-reference")
             question = gr.Textbox(label="Instruction", visible=False, elem_id="speech-question")
-    run, cancel, said, result = running("Transcribe", "speech-transcribe", "speech-transcripts")
+    controls, result = running("Transcribe", "speech-transcribe"), gr.HTML(elem_id="speech-transcripts")
 
     def fill(name: str, key: str) -> list[Any]:
         with one_line_errors():
@@ -240,7 +240,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
             chosen = examples.get(name, key)
             if chosen is None:
                 return ["", gr.Textbox(visible=visible), gr.skip(), ""]
-            shown = "".join(medium(one, "the recording") for one in chosen.media)
+            shown = framed("".join(medium(one, "the recording") for one in chosen.media))
         return [shown_answer(chosen.answer), gr.Textbox(chosen.text, visible=visible), None, shown]
 
     def upload(name: str, path: str | None) -> list[Any]:
@@ -256,7 +256,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
     chosen = examples.offer(pair, example, lambda one: one.id, fill, [reference, question, file, preview])
     gr.on([file.upload, file.stop_recording], upload, [pair, file], [example, chosen, reference, preview], **QUIET)
     inputs = [pair, example, file, question, reference]
-    at_run(run, cancel, said, result, inputs, partial(transcribe, opened, examples), file=2)
+    at_run(controls, inputs, [result], partial(transcribe, opened, examples), file=2)
 
 
 def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
@@ -268,7 +268,7 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
             example = gr.Dropdown([("my own text", OWN)], label="Held-out text", elem_id="speech-said")
         with gr.Column(min_width=300):
             text = gr.Textbox(label="Text to speak", lines=3, max_length=MAX_SPOKEN, elem_id="speech-text")
-    run, cancel, said, result = running("Speak", "speech-speak", "speech-sounds")
+    controls, result = running("Speak", "speech-speak"), gr.HTML(elem_id="speech-sounds")
 
     def fill(name: str, key: str) -> list[str]:
         with one_line_errors():
@@ -276,4 +276,4 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
         return [chosen.text if chosen else ""]
 
     examples.offer(pair, example, lambda one: one.text[:60], fill, [text])
-    at_run(run, cancel, said, result, [pair, example, text], partial(speak, opened, examples))
+    at_run(controls, [pair, example, text], [result], partial(speak, opened, examples))

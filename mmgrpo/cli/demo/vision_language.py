@@ -27,12 +27,12 @@ from mmgrpo.cli.demo.compare import (
     sections,
     shown_answer,
 )
-from mmgrpo.cli.demo.look import MARKS
 from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.parts import (
     QUIET,
     checked_text,
     escaped,
+    framed,
     medium,
     one_line_errors,
     reasons_list,
@@ -86,7 +86,7 @@ def ask(
         columns |= {side: side_of(view, one, image) for side, one in changed.items()}
         seen |= changed
         boxed = any("<img" in column for column in columns.values())
-        yield made, (heading(prompt, boxed) + sections(columns)) * bool(columns)
+        yield made, framed((heading(prompt, boxed) + sections(columns)) * bool(columns))
 
 
 def small(media: Media) -> Pil.Image:
@@ -247,7 +247,7 @@ def tab(opened: Opened) -> None:
             suffixes = [*SUFFIXES["image"], *SUFFIXES["video"]]
             file = gr.File(file_types=suffixes, label="Or upload an image or a video", height=140, elem_id="vlm-file")
         with gr.Column(min_width=300):
-            preview = gr.HTML(css_template=MARKS, elem_id="vlm-preview")
+            preview = gr.HTML(elem_id="vlm-preview")
             question = gr.Textbox(label="Question", lines=2, max_length=MAX_TEXT, elem_id="vlm-question")
             with gr.Accordion("Reference answer, for rewards that compare with one", open=False):
                 answer = gr.Textbox(label="Reference answer", elem_id="vlm-answer")
@@ -260,7 +260,7 @@ def tab(opened: Opened) -> None:
             0, 2, 1.0, step=0.1, label="Temperature", info="0 is the most likely answer", elem_id="vlm-temperature"
         )
         seed = gr.Number(0, label="Seed", precision=0, minimum=0, elem_id="vlm-seed")
-    run, cancel, said, result = running("Ask", "vlm-ask", "vlm-result")
+    controls, result = running("Ask", "vlm-ask"), gr.HTML(elem_id="vlm-result")
 
     def fill(name: str, key: str) -> list[Any]:
         """The fields of an example, and its media."""
@@ -270,14 +270,14 @@ def tab(opened: Opened) -> None:
                 return [gr.skip(), "", "", None, ""]
             # The whole conversation where it is more than one question.
             more = f'<p class="text soft">{escaped(words(chosen))}</p>' if len(chosen.turns) > 1 else ""
-            shown = "".join(medium(one, f"{one.kind} of the question") for one in chosen.media) + more
+            shown = framed("".join(medium(one, f"{one.kind} of the question") for one in chosen.media) + more)
             known = chosen.task if chosen.task in TASKS else ""
             return [chosen.text, shown_answer(chosen.answer), known, None, shown]
 
     def upload(path: str | None) -> list[Any]:
         """A question of the visitor's own about a file, which is shown."""
         try:
-            shown = medium(read_upload(path), "your upload") if path else ""
+            shown = framed(medium(read_upload(path), "your upload")) if path else ""
         except ValueError as error:
             shown = refused(error, path or "")
         return [OWN, OWN, "", "", shown]
@@ -285,4 +285,4 @@ def tab(opened: Opened) -> None:
     chosen = examples.offer(pair, example, label, fill, [question, answer, task, file, preview])
     gr.on([file.upload, file.clear], upload, [file], [example, chosen, answer, task, preview], **QUIET)
     inputs = [pair, example, file, question, answer, task, coordinates, count, temperature, seed]
-    at_run(run, cancel, said, result, inputs, partial(ask, opened, examples), file=2)
+    at_run(controls, inputs, [result], partial(ask, opened, examples), file=2)

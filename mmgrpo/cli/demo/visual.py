@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import shlex
 from base64 import b64encode
@@ -17,19 +16,21 @@ from gradio.processing_utils import save_bytes_to_cache
 from gradio.utils import get_upload_folder
 from PIL import Image as Pil
 
-from mmgrpo.cli.demo.compare import MOST, TITLES, Comparison, compare, look_up
-from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
-from mmgrpo.cli.demo.parts import (
-    PROGRESS,
-    QUIET,
-    at_cancel,
-    at_choice,
-    checked_text,
-    computing,
-    digits,
-    escaped,
-    one_line_errors,
+from mmgrpo.cli.demo.chart import Curve, chart_html
+from mmgrpo.cli.demo.compare import (
+    MOST,
+    OWN,
+    TITLES,
+    Comparison,
+    Examples,
+    at_run,
+    compare,
+    look_up,
+    running,
 )
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
+from mmgrpo.cli.demo.parts import QUIET, at_choice, checked_text, digits, escaped, one_line_errors, table
+from mmgrpo.report.media import image_uri, jpeg, thumbnail
 from mmgrpo.report.plots import to_pil
 from mmgrpo.types import Image, Media, Output, Prompt, Turn, Video
 
@@ -39,11 +40,8 @@ NOTHING = (
 )
 MAX_PROMPT = 2_000
 """Characters of a prompt."""
-HELDOUT = 200
-"""Held-out prompts that are offered."""
-LARGE, THUMBNAIL = 448, 256
-"""Height in pixels to which small images are enlarged, by a whole factor, and the longer side of the image of a
-card."""
+LARGE = 448
+"""Height in pixels to which small images are enlarged, by a whole factor."""
 MAX_INLINE = 200_000
 """Bytes of a video that plays in its card; of a longer one the card shows the first frame."""
 CHOOSE = """
@@ -103,7 +101,7 @@ def prompt_of(pair: Pair, text: str, image: str = "") -> Prompt:
     if not text:
         raise ValueError("the prompt is empty: type one, or choose a held-out prompt")
     checked_text(text, "the prompt", MAX_PROMPT)
-    known = [prompt for prompt in pair.examples(HELDOUT) if prompt.text == text]
+    known = [prompt for prompt in pair.examples(None) if prompt.text == text]
     found = known[0] if known else embedded_prompt(pair, text)
     if image and not use:
         raise ValueError(f"the family '{pair.family.name}' draws from words alone; remove the image")
@@ -150,32 +148,19 @@ def shown(output: Output) -> Sample:
     return Sample(enlarged(to_pil(output), LARGE))
 
 
-def run(
-    opened: Opened,
-    name: str | None,
-    text: str | None,
-    image: str | None,
-    seed: float | int | None,
-    count: float | int,
-    progress: Any = PROGRESS,
+def draw(
+    opened: Opened, name: str | None, text: str | None, image: str | None, seed: float | int | None, count: float | int
 ) -> Iterator[tuple[Any, ...]]:
-    """Draw samples of both models; all outputs of the tab after each batch."""
-    nothing, samples = (gr.skip(),) * 12, {}
-    with one_line_errors():
-        try:
-            pair = look_up(opened, name)
-            prompt = prompt_of(pair, text or "", image or "")
-            yield None, status(None, "Loading the model …"), *nothing
-            for made in compare(opened, pair.name, prompt, seed=int(seed or 0), count=int(count)):
-                for side, one in made.sides.items():
-                    old = samples.get(side, [])
-                    samples = {**samples, side: [*old, *map(shown, one.outputs[len(old) :])]}
-                progress((made.drawn, made.total), desc=made.doing, unit="samples")
-                drawn = Drawn(made, samples)
-                yield drawn, status(drawn), *view(drawn, dict.fromkeys(samples, 0)), *finished(pair, drawn)
-        except Exception:
-            yield gr.skip(), status(None, "Nothing was drawn."), *nothing
-            raise
+    """The comparison so far, and what the tab shows of it."""
+    pair = look_up(opened, name)
+    prompt = prompt_of(pair, text or "", image or "")
+    samples: dict[str, list[Sample]] = {}
+    for made in compare(opened, pair.name, prompt, seed=int(seed or 0), count=int(count)):
+        for side, one in made.sides.items():
+            old = samples.get(side, [])
+            samples = {**samples, side: [*old, *map(shown, one.outputs[len(old) :])]}
+        drawn = Drawn(made, samples)
+        yield made, drawn, *view(drawn, dict.fromkeys(samples, 0)), *finished(pair, drawn)
 
 
 def command(pair: Pair, drawn: Drawn) -> str:
@@ -260,10 +245,7 @@ def card_medium(sample: Sample, text: str) -> str:
     if sample.video and len(sample.video) <= MAX_INLINE:
         source = f"data:video/mp4;base64,{b64encode(sample.video).decode()}"
         return f'<video src="{source}" aria-label="{text}" muted loop autoplay playsinline></video>'
-    image, buffer = sample.image.copy(), io.BytesIO()
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    image.save(buffer, "WEBP", quality=90)
-    return f'<img src="data:image/webp;base64,{b64encode(buffer.getvalue()).decode()}" alt="{text}">'
+    return f'<img src="{image_uri(jpeg(thumbnail(sample.image)), "image/jpeg")}" alt="{text}">'
 
 
 def rewards_table(drawn: Drawn | None, chosen: Mapping[str, int]) -> str:
@@ -271,18 +253,16 @@ def rewards_table(drawn: Drawn | None, chosen: Mapping[str, int]) -> str:
     sides = [side for side in chosen if drawn and side in drawn.made.scored]
     if not drawn or not sides:
         return ""
-    heads = "".join(f'<th scope="col">{title(side, drawn)} #{chosen[side] + 1}</th>' for side in sides)
-    lines = []
+    both = len(sides) == 2
+    rows = []
     for name in drawn.rewards():
-        values = [drawn.value(side, chosen[side], name) for side in sides]
-        cells = "".join(f"<td>{'failed' if name in drawn.made.failures else digits(value)}</td>" for value in values)
-        cells += f"<td>{change(values[1] - values[0], drawn.made.weights[name])}</td>" if len(sides) == 2 else ""
-        note = " <small>trained on</small>" if drawn.made.weights[name] else ""
-        lines.append(f'<tr><th scope="row">{escaped(name)}{note}</th>{cells}</tr>')
-    last = '<th scope="col">change</th>' if len(sides) == 2 else ""
-    table = f'<thead><tr><th scope="col">reward</th>{heads}{last}</tr></thead><tbody>{"".join(lines)}</tbody>'
+        values, weight = [drawn.value(side, chosen[side], name) for side in sides], drawn.made.weights[name]
+        cells = ["failed" if name in drawn.made.failures else digits(value) for value in values]
+        changed = [change(values[1] - values[0], weight)] if both else []
+        rows.append((escaped(name) + " <small>trained on</small>" * bool(weight), *cells, *changed))
+    heads = ["reward", *(f"{title(side, drawn)} #{chosen[side] + 1}" for side in sides), *["change"] * both]
     reasons = "".join(f"<li>{escaped(name)} failed: {escaped(why)}</li>" for name, why in drawn.made.failures.items())
-    return f'<div class="wide"><table>{table}</table></div>' + (f'<ul class="note">{reasons}</ul>' if reasons else "")
+    return table(heads, rows) + (f'<ul class="note">{reasons}</ul>' if reasons else "")
 
 
 def change(difference: float, weight: float) -> str:
@@ -291,20 +271,6 @@ def change(difference: float, weight: float) -> str:
         return digits(abs(difference))
     text = f"{difference:+.3g}"
     return f'<span class="{"good" if text.startswith("-") == (weight < 0) else "bad"}">{text}</span>'
-
-
-def status(drawn: Drawn | None, doing: str = "") -> str:
-    """What is going on, in a line; of a pair without a trained model, that there is none."""
-    if drawn is None:
-        return f'<p class="soft" role="status">{escaped(doing)}</p>'
-    made = drawn.made
-    noise = f"seed {made.seed}, noise 1 to {made.count}" if made.count > 1 else f"seed {made.seed}"
-    both = len(made.models) == 2
-    same = ", the same for both models" if both else ""
-    several = "1 sample" if made.total == 1 else f"{made.total} samples"
-    text = f"{several}, {noise}{same}." if made.done else f"{made.drawn} of {several} drawn."
-    alone = "" if both else " The model is not trained yet, so that only the base is shown."
-    return f'<p class="soft" role="status">{escaped(f"{text}{alone} {doing}".strip())}</p>'
 
 
 # ---- the best of n
@@ -316,7 +282,7 @@ def finished(pair: Pair, drawn: Drawn) -> tuple[Any, ...]:
         return (gr.skip(),) * 5
     names = drawn.rewards()
     # The first reward by which the best of n depends on n.
-    telling = next((name for name in names if curve(drawn, name, 1)), names[0] if names else None)
+    telling = next((name for name in names if growth(drawn, name)), names[0] if names else None)
     line = escaped(command(pair, drawn))
     return (
         gr.update(choices=names, value=telling),
@@ -353,59 +319,27 @@ def best_text(drawn: Drawn, reward: str, count: int) -> str:
         words.append(f"{title(side, drawn)} {value}")
     kind = "lowest" if drawn.made.weights[reward] < 0 else "best"
     first = "sample 1 alone" if count == 1 else f"{kind} of the first {count}"
-    return f"<p>{escaped(reward)}, {first}: {', '.join(words)}</p>{curve(drawn, reward, count)}"
+    return f"<p>{escaped(reward)}, {first}: {', '.join(words)}</p>{growth(drawn, reward)}"
 
 
-def curve(drawn: Drawn, reward: str, count: int) -> str:
-    """The best of the first n against n, a line for each side, as SVG; empty where it is the same for all."""
-    most, lines = drawn.made.count, {}
+def growth(drawn: Drawn, reward: str) -> str:
+    """The best of the first n against n, a line for each side; empty where it is the same for all."""
+    lines = {}
     for side in drawn.made.scored:
-        found = [(n, drawn.best(side, reward, n)) for n in range(1, most + 1)]
-        lines[side] = [(n, one[1]) for n, one in found if one]
-    values = [value for points in lines.values() for _, value in points]
-    if most < 2 or not values or min(values) == max(values):
+        found = [(n, drawn.best(side, reward, n)) for n in range(1, drawn.made.count + 1)]
+        lines[title(side, drawn)] = [(float(n), best[1]) for n, best in found if best]
+    if len({value for line in lines.values() for _, value in line}) < 2:
         return ""
-    low, high = min(values), max(values)
-
-    def place(n: int, value: float) -> str:
-        return f"{20 + 260 * (n - 1) / (most - 1):.1f},{70 - 50 * (value - low) / (high - low):.1f}"
-
-    drawing = "".join(
-        f'<polyline class="{side}" points="{" ".join(place(*point) for point in points)}"/>'
-        for side, points in lines.items()
-    )
-    x = place(count, low).split(",")[0]
-    ends = [f"{title(s, None)} from {digits(p[0][1])} to {digits(p[-1][1])}" for s, p in lines.items() if p]
-    words = f"best of the first n samples by {escaped(reward)}, n from 1 to {most}: {', '.join(ends)}"
-    names = "".join(f"<span class={side}>{title(side, drawn)}</span>" for side in lines)
-    return (
-        f'<figure class="curve"><svg viewBox="0 0 300 90" role="img" aria-label="{words}">'
-        f'<line x1="{x}" x2="{x}" y1="12" y2="76"/>{drawing}'
-        f'<text x="20" y="88">n = 1</text><text x="280" y="88" text-anchor="end">{most}</text></svg>'
-        f"<figcaption>{names}</figcaption></figure>"
-    )
+    curves = [Curve(name, line, line) for name, line in lines.items()]
+    return chart_html(f"best of the first n samples by {reward}", "n", curves)
 
 
 # ---- the tab
 
 
-def start(opened: Opened, name: str) -> tuple[list[tuple[str, str]], str, bool]:
-    """Held-out prompts of a pair as choices, the first one, and whether its model takes an image."""
-    pair = look_up(opened, name)
-    texts = list(dict.fromkeys(prompt.text for prompt in pair.examples(HELDOUT)))
-    return [(text, text) for text in texts], texts[0] if texts else "", bool(takes_image(pair))
-
-
-def offer(opened: Opened, name: str) -> tuple[Any, ...]:
-    """Held-out prompts of a pair, the first one, and the upload where the model takes an image."""
-    with one_line_errors():
-        choices, text, takes = start(opened, name)
-    return gr.update(choices=choices, value=None), None, text, gr.update(value=None, visible=takes)
-
-
 def tab(opened: Opened) -> None:
     """Build the tab."""
-    names = opened.of("visual")
+    names, examples = opened.of("visual"), Examples(opened)
     if not names:
         gr.Markdown(NOTHING)
         return
@@ -413,23 +347,16 @@ def tab(opened: Opened) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             model = gr.Dropdown(names, label="Models", elem_id="visual-model")
-            example = gr.Dropdown([], label="Held-out prompt", elem_id="visual-example")
+            example = gr.Dropdown([("my own prompt", OWN)], label="Held-out prompt", elem_id="visual-example")
             prompt = gr.Textbox(label="Prompt", lines=2, max_length=MAX_PROMPT, elem_id="visual-prompt")
             image = gr.Image(
-                label="Image to start from",
-                type="filepath",
-                sources=["upload", "clipboard"],
-                height=220,
+                label="Image to start from", type="filepath", sources=["upload", "clipboard"], height=220,
                 elem_id="visual-image",
-            )
+            )  # fmt: skip
             with gr.Row():
                 count = gr.Slider(1, MOST, value=4, step=1, label="Samples", elem_id="visual-count")
                 seed = gr.Number(1234, label="Seed", precision=0, minimum=0, maximum=2**32 - 1, elem_id="visual-seed")
-            with gr.Row():
-                generate = gr.Button("Generate", variant="primary", elem_id="visual-generate", min_width=120)
-                again = gr.Button("Next seed", elem_id="visual-again", min_width=130)
-                cancel = gr.Button("Cancel", variant="stop", elem_id="visual-cancel", min_width=90)
-            said = gr.HTML(elem_id="visual-status", min_height=52)
+            controls = running("Generate", "visual-generate")
         with gr.Column(scale=3, min_width=300, elem_classes="results"):
             still: dict[str, Any] = {"format": "png", "interactive": False}
             slider = gr.ImageSlider(
@@ -445,7 +372,7 @@ def tab(opened: Opened) -> None:
                     gr.Video(label=label, min_width=140, elem_id=f"visual-clip-{side}", **playing)
                     for side, label in TITLES.items()
                 ]
-            table = gr.HTML(elem_id="visual-rewards")
+            rewards = gr.HTML(elem_id="visual-rewards")
             with gr.Row():
                 reward = gr.Dropdown([], label="Choose the best by", elem_id="visual-reward", min_width=160)
                 first = gr.Slider(1, 2, step=1, label="of the first n samples", elem_id="visual-best")
@@ -454,20 +381,17 @@ def tab(opened: Opened) -> None:
     galleries = [gr.HTML(elem_id=f"visual-{side}", js_on_load=CHOOSE) for side in TITLES]
     how = gr.HTML(elem_id="visual-command")
 
-    offered_pair, offered, best_by = gr.State(names[0]), gr.State(), gr.State()
-    seen = [slider, alone, *players, table, *galleries]
-    inputs = [model, prompt, image, seed, count]
-    outputs = [drawn, said, *seen, reward, best_by, first, winner, how]
-    busy = computing("visual", show_progress_on=said)
-    at_choice(model, offered_pair, partial(offer, opened), [model], [example, offered, prompt, image], **QUIET)
-    at_choice(example, offered, lambda text: [text], [example], [prompt], **QUIET)
-    runs: list[Any] = [
-        generate.click(partial(run, opened), inputs, outputs, **busy),
-        prompt.submit(partial(run, opened), inputs, outputs, **busy),
-    ]
-    following = again.click(lambda value: (int(value or 0) + 1) % 2**32, seed, seed, **QUIET)
-    runs.append(following.then(partial(run, opened), inputs, outputs, **busy))
-    at_cancel(cancel, runs, lambda drawn: status(drawn, "Cancelled."), [drawn], [said], **QUIET)
+    def fill(name: str, key: str) -> list[Any]:
+        """The text of an example, and the upload where the model takes an image."""
+        with one_line_errors():
+            chosen, takes = examples.get(name, key), takes_image(look_up(opened, name))
+        return [chosen.text if chosen else "", gr.update(value=None, visible=bool(takes))]
+
+    best_by = gr.State()
+    seen = [slider, alone, *players, rewards, *galleries]
+    outputs = [drawn, *seen, reward, best_by, first, winner, how]
+    examples.offer(model, example, lambda one: one.text[:80], fill, [prompt, image])
+    at_run(controls, [model, prompt, image, seed, count], outputs, partial(draw, opened), also=[prompt.submit])
 
     def chosen_card(drawn: Drawn | None, event: gr.EventData) -> tuple[Any, ...]:
         return choose(drawn, event._data)
@@ -477,4 +401,3 @@ def tab(opened: Opened) -> None:
     last: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
     first.input(choose_best, [drawn, reward, first], [*seen, winner], **last)
     at_choice(reward, best_by, choose_best, [drawn, reward, first], [*seen, winner], **last)
-    example.choices, prompt.value, image.visible = start(opened, names[0])

@@ -98,7 +98,9 @@ def visual(page: Any) -> None:
     set_number(page, "visual-count", 16)
     press(page, "#visual-generate")
     cards.first.wait_for()
-    cancel(page, "#visual-cancel", "#visual-status", re.compile(r"\d+ of 32 samples drawn.*Cancelled\."))
+    cancel(
+        page, "#visual-generate-cancel", "#visual-generate-status", re.compile(r"\d+ of 32 samples drawn.*Cancelled\.")
+    )
     assert cards.count() < 32
 
     set_number(page, "visual-count", 2)

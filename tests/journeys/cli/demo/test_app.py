@@ -284,7 +284,9 @@ def test_a_browser_asks_no_other_server_and_draws(apart):
         seen = SimpleNamespace(requests=[], errors=[])
         page.on("request", lambda request: seen.requests.append(request.url))
         page.on("console", lambda line: seen.errors.append(line.text) if line.type == "error" else None)
-        page.goto(apart)
+        with page.expect_request("**/queue/join?*"):  # the page asks for the prompt of an example
+            page.goto(apart)
+        at_rest(page)
         page.fill("#visual-prompt textarea", EVIL)
         page.fill("#visual-count input[type=number]", "6")
         press(page, "#visual-generate")

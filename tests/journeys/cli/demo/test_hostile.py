@@ -315,7 +315,7 @@ def test_a_run_that_is_being_written_is_shown_at_any_moment(tmp_path):
             writer.join()
         assert all(answer.ok for answer in answers) and "Traceback" not in "".join(a.text for a in answers)
         last = demo.ask(requests[:1])[0]
-        assert last.ok and "its last recorded step is 4" in last.text
+        assert last.ok and "Its last recorded step is 4" in last.text
 
 
 DAMAGES = {

@@ -89,7 +89,7 @@ def test_a_prompt_is_shown_with_its_media_and_a_note_for_one_that_cannot_be_read
     media = (Media("image", FLAT), Media("audio", LONG), Media("image", "/nowhere/<b>.png"))
     shown = parts.prompt_html(Prompt("a<b", turns=(Turn("user", (*media, "a<b")),)))
     assert 'alt="image of the prompt"' in shown and 'aria-label="audio of the prompt"' in shown
-    assert "<p class='mm-note'>image of the prompt is not shown: /nowhere/&lt;b&gt;.png" in shown
+    assert '<p class="soft">image of the prompt is not shown: /nowhere/&lt;b&gt;.png' in shown
     assert shown.endswith('</div><div class="mm-text">a&lt;b</div>')
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mmgrpo.cli.demo import runs
 from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.runs import Look, Reader, curve_points, read_look
+from mmgrpo.cli.demo.runs import Look, curve_points, read_look
 from tests.journeys.cli.demo.fakes import page as page_of
 from tests.journeys.cli.demo.fakes import write_run
 
@@ -25,7 +25,7 @@ def opened(*folders: Path) -> Opened:
 
 def overview(of: Opened, names: list[str] | None = None, metric: str | None = None, at: float = 0) -> dict[str, Any]:
     """The parts of the tab by name."""
-    parts = runs.overview(runs.Shelf(of), list(of.runs) if names is None else names, metric, runs.STEP, 0, at)
+    parts = runs.overview(of, list(of.runs) if names is None else names, metric, runs.STEP, 0, at)
     return dict(zip(("metric", "curves", "details", "differences", "at", "samples", "timer", "seen"), parts))
 
 
@@ -49,12 +49,12 @@ def test_results_alarms_and_the_state_of_every_run_are_shown(tmp_path):
     html = overview(opened(done, running))["details"]
     first, second = html.split("<h2>running</h2>")
     assert "0.250 to 0.750" in first and "has not finished" not in first and "alarm" not in first
-    assert "has not finished; its last recorded step is 4" in second and "ossible reward hacking" in second
+    assert "Its last recorded step is 4;" in second and "ossible reward hacking" in second
 
 
 def test_moments_are_ordered_by_step_and_shown_beside_the_first(tmp_path):
     of = opened(write_run(tmp_path / "a"))
-    looks = runs.Shelf(of).looks(["a"])
+    looks = runs.looks_of(of, ["a"])
     assert runs.moments_of(looks) == ["before", "step-000002", "step-000010", "after"]
     parts = overview(of)
     assert parts["at"].value == 4 and parts["at"].label == "samples: after (4 of 4)"
@@ -134,12 +134,11 @@ def test_runs_that_appear_in_the_opened_folders_are_found(tmp_path):
 
 def test_a_run_is_looked_at_once_and_at_most_eight_are(tmp_path):
     many = Opened({str(number): tmp_path / str(number) for number in range(9)}, {}, Path("v"))
-    shelf = runs.Shelf(many)
-    assert shelf.chosen(["1", "0", "1"]) == {"1": tmp_path / "1", "0": tmp_path / "0"} and shelf.chosen(None) == {}
-    assert list(shelf.chosen(list(many.runs)[:8])) == list(many.runs)[:8]
+    assert runs.chosen_of(many, ["1", "0", "1"]) == {"1": tmp_path / "1", "0": tmp_path / "0"}
+    assert runs.chosen_of(many, None) == {} and list(runs.chosen_of(many, list(many.runs)[:8])) == list(many.runs)[:8]
     for names, words in ((list(many.runs), "9 runs.*8"), (["x" * 81], f"'{'x' * 80}'")):
         with pytest.raises(gr.Error, match=words) as caught:
-            shelf.chosen(names)
+            runs.chosen_of(many, names)
         assert not caught.value.print_exception
 
 
@@ -214,15 +213,15 @@ def test_settings_of_any_form_are_of_bounded_length(tmp_path, config):
 
 
 def test_a_run_is_read_again_only_after_it_was_written(tmp_path, monkeypatch):
-    folder, reader = write_run(tmp_path / "a", finished=False), Reader()
-    first = reader.look("a", folder)
-    assert reader.look("a", folder) is first and first.running
+    folder = write_run(tmp_path / "a", finished=False)
+    first = runs.look("a", folder)
+    assert runs.look("a", folder) is first and first.running
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "loss": 50}\n{"step": 6, "lo')
-    second = reader.look("a", folder).run
+    second = runs.look("a", folder).run
     assert second and second.last_step == 5
     (folder / "summary.json").write_text('{"eval": {}, "seconds": 3}')
-    assert not reader.look("a", folder).running
+    assert not runs.look("a", folder).running
 
 
 def test_what_lies_outside_of_a_run_is_not_looked_at(tmp_path):

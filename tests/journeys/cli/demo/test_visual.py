@@ -12,11 +12,11 @@ import pytest
 from PIL import Image as Pil
 
 from mmgrpo.cli.demo import visual
-from mmgrpo.cli.demo.compare import Comparison, Side
+from mmgrpo.cli.demo.compare import Comparison, Side, told
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
 from mmgrpo.cli.demo.visual import Drawn, Sample, command, prompt_of, rewards_table
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
-from tests.journeys.cli.demo.fakes import EVIL, NAN, drawn, painters, pair
+from tests.journeys.cli.demo.fakes import EVIL, NAN, drawn, page, painters, pair, silent
 
 
 def comparison(before: Any, after: Any = None, *, scored: int = 2, weight: float = 1.0, **changes: Any) -> Drawn:
@@ -123,20 +123,20 @@ def test_the_table_of_the_chosen_samples_has_the_difference_and_the_failures():
 
 
 def results(opened: Opened, *inputs: Any) -> list[tuple[Any, ...]]:
-    """All that the event of a button yields."""
-    return list(visual.run(opened, *inputs, progress=lambda *place, **words: None))
+    """The comparisons that the button draws, and what the tab shows of them."""
+    return list(visual.draw(opened, *inputs))
 
 
 def test_samples_appear_batch_by_batch_and_at_last_the_choice_of_the_best():
     steps = results(painters(), "a", "a wall", None, 3, 6)
-    made = [step[0].made for step in steps[1:]]
+    made = [step[0] for step in steps]
     assert [(one.drawn, one.done) for one in made] == [
         *((n, False) for n in (0, 4, 6, 6, 10, 12)),
         (12, True),
     ]
     *_, reward, _, first, winner, command = steps[-1]
     assert reward["value"] == "brightness" and first["maximum"] == 6 and "brightness, sample 1" in winner
-    assert command == "" and "rewards follow" in steps[2][7] and "12 samples, seed 3" in steps[-1][1]
+    assert command == "" and "rewards follow" in steps[1][7] and "12 samples, seed 3" in told(made[-1])
 
 
 def test_videos_have_players_and_a_model_alone_has_its_image(tmp_path, monkeypatch):
@@ -144,11 +144,12 @@ def test_videos_have_players_and_a_model_alone_has_its_image(tmp_path, monkeypat
     last = results(painters(videos=True), "a", "a wall", None, 3, 1)[-1]
     assert not last[2]["visible"] and last[4]["value"].endswith(".mp4") and last[5]["visible"]
     last = results(painters([BEFORE]), "a", "a wall", None, 3, 2)[-1]
-    assert last[3]["value"] is not None and not last[2]["visible"] and "not trained yet" in last[1]
+    assert last[3]["value"] is not None and not last[2]["visible"] and "not trained yet" in told(last[0])
 
 
 def test_errors_are_one_line_without_mark_up_and_other_models_are_refused():
     opened = painters()
+    functions = page(visual.tab, opened)["functions"]
     for name, text, words in (
         ("a", f"unreadable\n {EVIL}", "cannot be read"),
         ("a", None, "empty"),
@@ -156,10 +157,10 @@ def test_errors_are_one_line_without_mark_up_and_other_models_are_refused():
         ("", "a", "model"),
     ):
         with pytest.raises(gr.Error, match=words) as error:
-            results(opened, name, text, None, 3, 2)
+            list(functions["show"](silent, name, text, None, 3, 2))
         assert "<img" not in error.value.message and "\n" not in error.value.message and not opened.lock.locked()
     with pytest.raises(gr.Error, match="model"):
-        visual.offer(opened, "b")
+        functions["choose_pair"]("b")
 
 
 def test_a_card_or_the_best_by_a_reward_is_shown_of_each_side():
