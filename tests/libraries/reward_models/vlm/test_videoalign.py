@@ -157,6 +157,7 @@ def test_a_whole_network_of_peft_gives_the_same_scores(made, tmp_path):
     ("total", "fps", "places"),
     [
         (16, 8.0, [0, 5, 10, 15]),  # two seconds at 2 a second
+        (16, 4.0, [0, 2, 4, 6, 9, 11, 13, 15]),  # the same frames in four seconds
         (9, 8.0, [0, 3, 5, 8]),  # four at least
         (81, 16.0, [0, 9, 18, 27, 36, 44, 53, 62, 71, 80]),  # 10.1 become 10
         (3, 8.0, [0, 2]),  # an even number of those that there are
