@@ -186,9 +186,11 @@ def run_config(config: Config) -> Result:
 def resume_command(config: Config) -> str:
     """How the command line continues a run."""
     options = f"--config {shlex.quote(str(run_folder(config) / 'config.yaml'))} --resume"
-    world, here = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by launchers
-    if world == here:
-        return f"mmgrpo launch --processes {world} {options}" if world != "1" else f"mmgrpo train {options}"
+    world, machine = devices.processes_of(os.environ), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if world == 1:
+        return f"mmgrpo train {options}"
+    if world == machine:
+        return f"mmgrpo launch --processes {world} {options}"
     return f"mmgrpo train {options} in as many processes on as many machines"
 
 
@@ -225,7 +227,7 @@ def begin(config: Config) -> tuple[Config, Accelerator]:
     """The configuration as all processes agree on it, and their accelerator, after threads and seeds are set."""
     if asked := devices.asked_to_shard(os.environ):
         config = replace(config, distributed=replace(config.distributed, shard=asked[0], replicate=asked[1]))
-    config.check()
+    config.check(devices.processes_of(os.environ))
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)

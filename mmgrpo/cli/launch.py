@@ -185,7 +185,7 @@ def here(processes: int, run: Sequence[str], again: str) -> None:
         if failure.exitcode == USER_ERROR:
             raise SystemExit(USER_ERROR) from None
         how = f"by {failure.signal_name()}" if failure.exitcode < 0 else f"with exit status {failure.exitcode}"
-        raise RuntimeError(f"process {rank} has ended {how}" + f"; go on with: {again}" * bool(again)) from None
+        raise RuntimeError(f"process {rank} has ended {how}" + f"; resume with: {again}" * bool(again)) from None
 
 
 def job(args: Args, run: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import Blocks, families, family, refuse_unshardable
-from mmgrpo.runtime.devices import refuse_launcher
+from mmgrpo.runtime.devices import processes_of, refuse_launcher
 
 if TYPE_CHECKING:
     from mmgrpo.scoring import Scorer
@@ -209,7 +209,7 @@ def arithmetic(config: Config) -> str:
     ValueError for settings with which the run could not start, as far as they can be known before anything is loaded.
     """
     model_family, optim = family(config.model.family), config.optim
-    config.check()
+    config.check(processes_of(os.environ))
     model_family.check(config)
     refuse_unshardable(config, model_family)
     refuse_preset(config.algorithm.preset, model_family.decisions(config))
@@ -300,7 +300,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
         problems.append(missing or str(error))
     except (ValueError, OSError) as error:
         problems.append(str(error))
-    for line in memory_of(config, int(os.environ.get("WORLD_SIZE", "1"))):
+    for line in memory_of(config, processes_of(os.environ)):
         print(line, flush=True)
     if problems:
         raise ValueError("the run could not start: " + "; ".join(problems))

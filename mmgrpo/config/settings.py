@@ -246,6 +246,14 @@ class Distributed:
     once; blocks: those of one block, gathered for every call of it, which takes less memory and more time; auto: blocks
     for denoising models that are called equally often everywhere, whole for all others."""
 
+    def check(self, processes: int) -> None:
+        """ValueError for copies of which so many processes cannot divide each among two or more."""
+        if self.shard == "full" and processes > 1 and (processes % self.replicate or processes == self.replicate):
+            raise ValueError(
+                f"distributed.replicate: got {self.replicate} with {processes} processes, expected a divisor of "
+                f"{processes} below it: each copy of the model is divided among at least two processes"
+            )
+
 
 ENGINES = ("policy", "sampler", "served", "vllm")
 """What may draw the completions of rollouts."""
@@ -363,11 +371,17 @@ class Config(Run):
     rollout: Engine = field(default_factory=Engine)
     eval: Any = field(default_factory=Eval)
 
-    def check(self) -> None:
-        """Raise ValueError for a setting outside of its range, and for a tracker that is not installed, which
-        accelerate would leave out."""
+    def check(self, processes: int = 1) -> None:
+        """Raise ValueError for a setting outside of its range, or that so many processes cannot share, and for a
+        tracker that is not installed, which accelerate would leave out."""
         check_ranges(self)
         self.optim.check()
+        self.distributed.check(processes)
+        if self.data.prompts_per_step % processes:
+            raise ValueError(
+                f"data.prompts_per_step: got {self.data.prompts_per_step} with {processes} processes, expected a "
+                f"multiple of {processes}, since each samples equally many prompts"
+            )
         self.rollout.check()
         of_settings(self)
         if self.distributed.rollout_weights != "auto" and self.distributed.shard == "none":

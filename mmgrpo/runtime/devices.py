@@ -58,6 +58,11 @@ def refuse_launcher(environ: Mapping[str, str]) -> None:
         )
 
 
+def processes_of(environ: Mapping[str, str]) -> int:
+    """How many processes the launcher has started."""
+    return int(environ.get("WORLD_SIZE", "1"))
+
+
 def asked_to_shard(environ: Mapping[str, str]) -> tuple[str, int] | None:
     """``distributed.shard`` and ``distributed.replicate`` of the FSDP configuration with which ``accelerate launch``
     started this process; None for a launcher without one.

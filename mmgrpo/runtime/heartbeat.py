@@ -60,7 +60,7 @@ def watched(accelerator: Accelerator, again: str, patience: float = PATIENCE) ->
         accelerator.wait_for_everyone()  # the store lives in the first process
     except Exception as error:
         if gone := re.search(PEER_GONE, str(error)):
-            print(f"process {rank} ends, since another has ended ({gone[0]}); go on with: {again}", flush=True)
+            print(f"process {rank} ends, since another has ended ({gone[0]}); resume with: {again}", flush=True)
             raise SystemExit(LOST) from None
         _report(store, f"process {rank} has failed ({type(error).__name__}: {error})")
         if first:

@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.config.settings import Distributed
 from mmgrpo.runtime.agreed_calls import AgreedCalls, chains_of
 
 if TYPE_CHECKING:
@@ -93,11 +94,7 @@ def mesh_of(device: str, replicate: int = 1) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     world = torch.distributed.get_world_size()
-    if world % replicate or world == replicate:
-        raise ValueError(
-            f"distributed.replicate: got {replicate} with {world} processes, expected a divisor of {world} below it: "
-            "each copy of the model is divided among at least two processes"
-        )
+    Distributed("full", replicate).check(world)
     if replicate == 1:
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
     return init_device_mesh(device, (replicate, world // replicate), mesh_dim_names=("replicate", "shard"))

@@ -24,7 +24,7 @@ from mmgrpo.config.ranges import (
     within,
 )
 from mmgrpo.config.registry import Block, bind
-from mmgrpo.config.settings import Config, Optim
+from mmgrpo.config.settings import Config, Data, Distributed, Optim
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS
 
 
@@ -155,6 +155,21 @@ def test_a_warm_up_may_be_longer_than_the_run():
     config = replace(Config(), steps=4, optim=Optim(lr=1.0, warmup=100, decay="cosine"), trackers=[])
     config.check()
     assert [config.optim.lr_at(step, config.steps) for step in range(4)] == [0.01, 0.02, 0.03, 0.04]
+
+
+@pytest.mark.parametrize(
+    ("shares", "setting"),
+    [
+        ({"data": Data(prompts_per_step=4)}, r"data\.prompts_per_step.*4.*3 processes"),
+        ({"data": Data(prompts_per_step=3), "distributed": Distributed("full", 2)}, r"distributed\.replicate.*2.*3"),
+        ({"data": Data(prompts_per_step=3), "distributed": Distributed("full", 3)}, r"distributed\.replicate.*3.*3"),
+    ],
+)
+def test_what_three_processes_cannot_share_is_refused(shares, setting):
+    shared = replace(Config(), **shares)
+    shared.check()
+    with pytest.raises(ValueError, match=setting):
+        shared.check(3)
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_package_to_install(monkeypatch):

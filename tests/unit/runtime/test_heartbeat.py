@@ -79,7 +79,7 @@ def test_the_other_process_ends_with_the_command_that_goes_on(how, reason, which
 def test_a_process_that_waits_for_one_that_is_killed_ends_with_the_command_and_without_a_traceback():
     status, text = ended("exchanges", 0)[1]
     assert (status, "Traceback" in text) == (LOST, False)
-    assert "process 1 ends" in text and "go on with: the command" in text
+    assert "process 1 ends" in text and "resume with: the command" in text
 
 
 @pytest.mark.slow
