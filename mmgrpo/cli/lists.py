@@ -119,26 +119,33 @@ def line(name: str) -> str:
 
 def card(name: str) -> str:
     """Everything that the manifest of a reward says, one fact a line."""
+    known = facts(name)
+    width = max(map(len, known))
+    return "\n".join([name, *(f"  {fact:{width}}  {text}" for fact, text in known.items())])
+
+
+def facts(name: str) -> dict[str, str]:
+    """What the manifest of a reward says, by the name of the fact."""
     from mmgrpo.rewards import entries
     from mmgrpo.scoring.manifest import obstacle
 
     entry = entries()[name]
     manifest = entry.read_manifest()
-    facts = {"what": about(entry), "function": entry.function}
+    known = {"what": about(entry), "function": entry.function}
     if manifest is not None:
-        facts |= {
+        known |= {
             "scores": ", ".join(manifest.scores),
             "range": manifest.range + (f" ({manifest.scale})" if manifest.scale else ""),
             "reads": ", ".join(manifest.reads),
             "compares": "the outputs of a prompt with each other" if manifest.group else "",
+            "repeats": "" if manifest.deterministic else "equal inputs can have different values",
             "weights": ", ".join(manifest.weights),
             "licence": manifest.licence,
             "source": manifest.source,
             "version": str(manifest.version),
             "here": obstacle(manifest) or "can be computed",
         }
-    width = max(map(len, facts))
-    return "\n".join([name, *(f"  {fact:{width}}  {text}" for fact, text in facts.items() if text)])
+    return {fact: text for fact, text in known.items() if text}
 
 
 def about(entry: RewardEntry) -> str:

@@ -32,7 +32,7 @@ from mmgrpo.cli.demo.parts import (
     read_upload,
     table,
 )
-from mmgrpo.cli.lists import about
+from mmgrpo.cli.lists import facts
 from mmgrpo.cli.score import SUFFIXES, answer_of
 from mmgrpo.config.plugins import PYPI, load_object
 from mmgrpo.report.plots import to_pil
@@ -266,28 +266,14 @@ def scale(name: str) -> str:
 
 
 def manifest_html(names: Sequence[str]) -> str:
-    """What each reward measures, in words: what it scores, its scale, what it reads, weights and licence."""
+    """What 'mmgrpo rewards' says of each reward, and whether it can be computed on this page."""
     return "".join(_card(name) for name in known(names)) if names else ""
 
 
 def _card(name: str) -> str:
-    entry = entries()[name]
-    manifest, gone = entry.read_manifest(), missing(name)
-    sentences = [f"{about(entry)}."]
-    if manifest is not None:
-        what = ", ".join(PLURALS[one] for one in manifest.scores)
-        sentences.append(f"It scores {what}; its values are {manifest.range}, higher is better.")
-        sentences += [f"The number is {manifest.scale}."] if manifest.scale else []
-        reads = {"text": "the text", "answer": "the reference answer"}
-        read = ", ".join(reads.get(one, one) for one in manifest.reads)
-        sentences.append(f"Of the prompt it reads {read}." if read else "It does not look at the prompt.")
-        sentences += ["Equal inputs can have different values."] if not manifest.deterministic else []
-        sentences += (
-            [f"Weights: {', '.join(manifest.weights)}; licence: {manifest.licence}."] if manifest.weights else []
-        )
-        sentences += [f"Source: {manifest.source}."] if manifest.source else []
-    sentences.append(f"Not computed here: it {gone}." if gone else "It can be computed here now.")
-    return f"<p><strong>{escaped(name)}</strong>. {escaped(' '.join(sentences))}</p>"
+    here = f"not computed: it {gone}" if (gone := missing(name)) else "can be computed now"
+    rows = [(fact, note(escaped(text))) for fact, text in {**facts(name), "here": here}.items()]
+    return table((escaped(name), ""), rows)
 
 
 def example(folder: Path) -> tuple[str, Prompt]:

@@ -131,10 +131,7 @@ def dance_data(draft: Draft) -> None:
             if weight := draft.number(key, -1e6):
                 found.append((f"videoalign(weight={weight:g}, dimension='{dimension}')", key))
     of = ("use_hpsv2", "use_hpsv3", "use_pickscore", "use_videoalign", "vq_coef", "mq_coef")
-    if found:
-        draft.set("rewards", [text for text, _ in found], *(key for key in of if draft.given(key)))
-    else:
-        draft.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours")
+    draft.rewards([text for text, _ in found], *filter(draft.given, of))
 
 
 DANCE_GRPO: Mapping[str, Callable[[Draft], None]] = {

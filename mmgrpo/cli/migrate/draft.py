@@ -122,6 +122,17 @@ class Draft:
         self.leave(key, why)
         self.open[key] = CONTROL.sub(" ", why)
 
+    def rewards(self, found: Sequence[str], *of: str, left: str = "") -> None:
+        """Write the rewards that have a counterpart; without one ask for them, and leave those of theirs with the
+        reason ``left``."""
+        if found:
+            self.set("rewards", list(found), *of)
+            return
+        if "rewards" not in self.asked:
+            self.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours", *(of if left else ()))
+        if left:
+            self.left.update({key: left for key in of if self.given(key)})
+
     def algorithm(self, base: str, blocks: dict[str, tuple[Any, tuple[str, ...]]]) -> None:
         """Write the lines of the algorithm, each with the settings that it was made of: as the name of the preset that
         has exactly these lines, else as the preset ``base`` and what differs from it."""

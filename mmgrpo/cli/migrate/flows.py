@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import Blocks
 from mmgrpo.cli.migrate.sources import Source
-from mmgrpo.cli.migrate.tokens import name
+from mmgrpo.cli.migrate.tokens import name, weighted
 
 FAMILIES = (
     (r"kontext", "flux_kontext"),
@@ -231,15 +231,8 @@ def flow_data(draft: Draft) -> None:
         text = FLOW_REWARDS[reward]
         if draft.family in VIDEO and reward != "video_ocr":
             text = f'frames(reward="{text.replace(chr(34), chr(39))}")'
-        head, _, tail = text.partition("(")
-        found.append(text if weight == 1 else f"{head}(weight={weight:g}{', ' + tail if tail else ')'}")
-    if found:
-        draft.set("rewards", found, "reward_fn")
-    else:
-        if "rewards" not in draft.asked:
-            draft.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours", "reward_fn")
-        if draft.given("reward_fn"):
-            draft.left["reward_fn"] = "no reward of it has a counterpart without parameters"
+        found.append(weighted(text, weight))
+    draft.rewards(found, "reward_fn", left="no reward of it has a counterpart without parameters")
 
 
 FLOW_REWARDS = {

@@ -25,8 +25,8 @@ Conversion = Callable[[Draft], None]
 CONVERSIONS: Mapping[str, Mapping[str, Conversion]] = {
     "trl": tokens.TRL,
     "ms_swift": tokens.MS_SWIFT,
-    "easyr1": verl.EASYR1,
-    "verl": verl.VERL,
+    "easyr1": verl.CONVERSIONS,
+    "verl": verl.CONVERSIONS,
     "flow_grpo": flows.FLOW_GRPO,
     "dance_grpo": dance.DANCE_GRPO,
 }

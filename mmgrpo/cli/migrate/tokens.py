@@ -157,9 +157,12 @@ def lora(draft: Draft) -> None:
         return
     draft.set("model.lora_rank", draft.count(rank), rank, switch)
     draft.set("model.lora_alpha", float(draft.number("lora_alpha")), "lora_alpha")
-    names = draft[targets]
-    names = [names] if isinstance(names, str) else names
-    adapters(draft, [str(name) for name in names or []], targets)
+    adapters(draft, listed(draft[targets]), targets)
+
+
+def listed(value: Any) -> list[str]:
+    """One text, several, or none, as a list."""
+    return [value] if isinstance(value, str) else [str(one) for one in value or []]
 
 
 def quantize(draft: Draft) -> None:
@@ -269,13 +272,7 @@ def rewards(draft: Draft) -> None:
                 "module:function (docs/extending.md)"
                 + (f"; that of open-r1, where it is installed, is {theirs}" if theirs else ""),
             )
-    of = ("reward_funcs", "reward_weights")
-    if found:
-        draft.set("rewards", found, *of)
-        return
-    if "rewards" not in draft.asked:
-        draft.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours")
-    draft.left.update({key: "no reward of it has a counterpart" for key in of if draft.given(key)})
+    draft.rewards(found, "reward_funcs", "reward_weights", left="no reward of it has a counterpart")
 
 
 TRL_REWARDS = {
@@ -331,9 +328,8 @@ def trackers(draft: Draft) -> None:
     for key in ("report_to", "trainer.logger"):
         if key not in draft.table.rows:
             continue
-        names = draft[key]
-        names = [names] if isinstance(names, str) else list(names or [])
-        ours = [str(name) for name in names if name in TRACKERS and importlib.util.find_spec(str(name))]
+        names = listed(draft[key])
+        ours = [name for name in names if name in TRACKERS and importlib.util.find_spec(name)]
         for name in names:
             if name not in (*ours, "none", "console", "file"):
                 draft.warn(
@@ -409,10 +405,6 @@ def tokens(draft: Draft) -> None:
     draft.set("sampling.max_tokens", draft.count("max_completion_length"), "max_completion_length")
 
 
-def nothing(draft: Draft) -> None:
-    """Read by another conversion."""
-
-
 TRL: Conversions = {
     "precision": precision,
     "lora": lora,
@@ -429,15 +421,13 @@ TRL: Conversions = {
     "tokens": tokens,
     "prompt": prompt,
     "loss": loss,
-    **dict.fromkeys(("kl", "entropy", "advantages", "mismatch"), nothing),
 }
 
 
 def swift_data(draft: Draft) -> None:
     """Training and evaluation prompts of ms-swift, which names them ID[:subset]#rows."""
     for key, ours in (("dataset", "data.train"), ("val_dataset", "data.heldout")):
-        names = draft[key] or []
-        names = [names] if isinstance(names, str) else [str(name) for name in names]
+        names = listed(draft[key])
         if any("#" in name for name in names):
             draft.warn(f"{key} takes only some of the rows (#): here all rows of a file are prompts", key)
         places = [where(name.partition("#")[0]) for name in names]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import Blocks
-from mmgrpo.cli.migrate.tokens import adapters, name, prompt, trackers, warmup_share, where
+from mmgrpo.cli.migrate.tokens import adapters, listed, name, prompt, trackers, warmup_share, where
 
 
 @dataclass(frozen=True)
@@ -283,9 +283,7 @@ def optimizer(draft: Draft) -> None:
 def data(draft: Draft) -> None:
     """Training and evaluation prompts, and the names of their columns."""
     for theirs, ours, word in (("data.train_files", "data.train", "train"), ("data.val_files", "data.heldout", "val")):
-        files = draft[theirs]
-        files = [files] if isinstance(files, str) else list(files or [])
-        places = [place(str(file)) for file in files if file]
+        places = [place(file) for file in listed(draft[theirs]) if file]
         if not places and word == "train":
             draft.ask("data.train", "no data set is named (docs/data.md)", theirs)
             continue
@@ -354,7 +352,7 @@ def lora(draft: Draft) -> None:
         adapters(draft, [str(one).strip() for one in chosen], targets)
 
 
-COMMON: Mapping[str, Callable[[Draft], None]] = {
+CONVERSIONS: Mapping[str, Callable[[Draft], None]] = {
     "data": data,
     "rewards": rewards,
     "name": name,
@@ -366,5 +364,3 @@ COMMON: Mapping[str, Callable[[Draft], None]] = {
     "loss": loss,
     "prompt": prompt,
 }
-EASYR1 = COMMON
-VERL = COMMON
