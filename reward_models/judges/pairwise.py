@@ -23,8 +23,12 @@ from reward_models.judges.question import Question, ask, parts_of
 from reward_models.judges.verdicts import verdict
 from reward_models.rules.groups import groups
 
-pairwise_reward = functools.partial(reward, group=True, source="Pref-GRPO, arXiv:2508.20751")
+judged_reward = functools.partial(
+    reward, "Text", "Image", "Video", reads=("text",), group=True, check="reward_models.judges.named:check_judge"
+)
+"""Of rewards of a judge that compares the outputs of a group."""
 
+SOURCE = "Pref-GRPO, arXiv:2508.20751"
 FORM = "End with one line: Verdict: 1, Verdict: 2 or Verdict: tie."
 
 ASK = "Which of the two fits the prompt better and is of better quality?"
@@ -33,14 +37,7 @@ Comparisons = Mapping[tuple[int, int], float]
 """(i, j) to what i got against j when it was shown first: 1, 0 or in between; NaN where that cannot be read."""
 
 
-@pairwise_reward(
-    "Text",
-    "Image",
-    "Video",
-    scale="share of the group that is beaten",
-    reads=("text",),
-    check="reward_models.judges.named:check_judge",
-)
+@judged_reward(scale="share of the group that is beaten", source=SOURCE)
 def judge_pairs(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -59,14 +56,7 @@ def judge_pairs(
     return win_rates(prompts, compared)
 
 
-@pairwise_reward(
-    "Text",
-    "Image",
-    "Video",
-    scale="share of pairs judged alike in both orders; to be logged, with weight 0",
-    reads=("text",),
-    check="reward_models.judges.named:check_judge",
-)
+@judged_reward(scale="share of pairs judged alike in both orders; to be logged, with weight 0", source=SOURCE)
 def position_consistency(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -136,12 +126,14 @@ def consistency(prompts: Sequence[Prompt], compared: Comparisons) -> list[float]
     return [sum(same) / len(same) if same else math.nan for same in agree]
 
 
-@pairwise_reward(
+@reward(
     "Text",
     "Image",
     "Video",
     "Audio",
     scale="share of the group that is beaten",
+    group=True,
+    source=SOURCE,
     check="reward_models.judges.pairwise:check_win_rate",
 )
 def win_rate(

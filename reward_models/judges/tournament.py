@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mmgrpo.randomness import derive
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.judges.pairwise import ASK, compare
+from reward_models.judges.pairwise import ASK, compare, judged_reward
 from reward_models.rules.groups import groups
 from reward_models.rules.parsing import gold_text
 
@@ -25,13 +25,8 @@ Pair = tuple[int, int]
 SCHEDULES = ("elimination", "round_robin", "anchor")
 
 
-@reward(
-    "Text",
-    "Image",
-    "Video",
+@judged_reward(
     scale="rank in the group, 1 for the best",
-    reads=("text",),
-    group=True,
     source="ArenaRL, arXiv:2601.06487",
     check="reward_models.judges.tournament:check_tournament",
 )
@@ -153,17 +148,7 @@ def bracket(players: int) -> list[int]:
     return order
 
 
-@reward(
-    "Text",
-    "Image",
-    "Video",
-    range=(-1, 1),
-    scale="won or lost against one of the group",
-    reads=("text",),
-    group=True,
-    source="BRPO, arXiv:2506.00103",
-    check="reward_models.judges.named:check_judge",
-)
+@judged_reward(range=(-1, 1), scale="won or lost against one of the group", source="BRPO, arXiv:2506.00103")
 def judge_one(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

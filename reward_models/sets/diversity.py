@@ -6,6 +6,7 @@ and ``bonus(by='formula_novelty')`` (docs/algorithms.md).
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import zlib
@@ -24,6 +25,10 @@ from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.groups import groups
 from reward_models.rules.tags import texts
 from reward_models.sets.embeddings import LAYOUT, embedded
+
+embedded_reward = functools.partial(
+    reward, "Text", "Image", "Video", "Audio", group=True, check="reward_models.sets.embeddings:check_embed"
+)
 
 BUCKETS = 512
 BLEU = (0.02, 0.1, 0.15, 0.25, 0.38)
@@ -47,16 +52,10 @@ def bag_of_words(outputs: Sequence[Output]) -> Tensor:
     return rows.sqrt()
 
 
-@reward(
-    "Text",
-    "Image",
-    "Video",
-    "Audio",
+@embedded_reward(
     range=(-inf, inf),
     scale="sum of cosines with the prompt's outputs",
-    group=True,
     source="DRA-GRPO, arXiv:2505.09655",
-    check="reward_models.sets.embeddings:check_embed",
 )
 def crowding(
     prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
@@ -67,24 +66,23 @@ def crowding(
     (1, 0), (1, 0), (0, 1), (.6, .8): 2.6, 2.6, 1.8, 3. NaN for an output without an embedding.
     """
     unit = normalize(embedded(outputs, embed, device, "crowding"), dim=1)
-    values = [math.nan] * len(outputs)
+    return of_groups(prompts, unit, lambda own: (own @ own.T).sum(1).tolist())
+
+
+def of_groups(prompts: Sequence[Prompt], vectors: Tensor, measure: Callable[[Tensor], Sequence[float]]) -> list[float]:
+    """A value of each output from the vectors of its prompt's outputs, [n, d]; NaN for one without a vector."""
+    values = [math.nan] * len(prompts)
     for rows in groups(prompts):
-        there = [row for row in rows if bool(unit[row].isfinite().all())]
-        for row, total in zip(there, (unit[there] @ unit[there].T).sum(1).tolist(), strict=True):
-            values[row] = total
+        there = [row for row in rows if bool(vectors[row].isfinite().all())]
+        for row, value in zip(there, measure(vectors[there]) if there else (), strict=True):
+            values[row] = value
     return values
 
 
-@reward(
-    "Text",
-    "Image",
-    "Video",
-    "Audio",
+@embedded_reward(
     range=(1, inf),
     scale="sqrt(N / n), from 1",
-    group=True,
     source="DiverseGRPO, arXiv:2512.21514",
-    check="reward_models.sets.embeddings:check_embed",
 )
 def cluster_rarity(
     prompts: Sequence[Prompt],
@@ -102,14 +100,13 @@ def cluster_rarity(
     DreamSim as embedding; number of clusters and sigma were not found. NaN for an output without an embedding.
     """
     unit = normalize(embedded(outputs, embed, device, "cluster_rarity"), dim=1)
-    values = [math.nan] * len(outputs)
-    for rows in groups(prompts):
-        there = [row for row in rows if bool(unit[row].isfinite().all())]
-        distance = 1 - unit[there].double() @ unit[there].double().T
+
+    def rarity(own: Tensor) -> list[float]:
+        distance = 1 - own.double() @ own.double().T
         names = spectral_clusters(torch.exp(-distance.square() / (2 * sigma**2)), clusters)
-        for row, name in zip(there, names.tolist(), strict=True):
-            values[row] = math.sqrt(len(there) / int((names == name).sum()))
-    return values
+        return [math.sqrt(len(own) / int((names == name).sum())) for name in names]
+
+    return of_groups(prompts, unit, rarity)
 
 
 def spectral_clusters(affinity: Tensor, count: int) -> Tensor:
@@ -135,16 +132,10 @@ def spectral_clusters(affinity: Tensor, count: int) -> Tensor:
     return names
 
 
-@reward(
-    "Text",
-    "Image",
-    "Video",
-    "Audio",
+@embedded_reward(
     range=(-inf, inf),
     scale="smallest cosine distance in the group",
-    group=True,
     source="GARDO, arXiv:2512.24138",
-    check="reward_models.sets.embeddings:check_embed",
 )
 def nearest_distance(
     prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
@@ -155,14 +146,12 @@ def nearest_distance(
     (1, 0), (1, 0), (0, 1), (.6, .8): 0, 0, .2, .2.
     """
     unit = normalize(embedded(outputs, embed, device, "nearest_distance"), dim=1)
-    values = [math.nan] * len(outputs)
-    for rows in groups(prompts):
-        there = [row for row in rows if bool(unit[row].isfinite().all())]
-        if len(there) > 1:
-            cosines = unit[there] @ unit[there].T - 3 * torch.eye(len(there), dtype=unit.dtype)
-            for row, distance in zip(there, (1 - cosines.amax(1)).clamp_min(0).tolist(), strict=True):
-                values[row] = distance
-    return values
+
+    def distances(own: Tensor) -> list[float]:
+        cosines = own @ own.T - 3 * torch.eye(len(own), dtype=own.dtype)
+        return (1 - cosines.amax(1)).clamp_min(0).tolist() if len(own) > 1 else [math.nan] * len(own)
+
+    return of_groups(prompts, unit, distances)
 
 
 def log_volume(rows: Tensor) -> float:
@@ -174,16 +163,10 @@ def log_volume(rows: Tensor) -> float:
     return float(torch.logdet(torch.eye(len(rows), dtype=torch.float64) + unit @ unit.T))
 
 
-@reward(
-    "Text",
-    "Image",
-    "Video",
-    "Audio",
+@embedded_reward(
     range=(0, inf),
     scale="marginal log volume",
-    group=True,
     source="submodular RL, arXiv:2307.13372",
-    check="reward_models.sets.embeddings:check_embed",
 )
 def coverage(
     prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str = LAYOUT, device: str = "cpu"
@@ -192,13 +175,12 @@ def coverage(
     (submodular reinforcement learning, arXiv:2307.13372, whose gains are those of the steps of one trajectory, in their
     order)."""
     vectors = embedded(outputs, embed, device, "coverage")
-    values = [math.nan] * len(outputs)
-    for rows in groups(prompts):
-        there = [row for row in rows if bool(vectors[row].isfinite().all())]
-        whole = log_volume(vectors[there]) if there else 0.0
-        for row in there:
-            values[row] = whole - log_volume(vectors[[other for other in there if other != row]])
-    return values
+
+    def gains(own: Tensor) -> list[float]:
+        whole = log_volume(own)
+        return [whole - log_volume(torch.cat([own[:i], own[i + 1 :]])) for i in range(len(own))]
+
+    return of_groups(prompts, vectors, gains)
 
 
 @reward(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from mmgrpo.types import Prompt
@@ -43,6 +46,17 @@ def theirs(pipe, x, guidance: float, output: str):
         max_sequence_length=48,
         output_type=output,
     ).images
+
+
+def released(name: str, folder: str | Path, lora: str | Path = "") -> Any:
+    """diffusers' own pipeline of a folder, with the adapters of another."""
+    import diffusers
+
+    pipe = getattr(diffusers, name).from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    if lora:
+        pipe.load_lora_weights(lora)
+    return pipe
 
 
 def shake(network, scale: float = 0.2) -> None:

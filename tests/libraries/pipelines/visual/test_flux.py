@@ -13,7 +13,7 @@ from mmgrpo.types import Request
 from pipelines.visual import flux
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import tiny_checkpoint
 
 
@@ -33,12 +33,7 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    from diffusers import FluxPipeline
-
-    pipe = FluxPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
+    pipe = released("FluxPipeline", folder, lora)
     return pipe(
         prompt=[prompt.text for prompt in PROMPTS],
         negative_prompt=[""] * len(PROMPTS) if true_cfg_scale > 1 else None,
@@ -90,10 +85,7 @@ def test_packing_puts_two_by_two_neighbours_into_one_token():
 
 @pytest.mark.parametrize("steps", [1, 4, 28])
 def test_the_noise_levels_are_those_of_the_pipeline(dev, steps):
-    from diffusers import FluxPipeline
-
-    pipe = FluxPipeline.from_pretrained(dev)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = released("FluxPipeline", dev)
     pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=48, output_type="latent")
     assert torch.equal(ours(dev).grid(steps).levels, pipe.scheduler.sigmas)
 

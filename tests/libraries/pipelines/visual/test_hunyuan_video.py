@@ -14,7 +14,7 @@ from pipelines.visual import hunyuan_video
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.families.examples import PICTURE, shown
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import tiny_checkpoint
 
 
@@ -30,12 +30,7 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    from diffusers import HunyuanVideoPipeline
-
-    pipe = HunyuanVideoPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
+    pipe = released("HunyuanVideoPipeline", folder, lora)
     return pipe(
         prompt=[prompt.text for prompt in PROMPTS],
         negative_prompt=[""] * len(PROMPTS) if true_cfg_scale > 1 else None,
@@ -73,10 +68,7 @@ def test_the_scale_of_guidance_is_told_to_the_network(folder):
 
 @pytest.mark.parametrize("steps", [1, 4, 30])
 def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
-    from diffusers import HunyuanVideoPipeline
-
-    pipe = HunyuanVideoPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = released("HunyuanVideoPipeline", folder)
     pipe(prompt="a", height=16, width=16, num_frames=1, num_inference_steps=steps, output_type="latent")
     grid = ours(folder).grid(steps)
     assert torch.equal(grid.levels, pipe.scheduler.sigmas)

@@ -14,7 +14,7 @@ from pipelines.visual import ltx_i2v, ltx_video
 from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, released, shake
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
 from tests.tiny import tiny_checkpoint
 
@@ -44,12 +44,7 @@ def start_of(model: FlowModel) -> Tensor:
 
 def theirs(folder: Path, output: str, lora: str | Path = "", **options) -> Tensor:
     """What diffusers' pipeline makes of the pictures and seed 3."""
-    from diffusers import LTXImageToVideoPipeline
-
-    pipe = LTXImageToVideoPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
+    pipe = released("LTXImageToVideoPipeline", folder, lora)
     clips = []
     for prompt in PICTURED:
         torch.manual_seed(0)  # of the noise that the decoder injects

@@ -15,7 +15,7 @@ from pipelines.visual.flow import FlowModel
 from pipelines.visual.ltx_video import clips_of_latents
 from tests.building import load
 from tests.libraries.families.examples import PICTURE, shown
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import tiny_checkpoint
 
 
@@ -31,12 +31,7 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, output: str, lora: str | Path = "", **options):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    from diffusers import LTXPipeline
-
-    pipe = LTXPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
+    pipe = released("LTXPipeline", folder, lora)
     torch.manual_seed(0)  # of the noise that the decoder injects
     frames = pipe(
         prompt=[prompt.text for prompt in PROMPTS],
@@ -97,10 +92,7 @@ def test_the_rate_of_the_clip_is_told_to_the_network(folder):
 
 @pytest.mark.parametrize("steps", [2, 4, 30])
 def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
-    from diffusers import LTXPipeline
-
-    pipe = LTXPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = released("LTXPipeline", folder)
     pipe("a", height=32, width=64, num_frames=5, num_inference_steps=steps, max_sequence_length=9, output_type="latent")
     levels = ours(folder).grid(steps).levels
     assert torch.equal(levels, pipe.scheduler.sigmas)

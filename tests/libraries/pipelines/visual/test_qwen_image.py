@@ -13,7 +13,7 @@ from pipelines.visual import flux, qwen_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import tiny_checkpoint
 
 
@@ -28,12 +28,7 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    from diffusers import QwenImagePipeline
-
-    pipe = QwenImagePipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
+    pipe = released("QwenImagePipeline", folder, lora)
     return pipe(
         prompt=[prompt.text for prompt in PROMPTS],
         negative_prompt=[" "] * len(PROMPTS) if guidance > 1 else None,
@@ -61,10 +56,7 @@ def test_a_sample_equals_the_pipeline_of_diffusers(folder, guidance):
 
 @pytest.mark.parametrize("steps", [2, 4, 50])
 def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
-    from diffusers import QwenImagePipeline
-
-    pipe = QwenImagePipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = released("QwenImagePipeline", folder)
     pipe(prompt="a", height=16, width=24, num_inference_steps=steps, output_type="latent")
     levels = ours(folder).grid(steps).levels
     assert torch.equal(levels, pipe.scheduler.sigmas)

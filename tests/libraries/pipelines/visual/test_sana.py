@@ -15,7 +15,7 @@ from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.families.examples import SEEN
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import tiny_checkpoint
 
 
@@ -30,13 +30,10 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise under the Euler scheduler of its shift."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
+    from diffusers import FlowMatchEulerDiscreteScheduler
 
-    pipe = SanaPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = released("SanaPipeline", folder, lora)
     pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.flow_shift)
-    if lora:
-        pipe.load_lora_weights(lora)
     return pipe(
         prompt=[prompt.text for prompt in PROMPTS],
         height=32,  # the pipeline asks for multiples of 32

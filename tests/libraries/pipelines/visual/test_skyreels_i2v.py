@@ -15,7 +15,7 @@ from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, released, shake
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
 from tests.tiny import tiny_checkpoint
 
@@ -32,12 +32,7 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise; its draw from the VAE's narrow posterior is the mean."""
-    from diffusers import HunyuanSkyreelsImageToVideoPipeline
-
-    pipe = HunyuanSkyreelsImageToVideoPipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
+    pipe = released("HunyuanSkyreelsImageToVideoPipeline", folder, lora)
     clips = [
         pipe(
             conditioning_image(prompt, "the test"),

@@ -15,7 +15,7 @@ from pipelines.visual import z_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import tiny_checkpoint
 
 
@@ -32,12 +32,7 @@ def theirs(
     folder: Path, x: torch.Tensor, scale: float, output: str, normalization: float = 0.0, lora: str | Path = ""
 ) -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    from diffusers import ZImagePipeline
-
-    pipe = ZImagePipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
+    pipe = released("ZImagePipeline", folder, lora)
     return pipe(
         prompt=[prompt.text for prompt in PROMPTS],
         height=16,
@@ -65,10 +60,7 @@ def test_a_sample_equals_the_pipeline_of_diffusers(folder, scale, normalization)
 
 @pytest.mark.parametrize("steps", [1, 4, 9])
 def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
-    from diffusers import ZImagePipeline
-
-    pipe = ZImagePipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
+    pipe = released("ZImagePipeline", folder)
     pipe(prompt="a", height=16, width=24, num_inference_steps=steps, output_type="latent")
     assert torch.equal(ours(folder).grid(steps).levels, pipe.scheduler.sigmas)
 

@@ -21,7 +21,6 @@ from tests.building import load, module, trainer
 from tests.seeing import (
     BOTH,
     CLIP,
-    NAMES,
     PICTURE,
     PICTURES,
     WORDS,
@@ -30,23 +29,12 @@ from tests.seeing import (
     kept,
     plain_inputs,
     rollout,
-    write_model,
 )
 
 pytest.importorskip("transformers")
 
 SMALL = "mask_patches(ratio=0.6, patch=3)"
 """PAPO's change for pictures of a few patches."""
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def name(request) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(name, tmp_path_factory) -> str:
-    return write_model(name, tmp_path_factory.mktemp(name))
 
 
 def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:

@@ -20,7 +20,6 @@ from tests.seeing import (
     BOTH,
     CLIP,
     EVERY,
-    NAMES,
     PICTURE,
     PICTURES,
     WORDS,
@@ -35,21 +34,10 @@ from tests.seeing import (
     rollout,
     tower,
     video,
-    write_model,
 )
 from tests.unit.test_trainer import judged_batch
 
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def name(request) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(name, tmp_path_factory) -> str:
-    return write_model(name, tmp_path_factory.mktemp(name))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from tests.building import algorithm_blocks, amplify, load, module, trainer
 from tests.seeing import (
     CLIP,
     EVERY,
-    NAMES,
     PICTURE,
     WORDS,
     asked,
@@ -32,21 +31,10 @@ from tests.seeing import (
     rescored,
     rollout,
     tower,
-    write_model,
 )
 from tests.unit.test_trainer import judged_batch
 
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def name(request) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(name, tmp_path_factory) -> str:
-    return write_model(name, tmp_path_factory.mktemp(name))
 
 
 def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:
