@@ -305,6 +305,12 @@ def sections(columns: Mapping[str, str]) -> str:
     return f'<div class="sides">{"".join(inside)}</div>' if inside else ""
 
 
+def card(side: Side, place: int, parts_of: Sequence[str], *facts: str) -> str:
+    """Mark-up of a sample: what is shown of it, then its rewards and ``facts``."""
+    values = side.rewards[place] if side.rewards else {}
+    return f"<article>{''.join(parts_of)}{parts.rewards_list(values, side.reasons, *facts)}</article>"
+
+
 def shown_answer(answer: Any) -> str:
     """A reference answer as the page shows it; empty for none."""
     return "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)

@@ -18,6 +18,7 @@ from mmgrpo.cli.demo.compare import (
     Examples,
     Side,
     at_run,
+    card,
     compare,
     look_up,
     running,
@@ -34,7 +35,6 @@ from mmgrpo.cli.demo.parts import (
     one_line_errors,
     reasons_list,
     refused,
-    rewards_list,
 )
 from mmgrpo.report.audio_player import KINDS, Word, alignment, errors
 from mmgrpo.report.render import render
@@ -105,9 +105,8 @@ def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Side]) -> dict[s
         elif side == AFTER:
             parts.append(changes(texts[BEFORE], text, rule(pair, text, prompt)))
         output = one.outputs[0]
-        cut = "truncated" * (isinstance(output, Text) and output.truncated)
-        parts.append(rewards_list(one.rewards[0] if one.rewards else {}, one.reasons, *([cut] if cut else [])))
-        columns[side] = f"<article>{''.join(parts)}</article>{reasons_list(one.reasons)}"
+        cut = ["truncated"] if isinstance(output, Text) and output.truncated else []
+        columns[side] = card(one, 0, parts, *cut) + reasons_list(one.reasons)
     return columns
 
 
@@ -181,8 +180,7 @@ def recordings(prompt: Prompt, drawn: Mapping[str, Side]) -> dict[str, str]:
         if one.notes and one.notes[0].get("heard") is not None:
             parts.append(f"<p>a recognizer hears: “{escaped(one.notes[0]['heard'])}”</p>")
             parts.append(alignment(one.notes[0].get("aligned", [])))
-        parts.append(rewards_list(one.rewards[0] if one.rewards else {}, one.reasons))
-        columns[side] = f"<article>{''.join(parts)}</article>{reasons_list(one.reasons)}"
+        columns[side] = card(one, 0, parts) + reasons_list(one.reasons)
     return columns
 
 

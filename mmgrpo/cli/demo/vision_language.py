@@ -21,6 +21,7 @@ from mmgrpo.cli.demo.compare import (
     Examples,
     Side,
     at_run,
+    card,
     compare,
     look_up,
     running,
@@ -194,8 +195,7 @@ def article(prompt: Prompt, side: Side, i: int, image: Pil.Image | None) -> str:
     marked = TAGS.sub(r'<span class="tag">\1</span>', escaped(rest))
     parts.append(f'<p class="text">{marked or "(nothing)"}</p>')
     length = f"{output.tokens} tokens" + (", truncated" if output.truncated else "")
-    parts.append(rewards_list(side.rewards[i] if side.rewards else {}, side.reasons, length))
-    return f"<article>{''.join(parts)}</article>"
+    return card(side, i, parts, length)
 
 
 def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:

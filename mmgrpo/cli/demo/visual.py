@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.processing_utils import save_bytes_to_cache
-from gradio.utils import get_upload_folder
 from PIL import Image as Pil
 
 from mmgrpo.cli.demo.chart import Curve, chart_html
@@ -28,8 +26,18 @@ from mmgrpo.cli.demo.compare import (
     look_up,
     running,
 )
-from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
-from mmgrpo.cli.demo.parts import QUIET, at_choice, checked_text, digits, escaped, one_line_errors, table
+from mmgrpo.cli.demo.models import AFTER, Opened, Pair
+from mmgrpo.cli.demo.parts import (
+    QUIET,
+    at_choice,
+    checked_text,
+    digits,
+    escaped,
+    figure,
+    figures,
+    one_line_errors,
+    table,
+)
 from mmgrpo.report.media import image_uri, jpeg, thumbnail
 from mmgrpo.report.plots import to_pil
 from mmgrpo.types import Image, Media, Output, Prompt, Turn, Video
@@ -182,25 +190,17 @@ def view(drawn: Drawn | None, chosen: Mapping[str, int]) -> list[Any]:
     """The chosen samples large, their rewards, and the cards of both sides; ``chosen`` are places by side."""
     places = {side: place for side, place in chosen.items() if drawn and place < len(drawn.shown.get(side, ()))}
     samples = {side: drawn.shown[side][place] for side, place in places.items()} if drawn else {}
-    videos, both = any(one.video for one in samples.values()), len(samples) == 2
-    images = {} if videos else {side: sample.image for side, sample in samples.items()}
-    pair, alone = (images[BEFORE], images[AFTER]) if len(images) == 2 else None, images.get(BEFORE)
+    pictures = tuple(sample.image for sample in samples.values() if not sample.video)
+    slides = len(pictures) == 2 or not samples
+    made = (
+        {} if slides or not drawn else {side: drawn.made.sides[side].outputs[place] for side, place in places.items()}
+    )
     return [
-        gr.update(value=pair, visible=not videos and (both or not samples)),
-        gr.update(value=None if pair else alone, visible=bool(images) and not both),
-        *(player(samples.get(side)) for side in TITLES),
+        gr.update(value=pictures or None, visible=True) if slides else gr.update(value=None, visible=False),
+        figures(*(figure(output, title(side, drawn)) for side, output in made.items())) if made else "",
         rewards_table(drawn, places),
         *(cards(drawn, side, places.get(side)) for side in TITLES),
     ]
-
-
-def player(sample: Sample | None) -> dict[str, Any]:
-    """The player of a video, hidden where there is none."""
-    if sample is None or not sample.video:
-        return gr.update(value=None, visible=False)
-    # By its content in Gradio's own cache, which it serves and empties.
-    file = save_bytes_to_cache(sample.video, "video.mp4", get_upload_folder())
-    return gr.update(value=file, visible=True)
 
 
 def title(side: str, drawn: Drawn | None) -> str:
@@ -297,14 +297,14 @@ def choose(drawn: Drawn | None, event: Any) -> tuple[Any, ...]:
     """Show the samples of a card's place large: those of both models from the same noise."""
     place = event.get("sample") if isinstance(event, dict) else None
     if drawn is None or not isinstance(place, int) or place < 0:
-        return (gr.skip(),) * 7
+        return (gr.skip(),) * 5
     return tuple(view(drawn, dict.fromkeys(drawn.shown, place)))
 
 
 def choose_best(drawn: Drawn | None, reward: str | None, count: float | int) -> tuple[Any, ...]:
     """Show the best of the first ``count`` samples of each side by a reward, which have different noise."""
     if drawn is None or not reward or reward not in drawn.made.weights:
-        return (gr.skip(),) * 8
+        return (gr.skip(),) * 6
     found = {side: drawn.best(side, reward, int(count)) for side in drawn.made.scored}
     chosen = {side: one[0] if one else 0 for side, one in found.items()}
     return *view(drawn, chosen), best_text(drawn, reward, int(count))
@@ -358,20 +358,11 @@ def tab(opened: Opened) -> None:
                 seed = gr.Number(1234, label="Seed", precision=0, minimum=0, maximum=2**32 - 1, elem_id="visual-seed")
             controls = running("Generate", "visual-generate")
         with gr.Column(scale=3, min_width=300, elem_classes="results"):
-            still: dict[str, Any] = {"format": "png", "interactive": False}
             slider = gr.ImageSlider(
-                label="Base (left) and trained (right)", max_height=460, buttons=["fullscreen"],
-                elem_id="visual-slider", **still,
+                label="Base (left) and trained (right)", max_height=460, format="png", interactive=False,
+                buttons=["fullscreen"], elem_id="visual-slider",
             )  # fmt: skip
-            alone = gr.Image(
-                label="Base", visible=False, buttons=["download", "fullscreen"], elem_id="visual-alone", **still
-            )
-            playing: dict[str, Any] = {"autoplay": True, "loop": True, "interactive": False, "visible": False}
-            with gr.Row():
-                players = [
-                    gr.Video(label=label, min_width=140, elem_id=f"visual-clip-{side}", **playing)
-                    for side, label in TITLES.items()
-                ]
+            large = gr.HTML(elem_id="visual-large")
             rewards = gr.HTML(elem_id="visual-rewards")
             with gr.Row():
                 reward = gr.Dropdown([], label="Choose the best by", elem_id="visual-reward", min_width=160)
@@ -388,7 +379,7 @@ def tab(opened: Opened) -> None:
         return [chosen.text if chosen else "", gr.update(value=None, visible=bool(takes))]
 
     best_by = gr.State()
-    seen = [slider, alone, *players, rewards, *galleries]
+    seen = [slider, large, rewards, *galleries]
     outputs = [drawn, *seen, reward, best_by, first, winner, how]
     examples.offer(model, example, lambda one: one.text[:80], fill, [prompt, image])
     at_run(controls, [model, prompt, image, seed, count], outputs, partial(draw, opened), also=[prompt.submit])
