@@ -35,7 +35,7 @@ NAMES_SHOWN = 6
 def build(opened: Opened) -> gr.Blocks:
     """The whole page. No model is loaded."""
     with gr.Blocks(title="mmgrpo", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        gr.HTML(header(opened) + render("demo_style.html", {}), elem_id="head")
+        gr.HTML(f"{header(opened)}{render('demo_style.html', {})}", elem_id="head")
         # Runs show at once what they hold; without one, the first tab invites to generate.
         with gr.Tabs(selected="Runs" if opened.runs else next(iter(TABS))):
             for name, module in TABS.items():

@@ -205,6 +205,8 @@ def test_the_page_has_all_tabs_without_any_run_and_loads_no_model(tmp_path, monk
     page = build(opened)
     tabs = [part["props"]["label"] for part in page.config["components"] if part["type"] == "tabitem"]
     assert tabs == list(TABS) and not opened.loaded and not opened.rewards
+    (head,) = [part["props"]["value"] for part in page.config["components"] if part["props"].get("elem_id") == "head"]
+    assert head.startswith("<header><h1>mmgrpo</h1>") and "<style>" in head
     assert not list(tmp_path.iterdir())
 
 
