@@ -63,7 +63,8 @@ def nearness(prompts, outputs):
 def test_a_frame_that_cannot_be_scored_makes_the_clip_invalid():
     frames = LOUDER.frames.clone()
     frames[4, 0, 0, 0] = math.nan
-    assert math.isnan(value("frames(reward='jpeg_incompressibility')", Video(frames, 4.0)))
+    for reduce in ("mean", "min", "max"):
+        assert math.isnan(value(f"frames(reward='jpeg_incompressibility', reduce='{reduce}')", Video(frames, 4.0)))
     assert value("frames(reward='jpeg_incompressibility', every=3)", Video(frames, 4.0)) > 0
 
 

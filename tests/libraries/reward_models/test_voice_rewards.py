@@ -134,6 +134,8 @@ def test_a_sound_is_scored_once_per_text_to_be_spoken():
 def test_channels_are_averaged_and_rates_changed():
     stereo = Audio(torch.cat([hum(1.0).samples, -hum(1.0).samples]), 8_000)
     assert audio.waveform(stereo, 8_000) is None  # the two cancel
+    unequal = Audio(torch.tensor([[0.5, -0.25], [0.25, 0.75]]), 8_000)
+    assert audio.waveform(unequal, 8_000).tolist() == [0.375, 0.25]
     resampled = audio.waveform(hum(1.0), 16_000)
     assert resampled is not None and len(resampled) == 16_000 and resampled.dtype == np.float32
 
@@ -218,6 +220,18 @@ def test_a_missing_recording_is_named():
         speaker_similarity([PROMPT], [hum(1.0)])
     with pytest.raises(FileNotFoundError, match="nobody.flac"):
         speaker_similarity([PROMPT], [hum(1.0)], reference="nobody.flac")
+
+
+def test_a_quiet_voice_is_heard_at_30_decibels_below_full_scale_and_a_loud_one_as_it_is(monkeypatch):
+    heard: list[torch.Tensor] = []
+    encoder = speaker.SpeakerEncoder()
+    monkeypatch.setattr(encoder, "forward", lambda mels: heard.append(mels) or torch.ones(len(mels), 4))
+    noise = torch.randn(16_000, generator=torch.Generator().manual_seed(0))
+    for level in (0.001, 10**-1.5, 0.1):  # root mean squares; -30 dB is 10^-1.5
+        encoder.embed((level * noise / noise.square().mean().sqrt()).numpy())
+    quiet, edge, loud = heard
+    torch.testing.assert_close(quiet, edge, rtol=1e-4, atol=0)
+    torch.testing.assert_close(loud, edge * 10, rtol=1e-4, atol=0)  # powers: (.1 / 10^-1.5)^2
 
 
 def test_parts_of_a_voice_cover_it():

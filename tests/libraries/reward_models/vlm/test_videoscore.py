@@ -84,6 +84,12 @@ def test_the_five_numbers_are_those_of_transformers(made):
     assert videoscore(*given, weights=str(made[0]))[0] != pytest.approx(sum(wanted) / 5, abs=1e-3), "all eight frames"
 
 
+def test_frames_are_spread_over_a_clip_of_any_length(made):
+    wanted = by_transformers(made, clip(7).frames[[0, 1, 3, 5]])  # every 7 / 4 = 1.75
+    found = videoscore([Prompt("red circle")], [clip(7)], str(made[0] / "asked.txt"), frames=4, weights=str(made[0]))
+    assert found == [pytest.approx(sum(wanted) / 5, abs=1e-5)]
+
+
 def test_broken_frames_are_nan_and_wrong_parameters_errors(made):
     asked = str(made[0] / "asked.txt")
     broken, empty = clip(4), Video(torch.zeros(0, 3, 20, 28), 8.0)
