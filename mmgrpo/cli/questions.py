@@ -30,7 +30,7 @@ from mmgrpo.cli.options import words
 from mmgrpo.files import write_text
 
 if TYPE_CHECKING:  # these import torch, which --help need not wait for
-    from mmgrpo.types import Image, Prompt, Video
+    from mmgrpo.types import Prompt
 
 
 @dataclass
@@ -69,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def write_rows(folder: Path, split: str, prompts: Iterable[Prompt]) -> int:
     """Write the media of a split and then its rows; returns the number of rows."""
+    from mmgrpo.report.media import png
+    from mmgrpo.report.plots import to_pil
+    from pipelines.visual.clips import lossless_mp4
+
     (folder / "media").mkdir(parents=True, exist_ok=True)
     lines = []
     for prompt in prompts:
@@ -76,46 +80,13 @@ def write_rows(folder: Path, split: str, prompts: Iterable[Prompt]) -> int:
         for number, media in enumerate(prompt.media):
             name = f"media/{prompt.id}{f'-{number}' if number else ''}.{'png' if media.kind == 'image' else 'mp4'}"
             source: Any = media.source
-            (folder / name).write_bytes(png(source) if media.kind == "image" else mp4(source))
+            (folder / name).write_bytes(png(to_pil(source)) if media.kind == "image" else lossless_mp4(source))
             content.append({"type": media.kind, media.kind: name})
         content.append({"type": "text", "text": prompt.text})
         row = {"id": prompt.id, "messages": [{"role": "user", "content": content}], "answer": prompt.answer}
         lines.append(json.dumps(row | {"task": prompt.task, "meta": dict(prompt.meta)}))
     write_text(folder / f"{split}.jsonl", "".join(f"{line}\n" for line in lines))
     return len(lines)
-
-
-def png(image: Image) -> bytes:
-    """The bytes of a PNG file."""
-    import io
-
-    from PIL import Image as PilImage
-
-    file = io.BytesIO()
-    PilImage.fromarray((image.pixels.permute(1, 2, 0) * 255).round().byte().numpy()).save(file, "PNG")
-    return file.getvalue()
-
-
-def mp4(clip: Video) -> bytes:
-    """The bytes of a lossless MP4 file: H.264 of RGB at quantizer 0."""
-    import io
-    from fractions import Fraction
-
-    from pipelines import require
-
-    require("vlm", "av")
-    import av
-
-    frames = (clip.frames.permute(0, 2, 3, 1) * 255).round().byte().numpy()
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream: Any = container.add_stream("libx264rgb", rate=Fraction(clip.fps).limit_denominator(1001))
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt, stream.options = "rgb24", {"crf": "0", "preset": "veryfast"}
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
-    return file.getvalue()
 
 
 def easy_vqa(counts: dict[str, int]) -> dict[str, list[Prompt]]:

@@ -173,6 +173,13 @@ def strip(frames: Sequence[Pil.Image]) -> Pil.Image:
     return sheet
 
 
+def png(image: Pil.Image) -> bytes:
+    """An image as PNG, without loss."""
+    buffer = BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
 def jpeg(image: Pil.Image) -> bytes:
     """The image as a JPEG of quality 80."""
     buffer = BytesIO()

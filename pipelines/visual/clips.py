@@ -13,11 +13,11 @@ from jaxtyping import UInt8
 
 from mmgrpo.files import write_bytes
 from mmgrpo.report.completions import write_images
-from mmgrpo.report.media import strip
+from mmgrpo.report.media import png, strip
 from mmgrpo.report.plots import sample_grid, to_pil
 from mmgrpo.types import Image, Output, Video
 from pipelines import require
-from pipelines.visual.images import captions, png, side_by_side
+from pipelines.visual.images import captions, side_by_side
 
 if TYPE_CHECKING:
     from PIL import Image as Pil
@@ -120,18 +120,33 @@ def mp4(clip: Output) -> bytes:
     Small clips are enlarged by a whole factor; a last row or column is repeated where a side is odd, which H.264 needs
     even.
     """
+    pixels = [even(np.asarray(enlarged(frame, WATCHABLE))) for frame in frames_of(clip)]
+    assert isinstance(clip, Video)
+    return h264(pixels, Fraction(clip.fps).limit_denominator(), "libx264", "yuv420p", {"crf": "18"})
+
+
+def lossless_mp4(clip: Video) -> bytes:
+    """The clip as H.264 in RGB at quantizer 0, from which rewards have the values of the clip itself.
+
+    Browsers do not play it; ``mp4`` writes for them.
+    """
+    pixels = (clip.frames.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+    rate = Fraction(clip.fps).limit_denominator(1001)
+    return h264(pixels, rate, "libx264rgb", "rgb24", {"crf": "0", "preset": "veryfast"})
+
+
+def h264(frames: Sequence[Any], rate: Fraction, codec: str, pixel_format: str, options: dict[str, str]) -> bytes:
+    """Frames of 8-bit RGB, [h, w, 3] each, as an mp4 file."""
     require("visual", "av")
     import av
 
-    pixels = [even(np.asarray(enlarged(frame, WATCHABLE))) for frame in frames_of(clip)]
-    assert isinstance(clip, Video)
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
-        stream: Any = container.add_stream("libx264", rate=Fraction(clip.fps).limit_denominator())
-        stream.height, stream.width, stream.pix_fmt = *pixels[0].shape[:2], "yuv420p"
-        stream.options = {"crf": "18"}
-        for frame in pixels:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
+        stream: Any = container.add_stream(codec, rate=rate)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt, stream.options = pixel_format, options
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         container.mux(stream.encode())
     return buffer.getvalue()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +9,12 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.files import write_bytes
 from mmgrpo.report.completions import write_images
-from mmgrpo.report.media import jpeg
+from mmgrpo.report.media import jpeg, png
 from mmgrpo.report.plots import sample_grid, to_pil
 
 if TYPE_CHECKING:
-    from PIL import Image as Pil
-
     from mmgrpo.evaluation import Shown
     from mmgrpo.types import Output
-
-
-def png(image: Pil.Image) -> bytes:
-    """The bytes of a PNG file."""
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def captions(shown: Shown) -> list[str]:

@@ -6,7 +6,6 @@ Every text is escaped; braces too, since Gradio's components of HTML take them f
 from __future__ import annotations
 
 import html
-import io
 import math
 import traceback
 from base64 import b64encode
@@ -17,14 +16,13 @@ from typing import Any
 
 import gradio as gr
 import torch
-from PIL import Image as Pil
 
 from mmgrpo.cli.demo.models import in_a_line
 from mmgrpo.cli.errors import is_user_error
 from mmgrpo.cli.score import kind_of, read_output
 from mmgrpo.data.limits import Unreadable, open_image, regular_file
 from mmgrpo.report.audio_player import sound_uri, wav
-from mmgrpo.report.media import image_uri
+from mmgrpo.report.media import image_uri, png
 from mmgrpo.report.plots import to_pil
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Video
 
@@ -184,13 +182,6 @@ def prompt_html(prompt: Prompt) -> str:
             media.append(note(f"{escaped(label)} is not shown: {escaped(in_a_line(error))}"))
     text = f'<div class="mm-text">{escaped(prompt.text)}</div>' if prompt.text.strip() else ""
     return f"{figures(*media)}{text}"
-
-
-def png(image: Pil.Image) -> bytes:
-    """An image as PNG, without loss."""
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def digits(value: float, form: str = ".3g") -> str:

@@ -28,13 +28,13 @@ from mmgrpo.cli.demo.parts import (
     figures,
     note,
     one_line_errors,
-    png,
     read_upload,
     table,
 )
 from mmgrpo.cli.lists import facts
 from mmgrpo.cli.score import SUFFIXES, answer_of
 from mmgrpo.config.plugins import PYPI, load_object
+from mmgrpo.report.media import png
 from mmgrpo.report.plots import to_pil
 from mmgrpo.rewards import RewardEntry, entries, scorer
 from mmgrpo.scoring.manifest import Manifest, obstacle

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from mmgrpo.cli.demo.models import AFTER, BEFORE
-from mmgrpo.cli.demo.parts import png
 from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import wav
+from mmgrpo.report.media import png
 from mmgrpo.report.plots import to_pil
 from mmgrpo.runtime.folder import UNSUPPORTED
 from mmgrpo.statistics import Interval
@@ -108,27 +104,10 @@ def encoded(output: Output) -> tuple[bytes, str]:
         return png(to_pil(output)), ".png"
     if isinstance(output, Audio):
         return wav(output).content, ".wav"
+    from pipelines.visual.clips import lossless_mp4
+
     assert isinstance(output, Video)
-    return lossless(output), ".mp4"
-
-
-def lossless(clip: Video) -> bytes:
-    """A clip as H.264 in RGB of quality 0, from which rewards have the values of the clip itself.
-
-    Browsers do not play it; ``pipelines.visual.clips.mp4`` writes for them.
-    """
-    import av
-
-    buffer = io.BytesIO()
-    pixels = (clip.frames.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
-    with av.open(buffer, "w", format="mp4") as container:
-        stream: Any = container.add_stream("libx264rgb", rate=Fraction(clip.fps).limit_denominator(1001))
-        stream.height, stream.width, stream.pix_fmt = *pixels.shape[1:3], "rgb24"
-        stream.options = {"crf": "0"}
-        for frame in pixels:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame))))
-        container.mux(stream.encode())
-    return buffer.getvalue()
+    return lossless_mp4(output), ".mp4"
 
 
 def read_votes(file: Path) -> list[Mapping[str, Any]]:
