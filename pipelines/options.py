@@ -24,11 +24,11 @@ class ModelOptions:
     lora_targets: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Name suffixes of the adapted modules; empty: the family's attention projections."""
     lora_path: Annotated[str, ANY_TEXT] = ""
-    """Existing LoRA adapters of this model to begin with: a safetensors file of diffusers, peft, ComfyUI or kohya, a
-    folder that holds one, or a hub id (owner/name, owner/name:file.safetensors)."""
+    """Existing LoRA adapters to start from: a safetensors file in the format of diffusers, peft, ComfyUI or kohya, a
+    folder that contains one, or a hub id (owner/name, owner/name:file.safetensors)."""
     lora_mode: Annotated[str, one_of("continue", "merge")] = "continue"
-    """What becomes of lora_path: continue trains them, as adapters of lora_rank (theirs or more) and lora_alpha, and
-    the reference keeps them as they were; merge adds them to the base, on which new adapters or the weights train."""
+    """How lora_path is used: continue trains these adapters, at lora_rank (theirs or higher) and lora_alpha, with the
+    initial ones as reference; merge adds them to the base, on which new adapters or all weights are trained."""
     dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     """Precision of the network's computation: float32, bfloat16 or float16. Log-probabilities are always fp32."""
     quantize: Annotated[str, one_of("none", "8bit", "4bit")] = "none"
@@ -74,7 +74,7 @@ class TokenSampling:
     temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
     """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
     search: Annotated[str, one_of("sample", "beam")] = "sample"
-    """How a group is generated: sample, or beam, the most likely completions (for the preset mwer_n_best)."""
+    """How a group is generated: sample, or beam search for the most likely completions (for the preset mwer_n_best)."""
     evaluation_temperature: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Temperature of evaluation samples; 0 is greedy."""
     truncated: Annotated[str, one_of("train", "mask")] = "train"
@@ -83,10 +83,10 @@ class TokenSampling:
     share_prefix: bool = True
     """Compute a prompt once for all its samples; False is slower and gives the same numbers."""
     logits_chunk_size: Annotated[int, COUNT] = 4096
-    """Memory limit: tokens whose logits are in memory at one time."""
+    """Memory limit: tokens whose logits are in memory at a time."""
     draw_batch_size: Annotated[int, COUNT_OR_ZERO] = 0
-    """Memory limit: completions that are drawn at one time, so that a group may be larger than fits in memory; 0 draws
-    all. Samples are those of one draw, up to rounding (micro-sampled groups, Infinite Sampling)."""
+    """Memory limit: completions sampled concurrently, for groups that do not fit in memory; 0 means all. Samples are
+    the same up to rounding (micro-sampled groups, Infinite Sampling)."""
     features_kept: Annotated[int, COUNT_OR_ZERO] = 0
     """Prompts whose media features are cached between rollouts, with a frozen encoder only; costs memory."""
 
@@ -101,9 +101,9 @@ class DenoisingSampling:
     """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...); of a diffusion model
     ddim(eta=...), consistency."""
     policy: Annotated[str, one_of("transitions", "matching", "neighbors")] = "transitions"
-    """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan), matching
-    (errors at sampled noise levels, with rollouts by the ODE; options draws and error) or neighbors (which of a group's
-    samples a step of the ODE comes nearest to; options draws, anchors, spread and temperature)."""
+    """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan), matching (errors
+    at sampled noise levels, with ODE rollouts; options draws and error) or neighbors (which sample of the group an ODE
+    step is nearest to; options draws, anchors, spread and temperature)."""
     plan: Annotated[str, ANY_TEXT] = "every_step"
     """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
@@ -114,22 +114,22 @@ class DenoisingSampling:
     anchors: Annotated[int, COUNT] = 4
     """neighbors: samples of a group that take a trained step again."""
     spread: Annotated[float, within("(0, 1]")] = 0.3
-    """neighbors: how far the noises of a group lie apart; 1 is independent noises."""
+    """neighbors: how different the initial noises of a group are; 1 means independent."""
     temperature: Annotated[float, within("(0, 1e9]")] = 1.0
     """neighbors: divisor of the squared distances, which are sums over the latent; about its size for images."""
     noisy_fraction: Annotated[float, POSITIVE_FRACTION] = 1.0
-    """matching: fraction of the noise levels, the noisiest, of which draws are made (DGPO: .7 or .5 of 10 steps)."""
+    """matching: fraction of the noise levels, from the noisiest, that are sampled (DGPO: .7 or .5 of 10 steps)."""
     solver: Annotated[str, one_of("euler", "dpmpp_2m")] = "euler"
-    """matching: solver of the ODE by which rollouts are drawn: euler, or dpmpp_2m of second order."""
+    """matching: ODE solver of rollouts: euler, or the second-order dpmpp_2m."""
     error: Annotated[str, ANY_TEXT] = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
     explore_steps: Annotated[int, within("[0, 10000]")] = 0
-    """matching: steps in which groups are drawn and scored first, so that only the best and worst are drawn in all
-    steps and trained; 0 draws all exactly."""
+    """matching: number of steps for a first, cheap sampling and scoring of groups, of which only the best and worst
+    samples are generated in all steps and trained on; 0 generates all in full."""
     explore_keep: Annotated[int, within("[2, 4096]")] = 24
-    """matching with explore_steps: samples of a prompt that are drawn again, half of them the best."""
+    """matching with explore_steps: samples per prompt that are generated in full, half of them the best."""
     boundaries: bool = False
-    """matching: draws are of ends of the steps of few-step samples, noised again, in place of clean samples (TDM)."""
+    """matching: re-noise the states at the ends of the steps of a few-step sampler, in place of clean samples (TDM)."""
     least_level: Annotated[float, within("[0, 1)")] = 0.0
     """matching with boundaries: the lowest noise level of a draw."""
     grid: Annotated[str, ANY_TEXT] = "checkpoint"
@@ -137,8 +137,8 @@ class DenoisingSampling:
     evaluation_steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of an evaluation sample (deterministic)."""
     completion_steps: Annotated[int, within("[0, 10000]")] = 0
-    """Deterministic steps in which the states around each decision are completed, at most, so that rewards judge single
-    steps, as credits that read step_rewards need; as many as steps follow the whole ODE. 0 completes none."""
+    """Maximum number of deterministic steps to complete the states around each decision, for rewards of single steps
+    (credits that read step_rewards). As many as there are steps follow the complete ODE; 0 completes none."""
     forward_batch_size: Annotated[int, COUNT] = 256
     """Memory limit: network evaluations of one forward pass without gradient."""
 

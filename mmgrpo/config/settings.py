@@ -82,9 +82,10 @@ class Algorithm:
     supervised: Annotated[str, ANY_TEXT] = "none"
     """A likelihood added to the objective: nll(coef=0.1), of the answers of data.supervised; by default none."""
     hint: Annotated[str, ANY_TEXT] = "none"
-    """Parts of solutions that the policy is given: staged(...), steps(...), forced(...); by default none."""
+    """Parts of solutions in the prompt or at the start of samples: staged(...), steps(...), forced(...); by default
+    none."""
     added: Annotated[str, ANY_TEXT] = "none"
-    """Rows that join a group: answers of the data set, refined or corrected samples (answers(count=1), refined(...),
+    """Rows added to a group: answers of the data set, refined or corrected samples (answers(count=1), refined(...),
     corrected(...)); by default none."""
     mismatch: Annotated[str, ANY_TEXT] = "none"
     """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
@@ -95,8 +96,8 @@ class Algorithm:
     terms: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Additional losses: kl_k3(coef=...), kl_gaussian_exact(coef=...), kl_velocity(coef=...), ...; by default none."""
     networks: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """Networks that the loss compares with or that draw the samples, other than the present one and the one before
-    training, and how they change: average(slope=...), renewal(every=...), earlier, frozen(path=...); default none."""
+    """Further networks that the loss compares with or that sample, besides the policy and the initial one:
+    average(slope=...), renewal(every=...), earlier, frozen(path=...); by default none."""
 
 
 @dataclass
@@ -112,22 +113,22 @@ class Optim:
     beta2: Annotated[float, within("[0, 1)")] = 0.999
     """Decay of the average of squared gradients."""
     eps: Annotated[float, within("[0, 1)")] = 1e-8
-    """Added to the root of the average of squared gradients, by which an update is divided. Where gradients are smaller
-    than it, updates shrink: gradients of 5e-9 make a third of the step with 1e-8, and the whole step with 1e-15."""
+    """AdamW's epsilon, added to the root of the second moment. Gradients below it shrink the update: with gradients of
+    5e-9 the step is a third with 1e-8, and full with 1e-15."""
     optimizer: Annotated[str, one_of(*OPTIMIZERS)] = "adamw"
-    """adamw; or of bitsandbytes, where it is installed: adamw_8bit (both averages in 8 bits: 2 bytes a parameter in
-    place of 8), paged_adamw and paged_adamw_8bit (in memory that a GPU moves to the CPU where its own is full)."""
+    """adamw; or from bitsandbytes: adamw_8bit (both moments in 8 bits: 2 bytes per parameter instead of 8), paged_adamw
+    and paged_adamw_8bit (moments in memory that is moved to the CPU when the GPU is full)."""
     step: Annotated[str, ANY_TEXT] = "plain"
-    """How a step is taken: plain; sfpo(fast=..., alpha=...), several fast steps, a move back and a slow one (SFPO);
-    natural(delta=...), the constrained natural gradient of TRPO, on which lr, weight_decay and betas have no effect."""
+    """How an update is made: plain; sfpo(fast=..., alpha=...), several fast steps, a move back and a slow step (SFPO);
+    natural(delta=...), the constrained natural gradient of TRPO, which ignores lr, weight_decay and betas."""
     warmup: Annotated[int, COUNT_OR_ZERO] = 0
     """Optimizer steps of linear warm-up; 0 starts at the peak."""
     decay: Annotated[str, one_of("constant", "linear", "cosine")] = "constant"
     """Schedule after the warm-up: constant, linear or cosine (both to zero at --steps)."""
     max_grad_norm: Annotated[float, within("[0, inf)")] = 1.0
-    """Largest norm of the gradient, which is scaled down to it; 0 does not clip (the norm is logged either way)."""
+    """Gradient clipping: maximum norm; 0 does not clip (the norm is logged either way)."""
     max_nonfinite_steps: Annotated[int, COUNT] = 3
-    """A step whose loss or gradient is not finite is skipped and counted; after so many in a row the run stops."""
+    """Steps with a non-finite loss or gradient are skipped; after this many in a row the run stops."""
     updates: Annotated[int, COUNT] = 1
     """Optimizer steps per epoch of a rollout: its groups are split into so many minibatches. With 1 (and 1 epoch) every
     update is on-policy."""
@@ -139,10 +140,10 @@ class Optim:
     """Decay of an exponential moving average of the weights, min((1+s)/(10+s), ema) at step s, which evaluation and the
     saved model use; 0 keeps no average."""
     ema_every: Annotated[int, COUNT] = 1
-    """Optimizer steps between updates of the average. Where it is used, the steps after the last one enter it too."""
+    """Optimizer steps between updates of the average; using the average updates it first."""
     interpolation: Annotated[float, POSITIVE_FRACTION] = 1.0
-    """Fraction f in (0, 1] of the change of the weights in evaluation and in the saved model, initial + f (trained -
-    initial). Below 1 the model forgets less (WiSE-FT, arXiv:2109.01903)."""
+    """Interpolation of initial and trained weights in evaluation and the saved model: initial + f (trained - initial),
+    f in (0, 1]. Below 1 the model forgets less (WiSE-FT, arXiv:2109.01903)."""
 
     def check(self) -> None:
         """Raise ValueError for a field outside of its range, and for an optimizer of a package that is missing."""
@@ -189,24 +190,24 @@ class Data:
     heldout: Annotated[str, ANY_TEXT] = ""
     """Evaluation prompts, as data.train; empty: no evaluation. A prompt that is also a training prompt is an error."""
     unlabelled: bool = False
-    """Remove the answers of training prompts, so that no reward reads them (votes, certain, ... need none), and let
-    data.heldout hold the same prompts with their answers: training at test time, measured by a verifier."""
+    """Remove the answers of training prompts, so no reward can read them (votes, certain, ... need none), and allow the
+    same prompts with answers in data.heldout: test-time training, measured by a verifier."""
     columns: Annotated[str, ANY_TEXT] = ""
     """Columns of the prompt files under our names, theirs=ours,...: question=problem,solution=answer. A name a.b is the
     key b inside of a; meta.NAME is a parameter of the task. Embedded files keep their own."""
     ledger: Annotated[str, ANY_TEXT] = ""
-    """Rewards of the training prompts that were measured before, with which the ledger begins: the file that mmgrpo
-    evaluate writes (--file DATA --samples 8), or the folder of another run. Samplers and trackers read them."""
+    """Initial state of the ledger, from rewards measured on the training prompts: a file written by mmgrpo evaluate
+    (--file DATA --samples 8), or the folder of another run. Samplers and trackers read it."""
     prompts_per_step: Annotated[int, within("[1, 1e6]")] = 8
     """Prompts (groups) per rollout, over all processes."""
     group_size: Annotated[int, within("[1, 4096]")] = 16
-    """Samples per prompt, which are compared with each other; 1 where no block of the algorithm compares them."""
+    """Samples per prompt, which are compared with each other; 1 only if no block of the algorithm compares them."""
     prompts_at_once: Annotated[int, COUNT_OR_ZERO] = 0
     """Prompts of a rollout that are sampled together, per process; 0 samples all. Rewards in processes of their own or
     on servers score each part while the next is sampled. Samples may differ from those of another value in rounding."""
     offline: Annotated[float, FRACTION] = 0.0
-    """Share of the optimizer steps, from the first, that train on answers given by data.train (chosen and rejected
-    ones: docs/data.md) in place of samples: 1 trains offline, without rewards; below 1 the run goes on online."""
+    """Fraction of the optimizer steps, from the start, that train on the answers in data.train (chosen and rejected
+    ones: docs/data.md) instead of samples: 1 trains offline, without rewards; below 1 the run continues online."""
 
 
 @dataclass
@@ -220,31 +221,31 @@ class Eval:
     extra: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further prompt files, evaluated before and after and reported by name, for example to measure forgetting."""
     groups: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """Columns of the held-out rows, e.g. a kind of question: rewards are reported by each of their values too."""
+    """Columns of the held-out rows, e.g. a kind of question: rewards are also reported for each of their values."""
     samples: Annotated[int, within("[1, 1e6]")] = 1
     """Samples per prompt; the score of a prompt is their mean."""
     seed: Annotated[int, SEED] = 1234
     """Seed of the evaluation samples. It is separate from the seed of the run, so that all evaluations are paired."""
     batch_size: Annotated[int, COUNT] = 64
-    """Samples drawn at a time. Limits memory."""
+    """Samples generated at a time. Limits memory."""
     skip: bool = False
     """Skip all evaluations, also those before and after (for benchmarks)."""
 
 
 @dataclass
 class Distributed:
-    """How several processes divide a model (docs/scaling.md); without it each holds all of it."""
+    """Sharding of a model over several processes (docs/scaling.md); by default each holds a replica."""
 
     shard: Annotated[str, one_of("none", "full")] = "none"
-    """none: every process holds the whole model; full: weights, gradients, optimizer, average and reference are divided
-    among the processes (FSDP2). Results differ in rounding only, and checkpoints serve both."""
+    """none: every process holds a replica; full: weights, gradients, optimizer, average and reference are sharded
+    (FSDP2). Results differ in rounding only, and checkpoints are interchangeable."""
     replicate: Annotated[int, COUNT] = 1
-    """Copies of a model with distributed.shard full (HSDP), each divided among (processes / replicate) neighbours, e.g.
-    one copy per machine. 1 divides it among all processes."""
+    """Replicas with distributed.shard full (HSDP), each sharded over (processes / replicate) neighbouring ranks, e.g.
+    one per machine. 1 shards over all processes."""
     rollout_weights: Annotated[str, one_of("auto", "blocks", "whole")] = "auto"
-    """What a process holds during rollouts and evaluations with distributed.shard full. whole: all weights, gathered
-    once; blocks: those of one block, gathered for every call of it, which takes less memory and more time; auto: blocks
-    for denoising models that are called equally often everywhere, whole for all others."""
+    """Weights gathered during rollouts and evaluations with distributed.shard full. whole: all, once; blocks: one block
+    at a time, for every call, which takes less memory and more time; auto: blocks for denoising models with a fixed
+    number of calls, whole for all others."""
 
     def check(self, processes: int) -> None:
         """ValueError for copies of which so many processes cannot divide each among two or more."""
@@ -261,31 +262,32 @@ ENGINES = ("policy", "sampler", "served", "vllm")
 
 @dataclass
 class Engine:
-    """What draws rollouts in the place of the trained network (docs/scaling.md)."""
+    """The engine that samples rollouts (docs/scaling.md)."""
 
     engine: Annotated[str, one_of(*ENGINES)] = "policy"
-    """policy: the trained network itself; vllm: vLLM in this process; served: an engine that 'mmgrpo serve-engine' runs
-    in another process or on another machine; sampler: our own sampler on a second copy of the network. Weights are sent
-    before every round and proven by name, and the run stops where an engine's log-probs leave the trainer's."""
+    """policy: the trained network itself; vllm: vLLM in this process; served: an engine run by 'mmgrpo serve-engine' in
+    another process or on another machine; sampler: mmgrpo's own sampler on a second copy of the network. Weights are
+    sent and verified before every round, and the run stops if log-probs of engine and trainer differ too much."""
     url: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
-    """Servers of rollout.engine served, e.g. http://127.0.0.1:8800; of several, processes take them in turn."""
+    """Servers of rollout.engine served, e.g. http://127.0.0.1:8800; several are distributed over the processes."""
     token_file: Annotated[str, ANY_TEXT] = ""
     """File with the servers' token; empty: none."""
     timeout: Annotated[float, within("(0, 1e6]")] = 1800.0
-    """Seconds for one answer of a server, of all completions of a round or a part of it."""
+    """Seconds to wait for an answer of a server, which may be all completions of a round."""
     patience: Annotated[float, within("[0, 1e6]")] = 600.0
-    """Seconds for which a run waits for a server that does not answer, before it stops with a checkpoint."""
+    """Seconds for which a run retries a server that does not answer, before it stops with a checkpoint."""
     max_gap: Annotated[float, within("[0, 1000]")] = 0.0
-    """Largest mean difference between log-probs of engine and trainer, in nats per token; 0: 0.001 where model.dtype is
-    float32, and 0.05 else."""
+    """Maximum mean difference between log-probs of engine and trainer, in nats per token; 0 means 0.001 for model.dtype
+    float32 and 0.05 otherwise."""
     max_staleness: Annotated[int, COUNT_OR_ZERO] = 0
-    """Rounds that samples are drawn ahead of their training, by the weights of as many rounds before: engine served
-    draws them while the trainer computes, in as many servers for each process. 0: by the present weights."""
+    """Asynchronous rollouts: rounds by which sampling runs ahead of training, with weights that are as many rounds old.
+    Engine served samples while the trainer computes, with this many servers per process. 0: on-policy."""
     lora: Annotated[str, one_of("merged", "adapter")] = "merged"
-    """How vLLM gets adapters. merged: added to the weights, which are sent whole; adapter: by themselves, which sends
-    less and does not round small changes to the precision of the weights. Of served, as the server was started."""
+    """How vLLM receives LoRA adapters. merged: merged into the weights, which are sent; adapter: separately, which
+    sends less and does not round small changes to the precision of the weights. For served, the server must be started
+    with the same value."""
     memory: Annotated[float, POSITIVE_FRACTION] = 0.4
-    """vllm: share of the device's memory for its weights and cache."""
+    """vllm: fraction of the device memory for its weights and cache."""
     sleep: bool = True
     """vllm: free its weights and cache while the trainer computes, on a GPU."""
     eager: bool = False
@@ -321,7 +323,7 @@ class Run:
     resume: bool = False
     """Continue from the latest checkpoint of the run folder."""
     resume_from: Annotated[str, CHECKPOINT] = ""
-    """Continue from this checkpoint of the run folder, e.g. step-000040; later ones are set aside."""
+    """Continue from this checkpoint of the run folder, e.g. step-000040; later ones are moved aside."""
     overwrite: bool = False
     """Replace a run that the run folder already contains."""
     dry_run: bool = False
@@ -329,7 +331,7 @@ class Run:
     save_every: Annotated[int, COUNT] = 50
     """Optimizer steps between checkpoints, rounded up to the end of a rollout."""
     save_every_minutes: Annotated[float, within("[0, inf)")] = 10.0
-    """Minutes after which a checkpoint is written at the end of a rollout whatever the step; 0: by steps only."""
+    """Also write a checkpoint after this many minutes, at the end of a rollout; 0: by steps only."""
     keep: Annotated[int, COUNT] = 2
     """Number of checkpoints to keep; older ones are removed. With 2, one remains if the latest is damaged."""
     trackers: Annotated[list[str], one_of(*TRACKERS)] = field(default_factory=lambda: ["tensorboard"])
@@ -347,7 +349,7 @@ class Run:
     samples_shown: Annotated[int, COUNT_OR_ZERO] = 16
     """Number of held-out samples in the report."""
     groups_kept: Annotated[int, COUNT_OR_ZERO] = 20
-    """Number of training groups that the run folder keeps (groups/), at equal distances over the run; 0 keeps none."""
+    """Number of training groups that the run folder keeps (groups/), at equal intervals over the run; 0 keeps none."""
 
 
 LAUNCH = ("resume", "resume_from", "overwrite", "dry_run")

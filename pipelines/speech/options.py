@@ -29,8 +29,8 @@ class WindowedOptions(HearingOptions):
     """The model, and which of its weights are trained."""
 
     windows: Annotated[int, within("[1, 60]")] = 1
-    """Windows of 30 s in which a recording is read; more than one takes recordings of up to so many times 30 s, whose
-    windows follow each other in what the language model reads. Whisper was trained on one."""
+    """Number of 30 s windows in which a recording may be read; their encoder states are concatenated. Whisper was
+    trained on one."""
 
 
 @dataclass
@@ -74,12 +74,12 @@ class AudioTextOptions(HearingOptions):
     """The model, and which of its weights are trained."""
 
     seconds: Annotated[float, within("[0.02, 1800]")] = 30.0
-    """Maximum duration of a clip. What the model hears of it to the end is tried when it is loaded; beyond 30 s that
-    depends on the model."""
+    """Maximum duration of a clip. Beyond 30 s it depends on the model, which is probed on loading for whether it hears
+    the end."""
     freeze_encoder: bool = True
     """Train the language model only."""
     instruction: Annotated[str, ANY_TEXT] = ""
-    """Text behind the clips of a prompt that has none, as rows of manifests have none, e.g. 'Transcribe the speech.'"""
+    """Prompt text of rows without one, e.g. of manifests: 'Transcribe the speech.'"""
 
 
 @dataclass
@@ -123,7 +123,7 @@ class SpeechEval(Eval):
     """Evaluation on clips that are never trained on."""
 
     batch_size: int = 32
-    """Memory limit: samples generated at one time in evaluation."""
+    """Memory limit: samples generated at a time in evaluation."""
 
 
 @dataclass
@@ -179,7 +179,7 @@ class CategoricalSampling:
     temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
     """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
     evaluation_temperature: ClassVar[float] = 0.0
-    """A constant, since evaluation is greedy."""
+    """Fixed at 0: evaluation is greedy."""
 
 
 @dataclass
@@ -191,11 +191,11 @@ class StableAudioOptions(ModelOptions):
     path: str = "stabilityai/stable-audio-open-1.0"
     """Folder or hub id."""
     seconds: Annotated[float, within("[0, 600]")] = 0.0
-    """Duration of recordings whose row has no seconds; 0 is the longest that the model makes (47.6 s)."""
+    """Duration of audio whose row has no seconds; 0 means the model's maximum (47.6 s)."""
     guidance: Annotated[float, within("[1, 1000]")] = 7.0
     """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
     decode_batch_size: Annotated[int, COUNT] = 4
-    """Memory limit: recordings that are decoded at one time."""
+    """Memory limit: recordings decoded at a time."""
 
 
 @dataclass
@@ -233,15 +233,15 @@ class CodecOptions(ModelOptions):
     speech_token: Annotated[str, Text(r"[^{}\0]*\{\}[^{}\0]*", "text with {} once, as in <|s_{}|>")] = "<|s_{}|>"
     """Speech tokens as the vocabulary writes them, {} for the code. All other tokens but the end are never sampled."""
     instruction: Annotated[str, Text(r"[^\0]*\{text\}[^\0]*", "text with {text} in it")] = "{text}"
-    """What the user says, {text} for the text to be spoken; without a chat template, the beginning of the prompt."""
+    """The user turn, with {text} for the text to be spoken; without a chat template, the start of the prompt."""
     begin: Annotated[str, ANY_TEXT] = ""
-    """The beginning of the answer, after which speech tokens follow, e.g. <|SPEECH_GENERATION_START|> (Llasa)."""
+    """Start of the answer, before the speech tokens, e.g. <|SPEECH_GENERATION_START|> (Llasa)."""
     end: Annotated[str, ANY_TEXT] = ""
     """The token that ends speech; empty: <|SPEECH_GENERATION_END|> where the vocabulary has it (Llasa), else those that
     the checkpoint declares."""
     vocoder: Annotated[str, ANY_TEXT] = "codec"
-    """What makes the recording: codec (a codec of transformers with one codebook), tones (a stand-in for tests), or
-    package.module:attribute, one of your own, e.g. around CosyVoice 2's flow and HiFT."""
+    """Vocoder: codec (a single-codebook codec in transformers), tones (a stand-in for tests), or
+    package.module:attribute for your own, e.g. CosyVoice 2's flow and HiFT."""
     vocoder_path: Annotated[str, ANY_TEXT] = "HKUSTAudio/xcodec2-hf"
     """Folder or hub id of the codec."""
     reader: Annotated[str, ANY_TEXT] = ""
@@ -266,9 +266,9 @@ class CodecData(Data):
     media_root: Annotated[str, ANY_TEXT] = ""
     """Root of relative paths of recordings; empty: the folder of the file."""
     reference_in_group: ClassVar[bool] = False
-    """A constant: rows have no speech tokens."""
+    """Fixed: rows have no speech tokens."""
     stream: ClassVar[bool] = False
-    """A constant: texts are small."""
+    """Fixed: texts are small."""
     skip_limit: Annotated[float, FRACTION] = 0.05
     """The largest fraction of rows that may be skipped because their recordings cannot be read; each is listed in
     skipped.jsonl."""
@@ -291,13 +291,14 @@ class FlowSpeechOptions(ModelOptions):
     sigma: Annotated[float, within("(0, 100]")] = 0.3
     """head drawn: the std that a checkpoint without such a head predicts at first."""
     seconds: Annotated[float, within("[0.1, 40]")] = 20.0
-    """Maximum duration of a reference and its speech together. Log-probabilities are means over so many seconds."""
+    """Maximum total duration of a reference and the generated speech. Log-probabilities are means over this
+    duration."""
     guidance: Annotated[float, within("[0, 1000]")] = 3.0
     """Classifier-free guidance in rollout, training and evaluation alike, F5-TTS's cfg_strength plus 1; 1 is none."""
     pace: Annotated[float, within("[0.01, 1000]")] = 15.0
     """Characters per second of a row that has neither a reference nor seconds."""
     vocoder: Annotated[str, ANY_TEXT] = "griffin_lim"
-    """Spectrogram to sound: griffin_lim, which has no weights, or package.module:Class of your own (docs/speech.md)."""
+    """Vocoder: griffin_lim, which has no weights, or package.module:Class for your own (docs/speech.md)."""
 
 
 @dataclass

@@ -15,23 +15,23 @@ class MemoryOptions(ModelOptions):
     """The model, which of its weights are trained, and what limits its memory."""
 
     negative_prompt: Annotated[str, LONG_TEXT] = ""
-    """Text of the unconditional branch of classifier-free guidance, from which predictions are led away; a row's own
-    negative_prompt replaces it. Empty: none, as in the model's pipeline (of Qwen-Image a space)."""
+    """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it. Empty: the default of the
+    model's pipeline (for Qwen-Image a space)."""
     forget_encoders: bool = False
     """Encode all prompts at the start and free the memory of the text encoders."""
     encodings_folder: Annotated[str, ANY_TEXT] = ""
     """Folder that keeps encoded prompts between runs; empty: in memory only."""
     encodings_gb: Annotated[float, within("(0, 1e6]")] = 4.0
-    """Limit of encodings_folder in GB; the longest unused are removed first."""
+    """Limit of encodings_folder in GB; least recently used entries are evicted first."""
     vae_dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     """Precision of the VAE; an overflow in half precision is an error that names it."""
     vae_tiling: bool = False
-    """Decode in overlapping tiles: less memory for large images and clips, and seams that are blended."""
+    """Decode in overlapping tiles with blended seams: less memory for large images and videos."""
     decode_batch_size: Annotated[int, COUNT] = 8
-    """Memory limit: images or clips that are decoded at one time."""
+    """Memory limit: images or videos decoded at a time."""
     compile: bool = False
-    """Compile the blocks of the network with torch.compile: some minutes at the start, and again for other sizes of
-    batches, for faster passes; numbers differ by rounding. Not with distributed.shard=full."""
+    """Compile the blocks of the network with torch.compile: faster passes, after some minutes at the start and for
+    every new batch size; numbers differ by rounding. Not with distributed.shard=full."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class FlowOptions(MemoryOptions):
     guidance: Annotated[float, within("[0, 1000]")] = 1.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: Annotated[int, within("[1, 65536]")] = 256
-    """Tokens of a prompt that T5 reads."""
+    """Maximum prompt length, in T5 tokens."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class FluxOptions(FlowOptions):
     true_cfg_scale: Annotated[float, within("[0, 1000]")] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
     max_sequence_length: int = 512
-    """Tokens of a prompt that T5 reads; schnell 256."""
+    """Maximum prompt length, in T5 tokens; 256 for schnell."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class KleinOptions(FlowOptions):
     guidance: float = 4.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none, for distilled models."""
     max_sequence_length: int = 512
-    """Tokens of a prompt that Qwen reads, chat template included."""
+    """Maximum prompt length, in Qwen tokens, chat template included."""
 
 
 @dataclass
@@ -150,7 +150,7 @@ class QwenImageOptions(FlowOptions):
     guidance: float = 4.0
     """The pipeline's true_cfg_scale, in two evaluations; 1 is none."""
     max_sequence_length: Annotated[int, within("[1, 1024]")] = 512
-    """Tokens of a prompt that Qwen2.5-VL reads."""
+    """Maximum prompt length, in Qwen2.5-VL tokens."""
 
 
 @dataclass
@@ -162,9 +162,9 @@ class QwenImageEditOptions(QwenImageOptions):
     path: str = "Qwen/Qwen-Image-Edit-2509"
     """Folder or hub id."""
     given_size: Annotated[int, within("[64, 4096]")] = 1024
-    """Side of the square with as many pixels as a given image is scaled to, in its own proportions."""
+    """Images to edit are scaled to given_size x given_size pixels in area, keeping their aspect ratio."""
     max_sequence_length: Annotated[int, within("[1, 3584]")] = 2048
-    """Tokens of a prompt and its image that Qwen2.5-VL reads."""
+    """Maximum length of a prompt and its image, in Qwen2.5-VL tokens."""
 
 
 @dataclass
@@ -178,9 +178,9 @@ class ZImageOptions(FlowOptions):
     guidance: float = 1.0
     """The pipeline's guidance_scale plus 1, in two evaluations; 1 is none, as Z-Image-Turbo needs it."""
     cfg_normalization: Annotated[float, within("[0, 1000]")] = 0.0
-    """Largest norm of a guided prediction, in norms of the one with the prompt; 0 is no limit."""
+    """Maximum norm of a guided prediction relative to the conditional one; 0 means no limit."""
     max_sequence_length: int = 512
-    """Tokens of a prompt that Qwen3 reads."""
+    """Maximum prompt length, in Qwen3 tokens."""
 
 
 @dataclass
@@ -188,9 +188,9 @@ class VideoOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
     frames: Annotated[int, within("[0, 4096]")] = 0
-    """Frames of a clip; 0 takes the model's own."""
+    """Frames of a video; 0 takes the model's default."""
     fps: Annotated[float, within("[0, 240]")] = 0.0
-    """Frames per second of a clip; 0 takes the model's own."""
+    """Frame rate of a video; 0 takes the model's default."""
 
 
 @dataclass
@@ -202,19 +202,19 @@ class HunyuanVideoOptions(VideoOptions):
     path: str = "hunyuanvideo-community/HunyuanVideo"
     """Folder or hub id."""
     height: int = 0
-    """Height of the clips in pixels; 0 is 720."""
+    """Height of the videos in pixels; 0 means 720."""
     width: int = 0
-    """Width of the clips in pixels; 0 is 1280."""
+    """Width of the videos in pixels; 0 means 1280."""
     frames: int = 0
-    """Frames of a clip, 1 more than a multiple of 4; 0 is 129."""
+    """Frames of a video, 1 more than a multiple of 4; 0 means 129."""
     fps: float = 0.0
-    """Frames per second of a clip; 0 is 24."""
+    """Frame rate of a video; 0 means 24."""
     guidance: float = 6.0
     """Embedded guidance scale, in one evaluation."""
     true_cfg_scale: Annotated[float, within("[0, 1000]")] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
     max_sequence_length: int = 256
-    """Tokens of a prompt that Llama reads."""
+    """Maximum prompt length, in Llama tokens."""
 
 
 @dataclass
@@ -224,13 +224,13 @@ class SkyreelsOptions(HunyuanVideoOptions):
     family: str = "skyreels_i2v"
     """Model family; 'mmgrpo families' lists them."""
     transformer: Annotated[str, ANY_TEXT] = ""
-    """Folder or hub id of a network that is published by itself, Skywork/SkyReels-V1-Hunyuan-I2V; empty: path's own."""
+    """Folder or hub id of a separately published network, Skywork/SkyReels-V1-Hunyuan-I2V; empty: that of path."""
     height: int = 0
-    """Height of the clips in pixels; 0 is 544."""
+    """Height of the videos in pixels; 0 means 544."""
     width: int = 0
-    """Width of the clips in pixels; 0 is 960."""
+    """Width of the videos in pixels; 0 means 960."""
     frames: int = 0
-    """Frames of a clip, 1 more than a multiple of 4; 0 is 97."""
+    """Frames of a video, 1 more than a multiple of 4; 0 means 97."""
     guidance: float = 1.0
     """Embedded guidance scale, in one evaluation."""
     true_cfg_scale: float = 6.0
@@ -246,17 +246,17 @@ class LtxVideoOptions(VideoOptions):
     path: str = "Lightricks/LTX-Video"
     """Folder or hub id."""
     height: int = 0
-    """Height of the clips in pixels; 0 is 512."""
+    """Height of the videos in pixels; 0 means 512."""
     width: int = 0
-    """Width of the clips in pixels; 0 is 704."""
+    """Width of the videos in pixels; 0 means 704."""
     frames: int = 0
-    """Frames of a clip, 1 more than a multiple of 8; 0 is 161."""
+    """Frames of a video, 1 more than a multiple of 8; 0 means 161."""
     fps: float = 0.0
     """Frame rate, also a conditioning input of the network; 0 means 25."""
     guidance: float = 3.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: int = 128
-    """Tokens of a prompt that T5 reads."""
+    """Maximum prompt length, in T5 tokens."""
 
 
 @dataclass
@@ -276,19 +276,19 @@ class WanOptions(VideoOptions):
     path: str = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
     """Folder or hub id."""
     frames: int = 0
-    """Frames of a clip, 1 more than a multiple of 4; 0 takes the model's own, 81 of a published one."""
+    """Frames of a video, 1 more than a multiple of 4; 0 takes the model's default, 81 for published ones."""
     fps: float = 0.0
-    """Frames per second of a clip; 0 takes the model's own, 16 (Wan 2.2 5B: 24)."""
+    """Frame rate of a video; 0 takes the model's default, 16 (Wan 2.2 5B: 24)."""
     height: int = 0
-    """Height of a clip in pixels; 0 takes the model's own, 480 of a published one."""
+    """Height of a video in pixels; 0 takes the model's default, 480 for published ones."""
     width: int = 0
-    """Width of a clip in pixels; 0 takes the model's own, 832 of a published one."""
+    """Width of a video in pixels; 0 takes the model's default, 832 for published ones."""
     guidance: float = 5.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     guidance_2: Annotated[float, within("0", "[1, 1000]")] = 0.0
-    """The same of the second network of Wan 2.2 14B, which works at low noise; 0 takes guidance."""
+    """Guidance of the second network of Wan 2.2 14B, for low noise levels; 0 takes guidance."""
     max_sequence_length: int = 512
-    """Tokens of a prompt that UMT5 reads; 512 for Wan 2.1 with an image."""
+    """Maximum prompt length, in UMT5 tokens; 512 for Wan 2.1 image-to-video."""
 
 
 @dataclass
@@ -306,20 +306,19 @@ class VisualSampling(DenoisingSampling):
     """Sampling in rollouts and in evaluation."""
 
     rollout_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
-    """Classifier-free guidance with which rollouts are drawn; 0 is that of the policy (model.guidance, or
-    true_cfg_scale), which is scored, trained and evaluated. The old log-probabilities are the policy's own, so that the
-    ratio begins at one."""
+    """Classifier-free guidance of rollouts; 0 means that of the policy (model.guidance, or true_cfg_scale), which is
+    scored, trained and evaluated. Old log-probabilities are the policy's own, so the ratio starts at one."""
     reference_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
-    """matching: classifier-free guidance of the reference with which the loss compares; 0 is that of the policy. A
-    policy that is trained without guidance then learns it (CRD, DGPO: 4.5)."""
+    """matching: classifier-free guidance of the reference in the loss; 0 means that of the policy. A policy trained
+    without guidance learns to imitate it (CRD, DGPO: 4.5)."""
     evaluation_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
-    """Classifier-free guidance of evaluation samples; 0 is that of the policy."""
+    """Classifier-free guidance of evaluation samples; 0 means that of the policy."""
     evaluation_height: Annotated[int, within("[0, 16384]")] = 0
-    """Height of evaluation samples in pixels; 0 is model.height."""
+    """Height of evaluation samples in pixels; 0 means model.height."""
     evaluation_width: Annotated[int, within("[0, 16384]")] = 0
-    """Width of evaluation samples in pixels; 0 is model.width."""
+    """Width of evaluation samples in pixels; 0 means model.width."""
     evaluation_frames: Annotated[int, within("[0, 4096]")] = 0
-    """Frames of evaluation samples of a model of videos; 0 is model.frames."""
+    """Frames of evaluation samples of video models; 0 means model.frames."""
 
 
 @dataclass
@@ -348,4 +347,4 @@ class VisualEval(Eval):
     """Evaluation on prompts that are never trained on."""
 
     batch_size: int = 256
-    """Memory limit: samples generated at one time in evaluation."""
+    """Memory limit: samples generated at a time in evaluation."""

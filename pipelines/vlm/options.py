@@ -31,7 +31,7 @@ class SmolVlmOptions(TextOptions):
     freeze_vision: bool = True
     """Train the language model only; features of media are then computed once per prompt."""
     max_pixels: Annotated[int, COUNT_OR_ZERO] = 0
-    """Larger images are reduced to this number of pixels; 0: the checkpoint's limit."""
+    """Larger images are scaled down to this number of pixels; 0: the checkpoint's limit."""
     max_frames: Annotated[int, within("[0, 1e6]")] = 0
     """Maximum number of frames of a video; 0: the family's default."""
     fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
@@ -47,7 +47,7 @@ class QwenVlOptions(SmolVlmOptions):
     path: str = "embedded:vlm/questions/base"
     """Folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
     min_pixels: Annotated[int, COUNT_OR_ZERO] = 0
-    """Smaller images are enlarged to this number of pixels; 0: the checkpoint's limit."""
+    """Smaller images are scaled up to this number of pixels; 0: the checkpoint's limit."""
     frame_pixels: Annotated[int, COUNT_OR_ZERO] = 0
     """Maximum number of pixels per frame of a video; 0: the family's default."""
 
@@ -82,8 +82,8 @@ class VlmData(Data):
     """Memory limit: MiB of decoded images that each process caches between rounds; 0 decodes an image at each
     use."""
     video_reader: Annotated[str, one_of("av", "decord", "torchcodec")] = "av"
-    """What decodes video files: av, or decord or torchcodec, which are extras of their own. All select the same
-    frames, and check the same limits before they decode."""
+    """Decoder of video files: av, or decord or torchcodec, which are extras. All select the same frames, and check the
+    same limits first."""
     too_long: Annotated[str, one_of("refuse", "filter")] = "refuse"
     """Prompts over model.max_prompt_tokens: refuse (stop at the first) or filter (check all of them at the start, skip
     and list)."""
@@ -94,21 +94,22 @@ class VlmSampling(TokenSampling):
     """Sampling of completions in rollouts and in evaluation."""
 
     top_p: Annotated[float, POSITIVE_FRACTION] = 1.0
-    """Nucleus of rollouts; below 1 the gradient is biased, since log-probabilities are of the full distribution."""
+    """Top-p (nucleus) sampling in rollouts; below 1 the gradient is biased, since log-probabilities are of the full
+    distribution."""
     contrast: Annotated[str, ANY_TEXT] = ""
-    """Additional samples of a modified prompt, scored and compared with but never trained on:
-    shuffled_frames(fraction=0.5) for T-GRPO; paraphrase, or view(change=...), whose votes label the others."""
+    """Additional samples of a modified prompt, scored but not trained on: shuffled_frames(fraction=0.5) for T-GRPO;
+    paraphrase, or view(change=...), whose votes label the others."""
     variants: Annotated[str, ANY_TEXT] = ""
-    """Forms of each prompt among which its group is divided, all of them trained: budgets(tokens=[512, 1024]) (HBPO),
+    """Variants of each prompt over which its group is divided, all trained on: budgets(tokens=[512, 1024]) (HBPO),
     instructions(texts=["...", "..."]) (GCPO); empty: the prompt as it is."""
     states: Annotated[str, ANY_TEXT] = ""
-    """Which states of a completion, after each of its steps, rewards judge, for credits that read step_rewards:
-    judged(by=...) the text so far, completed(count=9) completions drawn from there (VinePPO); empty: none."""
+    """How the state after each step of a completion is scored, for credits that read step_rewards: judged(by=...)
+    scores the text so far, completed(count=9) completions sampled from there (VinePPO); empty: not at all."""
     tree: Annotated[str, ANY_TEXT] = ""
-    """How the samples of a prompt share their beginnings: text_tree(children=2, depth=3, tokens=64) (TreeRPO), with as
-    many samples as it has leaves; empty: each is drawn by itself."""
+    """Tree sampling, in which the samples of a prompt share prefixes: text_tree(children=2, depth=3, tokens=64)
+    (TreeRPO), with one sample per leaf; empty: independent samples."""
     dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
-    """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty: that of
+    """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty:
     model.dtype."""
 
 

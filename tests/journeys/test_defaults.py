@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import pkgutil
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import reward_models
@@ -72,33 +79,75 @@ def signature(name: str, block: Block) -> str:
     return f"{name}({', '.join(texts)})"
 
 
-def settings() -> dict[str, dict[str, list[str]]]:
-    """Every setting to its defaults as text, and the families that have each."""
+def settings() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]]:
+    """Every setting to its defaults as text with the families that have each, and to its descriptions."""
     found: dict[str, dict[str, list[str]]] = {}
+    about: dict[str, Counter[str]] = {}
 
     def walk(section: Any, prefix: str, name: str) -> None:
+        texts = descriptions(type(section))
         for field in dataclasses.fields(section):
-            value = getattr(section, field.name)
+            value, setting = getattr(section, field.name), prefix + field.name
             if dataclasses.is_dataclass(value):
-                walk(value, f"{prefix}{field.name}.", name)
+                walk(value, f"{setting}.", name)
             else:
-                found.setdefault(prefix + field.name, {}).setdefault(repr(value), []).append(name)
+                found.setdefault(setting, {}).setdefault(repr(value), []).append(name)
+                about.setdefault(setting, Counter())[texts.get(field.name, "")] += 1
 
     for name, one in families().items():
         walk(config_class(one.sections)(), "", name)
-    return found
+    return found, about
+
+
+@cache
+def descriptions(section: type) -> dict[str, str]:
+    """The fields of a class of settings to the docstrings below them, those of its bases included."""
+    told: dict[str, str] = {}
+    for one in reversed(section.__mro__[:-1]):
+        with contextlib.suppress(OSError):  # made at run time
+            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0].body  # type: ignore[attr-defined]
+            for field, text in pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    told[field.target.id] = " ".join(ast.literal_eval(text.value).split())  # type: ignore[union-attr]
+    return told
+
+
+def those(names: Sequence[str]) -> str:
+    """Families in words: all of a modality by its name."""
+    texts = []
+    for modality in dict.fromkeys(one.modality for one in families().values()):
+        members = [name for name, one in families().items() if one.modality == modality]
+        has = [name for name in members if name in names]
+        missing = [name for name in members if name not in names]
+        if has and len(missing) < len(has):
+            texts.append(modality + f" except {' and '.join(missing)}" * bool(missing))
+        else:
+            texts += has
+    return ", ".join(texts)
+
+
+def told(about: Counter[str]) -> str:
+    """The descriptions of a setting, of many the most common one."""
+    ordered = [text for text, _ in about.most_common()]
+    return " Or: ".join(ordered if len(ordered) <= 4 else ordered[:1])
+
+
+def cell(text: str) -> str:
+    """A text in a cell of a table of Markdown."""
+    return text.replace("|", r"\|").replace("<", r"\<")
 
 
 def page() -> str:
     """``docs/settings.md``."""
     rows = []
-    for name, defaults in settings().items():
+    found, about = settings()
+    for name, defaults in found.items():
         everywhere = sum(map(len, defaults.values())) == len(families())
         if everywhere and len(defaults) == 1:
             texts = [f"`{default}`" for default in defaults]
         else:
-            texts = [f"`{default}` ({', '.join(members)})" for default, members in defaults.items()]
-        rows.append(f"| `{name}` | {'; '.join(texts)} |")
+            texts = [f"`{default}` ({those(members)})" for default, members in defaults.items()]
+        rows.append(f"| `{name}` | {'; '.join(texts)} | {cell(told(about[name]))} |")
     commands = [
         f"| `{name}` | {', '.join(f'`{option}={value!r}`' for option, value in vars(options).items())} |"
         for name, options in (
@@ -144,8 +193,8 @@ def stated(manifest: Manifest | None) -> list[str]:
     value = [manifest.range, manifest.scale]
     reads = [
         ", ".join(manifest.reads),
-        "whole groups" * manifest.group,
-        "not the same each time" * (not manifest.deterministic),
+        "complete groups" * manifest.group,
+        "not deterministic" * (not manifest.deterministic),
     ]
     packages = ", ".join(manifest.packages) + f" [{manifest.extra}]" * bool(manifest.extra)
     weights = [" ".join([name, *files]) for name, files in manifest.weights.items()]
@@ -157,12 +206,13 @@ def stated(manifest: Manifest | None) -> list[str]:
 
 HEAD = """# Settings and their defaults
 
-Keys of a recipe, and options of `mmgrpo train` (`--optim.lr 1e-5`). `mmgrpo train --model.family <name> --help` says
-what each of them does. Families in brackets are those that have the setting, or this default of it; without brackets
-it holds for all.
+Keys of a recipe, which are also options of `mmgrpo train` (`--optim.lr 1e-5`). Families in parentheses are those that
+have the setting, or this default; *visual*, *vlm* and *speech* stand for all families of the modality. Where families
+describe a setting in more than four ways, the most common one is given; `mmgrpo train --model.family NAME --help` has
+that of each.
 
-| setting | default |
-| --- | --- |"""
+| setting | default | description |
+| --- | --- | --- |"""
 
 COMMANDS = """
 ## Options of other commands
@@ -173,8 +223,8 @@ COMMANDS = """
 BLOCKS_HEAD = """
 ## Parameters of blocks
 
-`...` has no default and must be written. Blocks that are not listed take no parameter; [algorithms](algorithms.md) says
-what each computes.
+`...` marks a required parameter. Blocks that are not listed have no parameters; [algorithms](algorithms.md) describes
+them.
 
 | line | blocks |
 | --- | --- |"""
@@ -182,18 +232,18 @@ what each computes.
 REWARD_HEAD = """
 ## Parameters of rewards
 
-Every reward also has a `weight`, which is 1. Some add error rates of whole sets to a run's results, or notes to the
-samples of its report.
+Every reward also has a `weight`, by default 1. Some add corpus-level error rates to the results of a run, or
+annotations to the samples of its report.
 
 | reward | adds |
 | --- | --- |"""
 
 
 FACTS_HEAD = """
-## What rewards are
+## Properties of rewards
 
-What each scores, its range and scale, what it reads of the prompt, what it needs (packages, in brackets the extra that
-installs them; weights with their files, and their licence), and whose numbers it gives.
+What each reward scores, its range and scale, the fields of the prompt that it reads, its requirements (packages, in
+brackets the extra that installs them; weights with their files, and their licence), and its source.
 
 | reward | scores | value | reads | needs | source |
 | --- | --- | --- | --- | --- | --- |"""
