@@ -192,12 +192,13 @@ def view(drawn: Drawn | None, chosen: Mapping[str, int]) -> list[Any]:
     samples = {side: drawn.shown[side][place] for side, place in places.items()} if drawn else {}
     pictures = tuple(sample.image for sample in samples.values() if not sample.video)
     slides = len(pictures) == 2 or not samples
-    made = (
-        {} if slides or not drawn else {side: drawn.made.sides[side].outputs[place] for side, place in places.items()}
-    )
+    large = []
+    if drawn and not slides:
+        outputs = {side: drawn.made.sides[side].outputs[place] for side, place in places.items()}
+        large = [figure(output, title(side, drawn)) for side, output in outputs.items()]
     return [
         gr.update(value=pictures or None, visible=True) if slides else gr.update(value=None, visible=False),
-        figures(*(figure(output, title(side, drawn)) for side, output in made.items())) if made else "",
+        figures(*large) if large else "",
         rewards_table(drawn, places),
         *(cards(drawn, side, places.get(side)) for side in TITLES),
     ]
