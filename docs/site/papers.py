@@ -11,25 +11,23 @@ from mmgrpo.papers import AREAS, STATUS, Paper, papers
 PAGE = Path(__file__).resolve().parents[1] / "papers.md"
 HEAD = """# Papers
 
-For each paper: the blocks that express it, the tests that compare them with its formulas, and the differences.
-A record unfolds. The same in a terminal:
+For each paper: the blocks that implement it, the tests that compare them with its formulas, and the differences.
+Click a record to unfold it. The same in a terminal:
 
     mmgrpo papers --status works --search video
     mmgrpo explain dance_grpo
 
-`mmgrpo explain` also shows a preset block by block, with its numbers and formulas. Presets, plans, kernels and other
-blocks are on the pages [algorithms.md](algorithms.md) and [visual_algorithms.md](visual_algorithms.md), tasks and
-rewards in [reward_catalogue.md](reward_catalogue.md). A recipe is run by its name
-(`mmgrpo train --recipe visual/flow_grpo`; `mmgrpo recipes` lists all). This page is made from the files in
-`mmgrpo/papers/` by `python -m docs.site.papers`.
+`mmgrpo explain` also shows a preset block by block, with its numbers and formulas. Blocks are described
+in [algorithms](algorithms.md) and [visual algorithms](visual_algorithms.md), tasks and rewards in the [reward
+catalogue](reward_catalogue.md). This page is generated from the files in `mmgrpo/papers/` by
+`python -m docs.site.papers`.
 
-"works" refers to the algorithm, not to published results: no run here reproduces the numbers of a paper. Every preset
-is also trained for a few steps on each kind of policy that it is made for, or refused by name where the policy lacks
-what it needs: `unit/policies/test_presets_on_policies.py::test_a_preset_trains_the_policies_that_it_is_made_for`. Every
+"works" refers to the algorithm: no published result was reproduced. Every preset is also trained for a few steps on
+each kind of policy that it is made for, or refused if the policy lacks what it needs: `unit/policies/test_presets_on_policies.py::test_a_preset_trains_the_policies_that_it_is_made_for`. Every
 objective, term, aggregation and mismatch correction passes the common tests of `test_objectives_battery.py`.
 
-Recipes hold the papers' settings for a GPU; tests check that they parse and report what they will do
-(`journeys/cli/test_recipes.py::test_a_recipe_is_read_and_its_run_has_an_arithmetic`), their results are not.
+Recipes have the papers' settings for GPUs; tests check that they parse and that their size can be computed
+(`journeys/cli/test_recipes.py::test_a_recipe_is_read_and_its_run_has_an_arithmetic`), not their results.
 
 | status | meaning |
 | --- | --- |

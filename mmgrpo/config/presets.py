@@ -1095,7 +1095,7 @@ CATALOGUE: dict[str, Preset] = {
     # arXiv:2305.18290: beta 0.1; sums of log-probs over the answer. On samples it is online DPO.
     "dpo": preferred("The best sample of a group is preferred to the worst, relative to the reference.", "beta=0.1"),
     # arXiv:2506.21495: beta 0.1, a right and a wrong sample of a verifiable task; here the mean over all such pairs,
-    # whose expectation it is. Several rounds from one set of samples are data.pairs, or optim.updates above 1.
+    # whose expectation it is. Several rounds from one set of samples are data.offline, or optim.updates above 1.
     "semi_online_dpo": preferred(
         "DPO of correct against incorrect samples.", "pairs='right_wrong(threshold=0.5)', beta=0.1"
     ),

@@ -1,4 +1,4 @@
-"""The papers that mmgrpo expresses, or does not yet: one record each, in the YAML files of this folder, one an area.
+"""The papers and the state of their implementation: one record each, in the YAML files of this folder, one per area.
 
 A record stands under its id, in the order of the ids, so that two people rarely write at the same place:
 
@@ -41,13 +41,11 @@ AREAS = {
 """Names of the files to their titles."""
 
 STATUS = {
-    "works": "`mmgrpo train` runs it on a family of its kind (image generators: Stable Diffusion 3 and FLUX.1; "
-    "vision-language and language models; speech recognizers and audio-language models; speech synthesis policies), "
-    "and its formula is tested against worked numbers",
-    "core": "its formula is tested, and it trains in tests or is a block that any preset can name; its own setting has "
-    "no family, data or reward here, or its constants must be chosen anew",
-    "part": "a part of its method is implemented and tested; the record names what is missing",
-    "not yet": "nothing of its own is implemented; the record names what is missing",
+    "works": "`mmgrpo train` runs it on a supported model family, and its formula is tested against worked numbers",
+    "core": "its formula is tested, and it trains in tests or is a block that any preset can name; the family, data or "
+    "reward of its own experiments is not included, or constants must be chosen",
+    "part": "part of the method is implemented and tested; the record says what is missing",
+    "not yet": "nothing specific to it is implemented; the record says what is missing",
 }
 """Words of status to what they mean."""
 
