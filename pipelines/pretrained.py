@@ -79,7 +79,7 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
             if cached_on_hub(source) is not None:
                 return None
             raise FileNotFoundError(
-                f"'{source}' is no folder here and not in the cache, and the hub cannot be reached; check the "
+                f"'{source}' is neither a local folder nor in the cache, and the hub cannot be reached; check the "
                 "name, or download it first (hf download)"
             ) from error
         except EntryNotFoundError:

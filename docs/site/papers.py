@@ -23,8 +23,9 @@ catalogue](reward_catalogue.md). This page is generated from the files in `mmgrp
 `python -m docs.site.papers`.
 
 "works" refers to the algorithm: no published result was reproduced. Every preset is also trained for a few steps on
-each kind of policy that it is made for, or refused if the policy lacks what it needs: `unit/policies/test_presets_on_policies.py::test_a_preset_trains_the_policies_that_it_is_made_for`. Every
-objective, term, aggregation and mismatch correction passes the common tests of `test_objectives_battery.py`.
+each kind of policy that it is made for, or refused if the policy lacks what it needs:
+`unit/policies/test_presets_on_policies.py::test_a_preset_trains_the_policies_that_it_is_made_for`. Every objective,
+term, aggregation and mismatch correction passes the common tests of `test_objectives_battery.py`.
 
 Recipes have the papers' settings for GPUs; tests check that they parse and that their size can be computed
 (`journeys/cli/test_recipes.py::test_a_recipe_is_read_and_its_run_has_an_arithmetic`), not their results.

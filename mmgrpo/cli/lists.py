@@ -22,7 +22,9 @@ def show(read: Callable[[], Iterable[tuple[str, str]]], arguments: Sequence[str]
     rows = list(read())
     matching = [row for row in rows if all(part in row[0] for part in arguments)]
     if not matching:
-        raise ValueError(f"mmgrpo {what}: none contains '{arguments[0]}'.{nearest(arguments[0], [n for n, _ in rows])}")
+        raise ValueError(
+            f"mmgrpo {what}: no name contains '{arguments[0]}'.{nearest(arguments[0], [n for n, _ in rows])}"
+        )
     width = max(len(name) for name, _ in matching)
     for name, about in matching:
         print(f"{name:{width}}  {about}".rstrip())

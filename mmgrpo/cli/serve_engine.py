@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args, run = split(words(arguments))
     token = read_token(args.token_file)
     if not token and not is_loopback(args.host):
-        raise ValueError(f"--host {args.host}: others can reach it; set --token-file to a file with a long random text")
+        raise ValueError(
+            f"--host {args.host} is reachable from other machines; set --token-file to a file with a random token"
+        )
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise ModuleNotFoundError(f"a server of engines needs {' and '.join(missing)}: {install('serve')}")
     from mmgrpo.cli.train import read

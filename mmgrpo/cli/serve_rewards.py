@@ -79,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = options(Args, arguments, __doc__)
     token = read_token(args.token_file)
     if not token and not is_loopback(args.host):
-        raise ValueError(f"--host {args.host}: others can reach it; set --token-file to a file with a long random text")
+        raise ValueError(
+            f"--host {args.host} is reachable from other machines; set --token-file to a file with a random token"
+        )
     if not args.reward:
         raise ValueError("got no reward, expected at least one, e.g. --reward ocr; 'mmgrpo rewards' lists them")
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:

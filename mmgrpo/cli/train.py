@@ -141,13 +141,13 @@ def refuse_toys(arguments: Sequence[str], config: Config) -> None:
     whose = next((f"{setting}={value}" for setting, value in own.items() if value and not is_embedded(value)), "")
     if whose and not is_named("data.train"):
         raise ValueError(
-            f"data.train: names no prompts for {whose}; add --data.train FILE (docs/data.md lists the formats), e.g. a "
-            f".txt file with one prompt per line. The embedded example is --data.train {config.data.train}"
+            f"data.train is required with {whose}; add --data.train FILE (docs/data.md lists the formats), e.g. a "
+            f".txt file with one prompt per line. The embedded default is --data.train {config.data.train}"
         )
     if whose and not is_named("rewards") and (config.data.offline < 1 or config.data.heldout):
         raise ValueError(
-            f"rewards: names none for {whose}; add --rewards NAME ..., e.g. {fitting(config)}. 'mmgrpo rewards' lists "
-            "all, and package.module:function names one of your own"
+            f"rewards is required with {whose}; add --rewards NAME ..., e.g. {fitting(config)}. 'mmgrpo rewards' lists "
+            "all, and package.module:function is one of your own"
         )
 
 

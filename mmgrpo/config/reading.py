@@ -164,7 +164,7 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
         if not unknown[0].startswith("-"):
             whole = next((argument for argument in arguments if argument.endswith(f"={unknown[0]}")), unknown[0])
             raise ValueError(
-                f"the command line: got '{whole}', a value that no option takes; a switch is --x or --no-x"
+                f"the command line: unexpected value in '{whole}'; a switch takes no value, write --x or --no-x"
             )
         name = unknown[0].split("=")[0]
         key = name.removeprefix("--").replace("-", "_")

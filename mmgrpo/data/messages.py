@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mmgrpo.config.names import nearest
+from mmgrpo.config.names import nearest, plural
 from mmgrpo.data.columns import TEXT_KEYS, unwrapped, with_columns, with_our_keys
 from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
 from mmgrpo.data.pairs import with_answers
@@ -246,7 +246,7 @@ def _fill(turns: list[OpenTurn], columns: Mapping[str, list[Media]]) -> list[Tur
         places = sum(isinstance(part, Place) and part.kind == kind for part in occupied)
         if places != len(media):
             raise ValueError(
-                f"the text has {places} places for {kind} (<{kind}>, or blocks without a path), but '{kind}s' has "
+                f"the text has {plural(places, f'<{kind}> placeholder')} (or blocks without a path), but '{kind}s' has "
                 f"{len(media)}; expected equally many"
             )
 

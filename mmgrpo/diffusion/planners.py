@@ -392,5 +392,5 @@ def children_per_root(group_size: int, roots: int) -> int:
 def require_size(group_size: int, rows: int, what: str) -> None:
     if group_size != rows:
         raise ValueError(
-            f"{what}: got group_size={group_size}, expected {rows}; set group_size={rows} or change the tree"
+            f"{what}: group_size={group_size}, but the plan makes {rows} samples; set group_size={rows} or change it"
         )

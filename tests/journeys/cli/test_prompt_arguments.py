@@ -60,7 +60,7 @@ def test_a_picture_from_which_a_clip_starts(files):
         ("qwen_vl", {"prompts": ["?"], "image": ["bad.png"]}, "bad.png"),
         ("qwen_vl", {"prompts": ["?"], "image": ["none.png"]}, "none.png"),
         ("qwen_vl", {"prompts": ["?"], "answers": ["1", "2"]}, "--answers.*2.*1"),
-        ("qwen_vl", {"prompts": ["<image> <image>"], "image": ["a.png"]}, "2 places"),
+        ("qwen_vl", {"prompts": ["<image> <image>"], "image": ["a.png"]}, "2 <image>"),
         (
             "sd3",
             {"prompts": ["a cat"], "image": ["a.png"]},

@@ -185,7 +185,7 @@ USER = {"role": "user", "content": "What?"}
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "path": "a"}]}], "image": "b"},
-            "0 places.*1",
+            "0 <image>.*1",
         ),
         ({"text": "?", "image": "a", "images": ["b"]}, "'image'.*'images'"),
         ({"text": "?", "messages": [USER]}, "'text'.*'messages'"),
