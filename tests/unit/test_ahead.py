@@ -121,7 +121,9 @@ def test_engines_that_overlap_give_the_numbers_of_a_run_that_draws_one_round_aft
     for one, other in zip(lines(alone), lines(sequential), strict=True):  # a sampler's log-probs differ in rounding
         assert one["reward/reward/mean"] == other["reward/reward/mean"]
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
-    assert all(engine.drawn for engine in engines)
+    for engine in engines:
+        versions = [version for _, version, _ in engine.drawn]
+        assert versions == sorted(versions) != [], "no weights are sent back for more rows of an earlier round"
     behind = [line["rollout/staleness"] for line in lines(overlapped)]
     per_round = overlapped.optim.steps_per_round
     assert behind[::per_round] == [float(min(k, number)) for number in range(len(behind) // per_round)]
@@ -160,6 +162,26 @@ def test_a_round_is_drawn_with_the_weights_of_k_rounds_before_and_its_old_log_pr
             scored = policy._trained(batch.rollouts[0].steps)["log_probs"]
         mask = batch.decisions.decision_mask
         torch.testing.assert_close(scored[mask], batch.decisions.log_probs[mask], rtol=0, atol=1e-5)
+
+
+def test_a_round_that_is_chosen_ahead_has_the_settings_of_its_own_first_step(tmp_path):
+    """Two steps a round: from step 4, that is round 2, on groups of 6 and a lower temperature."""
+    changes = {"data.group_size": "stages(4, (4, 6))", "sampling.temperature": "stages(1.2, (4, 0.7))"}
+    engines = [Watched(), Watched()]
+    run = made(tmp_path, 2, *engines, updates=2, steps=8, schedules=changes, save_every=2)
+    run.run_round()
+
+    def ahead(run: Trainer) -> dict[int, Any]:
+        several = run.ahead.chosen.items()
+        return {n: (one.settings.group_size, one.version, one.first()) for n, one in several if n >= run.round}
+
+    assert [(n, size, version) for n, (size, version, _) in ahead(run).items()] == [(1, 4, 0), (2, 6, 0)]
+    run.save()
+    resumed = made(tmp_path, 2, Watched(), Watched(), updates=2, steps=8, schedules=changes)
+    assert resumed.resume() and ahead(resumed) == ahead(run)
+    run.fit()
+    assert [line["rollout/rows"] for line in lines(run)[::2]] == [8, 8, 12, 12]
+    assert sum(len(engine.drawn) for engine in engines) == 4, "what was begun is what is asked for"
 
 
 def test_the_next_round_is_drawn_while_this_one_is_scored_and_trained(tmp_path):
