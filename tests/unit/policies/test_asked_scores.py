@@ -110,6 +110,16 @@ def test_a_token_is_drawn_where_the_cumulative_probability_exceeds_the_number():
     assert drawn(1.0, 0.0, (0.0, 1.0, 0.0, 0.0)) == 1 and drawn(1.0, 0.999999, (0.0, 1.0, 0.0, 0.0)) == 1
 
 
+@pytest.mark.parametrize("words", [255, 256, 257, 600])
+def test_a_token_of_a_large_vocabulary_is_drawn_where_one_sum_over_it_says(words):
+    probabilities = torch.rand(words, generator=torch.Generator().manual_seed(words), dtype=torch.float64)
+    probabilities[1::3] = 0
+    probabilities /= probabilities.sum()
+    uniform = (torch.arange(700, dtype=torch.float64) + 0.5) / 700
+    expected = torch.searchsorted(probabilities.cumsum(0), uniform, right=True)
+    assert torch.equal(draw_tokens(probabilities.log().expand(700, -1), uniform), expected)
+
+
 # Shuffled frames
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+from unittest.mock import Mock
 
 import pytest
 import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import estimate
+from mmgrpo.policies.generation import DecodingState, beam_search
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import Prompt, Rollout
 from mmgrpo.update import Batch, accumulate_gradients
 from tests.building import algorithm_blocks
@@ -64,6 +68,20 @@ def test_the_list_is_that_of_the_librarys_beam_search():
         cut = [row[context.ids.shape[1] :].tolist() for row in theirs]
         wanted = {tuple(ids[: ids.index(end) + 1]) for ids in cut if end in ids}
         assert wanted and wanted <= set(group)
+
+
+def test_a_likely_end_takes_no_beam_of_what_goes_on():
+    """Tokens 1, 2 and the end 3. After the end (.5), 1 (.3) and 2 (.2) go on: 2 3 is .18, and 1 3 is .03."""
+    chances = torch.tensor([[0, 0.3, 0.2, 0.5], [0, 0.5, 0.4, 0.1], [0, 0.05, 0.05, 0.9]])
+    last = lambda network, tokens, *rest: (tokens[..., None].float(), None)  # noqa: E731
+    model = Mock(spec=TokenModel, hidden=last, spread=lambda cache, rows: None)
+    one = torch.ones(1, 1, dtype=torch.bool)
+    start = DecodingState(model, torch.nn.Identity(), torch.zeros(1, 1), None, one, torch.zeros(1, dtype=torch.long), 1)
+    [beams] = beam_search(
+        start, lambda hidden, first: chances[hidden[:, 0].long()].log(), 2, torch.tensor([3]), max_tokens=2
+    )
+    assert [beam.ids for beam in beams] == [(3,), (2, 3)]
+    assert [math.exp(beam.score) for beam in beams] == pytest.approx([0.5, 0.18])
 
 
 def test_a_group_is_distinct_best_first_and_scored_as_it_was_searched():

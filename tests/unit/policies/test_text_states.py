@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
+from mmgrpo.policies import text_states
 from mmgrpo.policies.text_states import step_ends
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rollout import begin_rollout
 from mmgrpo.scoring import Scorer
 from mmgrpo.step_rewards import of_states
-from mmgrpo.types import Completions, Prompt, Request, Text
+from mmgrpo.types import HINT, HINTED, Completions, Prompt, Request, Text
 from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
 from tests.trees import plain
@@ -52,8 +54,9 @@ def test_a_step_ends_at_its_last_token_and_further_ones_belong_to_the_last():
     assert step_ends(segment, real, 2).int().tolist() == [[0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("by", ["", "letters"])
-def test_texts_so_far_are_judged_as_in_a_naive_loop(by):
+@pytest.mark.parametrize(("by", "at_once"), [("", 64), ("letters", 64), ("", 5)])
+def test_texts_so_far_are_judged_as_in_a_naive_loop(by, at_once, monkeypatch):
+    monkeypatch.setattr(text_states, "AT_ONCE", at_once)
     policy = of_steps(states=f"judged(by='{by}')")
     more = Scorer("more", lambda prompts, outputs: [100.0] * len(outputs), 1.0)
     made, decisions, _ = rolled(policy, rewards=(Scorer("letters", letters, 2.0), *([more] if by else [])))
@@ -97,6 +100,27 @@ def test_completions_go_on_from_their_state_whatever_else_is_sampled():
     width = min(apart.fields["step_values"].shape[1], decisions.fields["step_values"].shape[1])
     torch.testing.assert_close(apart.fields["step_values"][:, :width], decisions.fields["step_values"][4:8, :width])
     assert len([*alone.completions.parts()]) > 0
+
+
+def test_a_beginning_is_no_text_that_was_cut_off():
+    cut_off = Scorer("cut_off", lambda prompts, outputs: [float(one.truncated) for one in outputs], 1.0)
+    _, decisions, scores = rolled(of_steps(states="judged()"), rewards=(cut_off,))
+    assert float(scores.values.max()) == 1.0 and not decisions.fields["step_values"].any()
+
+
+def test_rows_that_follow_a_hint_have_steps_too():
+    hinted = [replace(prompt, meta={HINT: "say"}) for prompt in PROMPTS]
+    _, decisions, _ = rolled(of_steps(states="judged()"), hinted)
+    assert bool((decisions.origin == HINTED).all()) and bool((decisions.fields["step_ends"].sum(1) >= 1).all())
+
+
+def test_each_state_is_completed_from_a_random_stream_of_its_own(monkeypatch):
+    policy, queries = of_steps(states="completed(count=2)"), []
+    made, _, _ = rolled(policy)
+    generate = policy.generate
+    monkeypatch.setattr(policy, "generate", lambda some, *rest: queries.extend(some) or generate(some, *rest))
+    states = sum(len(part) for part in made.completions.parts()) // 2
+    assert len(queries) == states > 8 and len({query.slot for query in queries}) == states
 
 
 def test_completions_by_another_network_are_its_own():

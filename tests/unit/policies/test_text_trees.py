@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from mmgrpo.advantages.estimate import estimate
-from mmgrpo.policies.text_trees import TextTree, refuse_beside
-from mmgrpo.types import Request
+from mmgrpo.policies.generation import Generated
+from mmgrpo.policies.text_trees import NUMBERS, TextTree, grow, refuse_beside
+from mmgrpo.types import Prompt, Request
 from tests.building import algorithm_blocks, trainer
 from tests.unit.policies.test_token_policy import PROMPTS, kept, rescored, token_policy
 
@@ -54,6 +55,54 @@ def test_samples_share_their_beginnings_and_each_token_is_trained_once(made):
         assert length == 8 or bool(ends[row, length - 1])
     counts = decisions.keys["prompt"].bincount()
     assert counts.max() <= 8 and counts.min() >= 2 and len(counts) == 3
+
+
+SCRIPT = {
+    ("p", ()): [(1, 2), (3, 4)],
+    ("p", (1, 2)): [(5, 9), (6, 7)],
+    ("p", (3, 4)): [(9,), (8, 8)],
+    ("p", (1, 2, 6, 7)): [(1, 9), (2, 2, 2)],
+    ("p", (3, 4, 8, 8)): [(3, 3, 3), (4, 9)],
+    ("q", ()): [(9,), (1, 9)],
+}
+"""Continuations of two prompts; 9 is the end."""
+
+
+def test_a_tree_of_given_continuations_is_the_worked_one():
+    """Levels of two tokens, and three of the seven left for the last; log-probs are -token and entropies token / 10."""
+    asked, limits = [], []
+
+    def draw(queries, limit):
+        rows = [row for query in queries for row in SCRIPT[query.prompt.text, query.forced]]
+        asked.append([(query.slot - query.slot % NUMBERS, query.slot % NUMBERS, query.count) for query in queries])
+        limits.append(limit)
+        ids = torch.tensor([[*row, *[0] * (3 - len(row))] for row in rows])
+        real = ids > 0
+        return Generated(ids, real, -ids.float(), ids / 10, torch.zeros(ids.shape))
+
+    found = grow(
+        TextTree(2, 3, 2), Request([Prompt("p"), Prompt("q")], [3, 5], 8, 0), draw, frozenset({9}), most=7, pad_id=0
+    )
+    wanted = [
+        ([1, 2, 5, 9], [0, 1, 7, 8], 0),
+        ([1, 2, 6, 7, 1, 9], [0, 1, 9, 10, 14, 15], 2),
+        ([1, 2, 6, 7, 2, 2, 2], [0, 1, 9, 10, 16, 17, 18], 4),
+        ([3, 4, 9], [2, 3, 11], 0),
+        ([3, 4, 8, 8, 3, 3, 3], [2, 3, 12, 13, 19, 20, 21], 2),
+        ([3, 4, 8, 8, 4, 9], [2, 3, 12, 13, 22, 23], 4),
+        ([9], [4], 0),
+        ([1, 9], [5, 6], 0),
+    ]
+    assert found.prompt.tolist() == [0] * 6 + [1] * 2 and found.tree.tolist() == [6, 6, 6, 7, 7, 7, 10, 11]
+    for row, (ids, node, shared) in enumerate(wanted):
+        own = found.real[row]
+        assert (found.ids[row][own].tolist(), found.node[row][own].tolist()) == (ids, node)
+        assert found.owner[row].tolist() == [False] * shared + [True] * (len(ids) - shared) + [False] * (7 - len(ids))
+        assert found.numbers["log_probs"][row][own].tolist() == [-one for one in ids]
+        assert found.numbers["entropy"][row][own].tolist() == pytest.approx([one / 10 for one in ids])
+    assert limits == [2, 2, 3]
+    n = NUMBERS
+    assert asked == [[(3 * n, 0, 2), (5 * n, 0, 2)], [(3 * n, 1, 2), (3 * n, 2, 2)], [(3 * n, 3, 2), (3 * n, 4, 2)]]
 
 
 def test_shared_tokens_are_scored_as_they_were_drawn(made):

@@ -148,6 +148,18 @@ def test_gradients_that_the_optimizer_takes_for_noise_are_an_alarm(norms, ended,
     assert ("faint_gradient" in causes(watch.alarms(ended))) == alarmed
 
 
+def test_the_faintest_gradient_has_entries_of_eps_and_the_largest_of_a_round_counts():
+    """400 numbers of 1e-6 have the norm 1e-6 sqrt(400) = 2e-5."""
+    loss = LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample")
+    assert Watch.of([Scorer("r", nothing)], loss, Optim(eps=1e-6), 10, 400).least == pytest.approx(2e-5)
+    for norms, alarmed in (((0.5, 0.9), True), ((0.5, 1.1), False), ((1.1, 0.5), False)):
+        watch = Watch(["r"], least=1.0)
+        for number in range(FEW):
+            mean = {"reward/r/mean": 0.1 * number}
+            watch.see([{**GOOD, **mean, "step": 2 * number + n, "grad_norm": norm} for n, norm in enumerate(norms)])
+        assert ("faint_gradient" in causes(watch.alarms())) == alarmed
+
+
 def test_a_sum_over_a_constant_far_above_the_decisions_is_an_alarm(tmp_path: Path):
     """2 decisions a sample over 1e9: a gradient of 1e-9 of the usual, below AdamW's eps."""
     for length, alarmed in ((2, False), (1e9, True)):
