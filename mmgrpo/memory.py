@@ -14,7 +14,8 @@ divide a copy of the model (``distributed.shard`` full; else N = 1), in bytes
                    all blocks, at the positions of the output or of the prompt, and gradients (``peak``); with
                    model.gradient_checkpointing the inputs of the blocks, and one block; of tokens also the logits of
                    sampling.logits_chunk_size positions
-    cache          keys and values of all samples of a rollout on this process, of language models
+    cache          keys and values of all samples of a rollout on this process, or of sampling.draw_batch_size that are
+                   drawn at a time, of language models
 
 Activations are an estimate from names and shapes of weights: attention that stores its probabilities and what a VAE
 needs while it decodes are not in it. Images and prompts of language models count with
@@ -210,7 +211,7 @@ def _activations(folder: Folder, config: Any, compute: int, samples: int, adapte
     layers = inside.get("num_hidden_layers") or inside.get("decoder_layers", 0)
     heads = inside.get("num_attention_heads") or inside.get("decoder_attention_heads", 1)
     size = inside.get("head_dim") or (inside.get("hidden_size") or inside.get("d_model", 0)) // heads
-    drawn = min(samples, getattr(config.sampling, "forward_batch_size", samples))
+    drawn = min(samples, getattr(config.sampling, "draw_batch_size", 0) or samples)
     prompt, prompts = getattr(config.model, "max_prompt_tokens", 0), -(-rows // config.data.group_size)
     keys = 2.0 * layers * inside.get("num_key_value_heads", heads) * size * (longest + prompt)
     # A prompt, or the audio of one, is computed once for all of its samples in the batch.

@@ -12,6 +12,7 @@ import torch
 from mmgrpo.compatibility import refuse_mismatch
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.ode import Solver
+from mmgrpo.learners import losses
 from mmgrpo.objectives import OBJECTIVES
 from mmgrpo.policies.boundaries import clean_estimate, renoised
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
@@ -140,6 +141,35 @@ def test_a_learner_moves_by_its_own_loss_and_optimizer_and_leaves_the_policy_alo
     assert line["learner/fake/loss"] > 0 and line["learner/surrogate/grad_norm"] > 0 and line["grad_norm"] > 0
 
 
+def test_a_learner_takes_its_own_number_of_steps_of_at_most_the_largest_norm(tmp_path):
+    """Adam divides a gradient of norm 1e-12 by its eps of 1e-8: a step of the rate becomes one of 1e-4 of it."""
+    networks = [
+        "learner(name='fake', objective='fake_score', lr=1e-3, updates=3)",
+        SURROGATE,
+        "average(name='old', of='surrogate', most=0.3)",
+    ]
+    blocks = algorithm_blocks("tdm_r1", networks=networks)
+    fitted = made(tmp_path, steps=1, max_grad_norm=1e-12, **blocks)
+    before = {name: [one.clone() for one in values.values()] for name, values in fitted.networks.values.items()}
+    fitted.fit()
+    for name, updates in (("fake", 3), ("surrogate", 1)):
+        states = fitted.networks.optimizers[name].state.values()
+        assert {int(state["step"]) for state in states} == {updates}
+        pairs = zip(fitted.networks.values[name].values(), before[name], strict=True)
+        assert 0 < max(float((one - old).abs().max()) for one, old in pairs) < 1e-6 * updates
+    assert all(one.grad is None for values in fitted.networks.values.values() for one in values.values())
+
+
+def test_the_loss_of_a_learner_is_its_own():
+    own = "learner(name='fake', objective='fake_score', lr=1e-3, terms=['kl_k3(coef=0.1)'], aggregation='per_prompt')"
+    loss = LossRecipe.of("ppo", "per_sample", networks=[own, SURROGATE, "average(of='surrogate')"])
+    found = {name: (one.objective.text, one.aggregation.text, one.term_names) for name, one in losses(loss).items()}
+    assert found == {
+        "fake": ("fake_score", "per_prompt", ["kl_k3"]),
+        "surrogate": ("surrogate_preference(beta=1.0)", "per_sample", []),
+    }
+
+
 def test_learners_resume_exactly(tmp_path):
     whole = made(tmp_path / "whole")
     whole.fit()
@@ -201,3 +231,9 @@ def test_a_learner_that_diverges_ends_the_run(tmp_path):
     networks = [fake, SURROGATE.replace("1e-3", "1e30"), "average(name='old', of='surrogate', most=0.3)"]
     with pytest.raises(NotFinite, match=r"algorithm\.networks.*surrogate.*lr"):
         made(tmp_path, **algorithm_blocks("tdm_r1", networks=networks)).fit()
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_though_the_loss_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda values, most: torch.tensor(torch.inf))
+    with pytest.raises(NotFinite, match="gradient of norm inf"):
+        made(tmp_path).fit()

@@ -40,6 +40,12 @@ def test_a_fit_without_penalty_finds_the_scores_again():
     assert largest(made.linear, made.square) == pytest.approx([0.5, 0.5], abs=1e-2)
 
 
+def test_what_a_fit_misses_is_each_score_by_the_others():
+    """Of equal weights a fit is the mean: 0 by that of 3 and 6, 3 by that of 0 and 6, 6 by that of 0 and 3."""
+    made = fitted(np.full((3, 2), 0.5), np.array([0.0, 3.0, 6.0]), 1.0)
+    assert made.at(np.full(2, 0.5)) == pytest.approx(3) and made.missed == pytest.approx((4.5 + 0 + 4.5) / 3)
+
+
 def test_the_runs_to_begin_with_are_alone_all_but_one_and_all(capsys):
     assert [len(one) for one in first_mixtures("abc")] == [1, 1, 1, 2, 2, 2, 3] and len(first_mixtures("ab")) == 3
     call("mixture", "--sources", "a", "b", "--column", "kind")

@@ -107,6 +107,55 @@ def test_a_divided_model_takes_its_share_and_two_blocks():
     assert needs(folder, config, processes=1)["weights"] == 40
 
 
+def test_a_part_of_what_is_divided_and_frozen_is_the_worked_number():
+    """10 weights on four processes, two of which hold a copy; of encoders 100 in bf16, of the VAE 50 in fp32."""
+    config = config_class(families()["sd3"].sections)()
+    model = replace(config.model, lora_rank=0, dtype="bfloat16")
+    optim = replace(config.optim, optimizer="adamw_8bit", ema=0.9, interpolation=0.5)
+    config = replace(config, model=model, optim=optim, distributed=Distributed("full", 2))
+    folder = Folder({"blocks.0.a": (4,), "blocks.1.a": (2, 2), "out": (2,)}, {}, {"text_encoder": 100, "vae": 50})
+    found = needs(folder, config, processes=4, in_step=True)
+    names = ("weights", "gradients", "optimizer", "copies", "encoders", "VAE")
+    assert [found[name] for name in names] == [20, 20, 10, 40, 200, 200]
+    changed = replace(model, forget_encoders=True, vae_dtype="bfloat16")
+    found = needs(folder, replace(config, model=changed), processes=4, in_step=True)
+    assert "encoders" not in found and found["VAE"] == 100
+    whole = replace(config, distributed=Distributed("full", 2, "whole"))
+    assert needs(folder, whole, processes=4, in_step=True)["gathered"] == 2 * 4 * (4 + 4)  # more than 2 x 10
+    large = Folder({**folder.network, "out": (100,)}, {})
+    assert needs(large, whole, processes=4, in_step=True)["gathered"] == 2 * 108
+
+
+def test_the_base_of_adapters_is_stored_as_it_is_quantized():
+    """48 weights in half a byte each, and 2 x 14 of adapters in fp32."""
+    config = config_class(families()["sd3"].sections)()
+    config = replace(config, model=replace(config.model, lora_rank=2, quantize="4bit"))
+    found = needs(Folder({"b.0.to_q.weight": (8, 6)}, {}), config, processes=1, targets=["to_q"])
+    assert (found["weights"], found["gradients"]) == (24 + 4 * 28, 4 * 28)
+
+
+def test_keys_and_values_are_those_of_the_samples_that_are_drawn_at_a_time():
+    """3 prompts x 4 samples on one of two processes; 2 x 3 layers x 2 heads x 8 numbers at 20 + 30 tokens, bf16."""
+    config = config_class(families()["qwen_vl"].sections)()
+    model = replace(config.model, dtype="bfloat16", lora_rank=2, max_prompt_tokens=30)
+    data = replace(config.data, prompts_per_step=5, group_size=4)
+    sampling = replace(config.sampling, max_tokens=20, logits_chunk_size=100)
+    optim = replace(config.optim, micro_batch_size=16)
+    config = replace(config, model=model, data=data, sampling=sampling, optim=optim)
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    folder = Folder({"b.0.to_q.weight": (8, 6)}, {**sizes, "vocab_size": 1000})
+    one = 2 * 3 * 2 * 8 * 50 * 2
+    assert needs(folder, config, processes=2)["cache"] == 12 * one
+    some = replace(config, sampling=replace(sampling, draw_batch_size=5))
+    assert needs(folder, some, processes=2)["cache"] == 5 * one
+    # 12 samples are no micro batch of 16, and 100 logits of 1000 words take 6 bytes each
+    wider = {**folder.config, "vocab_size": 2000}
+    gap = [needs(replace(folder, config=c), config, processes=2)["activations"] for c in (folder.config, wider)]
+    assert gap[1] - gap[0] == 6 * 100 * 1000
+    smaller = replace(config, optim=replace(optim, micro_batch_size=12))
+    assert needs(folder, smaller, processes=2)["activations"] == gap[0]
+
+
 def test_activations_of_audio_of_unknown_length_are_not_stated():
     _, config = stated("flow_speech")
     folder = read_folder(Path(config.model.path))

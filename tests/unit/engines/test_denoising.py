@@ -103,10 +103,12 @@ def test_a_wrong_sync_is_caught_before_anything_is_trained(change):
         (lambda one: replace(one, log_probs=one.log_probs - 0.1), "nats per decision"),
         (lambda one: replace(one, states=one.states + 0.01), "nats per decision"),
         (lambda one: replace(one, version=7), "round 7"),
+        (lambda one: replace(one, version=-1), "round -1"),
         (lambda one: replace(one, log_probs=one.log_probs * torch.nan), "not finite"),
         (lambda one: replace(one, final=one.final[:-1]), "11 outputs, expected 12"),
         (lambda one: replace(one, source=one.source[:, :-1]), "source"),
-        (lambda one: replace(one, target=one.target + 1000), "between states"),
+        (lambda one: replace(one, target=one.target.clamp(min=len(one.states))), "between states"),
+        (lambda one: replace(one, source=one.source.clamp(max=-1)), "between states"),
         (lambda one: replace(one, final=one.final[:, :2]), r"final of shape \[2, 1, 1\]"),
     ],
 )
@@ -114,6 +116,15 @@ def test_an_answer_that_cannot_be_trained_on_is_one_line(answer, words):
     with pytest.raises(EngineFailure, match=rf"rollout.engine: .*{words}") as caught:
         rolled(drawn_by(toy_policy(), Faulty(toy_policy(), answer=answer)))
     assert "\n" not in str(caught.value)
+
+
+def test_an_engine_that_has_forgotten_its_weights_is_sent_them_again():
+    alone, served, engine = toy_policy(), toy_policy(), OwnDenoiser(toy_policy(seed=9))
+    drawn_by(served, engine)
+    for _ in range(2):  # the same round, whose weights the engine had
+        assert torch.equal(rolled(alone).outputs[0].pixels, rolled(served).outputs[0].pixels)
+        engine.weights.version = None
+        shift(engine.policy.network, 0.1)
 
 
 def test_another_model_is_named():

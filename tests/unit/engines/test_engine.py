@@ -14,21 +14,26 @@ import torch
 
 from mmgrpo.config.settings import Engine as Settings
 from mmgrpo.engines.engine import (
+    CHUNK,
+    Asked,
     Drawn,
     Drift,
     EngineFailure,
     Forgotten,
+    Lanes,
     Rules,
     Synchronized,
     fingerprint,
     gap_of,
     parameters,
+    refuse_gap,
     wrong,
 )
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.token_model import Query
 from mmgrpo.types import Prompt, Request
 from pipelines.vlm.causal_lm import toy
 
@@ -158,15 +163,16 @@ def test_a_tensor_of_another_shape_is_named():
         OwnSampler(policy()).load([("model.norm.weight", torch.zeros(2))], 0)
 
 
-def test_only_what_has_changed_is_sent():
-    engine = Faulty(OwnSampler(policy()))
+@pytest.mark.parametrize("whole", [False, True])
+def test_only_what_has_changed_is_sent_or_all_where_a_load_must_be_whole(whole):
+    engine = Faulty(OwnSampler(policy()), whole=whole)
     trained, sizes = drawing_with(policy(), engine), []
     engine.change = lambda given: sizes.append(len(given)) or given
     rolled(trained)
     with torch.no_grad():
         trained.network.get_parameter("model.norm.weight").add_(1)
     rolled(trained, 1)
-    assert sizes == [0, 1]
+    assert sizes == [0, len([*parameters(trained.network)]) if whole else 1]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +206,7 @@ RULES = Rules(frozenset({9}), frozenset({5}), frozenset({6}), frozenset({5}))
         ([6, 9], "token 6"),
         ([1, 6, 9], ""),
         ([9, 1, 2], "after the end"),
+        ([1, 9, 2], "after the end"),
         ([1, 2], "without an end"),
     ],
 )
@@ -216,6 +223,49 @@ def test_a_nucleus_may_raise_log_probs_by_its_mass_and_no_more():
     assert gap_of(drawn, scored).tolist() == pytest.approx([0, 0.6, 1, 0.1])
 
 
+def test_the_gap_of_a_round_is_its_mean():
+    """.9 at one of three tokens: .3 on average."""
+    excess = torch.tensor([0.0, 0.0, 0.9])
+    refuse_gap("the engine", excess, 0.31, "token")
+    with pytest.raises(Drift, match="the engine.*0.3 nats per token"):
+        refuse_gap("the engine", excess, 0.29, "token")
+
+
+def test_what_was_begun_is_drawn_in_turn():
+    order: list[tuple[str, int]] = []
+    gate = threading.Event()
+
+    def generate(asked: Any, rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+        order.append(("begin", drawing.seed))
+        gate.wait(5 * (drawing.seed == 0))
+        order.append(("end", drawing.seed))
+        return []
+
+    one = Synchronized(cast(Any, SimpleNamespace(generate=generate)), dict, toy(WORDS), max_gap=1)
+    one.version = 0
+    context, query = one.model.encode(PROMPTS[:1]), Query(PROMPTS[0], 0, 1)
+    for seed in range(3):
+        one.begin(context, (), [query], Drawing(seed, 1.0, 3))
+    threading.Timer(0.1, gate.set).start()
+    one.settle()
+    assert order == [(what, seed) for seed in range(3) for what in ("begin", "end")]
+
+
+def test_what_is_compared_is_that_of_the_lane_that_drew_last():
+    found: list[tuple[str, int]] = []
+
+    def lane(number: int) -> Any:
+        return SimpleNamespace(
+            draw=lambda *given: found.append(("draw", number)), compare=lambda *given: found.append(("compare", number))
+        )
+
+    lanes, nothing = Lanes([lane(0), lane(1)]), cast(Any, None)
+    for number in (1, 2, 3):
+        lanes.draw(nothing, (), [], Drawing(0, 1.0, 3, round=number))
+        lanes.compare(nothing, nothing, nothing)
+    assert found == [(what, number) for number in (1, 0, 1) for what in ("draw", "compare")]
+
+
 def test_a_fingerprint_sees_every_bit_its_place_its_shape_and_its_precision():
     one = torch.randn(70, 30, generator=torch.Generator().manual_seed(0))
     swapped, moved = one.clone(), one.clone()
@@ -225,9 +275,9 @@ def test_a_fingerprint_sees_every_bit_its_place_its_shape_and_its_precision():
     assert len({fingerprint(value) for value in [one, *others]}) == 7
     assert fingerprint(one.T.contiguous().T) == fingerprint(one)  # whatever its strides
     long = torch.zeros(2_500_000)
-    ends = [long.clone(), long.clone()]
-    ends[0][0], ends[1][-1] = 1, 1
-    assert len({fingerprint(value) for value in [long, *ends]}) == 3
+    ends = [long.clone() for _ in range(3)]
+    ends[0][0], ends[1][-1], ends[2][CHUNK] = 1, 1, 1
+    assert len({fingerprint(value) for value in [long, *ends]}) == 4
 
 
 @pytest.mark.parametrize(
@@ -328,6 +378,24 @@ def test_a_server_that_dies_is_slow_refuses_or_is_another_model_is_one_clear_lin
         rolled(other)
     with pytest.raises(ValueError, match="rollout.url"):
         client("127.0.0.1:8800")
+
+
+def test_a_server_answers_with_the_weights_that_were_asked_for_or_not_at_all(serve):
+    one, own = client(serve(OwnSampler(policy()))), [*parameters(policy().network)]
+    one.load(own, 3)
+    assert one.generate([Asked(Query(PROMPTS[0], 0, 2), [])], RULES, Drawing(0, 1.0, 3, round=3))
+    for other in (2, 4):
+        with pytest.raises(Forgotten):
+            one.generate([], RULES, Drawing(0, 1.0, 3, round=other))
+    with pytest.raises(EngineFailure, match="another model"):
+        one.load([("unknown", torch.zeros(1))], 4)
+    for number in (3, 4):  # half of the later weights may be there
+        with pytest.raises(Forgotten):
+            one.generate([], RULES, Drawing(0, 1.0, 3, round=number))
+    part = {"version": 5, "tensors": {"unknown": torch.zeros(1)}, "first": True, "last": False}
+    one._send("POST", "/weights", part)  # of a run that was stopped while it sent
+    one.load(own, 5)
+    assert len(one.generate([Asked(Query(PROMPTS[0], 0, 2), [])], RULES, Drawing(0, 1.0, 3, round=5))[0]) == 2
 
 
 def test_a_message_that_is_none_is_refused(serve):
