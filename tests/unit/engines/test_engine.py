@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from mmgrpo.engines.engine import (
     Asked,
     Drawn,
     Drift,
+    Engine,
     EngineFailure,
     Forgotten,
     Lanes,
@@ -31,7 +33,7 @@ from mmgrpo.engines.engine import (
 )
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.exploring import sampling_metrics
-from mmgrpo.policies.generation import Drawing
+from mmgrpo.policies.generation import Drawing, Generated
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query
 from mmgrpo.types import Prompt, Request
@@ -241,7 +243,7 @@ def test_what_was_begun_is_drawn_in_turn():
         order.append(("end", drawing.seed))
         return []
 
-    one = Synchronized(cast(Any, SimpleNamespace(generate=generate)), dict, toy(WORDS), max_gap=1)
+    one = Synchronized(Mock(spec=Engine, generate=generate), dict, toy(WORDS), max_gap=1.0)
     one.version = 0
     context, query = one.model.encode(PROMPTS[:1]), Query(PROMPTS[0], 0, 1)
     for seed in range(3):
@@ -252,18 +254,15 @@ def test_what_was_begun_is_drawn_in_turn():
 
 
 def test_what_is_compared_is_that_of_the_lane_that_drew_last():
-    found: list[tuple[str, int]] = []
-
-    def lane(number: int) -> Any:
-        return SimpleNamespace(
-            draw=lambda *given: found.append(("draw", number)), compare=lambda *given: found.append(("compare", number))
-        )
-
-    lanes, nothing = Lanes([lane(0), lane(1)]), cast(Any, None)
-    for number in (1, 2, 3):
-        lanes.draw(nothing, (), [], Drawing(0, 1.0, 3, round=number))
-        lanes.compare(nothing, nothing, nothing)
-    assert found == [(what, number) for number in (1, 0, 1) for what in ("draw", "compare")]
+    one, table = policy(), torch.zeros(1, 1)
+    context, drawn = one.model.encode(PROMPTS[:1]), Generated(table.long(), table > 0, table, table, table)
+    lanes = [Mock(spec=Synchronized, draw=Mock(return_value=drawn)) for _ in range(2)]
+    several = Lanes(lanes)
+    for number, asked in ((1, 1), (2, 0), (3, 1)):
+        several.draw(context, (), [], Drawing(0, 1.0, 3, round=number))
+        several.compare(table, table, table > 0)
+        assert [lane.compare.call_count for lane in lanes] == [lane.draw.call_count for lane in lanes]
+        assert lanes[asked].compare.call_count == (number + 1) // 2
 
 
 def test_a_fingerprint_sees_every_bit_its_place_its_shape_and_its_precision():
