@@ -151,16 +151,22 @@ def batches(text: str, args: Args, device: str) -> Batches:
     timeout = parameters.setdefault("timeout", TIMEOUT)
     title = str(parameters.get("log_as", name.split(":")[-1]))
     written = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
-    manifest = entry and entry.read_manifest()
-    return Batches(
+
+    def load() -> Callable[..., Any]:
+        loaded = scorer(f"{name}({written})", device)
+        one.manifest = loaded.manifest  # what a function of the user's own declares is known from here on
+        return loaded.fn
+
+    one = Batches(
         title,
-        lambda: scorer(f"{name}({written})", device).fn,
-        manifest,
+        load,
+        entry and entry.read_manifest(),
         timeout=float(timeout),
         joining=Joining(args.max_batch, args.max_wait),
         waiting=args.max_waiting,
-        warm_up=lambda function: warm_up(function, manifest),
+        warm_up=lambda function: warm_up(function, one.manifest),
     )
+    return one
 
 
 def warm_up(function: Callable[..., Any], manifest: Manifest | None) -> None:

@@ -66,12 +66,15 @@ class Batches:
         warm_up: Callable[[Callable[..., Any]], Any] = lambda function: None,
     ) -> None:
         self.name, self.manifest, self.timeout = name, manifest, timeout
-        # Without a manifest nobody knows whether the reward compares outputs.
-        self.alone = manifest is None or manifest.group
         self.joining, self.ready = joining, False
         self._load, self._warm_up, self._function = load, warm_up, None
         self._queue: asyncio.Queue[Job] = asyncio.Queue(waiting)
         self._next: Job | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether each request is scored by itself: nobody knows of a reward without a manifest what it compares."""
+        return self.manifest is None or self.manifest.group
 
     async def score(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
         """The values of one request; TimeoutError after ``timeout`` seconds of waiting and computing."""

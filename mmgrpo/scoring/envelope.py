@@ -128,7 +128,7 @@ def write(
         if isinstance(one.source, str | tuple):
             raise ValueError(
                 f"{where}: got the file {one.source}, which a server cannot read; score with this reward in the run "
-                "or in a process of its own (process=True)"
+                "or in a process of its own (process=True), or declare what it reads, if that is no media (@reward)"
             )
         source = output_as_json(one.source)
         return {"kind": one.kind, "source": source, "options": plain(one.options, f"{where}: options")}

@@ -45,7 +45,7 @@ def common_parameters(name: str, parameters: dict[str, Any], own: bool, elsewher
     A reward that is computed ``elsewhere`` has the name that it has there, a ``timeout`` of its own meaning, and no
     process or cache here.
     """
-    title = parameters.pop("log_as", parameters.get("reward", name) if elsewhere else name.split(":")[-1])
+    title = parameters.pop("log_as", str(parameters.get("reward", name) if elsewhere else name).split(":")[-1])
     if not isinstance(title, str) or not re.fullmatch(r"[\w.-]+", title):
         raise ValueError(f"rewards: '{name}': got log_as {title!r}, expected letters, digits, '_', '.' and '-'")
     stated = parameters.pop("weight", 1.0)

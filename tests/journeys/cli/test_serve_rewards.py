@@ -142,14 +142,20 @@ def test_torch_computes_with_as_many_threads_as_the_server_is_told(served):
         torch.set_num_threads(before)
 
 
+DECLARED = Manifest(("Text",), 0, 1, reads=("text",))
+
+
 @pytest.mark.parametrize(
-    ("text", "written"),
+    ("text", "written", "declared"),
     [
-        ("jpeg_compressibility", "jpeg_compressibility(timeout=600.0)"),
-        ("own:mine(size=3, timeout=5, process=True)", "own:mine(size=3, timeout=5)"),
+        ("jpeg_compressibility", "jpeg_compressibility(timeout=600.0)", DECLARED),
+        ("own:mine(size=3, timeout=5, process=True)", "own:mine(size=3, timeout=5)", None),
+        ("own:mine", "own:mine(timeout=600.0)", DECLARED),
     ],
 )
-def test_a_reward_is_loaded_on_its_device_and_warmed_up(text, written, monkeypatch):
+def test_a_reward_is_loaded_on_its_device_and_warmed_up_where_it_declares_what_it_reads(
+    text, written, declared, monkeypatch
+):
     loaded: list[tuple[str, str]] = []
     asked: list[Any] = []
 
@@ -159,19 +165,20 @@ def test_a_reward_is_loaded_on_its_device_and_warmed_up(text, written, monkeypat
 
     def scorer(spec: str, device: str) -> Any:
         loaded.append((spec, device))
-        return SimpleNamespace(fn=reward)
+        return SimpleNamespace(fn=reward, manifest=declared)
 
     monkeypatch.setattr("mmgrpo.rewards.scorer", scorer)
 
+    one = batches(text, Args(), "cuda:1")
+
     async def warmed() -> None:
-        one = batches(text, Args(), "cuda:1")
         task = asyncio.create_task(one.run())
         while not one.ready and not task.done():
             await asyncio.sleep(0.001)
         task.cancel()
 
     asyncio.run(warmed())
-    assert loaded == [(written, "cuda:1")] and len(asked) == (text == "jpeg_compressibility")
+    assert loaded == [(written, "cuda:1")] and (one.manifest, len(asked)) == (declared, declared is not None)
 
 
 def test_as_many_requests_wait_as_are_allowed():

@@ -24,6 +24,7 @@ from mmgrpo.scoring.load import TIMEOUT, Common, common_parameters
         # A reward of a server has the name that it has there.
         ("remote", {"reward": "clip", "timeout": 5}, False, True, Common("clip", 1.0, 0.0, False)),
         ("remote", {"log_as": "mine", "weight": 2}, False, True, Common("mine", 2.0, 0.0, False)),
+        ("served", {"reward": "my_module:mine"}, False, True, Common("mine", 1.0, 0.0, False)),
         ("remote", {}, False, True, Common("remote", 1.0, 0.0, False)),
     ],
 )
