@@ -162,6 +162,7 @@ def test_tests_that_few_pass_weigh_more_and_equal_ones_share_a_weight():
     assert alone[0] == pytest.approx(sum(doubled[:2])) and alone[1] == pytest.approx(doubled[2])
     flat = groups.density_weights([0.5] * 4, 0, 0.1, 0)
     assert flat == pytest.approx([0.25] * 4)  # no test is harder: the fraction passed
+    assert groups.density_weights([0.5] * 4, 0, 0.1, 1) == pytest.approx([1 / (4 + 1)] * 4)
 
 
 def test_the_weights_of_tests_are_those_of_the_group():

@@ -192,6 +192,7 @@ def test_one_hypothesis_that_loops_does_not_own_its_group():
 
 def test_the_blend_weighs_characters_and_words():
     # "abcd ef" for "abcd xy": WER 1/2, CER 2/7
+    assert value("tanh_cer", "abcd ef", "abcd xy", normal="raw") == pytest.approx(1 - math.tanh(3 * 2 / 7))
     assert value("cer_wer_blend", "abcd ef", "abcd xy", normal="raw") == pytest.approx(0.6 * 5 / 7 + 0.4 / 2)
     assert value("cer_wer_blend", "abcd ef", "abcd xy", normal="raw", cer=0) == 0.5
     with pytest.raises(ValueError, match="cer_wer_blend.*cer"):
