@@ -273,7 +273,7 @@ class Trainer:
         self.moved, lines = self.ahead.off_policy(self.round), []
         for epoch in range(self.optim.epochs):
             generator = stream(self.seed, "minibatch", self.round, epoch)
-            for rows in minibatches(batch.decisions.keys["prompt"], self.optim.updates, generator):
+            for rows in minibatches(batch.host.key, self.optim.updates, generator):
                 if self.step >= self.steps:
                     break
                 on_policy = not self.moved
@@ -298,6 +298,7 @@ class Trainer:
                         "gradient that is not finite and were skipped; go back to a checkpoint before the divergence "
                         "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
                     )
+        refuse_tensors(self.trained, f"the weights after optimizer step {self.step}")
         self.ledger.update(round_.rows, self.round)
         self.others.take_in(round_.batch, round_.totals, round_.reward_scores, self.ledger)
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
@@ -338,16 +339,16 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
-        trainable = int((batch.loss_mask & rows[:, None]).sum())
-        tally, norm = Tally(), 0.0
+        trainable, tally = int((batch.host.loss_mask & rows[:, None]).sum()), Tally()
         settings: Any = {"micro_batch_size": self.optim.micro_batch_size, "accelerator": self.accelerator}
         if trainable:
             tally = accumulate_gradients(self.policy, batch, rows, self.loss, on_policy=on_policy, **settings)
             parameters = list(self.trained.values())
             sum_gradients(parameters, self.accelerator)
             limit = self.optim.max_grad_norm or math.inf
-            norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+            tally.add("grad_norm", whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
         sums, ratio_gap = tally.summed(self.loss.tallied, self.accelerator)
+        norm = sums.pop("grad_norm", 0.0)
         finite = math.isfinite(norm) and math.isfinite(sums["loss"])
         self.at_boundary = False
         gap = largest(ratio_gap, self.accelerator) if on_policy else 0.0
@@ -357,7 +358,6 @@ class Trainer:
             everything = (self.optimizer, list(self.trained.values()), batch, rows, self.loss, self.optim)
             take_step(self.policy, *everything, self.accelerator)
             self.moved = True
-            refuse_tensors(self.trained, f"the weights after optimizer step {self.step + 1}")
         self.skipped += not trainable
         self.nonfinite_steps += not finite
         if trainable:  # a step with nothing to train tells nothing about the weights

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -212,7 +213,11 @@ class Steps(Protocol):
     """What a policy stores to score its decisions again; opaque to the core."""
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Part]:
-        """Split the decisions of the mask into parts of at most ``limit`` network evaluations each."""
+        """Split the decisions of the mask into parts of at most ``limit`` network evaluations each.
+
+        A mask on the host costs no wait for the device: how large parts are is decided on the host, and the parts lie
+        on the device of the steps.
+        """
         ...
 
 
@@ -255,6 +260,36 @@ class Rollout:
 
     def with_decisions(self, decisions: Decisions) -> Rollout:
         return replace(self, decisions=decisions)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One round as optimizer steps see it: this rank's rollouts, and the numbers of all ranks."""
+
+    rollouts: Sequence[Rollout]
+    places: Sequence[Int[Tensor, "_"]]
+    """For each rollout of this rank (one per draw), the indices of its rows in the gathered numbers."""
+    decisions: Decisions
+    advantages: Float[Tensor, "B T"]
+    loss_mask: Bool[Tensor, "B T"]
+    """Trained decisions, after all selectors."""
+
+    @cached_property
+    def host(self) -> Host:
+        """What decides the sizes of steps and parts, copied once, so that no step waits for it."""
+        decisions = self.decisions
+        places = [place.cpu() for place in self.places]
+        return Host(self.loss_mask.cpu(), decisions.keys["prompt"].cpu(), decisions.origin.cpu(), places)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Numbers of a ``Batch`` on the host."""
+
+    loss_mask: Bool[Tensor, "B T"]
+    key: Int[Tensor, "B"]
+    origin: Int[Tensor, "B"]
+    places: Sequence[Int[Tensor, "_"]]
 
 
 Scores: TypeAlias = dict[str, Float[Tensor, "*shape"]]

@@ -39,11 +39,12 @@ from mmgrpo.objectives.matching import VELOCITY_METRICS, velocity_metrics
 from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, of_kinds, weights_by_origin
 from mmgrpo.prompts.added import ADDITIONS
 from mmgrpo.prompts.hints import HINTS
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
 from mmgrpo.runtime.sharding import backward, in_step, scoring_weights
-from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Decisions, Part, Policy, Rollout, Scores
+from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Batch, Part, Policy, Rollout, Scores
 
 BATCH_NAMES = frozenset(
     {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy", "drawn"}
@@ -160,19 +161,6 @@ class LossRecipe:
         return any(bound.block.level != "decision" for bound in bounds)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One round as optimizer steps see it: this rank's rollouts, and the numbers of all ranks."""
-
-    rollouts: Sequence[Rollout]
-    places: Sequence[Int[Tensor, "_"]]
-    """For each rollout of this rank (one per draw), the indices of its rows in the gathered numbers."""
-    decisions: Decisions
-    advantages: Float[Tensor, "B T"]
-    loss_mask: Bool[Tensor, "B T"]
-    """Trained decisions, after all selectors."""
-
-
 def scored(
     policy: Policy, batch: Batch, entries: Bool[Tensor, "B T"], names: frozenset[str], micro_batch_size: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
@@ -182,8 +170,8 @@ def scored(
     """
 
     def parts(entries: Bool[Tensor, "B T"]) -> Iterator[tuple[Rollout, Tensor, Part]]:
-        for rollout, place in zip(batch.rollouts, batch.places, strict=True):
-            mask = entries[place][:, : rollout.decisions.loss_mask.shape[1]]
+        for rollout, place, rows in zip(batch.rollouts, batch.places, batch.host.places, strict=True):
+            mask = entries.cpu()[rows][:, : rollout.decisions.loss_mask.shape[1]]
             yield from ((rollout, place, part) for part in rollout.steps.split(mask, micro_batch_size))
 
     spare = lambda: next(parts(batch.decisions.decision_mask))  # noqa: E731
@@ -199,7 +187,7 @@ class Step:
     policy: Policy
     batch: Batch
     rows: Bool[Tensor, "B"]
-    """Rows of this step on all ranks."""
+    """Rows of this step on all ranks, on the host."""
     loss: LossRecipe
     inputs: Mapping[str, Tensor]
     """Inputs of blocks from the batch (``BATCH_NAMES``), for all its rows."""
@@ -236,7 +224,7 @@ class Step:
         if "supervised" in self.kinds:
             nll = likelihood(inputs["log_probs"], loss.supervised({}).phi)
             values = torch.where(supervised, nll, values)
-            tally.add("term/nll", (weights * nll)[supervised].sum())
+            tally.add("term/nll", (weights * nll).masked_fill(~supervised, 0.0).sum())
         for term in loss.terms:
             penalty = term(inputs) * (inputs.get("kl_weight", 1.0) if term.text.startswith("kl_") else 1.0)
             penalty = torch.where(foreign, 0.0, penalty) if "foreign" in self.kinds else penalty
@@ -248,7 +236,7 @@ class Step:
         for name, entries in (("entries", own), ("clip/low", low & own), ("clip/high", high & own)):
             tally.add(name, entries.sum())
         for name, norms in velocity_metrics(inputs).items():
-            tally.add(name, norms[own].sum())
+            tally.add(name, norms.masked_fill(~own, 0.0).sum())
         return total
 
     def as_drawn(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -280,8 +268,8 @@ def accumulate_gradients(
     coupled objective its first pass. A parameter that no gradient reaches is left without one; ``sum_gradients``
     sets it to zero.
     """
-    decisions = batch.decisions
-    loss_mask = batch.loss_mask & rows[:, None]
+    decisions, rows = batch.decisions, rows.cpu()
+    loss_mask = batch.loss_mask & put(rows, batch.loss_mask.device)[:, None]
     inputs = {
         "sampler_log_probs": decisions.log_probs,  # a field of the same name, by another sampler, replaces it
         **decisions.fields,
@@ -301,14 +289,14 @@ def accumulate_gradients(
     if not loss.factor_follows_policy:
         inputs["factor"] = loss.mismatch(inputs)
     weights = weights_by_origin(loss.aggregation, inputs, decisions.origin, replay, supervision)
-    origins = {*decisions.origin.tolist()}
+    origins = {*batch.host.origin.tolist()}
     there = frozenset(name for name, several in kinds.items() if origins.intersection(several))
     step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy, there)
     with scoring_weights(policy.network):
         if loss.coupled:
             _coupled(step)
         else:  # one pass, since the total is a sum over decisions
-            for at, scores in step.scores(loss_mask):
+            for at, scores in step.scores(batch.host.loss_mask & rows[:, None]):
                 entries = {name: value[at] for name, value in inputs.items() if value.dim() == 2}
                 backward(step.total({**entries, **scores}, weights[at]), policy.network, accelerator)
     return step.tally
@@ -355,13 +343,15 @@ def _coupled(step: Step) -> None:
     batch, rows, loss = step.batch, step.rows, step.loss
     # The ratio of a row is over all its decisions, also those that another row owns or that are not trained. A shared
     # decision is scored once, at its first row, and gathered from there by all, so that its gradient is their sum.
-    owners = owned(batch.decisions) & rows[:, None]
+    owners = owned(batch.decisions).cpu() & rows[:, None]
+    at_rows = put(rows.nonzero()[:, 0], step.weights.device)
     shared = owner_index(batch.decisions)
     # Before the first update of a round the present log-probs are those of the rollout up to rounding, so that the
     # first pass is skipped, unless the loss needs scores that the rollout lacks: other names (entropy,
     # reference_log_probs, ...), or the log-probs of rows that the policy did not draw in this round.
     drawn = step.inputs["drawn"]
-    skipped = step.on_policy and loss.scores == {"log_probs"} and bool(drawn[rows].all())
+    undrawn = torch.isin(batch.host.origin[rows], torch.tensor([OWN, HINTED]), invert=True)
+    skipped = step.on_policy and loss.scores == {"log_probs"} and not bool(undrawn.any())
     if skipped:
         dense = {"log_probs": batch.decisions.log_probs.clone()}
     else:
@@ -372,19 +362,19 @@ def _coupled(step: Step) -> None:
                     value[at] = scores[name].to(value.dtype)
         dense = {name: sum_over_ranks(value, step.accelerator) for name, value in dense.items()}
     leaves = {name: value.requires_grad_() for name, value in dense.items()}
-    inputs = {name: value[rows] for name, value in step.inputs.items()}
-    inputs |= {name: value.reshape(-1)[shared][rows] for name, value in leaves.items()}
+    inputs = {name: value[at_rows] for name, value in step.inputs.items()}
+    inputs |= {name: value.reshape(-1)[shared][at_rows] for name, value in leaves.items()}
     # All ranks compute the same total, and tallies are summed over ranks, so that only one rank records it.
     recorder = step if step.accelerator.is_main_process else replace(step, tally=Tally())
-    total = recorder.total(inputs, step.weights[rows])
+    total = recorder.total(inputs, step.weights[at_rows])
     partials = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     gradients = {name: gradient for name, gradient in zip(leaves, partials, strict=True) if gradient is not None}
     # Decisions of zero gradient (e.g. of clipped rows) need no second pass. If all are zero, no part is scored and the
     # parameters have no gradient, which ``sum_gradients`` sets to zero.
-    nonzero = torch.zeros_like(owners)
+    nonzero = torch.zeros_like(step.weights, dtype=torch.bool)
     for gradient in gradients.values():
         nonzero |= gradient != 0
-    for at, scores in step.scores(nonzero & owners):
+    for at, scores in step.scores(nonzero.cpu() & owners):
         # A surrogate whose gradient with respect to the parameters is that of the chain rule; its value has no meaning.
         if skipped:
             step.tally.compare(
@@ -395,7 +385,8 @@ def _coupled(step: Step) -> None:
 
 
 def minibatches(key: Int[Tensor, "B"], updates: int, generator: torch.Generator) -> list[Bool[Tensor, "B"]]:
-    """Divide whole groups (rows of one ``key``) among ``updates`` minibatches at random; the rows of each."""
+    """Divide whole groups (rows of one ``key``) among ``updates`` minibatches at random; the rows of each, on the host
+    as the key."""
     groups, inverse = torch.unique(key, return_inverse=True)
     if len(groups) < updates:
         raise ValueError(
@@ -405,4 +396,4 @@ def minibatches(key: Int[Tensor, "B"], updates: int, generator: torch.Generator)
     shuffled = torch.randperm(len(groups), generator=generator)
     assignment = torch.empty_like(shuffled)
     assignment[shuffled] = torch.arange(len(groups)) % updates
-    return [assignment.to(key.device)[inverse] == update for update in range(updates)]
+    return [assignment[inverse] == update for update in range(updates)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class Decoder(ABC):
         embeddings = network.get_input_embeddings()(ids)
         with autocast(self.dtype, ids.device):
             if len(features):
-                placeholders = torch.isin(ids, torch.tensor(sorted(self.media_tokens), device=ids.device))
+                placeholders = reduce(torch.logical_or, (ids == token for token in self.media_tokens))
                 media = self.project(network, torch.cat(list(features)))
                 embeddings = embeddings.masked_scatter(placeholders[..., None], media.to(embeddings.dtype))
             out = body(

@@ -53,6 +53,8 @@ class Transition:
     mean: Latent
     std: Level
     scaled: bool = True
+    noisy: bool = False
+    """``std`` is known to be above 0, so that nobody reads it from a device to see."""
 
     @property
     def likelihood_std(self) -> Level:
@@ -87,7 +89,7 @@ class Transition:
         return over_latent(0.5 * (ratio - 1 - ratio.log() + gap))
 
     def refuse_zero_std(self, operation: str) -> None:
-        if not bool((self.std > 0).all()):
+        if not self.noisy and not bool((self.std > 0).all()):
             raise ValueError(
                 f"{operation}: got a deterministic step (std 0), which has no density, expected std above 0; "
                 "set the kernel's noise level above 0 and do not train the last step (to sigma 0)"

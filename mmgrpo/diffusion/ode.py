@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmgrpo.data.pairs import lacking
 from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler, no_history
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.diffusion.sizes import refuse_rms
+from mmgrpo.diffusion.sizes import Sizes
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.sharding import in_step
@@ -124,10 +124,12 @@ class Solver:
 
         Raises ``TooLarge`` for states whose RMS leaves what the noise levels allow.
         """
+        sizes = Sizes(grid)
         for t in range(start, grid.steps):
             step = torch.full((len(x),), t, device=x.device)
             x = self.step(x, self.mean(self.predict(network, x, step, conditioning, grid)), step, grid)
-            refuse_rms(x, "the deterministic solver", t, grid)
+            sizes.see(x, "the deterministic solver", t)
+        sizes.refuse()
         return x
 
     def denoise_multistep(
@@ -140,11 +142,13 @@ class Solver:
         history: History,
     ) -> Float[Tensor, "N *latent"]:
         """The same with ``dpmpp_2m``; ``history`` is the clean estimate at the step before ``start``."""
+        sizes = Sizes(grid)
         for t in range(start, grid.steps):
             step = torch.full((len(x),), t, device=x.device)
             output = self.mean(self.predict(network, x, step, conditioning, grid))
             x, history = dpmpp_2m(x, output, step, grid, history)
-            refuse_rms(x, "the solver dpmpp_2m", t, grid)
+            sizes.see(x, "the solver dpmpp_2m", t)
+        sizes.refuse()
         return x
 
     def step(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid) -> Tensor:

@@ -28,9 +28,15 @@ Diffusion's first level to its last one, and this is ten times that."""
 
 
 def refuse_noise(text: str, std: Float[Tensor, " T"], stochastic: Sequence[bool], grid: Grid) -> None:
-    """ValueError if the kernel ``text`` injects noise of a std above ``MOST_NOISE`` at a stochastic step of the
-    grid."""
-    drawn = torch.where(torch.tensor(stochastic, device=std.device), std, torch.zeros_like(std))
+    """ValueError if the kernel ``text`` injects noise of a std above ``MOST_NOISE``, or none, at a stochastic step of
+    the grid."""
+    drawn = torch.tensor([one if draws else 1.0 for one, draws in zip(std.tolist(), stochastic, strict=True)])
+    if bool((drawn <= 0).any()):
+        raise ValueError(
+            f"sampling.kernel: {text} adds no noise at step {int((drawn <= 0).int().argmax()) + 1} of {grid.steps}, "
+            "whose samples then have no density; set its noise level above 0, and do not train the last step, which "
+            "ends without noise"
+        )
     if bool((drawn <= MOST_NOISE).all()):
         return
     step = int(drawn.nan_to_num(nan=torch.inf).argmax())
@@ -42,21 +48,33 @@ def refuse_noise(text: str, std: Float[Tensor, " T"], stochastic: Sequence[bool]
     )
 
 
-def refuse_rms(x: Float[Tensor, "N *latent"], by: str, step: int, grid: Grid) -> None:
-    """``TooLarge`` if the RMS of one of the states that ``by`` made in this step exceeds what the schedule allows.
+class Sizes:
+    """The RMS of the states that a walk along a grid passes, read once at its end, so that its steps do not wait."""
 
-    NaN passes, which is an error of its own where the sample is complete.
-    """
-    most = MOST_RMS if grid.process == "flow" else MOST_RMS_OF_DIFFUSION
-    flat = x.detach().float().flatten(1)
-    rms = torch.linalg.vector_norm(flat, dim=1) / flat.shape[1] ** 0.5  # in one pass, without copies
-    if not bool((rms > most).any()):
-        return
-    largest = float(rms.nan_to_num().max())
-    raise TooLarge(
-        f"{by}: {int((rms > most).sum())} of {len(rms)} states have an RMS of up to {largest:.4g} "
-        f"after step {step + 1} of {grid.steps} (level {float(grid.levels[step]):.7g} to "
-        f"{float(grid.levels[step + 1]):.7g}), expected at most {most:g}, since noise and latents have about 1: the "
-        "weights have diverged (lower optim.lr and go back with --resume-from), or kernel, noise levels and network do "
-        "not belong together (sampling.kernel, sampling.grid, the checkpoint's scheduler)"
-    )
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.most = MOST_RMS if grid.process == "flow" else MOST_RMS_OF_DIFFUSION
+        self.passed: list[tuple[str, int, Float[Tensor, " N"]]] = []
+
+    def see(self, x: Float[Tensor, "N *latent"], by: str, step: int) -> None:
+        """The states that ``by`` made in a step."""
+        flat = x.detach().float().flatten(1)
+        rms = torch.linalg.vector_norm(flat, dim=1) / flat.shape[1] ** 0.5  # in one pass, without copies
+        self.passed.append((by, step, rms))
+
+    def refuse(self) -> None:
+        """``TooLarge`` of the first step after which the RMS of a state exceeds what the schedule allows.
+
+        NaN passes, which is an error of its own where the sample is complete.
+        """
+        largest = torch.stack([rms.nan_to_num().max() for _, _, rms in self.passed]).tolist() if self.passed else []
+        for (by, step, rms), size in zip(self.passed, largest, strict=True):
+            if size > self.most:
+                now, then = self.grid.levels[step : step + 2].tolist()
+                raise TooLarge(
+                    f"{by}: {int((rms > self.most).sum())} of {len(rms)} states have an RMS of up to {size:.4g} after "
+                    f"step {step + 1} of {self.grid.steps} (level {now:.7g} to {then:.7g}), expected at most "
+                    f"{self.most:g}, since noise and latents have about 1: the weights have diverged (lower optim.lr "
+                    "and go back with --resume-from), or kernel, noise levels and network do not belong together "
+                    "(sampling.kernel, sampling.grid, the checkpoint's scheduler)"
+                )

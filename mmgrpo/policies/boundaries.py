@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.diffusion.sizes import refuse_rms
+from mmgrpo.diffusion.sizes import Sizes
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.types import Output, Request
 
@@ -48,12 +48,13 @@ def sample_states(
     """Outputs of all rows of a request, their states at every level, and the conditioning of each row."""
     prompt = torch.arange(len(request.prompts), device=solver.device).repeat_interleave(request.group_size)
     conditioning = solver.model.encode(request.prompts).take(prompt)
-    states = [solver.initial_noise(request, request.group_size)]
+    states, sizes = [solver.initial_noise(request, request.group_size)], Sizes(grid)
     for t in range(grid.steps):
         step = torch.full((len(states[0]),), t, device=solver.device)
         x = solver.step(states[-1], solver.predict(network, states[-1], step, conditioning, grid), step, grid)
-        refuse_rms(x, "the deterministic solver", t, grid)
+        sizes.see(x, "the deterministic solver", t)
         states.append(x)
+    sizes.refuse()
     outputs = solver.model.decode(refuse_nonfinite(states[-1], "the sampled latents"), conditioning)
     return list(outputs), torch.stack(states, 1), conditioning
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mmgrpo.files import share
 from mmgrpo.policies.generation import draw_tokens, entropy_of
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nan
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores
@@ -65,7 +66,7 @@ class Choices:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Choice]:
         """Parts of at most ``limit`` rows; within a part, the rows of one prompt share its forward pass."""
-        rows = loss_mask[:, 0].nonzero()[:, 0]
+        rows = put(loss_mask[:, 0].cpu().nonzero()[:, 0], self.prompt.device)
         for start in range(0, len(rows), limit):
             chunk = rows[start : start + limit]
             yield Choice(chunk, torch.zeros_like(chunk))

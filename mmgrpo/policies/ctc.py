@@ -39,6 +39,7 @@ from mmgrpo.files import share
 from mmgrpo.policies.categorical import Choice
 from mmgrpo.policies.generation import draw_tokens
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nan
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Reference, Request, Rollout, Scores, Text
@@ -152,10 +153,10 @@ class Transcripts:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Choice]:
         """Parts of all rows of at most ``limit`` clips, since a clip takes one forward pass for all its transcripts."""
-        rows = loss_mask[:, 0].nonzero()[:, 0]
-        clips = self.prompt[rows]
+        rows = loss_mask[:, 0].cpu().nonzero()[:, 0]
+        clips = self.prompt.cpu()[rows]
         for some in clips.unique_consecutive().split(limit):
-            chunk = rows[torch.isin(clips, some)]
+            chunk = put(rows[torch.isin(clips, some)], self.prompt.device)
             if len(chunk):
                 yield Choice(chunk, torch.zeros_like(chunk))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,11 @@ from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_rec
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import planner, step_entropy
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.diffusion.sizes import refuse_noise, refuse_rms
+from mmgrpo.diffusion.sizes import Sizes, refuse_noise
 from mmgrpo.files import share
 from mmgrpo.policies.trajectories import Trajectories, TrajectoryDrawer, scored_again
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import join_decisions
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
@@ -76,11 +78,19 @@ def normalized(away: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *latent"]:
 
 @dataclass(frozen=True)
 class Entries:
-    """Decisions of one walk that are scored together."""
+    """Decisions of one walk that are scored together, and the distinct states that they begin at."""
 
     rows: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]
     walk: int
+    states: Int[Tensor, "S"]
+    """Index of each distinct state in the walk."""
+    state: Int[Tensor, "N"]
+    """Which of them each decision begins at."""
+    entry: Int[Tensor, "S"]
+    """One decision that begins at each: all of them have its step and its prompt."""
+    entry_rows: Sequence[int]
+    """The row of that decision."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,11 @@ class Walk:
     final: Float[Tensor, "rows *latent"]
     """The latent of each row's output."""
 
+    @cached_property
+    def source_on_host(self) -> Int[Tensor, "rows T"]:
+        """``source`` where parts are made."""
+        return self.source.cpu()
+
 
 @dataclass(frozen=True)
 class Walks:
@@ -115,16 +130,27 @@ class Walks:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Entries]:
         """Parts of at most ``limit`` distinct source states; decisions with one source state stay together."""
+        mask = loss_mask.cpu()
         for number, walk in enumerate(self.walks):
-            own = slice(walk.first_row, walk.first_row + len(walk.source))
-            rows, positions = loss_mask[own].nonzero(as_tuple=True)
+            rows, positions = mask[walk.first_row : walk.first_row + len(walk.source)].nonzero(as_tuple=True)
             if len(rows) == 0:
                 continue
             # The limit counts forward passes: all decisions from one state share its network output.
-            _, state = torch.unique(walk.source[rows, positions], return_inverse=True)
-            # Sorted once, so that the host waits for a device once and not for every part.
+            states, state = torch.unique(walk.source_on_host[rows, positions], return_inverse=True)
+            rows, device = rows + walk.first_row, walk.source.device
             for chosen in (state // limit).argsort(stable=True).split((state // limit).bincount().tolist()):
-                yield Entries(rows[chosen] + walk.first_row, positions[chosen], number)
+                first = int(state[chosen[0]]) // limit * limit
+                own, place = states[first : first + limit], state[chosen] - first
+                entry = torch.empty_like(own).scatter_(0, place, torch.arange(len(chosen)))
+                yield Entries(
+                    walk=number,
+                    rows=put(rows[chosen], device),
+                    positions=put(positions[chosen], device),
+                    states=put(own, device),
+                    state=put(place, device),
+                    entry=put(entry, device),
+                    entry_rows=rows[chosen][entry].tolist(),
+                )
 
 
 class DenoisingPolicy:
@@ -409,6 +435,7 @@ class DenoisingPolicy:
         source, target = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
         log_probs, drawn_log_probs = (torch.zeros(rows, plan.steps, device=self.device) for _ in range(2))
         after_ode, alive, prune = False, torch.arange(rows, device=self.device), dict(plan.prune)
+        sizes = Sizes(grid)
         for t in range(plan.end):
             # Noise is drawn for pruned rows too, so that those that go on are those of a rollout without pruning.
             forwards, edges = (plan.rows, plan.rows) if prune else (plan.forwards[t], plan.edges[t])
@@ -423,7 +450,7 @@ class DenoisingPolicy:
                 x, output, step, prompt, index, alive = (one[kept] for one in (x, output, step, prompt, index, alive))
             if not plan.stochastic[t]:
                 x, after_ode = self.solver.step(x, self.solver.mean(output), step, grid), True
-                refuse_rms(x, "the deterministic solver", t, grid)
+                sizes.see(x, "the deterministic solver", t)
                 continue
             if after_ode:
                 # States along the ODE are never scored, so that only the last one before a decision is stored.
@@ -440,12 +467,13 @@ class DenoisingPolicy:
                 history = estimate_of(x[children], self.solver.mean(output)[children], step[children], grid)
             noise = self._noise(streams, plan, forwards, edges)
             x = drawn.sample(noise[alive] if prune else noise)
-            refuse_rms(x, f"sampling.kernel {self.kernel_text}", t, grid)
+            sizes.see(x, f"sampling.kernel {self.kernel_text}", t)
             # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
             index = store(x, transition.mean)
             target[alive, t] = per_leaf(index)
             log_probs[alive, t] = per_leaf(transition.log_prob(x))
             drawn_log_probs[alive, t] = log_probs[alive, t] if drawn is transition else per_leaf(drawn.log_prob(x))
+        sizes.refuse()
         walk = Walk(
             grid=grid,
             std=noise_table(self.kernel, grid, self.outputs),
@@ -482,9 +510,10 @@ class DenoisingPolicy:
         return most_varied(values, prompt.cpu(), count).to(x.device)
 
     def _transition(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Transition:
-        """The transitions of the children of states, from the network's output for the states."""
+        """The transitions of the children of states, from the network's output for the states, at steps of which
+        ``refuse_noise`` has seen the std."""
         parents = self.kernel(x, output, step, grid)
-        return Transition(parents.mean[children], parents.std[children], parents.scaled)
+        return Transition(parents.mean[children], parents.std[children], parents.scaled, noisy=True)
 
     def _slope(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Tensor:
         """d mean / d output of the children's transitions, in which every kernel is linear."""
@@ -530,13 +559,10 @@ class DenoisingPolicy:
     def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> Scores:
         """Score the part's transitions again; one forward pass per distinct state."""
         walk: Walk = rollout.steps.walks[part.walk]  # type: ignore[attr-defined]
-        rows = part.rows - walk.first_row
-        source, target = walk.source[rows, part.positions], walk.target[rows, part.positions]
-        distinct, inverse = torch.unique(source, return_inverse=True)
-        # All decisions from one state have its step and its prompt, so that any of them may represent it.
-        entry = torch.empty_like(distinct).scatter_(0, inverse, torch.arange(len(source), device=source.device))
-        step, conditioning = part.positions[entry], walk.conditioning.take(walk.prompt[rows[entry]])
-        x, next_state = walk.states[distinct], walk.states[target]
+        rows, inverse = part.rows - walk.first_row, part.state
+        target = walk.target[rows, part.positions]
+        step, conditioning = part.positions[part.entry], walk.conditioning.take(walk.prompt[rows[part.entry]])
+        x, next_state = walk.states[part.states], walk.states[target]
 
         output = self.solver.predict(self.network, x, step, conditioning, walk.grid)
         now = self._transition(x, output, step, walk.grid, inverse)
@@ -562,7 +588,7 @@ class DenoisingPolicy:
         norm = norm_of(self.solver.mean(output))[inverse]
         scores["velocity_norm"] = norm if "velocity_norm" in names else norm.detach()  # for the metric velocity/norm
         for other in self.networks.asked(names):
-            tasks = [rollout.prompts[row].task for row in part.rows[entry].tolist()]
+            tasks = [rollout.prompts[row].task for row in part.entry_rows]
             original = self.networks.evaluate(
                 other,
                 tasks,

@@ -46,6 +46,7 @@ from mmgrpo.policies.boundaries import (
 )
 from mmgrpo.policies.exploring import explore
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
 from mmgrpo.types import GIVEN, OWN, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
@@ -133,7 +134,7 @@ class Matches:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` decisions, each of which is one network evaluation."""
-        rows, positions = loss_mask.nonzero(as_tuple=True)
+        rows, positions = (put(one, self.group.device) for one in loss_mask.cpu().nonzero(as_tuple=True))
         for start in range(0, len(rows), limit):
             yield Draws(rows[start : start + limit], positions[start : start + limit])
 

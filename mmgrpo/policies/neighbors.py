@@ -28,11 +28,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
-from mmgrpo.diffusion.sizes import refuse_rms
+from mmgrpo.diffusion.sizes import Sizes
 from mmgrpo.files import share
 from mmgrpo.policies.denoising import norm_of
 from mmgrpo.policies.flow_matching import Draws
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
@@ -63,7 +64,7 @@ class Trajectories:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` network evaluations; the members of a group share that of an anchor."""
-        rows, positions = loss_mask.nonzero(as_tuple=True)
+        rows, positions = (put(one, self.group.device) for one in loss_mask.cpu().nonzero(as_tuple=True))
         if len(rows) == 0:
             return
         _, number = torch.unique(self.evaluation(rows, positions), return_inverse=True)
@@ -120,12 +121,13 @@ class NeighborPolicy:
         group = torch.arange(groups, device=self.device).repeat_interleave(size)
         conditioning = self.model.encode(request.prompts).take(group)
         x = torch.cat([self.noises(request, slot) for slot in request.slots]).to(self.device)
-        states = [x]
+        states, sizes = [x], Sizes(self.grid)
         for t in range(self.grid.steps):
             step = torch.full((len(x),), t, device=self.device)
             x = self.moved(self.network, x, step, conditioning)[0]
-            refuse_rms(x, "the deterministic solver", t, self.grid)
+            sizes.see(x, "the deterministic solver", t)
             states.append(x)
+        sizes.refuse()
         streams = [stream(request.seed, "neighbors", slot) for slot in request.slots]
         chosen = torch.stack([torch.randperm(self.grid.steps, generator=s)[: self.draws] for s in streams])
         anchors = torch.stack([torch.randperm(size, generator=s)[: self.anchors] for s in streams])

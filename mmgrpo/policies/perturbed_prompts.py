@@ -156,7 +156,7 @@ class ChangedPrompts:
         entries = changed[part.rows].nonzero()[:, 0]
         if not len(entries):
             return own
-        scored = score(sequences, Tokens(part.rows[entries], part.positions[entries]))
+        scored = score(sequences, Tokens.of(part.rows[entries], part.positions[entries]))
         return own.index_copy(0, entries, scored)
 
     def sequences(self, rollout: Rollout, change: str) -> tuple[Sequences, Bool[Tensor, "B"]]:

@@ -105,7 +105,7 @@ def gradient_features(
     """
     features: list[Tensor] = []
     for part in sequences.split(sequences.real, ROWS):
-        rows, inverse = torch.unique(part.rows, return_inverse=True)
+        rows, inverse = part.distinct, part.inverse
         hidden = states(rows)[inverse, part.positions].detach()
         target = sequences.ids[part.rows, part.positions]
         total = torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
@@ -131,7 +131,7 @@ def visual_dependency(
     PGPO (arXiv:2604.01840), whose second context has no image at all."""
     found = torch.zeros(sequences.real.shape, device=sequences.ids.device)
     for part in sequences.split(sequences.real & rows[:, None], ROWS):
-        some, inverse = torch.unique(part.rows, return_inverse=True)
+        some, inverse = part.distinct, part.inverse
         sides = [states(one, some)[inverse, part.positions] for one in (sequences, changed)]
         for piece in torch.arange(len(inverse), device=found.device).split(chunk):
             first = part.positions[piece] == 0

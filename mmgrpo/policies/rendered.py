@@ -62,7 +62,7 @@ class Reading:
         """``read_log_probs`` of the part's entries under the present parameters, from a forward pass of its own."""
         steps: SeededSequences = rollout.steps  # type: ignore[assignment]
         sequences, ids = steps.sequences, self.ids.to(part.rows.device)
-        rows, inverse = torch.unique(part.rows, return_inverse=True)
+        rows, inverse = part.distinct, part.inverse
         states = tokens.states(tokens.network, sequences, rows)
         sampled, real = sequences.ids[rows, : states.shape[1]], sequences.real[rows, : states.shape[1]]
         real = real & torch.isin(sampled, ids)  # the end is no speech

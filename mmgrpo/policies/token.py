@@ -57,6 +57,7 @@ from mmgrpo.policies.token_model import (
 )
 from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
 from mmgrpo.randomness import derive, stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import Networks
 from mmgrpo.types import (
     CONTRAST,
@@ -657,8 +658,7 @@ class TokenPolicy:
         self, network: nn.Module, sequences: Sequences, part: Tokens, measures: Sequence[str] = ()
     ) -> list[Float[Tensor, "N"]]:
         """Log-probs of a part's tokens, and ``MEASURES`` of their distributions; logits are computed in chunks."""
-        rows, inverse = torch.unique(part.rows, return_inverse=True)
-        states = self.states(network, sequences, rows)[inverse, part.positions]
+        states = self.states(network, sequences, part.distinct)[part.inverse, part.positions]
         target = sequences.ids[part.rows, part.positions]
 
         first = part.positions == 0
@@ -685,19 +685,21 @@ class TokenPolicy:
     def states(
         self, network: nn.Module, sequences: Sequences, rows: Int[Tensor, " rows"]
     ) -> Float[Tensor, "rows T width"]:
-        """The hidden state before every token of some completions."""
-        prompts, prompt = torch.unique(sequences.prompt[rows], return_inverse=True)
-        index = prompts.tolist()
+        """The hidden state before every token of some completions; ``rows`` lie on the host."""
+        prompts, owners = torch.unique(sequences.prompts[rows], return_inverse=True)
+        index, lengths = prompts.tolist(), sequences.lengths[rows]
+        prompt, chosen = put(owners, self.device), put(rows, self.device)
         context = sequences.context.take(index)
         if sequences.features is None:
             features = self._features(network, context, [""] * len(index))
         else:
             features = [sequences.features[row] for row in index] if sequences.features else ()
         if self.share_prefix and self.model.masks:
-            return self._packed_states(network, sequences, rows, context, prompt, features)
-        length = int(sequences.real[rows].any(0).sum())
+            packed = Packed.of(owners.tolist(), lengths.tolist(), len(index), self.device)
+            return self._packed_states(network, sequences.ids[chosen], packed, context, prompt, features)
+        length = int(lengths.max())
         # The last token of the longest completion is a target only: no later token depends on it.
-        ids, real = sequences.ids[rows, : length - 1], sequences.real[rows, : length - 1]
+        ids, real = sequences.ids[chosen, : length - 1], sequences.real[chosen, : length - 1]
         position = next_position(context)[prompt][:, None] + torch.arange(length - 1, device=ids.device)
         positions = position[:, None].expand(-1, context.positions.shape[1], -1)
         if not self.share_prefix or (self.model.checkpointing and torch.is_grad_enabled()):
@@ -706,7 +708,7 @@ class TokenPolicy:
                 torch.cat([context.ids[prompt], ids], 1),
                 torch.cat([context.real[prompt], real], 1),
                 torch.cat([context.positions[prompt], positions], 2),
-                [features[row] for row in prompt.tolist()] if features else (),
+                [features[row] for row in owners.tolist()] if features else (),
                 None,
             )
             return hidden[:, context.ids.shape[1] - 1 :]
@@ -721,19 +723,17 @@ class TokenPolicy:
     def _packed_states(
         self,
         network: nn.Module,
-        sequences: Sequences,
-        rows: Int[Tensor, " rows"],
+        ids: Int[Tensor, "rows T"],
+        packed: Packed,
         context: Context,
         prompt: Int[Tensor, " rows"],
         features: Features,
     ) -> Float[Tensor, "rows T width"]:
         """As ``states``, where the completions of a prompt share rows. Under gradient checkpointing, which keeps no
         keys and values, the prompt stands in each of them."""
-        length = int(sequences.real[rows].any(0).sum())
-        packed = Packed.of(prompt, sequences.real[rows, :length], len(context.ids))
         whole = self.model.checkpointing and torch.is_grad_enabled()
         index = packed.prompt
-        ids = packed.gather(sequences.ids[rows], self.model.pad_id)
+        ids = packed.gather(ids, self.model.pad_id)
         positions = (next_position(context)[index][:, None] + packed.place)[:, None].expand(
             -1, context.positions.shape[1], -1
         )
@@ -744,17 +744,17 @@ class TokenPolicy:
                 torch.cat([context.ids[index], ids], 1),
                 seen,
                 torch.cat([context.positions[index], positions], 2),
-                [features[row] for row in index.tolist()] if features else (),
+                [features[row] for row in packed.owners] if features else (),
                 None,
             )
             before = context.ids.shape[1]
             # Any row of a prompt has the state of its last token.
-            first = torch.stack([(index == one).nonzero()[0, 0] for one in range(len(context.ids))])
-            last, hidden = hidden[first, before - 1], hidden[:, before:]
+            first = torch.tensor([packed.owners.index(one) for one in range(len(context.ids))])
+            last, hidden = hidden[put(first, self.device), before - 1], hidden[:, before:]
         else:
             prefix, cache = self.model.hidden(network, context.ids, context.real, context.positions, features, None)
             last = prefix[:, -1]  # prompts are padded on the left
-            if length == 1:
+            if packed.index.shape[1] == 1:
                 return last[prompt][:, None]
             hidden, _ = self.model.hidden(network, ids, seen, positions, (), self.model.spread(cache, index))
         return (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import CONTRAST, HINTED, OWN, REFERENCE, Prompt, Reference
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -49,6 +51,16 @@ class Tokens:
 
     rows: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]
+    distinct: Int[Tensor, "D"]
+    """The different rows, on the host."""
+    inverse: Int[Tensor, "N"]
+    """Which of them each entry is of."""
+
+    @staticmethod
+    def of(rows: Int[Tensor, "N"], positions: Int[Tensor, "N"]) -> Tokens:
+        """Any entries; the host waits for their rows."""
+        distinct, inverse = torch.unique(rows, return_inverse=True)
+        return Tokens(rows, positions, distinct.cpu(), inverse)
 
 
 @dataclass(frozen=True)
@@ -70,12 +82,21 @@ class Sequences:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
         """Parts of at most ``limit`` rows; a row's tokens share its forward pass."""
-        rows = loss_mask.any(1).nonzero()[:, 0]
-        for start in range(0, len(rows), limit):
-            chunk = rows[start : start + limit]
-            entries = torch.zeros_like(loss_mask)
-            entries[chunk] = loss_mask[chunk]
-            yield Tokens(*entries.nonzero(as_tuple=True))
+        mask, device = loss_mask.cpu(), self.ids.device
+        for rows in mask.any(1).nonzero()[:, 0].split(limit):
+            inverse, positions = mask[rows].nonzero(as_tuple=True)
+            if len(rows):
+                yield Tokens(put(rows[inverse], device), put(positions, device), rows, put(inverse, device))
+
+    @cached_property
+    def prompts(self) -> Int[Tensor, "B"]:
+        """``prompt`` on the host."""
+        return self.prompt.cpu()
+
+    @cached_property
+    def lengths(self) -> Int[Tensor, "B"]:
+        """The number of tokens of each completion, on the host."""
+        return self.real.sum(1).cpu()
 
 
 def with_answers(
@@ -150,15 +171,19 @@ class Context:
     forced: Sequence[tuple[int, ...]] = ()
     """Tokens at the end of each prompt that are the given beginning of its completions; empty if there are none."""
 
+    @cached_property
+    def begins(self) -> list[int]:
+        """Where each prompt begins behind its padding."""
+        return (self.real.shape[1] - self.real.sum(1)).tolist()
+
     def to(self, device: torch.device) -> Context:
         """The same on another device; media stay where they are."""
         return replace(self, ids=self.ids.to(device), real=self.real.to(device), positions=self.positions.to(device))
 
     def take(self, rows: Sequence[int]) -> Context:
         """Some of the prompts, without the padding that none of them needs."""
-        index = torch.tensor(rows, device=self.ids.device)
+        index, start = put(torch.tensor(rows), self.ids.device), min(self.begins[row] for row in rows)
         real = self.real[index]
-        start = int(real.any(0).long().argmax())
         return Context(
             self.ids[index, start:],
             real[:, start:],

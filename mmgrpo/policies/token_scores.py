@@ -14,7 +14,7 @@ the log-prob but for a factor, and is computed with it, chunk by chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+
+from mmgrpo.runtime.devices import put
 
 BLOCK = 1 << 21
 """Numbers whose exponentials are held at once: 8 MB."""
@@ -115,12 +117,14 @@ class Packed:
     """Its place in the completion."""
     index: Int[Tensor, "B T"]
     """Where the state before each token is among those of the prompts' last tokens and then of all rows."""
+    owners: Sequence[int]
+    """``prompt`` on the host."""
 
     @staticmethod
-    def of(prompt: Int[Tensor, "B"], real: Bool[Tensor, "B T"], prompts: int) -> Packed:
-        """First fit, the longest completions first; ``prompt`` counts up to ``prompts``."""
-        device = real.device
-        owners, lengths = torch.stack([prompt, real.sum(1) - 1]).tolist()
+    def of(owners: Sequence[int], tokens: Sequence[int], prompts: int, device: torch.device) -> Packed:
+        """First fit, the longest completions first. ``owners`` are the prompts of completions, below ``prompts``, and
+        ``tokens`` their lengths."""
+        lengths = [max(0, one - 1) for one in tokens]
         width = max(*lengths, min(ROW, sum(lengths)))
         rows: list[list[int]] = []
         room: list[int] = []
@@ -145,14 +149,16 @@ class Packed:
                 places += range(lengths[one])
             part.append(parts + [-1] * (width - len(parts)))
             place.append(places + [0] * (width - len(parts)))
-        time = torch.arange(real.shape[1], device=device)
-        index = torch.where(time > 0, torch.tensor(start, device=device)[:, None] + time - 1, prompt[:, None])
-        size = (len(rows), width)
+        time = torch.arange(max(tokens))
+        index = torch.where(time > 0, torch.tensor(start)[:, None] + time - 1, torch.tensor(owners)[:, None])
+        index = torch.where(time < torch.tensor(tokens)[:, None], index, 0)
+        of_rows, size = [owners[row[0]] for row in rows], (len(rows), width)
         return Packed(
-            torch.tensor([owners[row[0]] for row in rows], device=device),
-            torch.tensor(part, device=device, dtype=torch.long).view(size),
-            torch.tensor(place, device=device, dtype=torch.long).view(size),
-            torch.where(real, index, 0),
+            put(torch.tensor(of_rows), device),
+            put(torch.tensor(part, dtype=torch.long).view(size), device),
+            put(torch.tensor(place, dtype=torch.long).view(size), device),
+            put(index, device),
+            of_rows,
         )
 
     def gather(self, table: Int[Tensor, "B T"], filler: int) -> Int[Tensor, "rows width"]:

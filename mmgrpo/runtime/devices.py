@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from accelerate import Accelerator
 
 SHARDING = {
@@ -24,6 +25,11 @@ SHARDING = {
 FSDP = "ACCELERATE_USE_FSDP"
 WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Variables by which launchers tell a process that it is one of several."""
+
+
+def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on the device, for whose queue the host does not wait."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def refuse_launcher(environ: Mapping[str, str]) -> None:

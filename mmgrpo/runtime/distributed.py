@@ -79,6 +79,8 @@ def row_counts(value: Tensor, accelerator: Processes) -> list[int]:
 
 def largest(value: float, accelerator: Processes) -> float:
     """The maximum over ranks."""
+    if accelerator.num_processes == 1:
+        return value
     return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
 
 
@@ -102,8 +104,7 @@ def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
 
 def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
     """Concatenate the decisions of all ranks, padded to the rank with the most decisions per row."""
-    width = torch.tensor([decisions.loss_mask.shape[1]], device=decisions.loss_mask.device)
-    longest = int(gather_rows(width, accelerator).max())
+    longest = int(largest(decisions.loss_mask.shape[1], accelerator))
     place = draw * accelerator.num_processes + accelerator.process_index
     local = pad_decisions(decisions, longest)
     return Decisions(

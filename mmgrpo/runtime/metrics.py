@@ -52,9 +52,9 @@ class Tally:
         return sums, max([0.0, *values[len(self.added) :]])
 
     def summed(self, names: Sequence[str], accelerator: Accelerator) -> tuple[dict[str, float], float]:
-        """``read`` with the sums over all ranks."""
+        """``read`` with the sums over all ranks of those that are named; others are this rank's."""
         sums, gap = self.read()
-        return sum_by_name(sums, names, accelerator), gap
+        return sums | sum_by_name(sums, names, accelerator), gap
 
     @property
     def sums(self) -> dict[str, float]:

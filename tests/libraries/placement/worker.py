@@ -87,23 +87,22 @@ def waits_of_tokens(name: str, folder: str) -> dict[str, float]:
     advantages = torch.linspace(-1, 1, decisions.rows).to("sim:0")[:, None].expand_as(decisions.log_probs).contiguous()
     rows = torch.arange(decisions.rows, device="sim:0")
     batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
-    for parts in (1, 4):
+    for parts in (2, 1, 4):  # the first also copies what decides the sizes of parts, once in a round
         simulated.WAITS.clear()
         tally = accumulate_gradients(
             policy,
             batch,
-            torch.ones(decisions.rows, dtype=torch.bool, device="sim:0"),
+            torch.ones(decisions.rows, dtype=torch.bool),
             LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
             micro_batch_size=decisions.rows // parts,
             accelerator=Accelerator(),
             on_policy=True,
         )
         tally.read()
-        names = ("update.py", "metrics.py")
         found[f"update in {parts}"] = sum(
             count
             for (kind, place), count in simulated.WAITS.items()
-            if kind in ("item", "copy") and any(n in place for n in names)
+            if kind != "upload" and place.startswith("mmgrpo/")
         )
     from mmgrpo.runtime.finite import is_finite
 

@@ -12,7 +12,7 @@ import torch
 
 from mmgrpo.diffusion.kernels import ddim, kernel, noise_table
 from mmgrpo.diffusion.schedules import Grid, ddim_grid, flow
-from mmgrpo.diffusion.sizes import MOST_RMS, MOST_RMS_OF_DIFFUSION, refuse_noise, refuse_rms
+from mmgrpo.diffusion.sizes import MOST_RMS, MOST_RMS_OF_DIFFUSION, Sizes, refuse_noise
 from mmgrpo.runtime.finite import NotFinite, TooLarge
 from tests.flows import even_grid, fine_ddim_grid, flow_like, real
 
@@ -141,6 +141,8 @@ def test_noise_that_the_levels_do_not_allow_is_refused_before_anything_is_sample
             refuse_noise(text, noise_table(kernel(text), grid), stochastic, grid)
     std = torch.tensor([0.5, 0.5, 0.5, 9.0])
     refuse_noise("flow_sde", std, stochastic, grid)  # the last step draws none
+    with pytest.raises(ValueError, match=r"step 2 of 4"):
+        refuse_noise("flow_sde", torch.tensor([0.5, 0.0, 0.5, 0.0]), stochastic, grid)
     with pytest.raises(ValueError, match="9.*step 4.*4"):
         refuse_noise("flow_sde", std, [True] * 4, grid)
     with pytest.raises(ValueError, match=r"step 1 of 4"):
@@ -149,12 +151,20 @@ def test_noise_that_the_levels_do_not_allow_is_refused_before_anything_is_sample
 
 @pytest.mark.parametrize(("grid", "most"), [(even_grid(4), MOST_RMS), (fine_ddim_grid(4), MOST_RMS_OF_DIFFUSION)])
 def test_a_state_above_the_largest_size_names_kernel_level_and_step(grid, most):
-    x = torch.full((3, 2, 2), 0.999 * most)
-    refuse_rms(x, "kernel", 1, grid)
-    x[1] *= 1.01
+    x, larger = torch.full((3, 2, 2), 0.999 * most), torch.full((3, 2, 2), 0.999 * most)
+    larger[1] *= 1.01
+    sizes = Sizes(grid)
+    sizes.refuse()
+    sizes.see(x, "kernel", 0)
+    sizes.refuse()
+    sizes.see(larger, "sampling.kernel dance", 1)
+    sizes.see(2 * larger, "kernel", 2)
     with pytest.raises(TooLarge, match=f"^sampling.kernel dance.*1.*3.*2.*4.*{grid.levels[1]:.3g}"):
-        refuse_rms(x, "sampling.kernel dance", 1, grid)
-    x[2] = torch.nan
+        sizes.refuse()
+    larger[2] = torch.nan
+    whole, undefined = Sizes(grid), Sizes(grid)
+    whole.see(larger, "kernel", 1)
     with pytest.raises(NotFinite):
-        refuse_rms(x, "kernel", 1, grid)
-    refuse_rms(x[2:], "kernel", 1, grid)  # an error of its own, where the sample is complete
+        whole.refuse()
+    undefined.see(larger[2:], "kernel", 1)
+    undefined.refuse()  # an error of its own, where the sample is complete

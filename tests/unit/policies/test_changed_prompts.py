@@ -93,13 +93,13 @@ def test_decisions_under_a_changed_prompt_are_scored_again_and_the_others_are_no
         return 10.0 * part.rows + part.positions
 
     changes = ChangedPrompts(Encoder())
-    part = Tokens(torch.tensor([1, 2, 2, 4]), torch.tensor([0, 0, 1, 1]))
+    part = Tokens.of(torch.tensor([1, 2, 2, 4]), torch.tensor([0, 0, 1, 1]))
     own = torch.tensor([0.1, 0.2, 0.3, 0.4])
     assert changes.log_probs(made, part, CHANGE, own, score).tolist() == [10, own[1], own[2], 41]
     assert seen == [([1, 4], [0, 1])]
-    every = Tokens(torch.tensor([0, 3]), torch.tensor([1, 0]))
+    every = Tokens.of(torch.tensor([0, 3]), torch.tensor([1, 0]))
     assert changes.log_probs(made, every, CHANGE, own[:2], score).tolist() == [1, 30]
-    words = Tokens(torch.tensor([2]), torch.tensor([1]))
+    words = Tokens.of(torch.tensor([2]), torch.tensor([1]))
     one = own[:1]
     assert changes.log_probs(made, words, CHANGE, one, score) is one and len(seen) == 2
 
@@ -110,5 +110,5 @@ def test_where_nothing_changes_nothing_is_encoded():
     steps, changed = changes.sequences(replace(made), CHANGE)
     assert steps is made.steps and not changed.any() and encoder.asked == []
     own = torch.tensor([0.5, 0.25])
-    part = Tokens(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    part = Tokens.of(torch.tensor([0, 1]), torch.tensor([0, 0]))
     assert changes.log_probs(made, part, CHANGE, own, lambda *given: own + 1) is own

@@ -102,6 +102,7 @@ def twin_of(name: str, preset: str) -> Twin:
     section["sampling"] = {**section.get("sampling", {}), **kind.sampling}
     made = derived(f"{name}/{preset}", section)
     steps = kind.rounds * made.section["optim"].get("updates", 1) or made.section["steps"]
+    steps *= 2 if preset == "xpo" else 1  # half of its rows are the reference's
     changed = {"steps": steps, "optim": {**made.section["optim"], **kind.optim}}
     if preset == "prorl":  # its reset follows evaluations
         changed["eval"] = {**made.section["eval"], "every": 8}
