@@ -309,25 +309,29 @@ def check_inputs(config: Config, missing: str = "") -> None:
 def memory_of(config: Config, processes: int) -> list[str]:
     """What the run needs on each process, of a model whose files are on this machine; else no lines."""
     from mmgrpo.memory import read_folder, report
-    from mmgrpo.update import LossRecipe
 
-    path, owner, algorithm = config.model.path, family(config.model.family), config.algorithm
+    path = config.model.path
     folder = Path(locate(path)) if path and not path.startswith(PYPI) else Path()
     read = read_folder(folder) if path and folder.is_dir() else None
     if read is None:
         return [f"memory:    not computed, since the files of '{path}' are not on this machine"] if path else []
-    loss = LossRecipe.of(
-        algorithm.objective,
-        algorithm.aggregation,
-        algorithm.mismatch,
-        algorithm.terms,
-        algorithm.off_policy,
-        algorithm.networks,
+    return report(read, config, processes, **counted_in(config))
+
+
+def counted_in(config: Config) -> dict[str, Any]:
+    """What ``mmgrpo.memory.needs`` counts besides what the settings say: the layers that get adapters, whether the
+    family's blocks are gathered call by call, and whether the loss needs a reference."""
+    from mmgrpo.update import LossRecipe
+
+    owner = family(config.model.family)
+    targets = getattr(config.model, "lora_targets", ()) or getattr(
+        importlib.import_module(owner.module), "LORA_TARGETS", TARGETS
     )
-    chosen = getattr(config.model, "lora_targets", ())
-    targets = chosen or getattr(importlib.import_module(owner.module), "LORA_TARGETS", TARGETS)
-    in_step = isinstance(owner, Blocks) and owner.in_step
-    return report(read, config, processes, in_step=in_step, targets=tuple(targets), reference=loss.needs_reference)
+    return {
+        "in_step": isinstance(owner, Blocks) and owner.in_step,
+        "targets": tuple(targets),
+        "reference": LossRecipe.read(config.algorithm).needs_reference,
+    }
 
 
 def check_model(config: Config) -> None:

@@ -128,14 +128,18 @@ MODELS = (
 )
 
 
-def parameters(kind: str, config: dict[str, Any]) -> int:
-    """Parameters of a network of diffusers."""
+def network_of(kind: str, config: dict[str, Any]) -> Any:
+    """A network of diffusers without storage."""
     import diffusers
     import torch
 
     with torch.device("meta"):
-        network = getattr(diffusers, kind)(**config)
-    return sum(parameter.numel() for parameter in network.parameters())
+        return getattr(diffusers, kind)(**config)
+
+
+def parameters(kind: str, config: dict[str, Any]) -> int:
+    """Parameters of a network of diffusers."""
+    return sum(parameter.numel() for parameter in network_of(kind, config).parameters())
 
 
 def encoder_parameters(name: str) -> int:

@@ -130,6 +130,7 @@ def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any
     """The numbers of one network."""
     import torch
 
+    from mmgrpo.cli.train import counted_in
     from mmgrpo.memory import needs, read_folder
 
     path = checkpoint(size, place / "model", args.toy)
@@ -143,7 +144,7 @@ def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any
     )
     evaluations = sum(line["rollout/evaluations"] for line in timed) / len(timed)
     folder = read_folder(Path(path))
-    needed = sum(needs(folder, config, processes=1).values()) / 1e9 if folder else None
+    needed = sum(needs(folder, config, processes=1, **counted_in(config)).values()) / 1e9 if folder else None
     seconds = sum(spent.values())
     return {
         "parameters": folder.parameters if folder else None,

@@ -30,6 +30,7 @@ with watched(accelerator, "the command", patience=4):
     if how not in ("ends", "exchanges"):
         time.sleep(500)
 print("done", flush=True)
+accelerator.end_training()
 """
 
 
