@@ -1,6 +1,6 @@
 """Memory of each process that trains a published model, replicated and sharded: the table of docs/scaling.md.
 
-    python -m pipelines.memory
+    python -m scripts.memory
 
 The arithmetic is that of a dry run (``mmgrpo.memory.needs``), without activations, caches and frozen encoders, on
 modules without storage: nothing is downloaded.
@@ -104,10 +104,9 @@ def row(run: Run, folder: Folder) -> str:
 
 def main() -> None:
     """Print the table."""
-    print(
-        "| GB for N = 2 / 4 / 8, computed, not measured | `none` | `full` |" + "".join(f" on {c} GB |" for c in CARDS)
-    )
-    print("| --- | --- | --- |" + " --- |" * len(CARDS))
+    cells = ["GB for N = 2 / 4 / 8, computed, not measured", "`none`", "`full`", *(f"on {card} GB" for card in CARDS)]
+    print(f"| {' | '.join(cells)} |")
+    print("|" + " --- |" * len(cells))
     folders = {name: folder_of(name) for name in {run.model: None for run in RUNS}}
     for run in RUNS:
         print(row(run, folders[run.model]), flush=True)
