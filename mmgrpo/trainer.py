@@ -299,6 +299,7 @@ class Trainer:
                         "with --resume-from and lower --optim.lr, or use bf16 in place of fp16"
                     )
         refuse_tensors(self.trained, f"the weights after optimizer step {self.step}")
+        self.optimizer.zero_grad()  # the next rollout has their memory
         self.ledger.update(round_.rows, self.round)
         self.others.take_in(round_.batch, round_.totals, round_.reward_scores, self.ledger)
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
