@@ -238,6 +238,7 @@ def test_partial_credit_adds_what_is_right():
     queries_of = ("SELECT name FROM t WHERE age = 3;", "SELECT name FROM t", "SELECT x", "")
     values = reward("sql_partial")([prompt] * 4, [Text(query) for query in queries_of], tags=False)
     assert values == [3 + 1 + 1 + 1, 0 + 1 + 1 / 2 + 3 / 7, 0, 0]
+    assert queries.jaccard(frozenset("ab"), frozenset("bc")) == 1 / 3  # neither holds the other
 
 
 @pytest.mark.parametrize("change", [{"script": ""}, {"database": "x.sqlite"}, {"script": "", "database": "/no.sqlite"}])
