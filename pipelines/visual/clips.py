@@ -132,7 +132,7 @@ def lossless_mp4(clip: Video) -> bytes:
     """
     pixels = (clip.frames.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
     rate = Fraction(clip.fps).limit_denominator(1001)
-    return h264(pixels, rate, "libx264rgb", "rgb24", {"crf": "0", "preset": "veryfast"})
+    return h264([*pixels], rate, "libx264rgb", "rgb24", {"crf": "0", "preset": "veryfast"})
 
 
 def h264(frames: Sequence[Any], rate: Fraction, codec: str, pixel_format: str, options: dict[str, str]) -> bytes:
