@@ -723,7 +723,7 @@ class TokenPolicy:
     def _packed_states(
         self,
         network: nn.Module,
-        ids: Int[Tensor, "rows T"],
+        ids: Int[Tensor, "rows length"],
         packed: Packed,
         context: Context,
         prompt: Int[Tensor, " rows"],

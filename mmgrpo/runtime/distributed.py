@@ -104,7 +104,7 @@ def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
 
 def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
     """Concatenate the decisions of all ranks, padded to the rank with the most decisions per row."""
-    longest = int(largest(decisions.loss_mask.shape[1], accelerator))
+    longest = int(largest(float(decisions.loss_mask.shape[1]), accelerator))
     place = draw * accelerator.num_processes + accelerator.process_index
     local = pad_decisions(decisions, longest)
     return Decisions(
