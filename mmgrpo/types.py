@@ -196,6 +196,24 @@ class Decisions:
     def rows(self) -> int:
         return self.loss_mask.shape[0]
 
+    @cached_property
+    def owner_index(self) -> Int[Tensor, "B T"]:
+        """For every entry, the flat index of the first entry of the same decision (its own if unshared)."""
+        rows, width = self.node.shape
+        index = torch.arange(rows * width, device=self.node.device)
+        # Entries without a decision have unique negative numbers, so that none is taken for a shared one.
+        flat = torch.where(self.decision_mask, self.node, -1 - index.view(rows, width)).reshape(-1)
+        _, inverse = torch.unique(flat, return_inverse=True)
+        first = torch.full((int(inverse.max()) + 1,), rows * width, device=index.device)
+        first = first.scatter_reduce(0, inverse, index, "amin")
+        return first[inverse].view(rows, width)
+
+    @cached_property
+    def owned(self) -> Bool[Tensor, "B T"]:
+        """True for exactly one entry of every decision."""
+        index = torch.arange(self.node.numel(), device=self.node.device).view_as(self.node)
+        return self.decision_mask & (self.owner_index == index)
+
 
 @runtime_checkable
 class Part(Protocol):
@@ -280,6 +298,11 @@ class Batch:
         decisions = self.decisions
         places = [place.cpu() for place in self.places]
         return Host(self.loss_mask.cpu(), decisions.keys["prompt"].cpu(), decisions.origin.cpu(), places)
+
+    @cached_property
+    def owned(self) -> Bool[Tensor, "B T"]:
+        """``Decisions.owned`` on the host."""
+        return self.decisions.owned.cpu()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from torch import Tensor
 from mmgrpo.config.registry import Bound, bind_scheduled
 from mmgrpo.data.perturbations import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
-from mmgrpo.objectives.base import owned, owner_index
 from mmgrpo.objectives.matching import VELOCITY_METRICS, velocity_metrics
 from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, of_kinds, weights_by_origin
 from mmgrpo.prompts.added import ADDITIONS
@@ -314,7 +313,7 @@ def rescored(
     decisions = batch.decisions
     drawn = of_kinds(decisions.origin, [OWN, HINTED])[:, None]
     # An objective of whole rows compares all decisions of a row, also those that are not trained.
-    entries = (owned(decisions) if loss.coupled else batch.loss_mask) & drawn
+    entries = (decisions.owned if loss.coupled else batch.loss_mask) & drawn
     value, known = torch.zeros_like(decisions.log_probs), torch.zeros_like(entries)
     for at, log_probs in tally.present:
         value[at], known[at] = log_probs.to(value.dtype), True
@@ -326,7 +325,7 @@ def rescored(
     known |= entries
     value = sum_over_ranks(value, accelerator)
     if loss.coupled:  # a shared decision is scored at its first row
-        shared = owner_index(decisions)
+        shared = decisions.owner_index
         value, known = value.reshape(-1)[shared], known.reshape(-1)[shared]
     log_probs = torch.where(known & drawn, value, decisions.log_probs)
     return replace(batch, decisions=replace(decisions, log_probs=log_probs))
@@ -343,9 +342,9 @@ def _coupled(step: Step) -> None:
     batch, rows, loss = step.batch, step.rows, step.loss
     # The ratio of a row is over all its decisions, also those that another row owns or that are not trained. A shared
     # decision is scored once, at its first row, and gathered from there by all, so that its gradient is their sum.
-    owners = owned(batch.decisions).cpu() & rows[:, None]
+    owners = batch.owned & rows[:, None]
     at_rows = put(rows.nonzero()[:, 0], step.weights.device)
-    shared = owner_index(batch.decisions)
+    shared = batch.decisions.owner_index
     # Before the first update of a round the present log-probs are those of the rollout up to rounding, so that the
     # first pass is skipped, unless the loss needs scores that the rollout lacks: other names (entropy,
     # reference_log_probs, ...), or the log-probs of rows that the policy did not draw in this round.

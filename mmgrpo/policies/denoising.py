@@ -511,9 +511,9 @@ class DenoisingPolicy:
 
     def _transition(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Transition:
         """The transitions of the children of states, from the network's output for the states, at steps of which
-        ``refuse_noise`` has seen the std."""
+        ``refuse_noise`` has seen the std, unless the network predicts it."""
         parents = self.kernel(x, output, step, grid)
-        return Transition(parents.mean[children], parents.std[children], parents.scaled, noisy=True)
+        return Transition(parents.mean[children], parents.std[children], parents.scaled, noisy=self.outputs == 1)
 
     def _slope(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Tensor:
         """d mean / d output of the children's transitions, in which every kernel is linear."""

@@ -102,14 +102,14 @@ def settings() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]
 @cache
 def descriptions(section: type) -> dict[str, str]:
     """The fields of a class of settings to the docstrings below them, those of its bases included."""
-    told: dict[str, str] = {}
+    described: dict[str, str] = {}
     for one in reversed(section.__mro__[:-1]):
         with contextlib.suppress(OSError):  # made at run time
             body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0].body  # type: ignore[attr-defined]
             for field, text in pairwise(body):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    told[field.target.id] = " ".join(ast.literal_eval(text.value).split())  # type: ignore[union-attr]
-    return told
+                    described[field.target.id] = " ".join(ast.literal_eval(text.value).split())  # type: ignore[union-attr]
+    return described
 
 
 def those(names: Sequence[str]) -> str:
@@ -126,7 +126,7 @@ def those(names: Sequence[str]) -> str:
     return ", ".join(texts)
 
 
-def told(about: Counter[str]) -> str:
+def commonest(about: Counter[str]) -> str:
     """The descriptions of a setting, of many the most common one."""
     ordered = [text for text, _ in about.most_common()]
     return " Or: ".join(ordered if len(ordered) <= 4 else ordered[:1])
@@ -147,7 +147,7 @@ def page() -> str:
             texts = [f"`{default}`" for default in defaults]
         else:
             texts = [f"`{default}` ({those(members)})" for default, members in defaults.items()]
-        rows.append(f"| `{name}` | {'; '.join(texts)} | {cell(told(about[name]))} |")
+        rows.append(f"| `{name}` | {'; '.join(texts)} | {cell(commonest(about[name]))} |")
     commands = [
         f"| `{name}` | {', '.join(f'`{option}={value!r}`' for option, value in vars(options).items())} |"
         for name, options in (

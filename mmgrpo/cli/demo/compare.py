@@ -273,18 +273,18 @@ def at_run(
             try:
                 for made, *shown in answer(*values):
                     progress((made.drawn, made.total), desc=made.doing, unit="samples")
-                    yield made, told(made, made.doing), *shown
+                    yield made, status_of(made, made.doing), *shown
             except Exception:
                 yield gr.skip(), "", *[gr.skip()] * len(results)
                 raise
 
     busy = parts.computing(str(run.elem_id), show_progress_on=said)
     events = [start(show, list(inputs), [last, said, *results], **busy) for start in (run.click, *also)]
-    parts.at_cancel(cancel, events, partial(told, doing="Cancelled."), [last], [said], **parts.QUIET)
+    parts.at_cancel(cancel, events, partial(status_of, doing="Cancelled."), [last], [said], **parts.QUIET)
 
 
-def told(made: Comparison | None, doing: str = "") -> str:
-    """What is going on, in a line; of a pair without a trained model, that there is none."""
+def status_of(made: Comparison | None, doing: str = "") -> str:
+    """What is going on, in a line; of a pair without a trained model, that only the base is shown."""
     if made is None:
         return parts.status(doing)
     both = len(made.models) == 2

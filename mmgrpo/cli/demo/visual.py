@@ -190,14 +190,14 @@ def view(drawn: Drawn | None, chosen: Mapping[str, int]) -> list[Any]:
     """The chosen samples large, their rewards, and the cards of both sides; ``chosen`` are places by side."""
     places = {side: place for side, place in chosen.items() if drawn and place < len(drawn.shown.get(side, ()))}
     samples = {side: drawn.shown[side][place] for side, place in places.items()} if drawn else {}
-    pictures = tuple(sample.image for sample in samples.values() if not sample.video)
-    slides = len(pictures) == 2 or not samples
+    images = tuple(sample.image for sample in samples.values() if not sample.video)
+    slides = len(images) == 2 or not samples
     large = []
     if drawn and not slides:
         outputs = {side: drawn.made.sides[side].outputs[place] for side, place in places.items()}
         large = [figure(output, title(side, drawn)) for side, output in outputs.items()]
     return [
-        gr.update(value=pictures or None, visible=True) if slides else gr.update(value=None, visible=False),
+        gr.update(value=images or None, visible=True) if slides else gr.update(value=None, visible=False),
         figures(*large) if large else "",
         rewards_table(drawn, places),
         *(cards(drawn, side, places.get(side)) for side in TITLES),

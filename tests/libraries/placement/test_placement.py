@@ -50,6 +50,7 @@ def test_families_run_on_a_device_without_mixing_and_wait_once_a_token(tmp_path)
         assert waits["own per token"] <= 1, waits
         assert waits["all per token"] <= 3, waits  # what transformers itself asks, of masks
         assert waits["update in 4"] == waits["update in 1"] == 1, waits  # that of the tally, however many parts
+        assert waits["update of samples in 4"] == 2, waits  # and which decisions have a gradient
         assert waits["finite"] == 1, waits
 
 

@@ -87,19 +87,21 @@ def waits_of_tokens(name: str, folder: str) -> dict[str, float]:
     advantages = torch.linspace(-1, 1, decisions.rows).to("sim:0")[:, None].expand_as(decisions.log_probs).contiguous()
     rows = torch.arange(decisions.rows, device="sim:0")
     batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
-    for parts in (2, 1, 4):  # the first also copies what decides the sizes of parts, once in a round
+    token, sample = "ppo(low=0.2, high=0.2)", "gspo"
+    # The first of each also copies what decides the sizes of parts, once in a round.
+    for objective, parts in ((token, 2), (token, 1), (token, 4), (sample, 2), (sample, 4)):
         simulated.WAITS.clear()
         tally = accumulate_gradients(
             policy,
             batch,
             torch.ones(decisions.rows, dtype=torch.bool),
-            LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
+            LossRecipe.of(objective, "per_sample"),
             micro_batch_size=decisions.rows // parts,
             accelerator=Accelerator(),
             on_policy=True,
         )
         tally.read()
-        found[f"update in {parts}"] = sum(
+        found[f"update in {parts}" if objective == token else f"update of samples in {parts}"] = sum(
             count
             for (kind, place), count in simulated.WAITS.items()
             if kind != "upload" and place.startswith("mmgrpo/")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from mmgrpo.objectives.base import owned, owner_index
 from mmgrpo.types import Decisions
 
 NODE = torch.tensor([[0, 1, 2], [0, 1, 2], [0, 1, 3]])
@@ -17,12 +16,12 @@ def decisions(mask: list[list[int]]) -> Decisions:
 
 def test_the_first_row_of_a_shared_decision_owns_it():
     shared = decisions([[1, 1, 1], [1, 1, 1], [1, 1, 1]])
-    assert owner_index(shared).tolist() == [[0, 1, 2], [0, 1, 2], [0, 1, 8]]
-    assert owned(shared).tolist() == [[True] * 3, [False] * 3, [False, False, True]]
+    assert shared.owner_index.tolist() == [[0, 1, 2], [0, 1, 2], [0, 1, 8]]
+    assert shared.owned.tolist() == [[True] * 3, [False] * 3, [False, False, True]]
 
 
 def test_padding_owns_nothing_whatever_its_numbers():
     """The first row has no decision, although its padding has the numbers of those of the second."""
     padded = decisions([[0, 0, 0], [1, 1, 1], [1, 1, 0]])
-    assert owner_index(padded).tolist() == [[0, 1, 2], [3, 4, 5], [3, 4, 8]]
-    assert owned(padded).tolist() == [[False] * 3, [True] * 3, [False] * 3]
+    assert padded.owner_index.tolist() == [[0, 1, 2], [3, 4, 5], [3, 4, 8]]
+    assert padded.owned.tolist() == [[False] * 3, [True] * 3, [False] * 3]

@@ -5,7 +5,6 @@ import torch
 from torch.testing import assert_close
 
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.objectives.base import owned
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.finite import NotFinite, TooLarge
 from mmgrpo.types import Request, Rollout
@@ -111,7 +110,7 @@ def test_a_one_step_branch_trains_its_whole_group_with_one_evaluation():
 def test_shared_decisions_have_one_owner_and_equal_numbers():
     made = rollout(toy_policy("branch_tree(splits=[0,2])", steps=8))
     decisions = made.decisions
-    owners = owned(decisions)
+    owners = decisions.owned
     # Per group: 2 decisions at steps 0 and 1, then 4 at steps 2 to 6; the last step is deterministic.
     assert owners.sum(0).tolist() == [6, 6, 12, 12, 12, 12, 12, 0]
     assert torch.equal(owners, decisions.loss_mask)
@@ -225,7 +224,7 @@ def test_groups_are_numbered_by_slot_and_plan_and_trees_by_their_root():
     assert [prompt.id for prompt in made.prompts] == [toy_prompts(2)[i].id for i in (0, 1, 0, 1) for _ in range(4)]
     assert made.decisions.node.min() == 0
     # no decision of one plan is one of the other
-    assert torch.equal(owned(made.decisions), made.decisions.loss_mask) and made.decisions.loss_mask.sum() == 16
+    assert torch.equal(made.decisions.owned, made.decisions.loss_mask) and made.decisions.loss_mask.sum() == 16
 
 
 def test_evaluations_are_counted_with_guidance():

@@ -10,7 +10,6 @@ import torch
 
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
-from mmgrpo.objectives.base import owned
 from mmgrpo.types import Request
 from pipelines.denoising import check_decisions
 from tests.building import algorithm_blocks, trainer
@@ -75,7 +74,7 @@ def test_decisions_are_numbered_apart_scored_again_and_counted():
     made = policy.rollout(EIGHT)
     assert sum(len(part) for part in made.completions.parts()) == len(made.completions.rows)
     assert policy.model.forwards == made.evaluations
-    assert torch.equal(owned(made.decisions), made.decisions.loss_mask) and made.decisions.loss_mask.sum() == 32
+    assert torch.equal(made.decisions.owned, made.decisions.loss_mask) and made.decisions.loss_mask.sum() == 32
     gap = (rescored(policy, made) - made.decisions.log_probs)[made.decisions.loss_mask]
     assert gap.abs().max() <= 5e-7
     assert sorted(made.decisions.keys["prompt"].tolist()) == sorted([*range(8)] * 4)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image as Pil
 
 from mmgrpo.cli.demo import visual
-from mmgrpo.cli.demo.compare import Comparison, Side, told
+from mmgrpo.cli.demo.compare import Comparison, Side, status_of
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
 from mmgrpo.cli.demo.visual import Drawn, Sample, command, prompt_of, rewards_table
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
@@ -136,14 +136,14 @@ def test_samples_appear_batch_by_batch_and_at_last_the_choice_of_the_best():
     ]
     *_, reward, _, first, winner, command = steps[-1]
     assert reward["value"] == "brightness" and first["maximum"] == 6 and "brightness, sample 1" in winner
-    assert command == "" and "rewards follow" in steps[1][5] and "12 samples, seed 3" in told(made[-1])
+    assert command == "" and "rewards follow" in steps[1][5] and "12 samples, seed 3" in status_of(made[-1])
 
 
 def test_videos_have_players_and_a_model_alone_has_its_image():
     last = results(painters(videos=True), "a", "a wall", None, 3, 1)[-1]
     assert not last[2]["visible"] and last[3].count('src="data:video/mp4;base64,') == 2
     last = results(painters([BEFORE]), "a", "a wall", None, 3, 2)[-1]
-    assert last[3].count("<img") == 1 and not last[2]["visible"] and "not trained yet" in told(last[0])
+    assert last[3].count("<img") == 1 and not last[2]["visible"] and "not trained yet" in status_of(last[0])
 
 
 def test_errors_are_one_line_without_mark_up_and_other_models_are_refused():
