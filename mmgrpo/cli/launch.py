@@ -1,8 +1,8 @@
 """Start a training run as several processes: on this machine, as a job of SLURM, or on a cluster of Ray.
 
     mmgrpo launch --processes 8 --recipe visual/flow_grpo --name flow --distributed.shard full
-    mmgrpo launch slurm --nodes 4 --processes 8 --recipe visual/flow_grpo --name flow > flow.sbatch
-    mmgrpo launch ray --nodes 4 --processes 8 --recipe visual/flow_grpo --name flow
+    mmgrpo launch slurm --nodes 2 --processes 8 --recipe visual/flow_grpo --name flow > flow.sbatch
+    mmgrpo launch ray --nodes 2 --processes 8 --recipe visual/flow_grpo --name flow
 
 The options of ``mmgrpo train`` follow those of the launch, behind ``--`` if need be. On this machine torchrun starts
 the processes. The job that slurm prints is for sbatch: it begins the run or goes on. Two minutes before its time ends
@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Start the processes, or print the job."""
     args, run = read(words(arguments))
     refuse_options(args, run)
+    each = args.processes or (0 if args.ray else gpus())
+    refuse_settings(run, max(1, args.nodes * each))  # on Ray without --processes the cluster alone knows their number
     if args.slurm:
         print(job(args, run), end="")
     elif args.ray:
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         request = Request(args.nodes, args.processes, args.cpus, has_gpu, args.wait, args.restarts)
         launch(request, args.address, run, resumed(run), again(args, run))
     else:
-        here(args.processes or gpus(), run, again(args, run) if is_named(run) or "--resume" in run else "")
+        here(each, run, again(args, run) if is_named(run) or "--resume" in run else "")
 
 
 def read(given: Sequence[str]) -> tuple[Args, list[str]]:
@@ -122,6 +124,16 @@ def refuse_options(args: Args, run: Sequence[str]) -> None:
             "--overwrite: got it with --ray, where a run that is started again could replace its own checkpoints; "
             "remove the old run or choose another --name, or set --restarts 0"
         )
+
+
+def refuse_settings(run: Sequence[str], processes: int) -> None:
+    """ValueError for settings with which the run could not start, before a job waits for its machines; nothing is
+    loaded."""
+    from mmgrpo.cli.train import arithmetic, read, refuse_toys
+
+    config = read(run, "The options of the run.")
+    refuse_toys(run, config)
+    arithmetic(config, processes)
 
 
 def is_named(run: Sequence[str]) -> bool:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+from mmgrpo.cli.errors import USER_ERROR
 from mmgrpo.config.extras import install
 from mmgrpo.runtime.heartbeat import LOST
 from mmgrpo.runtime.progress import GRACE, SIGNALS, Interrupted
@@ -74,6 +75,10 @@ class Lost(Exception):
 
 class Failed(Exception):
     """A process has ended with an error of its own."""
+
+    def __init__(self, rank: int, status: int) -> None:
+        super().__init__(f"process {rank} has ended with exit status {status}, its last lines are above")
+        self.status = status
 
 
 @dataclass
@@ -178,7 +183,8 @@ def launch(
 
     ``run`` are the options of the training, ``resumed`` those by which it goes on, and ``again`` is the command that
     does this. ValueError for a cluster that cannot be reached or cannot place the processes, RuntimeError where a
-    process has failed or once more been lost than ``request.restarts`` allows, ``Interrupted`` after a signal.
+    process has failed or once more been lost than ``request.restarts`` allows, ``Interrupted`` after a signal. After an
+    error for the user, which a process has printed, the command ends as that process did.
     """
     ray = connect(address)
     options, lost = [*run], 0
@@ -198,11 +204,13 @@ def launch(
                         times = (
                             f"after {request.restarts} restarts (--restarts)" if request.restarts else "(--restarts 0)"
                         )
-                        raise RuntimeError(f"{loss}; the run ends {times}; resume with: {again}") from loss
+                        raise RuntimeError(f"{loss}; the run ends {times}; resume with: {again}") from None
                     say(f"{loss}; the run goes on from its last checkpoint, restart {lost} of {request.restarts}")
                     options = [*resumed]
                 except Failed as failure:
-                    raise RuntimeError(f"{failure}; resume with: {again}") from failure
+                    if failure.status == USER_ERROR:
+                        raise SystemExit(USER_ERROR) from None
+                    raise RuntimeError(f"{failure}; resume with: {again}") from None
                 except ValueError as refusal:  # a cluster that has become too small
                     raise ValueError(f"{refusal}; resume with: {again}" if lost else str(refusal)) from None
     except Interrupted:
@@ -352,13 +360,14 @@ def reason_of(error: Exception) -> str:
 
 
 def follow(ray: Any, workers: Sequence[Any], asked: Asked) -> None:
-    """Print what the processes print until all have ended.
+    """Print what the processes print until all have ended; an error or a warning that several have is one line.
 
     ``Lost``, ``Failed`` or ``Interrupted`` where they have not all ended well. An error of one process can be what
     became of the loss of another: ``Failed`` waits for the others.
     """
     waiting = {worker.read.remote(PAUSE): rank for rank, worker in enumerate(workers)}
-    failed, sent, until = "", 0, float("inf")
+    failed: Failed | None = None
+    sent, until, common = 0, float("inf"), set[str]()
     while waiting and time.monotonic() < until:
         if len(asked.numbers) > sent:
             sent = len(asked.numbers)
@@ -374,7 +383,10 @@ def follow(ray: Any, workers: Sequence[Any], asked: Asked) -> None:
             except ray.exceptions.RayActorError as error:
                 raise Lost(f"process {rank} is lost ({reason_of(error)})") from error
             for line in filter(str.strip, lines):
-                print(f"[{rank}] {line}", flush=True)
+                if line not in common:
+                    print(f"[{rank}] {line}", flush=True)
+                if line.startswith(("error: ", "warning: ", "(MMGRPO_DEBUG")):
+                    common.add(line)
             if status is None:
                 waiting[workers[rank].read.remote(PAUSE)] = rank
             elif status and not asked.numbers:
@@ -383,7 +395,7 @@ def follow(ray: Any, workers: Sequence[Any], asked: Asked) -> None:
                     how = "another did not answer" if status == LOST else f"ended by {signal.Signals(number).name}"
                     raise Lost(f"process {rank} is lost ({how})")
                 if not failed:
-                    failed, until = f"process {rank} has ended with exit status {status}", time.monotonic() + LAST_WORDS
+                    failed, until = Failed(rank, status), time.monotonic() + LAST_WORDS
     asked.check()
     if failed:
-        raise Failed(f"{failed}, its last lines are above")
+        raise failed

@@ -54,8 +54,9 @@ KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "neighbors": ("prompt",)
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
     """Read the options, print the sizes and costs of the run, and run it."""
     config = read(words(arguments), about or str(__doc__), default)
+    refuse_launcher(os.environ)
     refuse_toys(words(arguments), config)
-    plan = arithmetic(config)
+    plan = arithmetic(config, processes_of(os.environ))
     first = os.environ.get("RANK", "0") == "0"  # set by launchers; only the first process prints
     if first:
         print(plan, flush=True)
@@ -66,7 +67,6 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
         return
     if missing:
         raise FileNotFoundError(missing)
-    refuse_launcher(os.environ)
     check_model(config)
     from accelerate import PartialState
 
@@ -203,13 +203,13 @@ def with_family(section: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**section, "model": {**model, "family": name}} if isinstance(model, Mapping) else dict(section)
 
 
-def arithmetic(config: Config) -> str:
+def arithmetic(config: Config, processes: int = 1) -> str:
     """Sizes and costs of a run as text: prompts x samples per rollout, network evaluations, optimizer steps.
 
     ValueError for settings with which the run could not start, as far as they can be known before anything is loaded.
     """
     model_family, optim = family(config.model.family), config.optim
-    config.check(processes_of(os.environ))
+    config.check(processes)
     model_family.check(config)
     refuse_unshardable(config, model_family)
     refuse_preset(config.algorithm.preset, model_family.decisions(config))

@@ -62,9 +62,11 @@ def read(command: str, arguments: Sequence[str]) -> None:
     """Read a command line as the command does, without running it; SystemExit or ValueError for one that it refuses."""
     if command == "train":
         train.arithmetic(train.read(arguments, ""))
-    elif command in ("launch", "serve-engine"):
-        split = launch.read if command == "launch" else serve_engine.split
-        train.arithmetic(train.read(split(arguments)[1], ""))
+    elif command == "launch":
+        args, run = launch.read(arguments)
+        launch.refuse_settings(run, max(1, args.nodes * args.processes))
+    elif command == "serve-engine":
+        train.arithmetic(train.read(serve_engine.split(arguments)[1], ""))
     elif command in ("sample", "evaluate"):
         read_source({"sample": Sample, "evaluate": Evaluate}[command], arguments, "")
     elif command == "bench":

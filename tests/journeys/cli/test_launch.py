@@ -25,12 +25,13 @@ SCRIPTS = sorted((ROOT / "scripts" / "launch").glob("*.sh"))
 
 
 def test_a_job_begins_a_run_or_goes_on(capsys):
-    launch.main(["--slurm", "--nodes", "4", "--processes", "8", "--setup", "source x", "--", "--name", "a b"])
+    run = ["--data.prompts-per-step", "32", "--name", "a b"]
+    launch.main(["--slurm", "--nodes", "4", "--processes", "8", "--setup", "source x", "--", *run])
     text = capsys.readouterr().out
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=True).returncode == 0
     for line in ("#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --time=1440", "source x"):
         assert line in text.splitlines()
-    assert "--nnodes 4 --nproc_per_node 8" in text and "mmgrpo.cli.train --name 'a b' --resume" in text
+    assert "--nnodes 4 --nproc_per_node 8" in text and "mmgrpo.cli.train --data.prompts-per-step 32 --name 'a b' --resume" in text
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,21 @@ def test_what_could_not_go_on_is_refused(arguments, setting):
         launch.main(arguments)
 
 
+@pytest.mark.parametrize("place", [[], *([one] for one in launch.PLACES)])
+@pytest.mark.parametrize(
+    ("run", "setting"),
+    [
+        (["--data.prompts-per-step", "9"], r"data\.prompts_per_step.*9 .*\b2\b"),
+        (["--optim.lrr", "1"], r"optim\.lrr"),
+        (["--data.train", "mine.txt"], "rewards"),
+    ],
+)
+def test_settings_are_refused_before_a_process_or_a_job_waits_for_its_machine(place, run, setting, capsys):
+    with pytest.raises(ValueError, match=setting):
+        launch.main([*place, "--processes", "2", "--name", "x", *run])
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("between", [[], ["--"]])
 @pytest.mark.parametrize("place", launch.PLACES)
 def test_options_of_the_run_follow_those_of_the_launch(place, between):
@@ -69,7 +85,8 @@ def test_processes_on_ray_have_a_gpu_except_on_the_cpu(device, monkeypatch):
 
     asked = []
     monkeypatch.setattr(launch_ray, "launch", lambda request, *_: asked.append(request))
-    launch.main(["ray", "--nodes", "4", "--processes", "8", "--cpus", "2", "--name", "x", *device])
+    run = ["--name", "x", "--data.prompts-per-step", "32", *device]
+    launch.main(["ray", "--nodes", "4", "--processes", "8", "--cpus", "2", *run])
     on_cpu = bool(device) and "cpu" in device[-1]
     assert asked[0].resources() == {"CPU": 16, **({} if on_cpu else {"GPU": 8})}
 

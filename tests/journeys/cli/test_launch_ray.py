@@ -84,9 +84,19 @@ def test_restarts_are_bounded_and_an_error_of_a_process_is_none(cluster, tmp_pat
         started(cluster, tmp_path, count + "os.kill(os.getpid(), signal.SIGKILL)", 1, restarts=1)
     assert (tmp_path / "0").read_text() == "xx"
     monkeypatch.setattr(launch_ray, "LAST_WORDS", 1.0)
-    with pytest.raises(RuntimeError, match=r"process 1 .*exit status 2.*the command"):
-        started(cluster, tmp_path, count + "sys.exit(2) if rank else time.sleep(1000)")
+    with pytest.raises(RuntimeError, match=r"process 1 .*exit status 3.*the command"):
+        started(cluster, tmp_path, count + "sys.exit(3) if rank else time.sleep(1000)")
     assert (tmp_path / "1").read_text() == "x"
+
+
+@pytest.mark.slow
+def test_an_error_of_the_user_is_one_line_of_all_processes(cluster, tmp_path, capfd):
+    """It is not said again, nor how to go on: with the same settings the run would end in the same way."""
+    with pytest.raises(SystemExit, match="2"):
+        started(cluster, tmp_path, "print('error: of both\\nof', rank)\nsys.exit(2)")
+    printed = capfd.readouterr()
+    lines = [line[4:] for line in printed.out.splitlines() if line.startswith("[")]
+    assert sorted(lines) == ["error: of both", "of 0", "of 1"] and "the command" not in printed.out + printed.err
 
 
 @pytest.mark.slow

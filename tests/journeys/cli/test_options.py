@@ -276,12 +276,13 @@ def test_the_keys_of_samples_are_those_of_the_policies():
     assert set(KEYS["tokens"]) == TokenPolicy.keys == CategoricalPolicy.keys
 
 
-def test_a_launcher_that_would_shard_is_refused_before_anything_is_loaded(monkeypatch, tmp_path):
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_launcher_that_would_shard_is_refused_before_all_else(dry, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ValueError, match="configuration.*DeepSpeed"):
-        main(["--model.path", "nowhere", *SCENES, "--rewards", "jpeg_compressibility"])
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"configuration.*DeepSpeed.*distributed\.shard=full"):
+        main(["--model.path", "nowhere", *SCENES, "--rewards", "jpeg_compressibility", *dry])
+    assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
