@@ -31,7 +31,7 @@ def test_a_job_begins_a_run_or_goes_on(capsys):
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=True).returncode == 0
     for line in ("#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --time=1440", "source x"):
         assert line in text.splitlines()
-    assert "--nnodes 4 --nproc_per_node 8" in text and "mmgrpo.cli.train --data.prompts-per-step 32 --name 'a b' --resume" in text
+    assert "--nnodes 4 --nproc_per_node 8" in text and f"mmgrpo.cli.train {shlex.join(run)} --resume" in text
 
 
 @pytest.mark.parametrize(
