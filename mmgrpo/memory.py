@@ -14,8 +14,9 @@ divide a copy of the model (``distributed.shard`` full; else N = 1), in bytes
                    all blocks, at the positions of the output or of the prompt, and gradients (``peak``); with
                    model.gradient_checkpointing the inputs of the blocks, and one block; of tokens also the logits of
                    sampling.logits_chunk_size positions
-    cache          keys and values of all samples of a rollout on this process, or of sampling.draw_batch_size that are
-                   drawn at a time, of language models
+    cache          keys and values of language models: of the completions of a rollout on this process, or of
+                   sampling.draw_batch_size that are drawn at a time, and of prompts once per group, or where nothing is
+                   shared (sampling.share_prefix, windows) once per completion
 
 Activations are an estimate from names and shapes of weights: attention that stores its probabilities and what a VAE
 needs while it decodes are not in it. Images and prompts of language models count with
@@ -213,14 +214,16 @@ def _activations(folder: Folder, config: Any, compute: int, samples: int, adapte
     size = inside.get("head_dim") or (inside.get("hidden_size") or inside.get("d_model", 0)) // heads
     drawn = min(samples, getattr(config.sampling, "draw_batch_size", 0) or samples)
     prompt, prompts = getattr(config.model, "max_prompt_tokens", 0), -(-rows // config.data.group_size)
-    keys = 2.0 * layers * inside.get("num_key_value_heads", heads) * size * (longest + prompt)
+    shared = getattr(config.sampling, "share_prefix", True) and {*inside.get("layer_types", ())} <= {"full_attention"}
+    keys = 2.0 * layers * inside.get("num_key_value_heads", heads) * size
+    cache = keys * (longest * drawn + prompt * (samples // config.data.group_size if shared else drawn))
     # A prompt, or the audio of one, is computed once for all of its samples in the batch.
     share = prompts / rows
     completion = 1.0 if checkpointed else longest / (longest + prompt * share)
     places = Places(longest + prompt * share, inside.get("max_source_positions", 0) * share, at_once=completion)
-    numbers = peak(folder, places, adapted, checkpointed) + keys * (not checkpointed)
+    numbers = peak(folder, places, adapted, checkpointed) + keys * (longest + prompt) * (not checkpointed)
     logits = LOGITS * min(config.sampling.logits_chunk_size, rows * longest) * inside.get("vocab_size", 0)
-    return {"activations": numbers * rows * compute + logits, "cache": keys * drawn * compute}
+    return {"activations": numbers * rows * compute + logits, "cache": cache * compute}
 
 
 def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: bool) -> float:

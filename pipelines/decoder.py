@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, turn_end
 from mmgrpo.policies.token_model import Features
 from pipelines.conversation import completion_ids, suppressed_tokens
-from pipelines.kv import Room, attention_mask, maskable, spread_cache
+from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
 from pipelines.pretrained import save_network
 from pipelines.training import WAITING, autocast, checkpoint_layers, head_logits
 
@@ -93,14 +93,15 @@ class Decoder(ABC):
                 placeholders = reduce(torch.logical_or, (ids == token for token in self.media_tokens))
                 media = self.project(network, torch.cat(list(features)))
                 embeddings = embeddings.masked_scatter(placeholders[..., None], media.to(embeddings.dtype))
-            out = body(
-                inputs_embeds=embeddings,
-                attention_mask=attention_mask(body.config, real, embeddings.dtype),
-                # One axis is the ordinary [rows, length]; several are [axes, rows, length] in transformers.
-                position_ids=positions[:, 0] if positions.shape[1] == 1 else positions.permute(1, 0, 2),
-                past_key_values=cache.cache if isinstance(cache, Room) else cache,
-                use_cache=not checkpointed,  # a recomputed layer would append its keys a second time
-            )
+            with reading(body.config, cache) as past:
+                out = body(
+                    inputs_embeds=embeddings,
+                    attention_mask=attention_mask(body.config, real, embeddings.dtype),
+                    # One axis is the ordinary [rows, length]; several are [axes, rows, length] in transformers.
+                    position_ids=positions[:, 0] if positions.shape[1] == 1 else positions.permute(1, 0, 2),
+                    past_key_values=past,
+                    use_cache=not checkpointed,  # a recomputed layer would append its keys a second time
+                )
         return out.last_hidden_state, out.past_key_values
 
     @property
@@ -112,9 +113,9 @@ class Decoder(ABC):
         """The cache of a group's prompt, repeated for each of its members."""
         return spread_cache(cache, rows)
 
-    def reserve(self, cache: Any, rows: Int[Tensor, "rows"], room: int) -> Room:
-        """The same with room for tokens behind each."""
-        return Room.of(cache, rows, room)
+    def reserve(self, cache: Any, rows: Sequence[int], room: int) -> Room:
+        """Slots with room for tokens behind the prompts of a cache."""
+        return Room.of(cache, rows, room, shared=shareable(self.body(self.network)))
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""

@@ -28,7 +28,7 @@ from mmgrpo.data.chat import ChatTemplate, end_tokens, turn_end
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines.conversation import completion_ids, pad_left, suppressed_tokens
-from pipelines.kv import Room, attention_mask, maskable, spread_cache
+from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
 from pipelines.pretrained import save_network
 from pipelines.training import Training, autocast, checkpoint_layers, head_logits, make_trainable
 
@@ -150,9 +150,10 @@ class OwnForward(ABC):
             return Whole([cache.ids[row] for row in rows.tolist()], [cache.media[row] for row in rows.tolist()])
         return spread_cache(cache, rows)
 
-    def reserve(self, cache: Any, rows: Int[Tensor, "rows"], room: int) -> Room:
-        """The same with room for tokens behind each."""
-        return Room.of(cache, rows, room)
+    def reserve(self, cache: Any, rows: Sequence[int], room: int) -> Room:
+        """Slots with room for tokens behind the prompts of a cache."""
+        network: Any = self.network
+        return Room.of(cache, rows, room, shared=shareable(network.get_decoder()))
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
@@ -205,12 +206,13 @@ class OwnForward(ABC):
         return out.last_hidden_state[0], out.past_key_values if share else None
 
     def _continued(self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        with autocast(self.dtype, self.device):
+        config = network.config.get_text_config()
+        with autocast(self.dtype, self.device), reading(config, cache) as past:
             out = network.base_model(
                 input_ids=ids,
-                attention_mask=attention_mask(network.config.get_text_config(), real, self.dtype),
+                attention_mask=attention_mask(config, real, self.dtype),
                 position_ids=_places(positions),
-                past_key_values=cache.cache if isinstance(cache, Room) else cache,
+                past_key_values=past,
                 use_cache=True,
             )
         return out.last_hidden_state, out.past_key_values

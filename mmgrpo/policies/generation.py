@@ -153,13 +153,13 @@ class Slots(Protocol):
         """The next token of slot i is its number ``own[i]``; ``place`` is the same on the device."""
         ...
 
-    def fill(self, slots: Int[Tensor, "n"], rows: Int[Tensor, "n"]) -> None:
+    def fill(self, slots: Sequence[int], rows: Sequence[int]) -> None:
         """Slots begin anew, behind rows of the prompts' cache."""
         ...
 
-    def keep(self, slots: Int[Tensor, "n"], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
-        """Only n slots remain, the first ones, after those in ``moved`` have gone to ``holes``; ``slots`` says where
-        each was."""
+    def keep(self, slots: Sequence[int], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
+        """Only as many slots remain, the first ones, after those in ``moved`` have gone to ``holes``; ``slots`` says
+        where each was."""
         ...
 
 
@@ -176,7 +176,7 @@ class Reserved:
         self.rows, self.lengths = [*range(size)], [0] * size
         self.waiting = [*range(size, len(prompt))]
         self.hidden = start.hidden[prompt[:size]]
-        self.slots: Any = start.model.reserve(start.cache, prompt[:size], max_tokens)
+        self.slots: Any = start.model.reserve(start.cache, self.prompts[:size], max_tokens)
 
     def go_on(self, tokens: Int[Tensor, "slots"], going: Sequence[bool]) -> None:
         """One more token in each slot; those that are not ``going`` are finished."""
@@ -195,13 +195,13 @@ class Reserved:
             filled = {places[slot]: row for slot, row in filled.items()}
             kept, *ends = (torch.tensor(one, dtype=torch.long, device=device) for one in (order, moved, holes))
             self.row, self.own, tokens = self.row[kept], self.own[kept], tokens[kept]
-            self.slots.keep(kept, *ends)
+            self.slots.keep(order, *ends)
         self._advance(tokens)
         if filled:
             slots, rows = torch.tensor([[*filled], [*filled.values()]], device=device)
             self.hidden = self.hidden.index_copy(0, slots, self.start.hidden[self.prompt[rows]].to(self.hidden.dtype))
             self.row[slots], self.own[slots] = rows, 0
-            self.slots.fill(slots, self.prompt[rows])
+            self.slots.fill([*filled], [self.prompts[row] for row in filled.values()])
             for slot, row in filled.items():
                 self.rows[slot], self.lengths[slot] = row, 0
 

@@ -269,8 +269,9 @@ class TokenModel(Protocol):
         """A cache whose row i is row ``rows[i]`` of ``cache``, which stays as it is."""
         ...
 
-    def reserve(self, cache: Any, rows: Int[Tensor, "rows"], room: int) -> Any:
-        """The same with room for so many tokens behind each row (``generation.Slots``), where ``masks`` is true."""
+    def reserve(self, cache: Any, rows: Sequence[int], room: int) -> Any:
+        """The same with room for so many tokens behind each row (``generation.Slots``), where ``masks`` is true; what
+        several rows have in common need not be copied."""
         ...
 
     def logits(self, network: nn.Module, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]: ...

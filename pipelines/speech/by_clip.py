@@ -59,12 +59,12 @@ class ClipCache:
         cache.is_updated = dict(self.cache.is_updated)
         return ClipCache(cache, Clips.of(self.clips.clip[rows]))
 
-    def reserve(self, rows: Int[Tensor, "slots"], room: int) -> ClipRoom:
+    def reserve(self, rows: Sequence[int], room: int) -> ClipRoom:
         """The same with room for tokens behind each."""
         cache, own = copy.copy(self.cache), Room.of(self.cache.self_attention_cache, rows, room)
         cache.self_attention_cache = own.cache
         cache.is_updated = dict(self.cache.is_updated)
-        return ClipRoom(cache, own, self.clips.clip, Clips.of(self.clips.clip[rows]))
+        return ClipRoom(cache, own, self.clips.clip, Clips.of(self.clips.clip[[*rows]]))
 
 
 @dataclass
@@ -83,15 +83,15 @@ class ClipRoom:
         """As ``Room.write``."""
         self.own.write(own, place)
 
-    def fill(self, slots: Int[Tensor, "n"], rows: Int[Tensor, "n"]) -> None:
+    def fill(self, slots: Sequence[int], rows: Sequence[int]) -> None:
         """As ``Room.fill``."""
         self.own.fill(slots, rows)
-        self.clips = Clips.of(self.clips.clip.index_copy(0, slots, self.clip[rows]))
+        self.clips = Clips.of(self.clip[self.own.rows])
 
-    def keep(self, slots: Int[Tensor, "n"], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
+    def keep(self, slots: Sequence[int], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
         """As ``Room.keep``."""
         self.own.keep(slots, moved, holes)
-        self.clips = Clips.of(self.clips.clip[slots])
+        self.clips = Clips.of(self.clip[self.own.rows])
 
 
 def attend(

@@ -146,7 +146,7 @@ class Whisper:
         """The cache with rows of transcripts repeated; keys and values of a clip are stored once."""
         return cache.spread(rows)
 
-    def reserve(self, cache: Any, rows: Int[Tensor, "rows"], room: int) -> Any:
+    def reserve(self, cache: Any, rows: Sequence[int], room: int) -> Any:
         """The same with room for tokens behind each."""
         return cache.reserve(rows, room)
 

@@ -135,7 +135,8 @@ def test_the_base_of_adapters_is_stored_as_it_is_quantized():
 
 
 def test_keys_and_values_are_those_of_the_samples_that_are_drawn_at_a_time():
-    """3 prompts x 4 samples on one of two processes; 2 x 3 layers x 2 heads x 8 numbers at 20 + 30 tokens, bf16."""
+    """3 prompts x 4 samples on one of two processes; 2 x 3 layers x 2 heads x 8 numbers in bf16, at 20 tokens of each
+    completion and 30 of each prompt, which is there once, or for each completion where nothing is shared."""
     config = config_class(families()["qwen_vl"].sections)()
     model = replace(config.model, dtype="bfloat16", lora_rank=2, max_prompt_tokens=30)
     data = replace(config.data, prompts_per_step=5, group_size=4)
@@ -144,10 +145,14 @@ def test_keys_and_values_are_those_of_the_samples_that_are_drawn_at_a_time():
     config = replace(config, model=model, data=data, sampling=sampling, optim=optim)
     sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     folder = Folder({"b.0.to_q.weight": (8, 6)}, {**sizes, "vocab_size": 1000})
-    one = 2 * 3 * 2 * 8 * 50 * 2
-    assert needs(folder, config, processes=2)["cache"] == 12 * one
+    one = 2 * 3 * 2 * 8 * 2
+    assert needs(folder, config, processes=2)["cache"] == one * (12 * 20 + 3 * 30)
     some = replace(config, sampling=replace(sampling, draw_batch_size=5))
-    assert needs(folder, some, processes=2)["cache"] == 5 * one
+    assert needs(folder, some, processes=2)["cache"] == one * (5 * 20 + 3 * 30)
+    alone = replace(config, sampling=replace(sampling, share_prefix=False))
+    windows = replace(folder, config={**folder.config, "layer_types": ["full_attention", "sliding_attention"]})
+    assert needs(folder, alone, processes=2)["cache"] == one * 12 * 50
+    assert needs(windows, config, processes=2)["cache"] == one * 12 * 50
     # 12 samples are no micro batch of 16, and 100 logits of 1000 words take 6 bytes each
     wider = {**folder.config, "vocab_size": 2000}
     gap = [needs(replace(folder, config=c), config, processes=2)["activations"] for c in (folder.config, wider)]
