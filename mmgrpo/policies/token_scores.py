@@ -7,9 +7,9 @@ Logits are by far the largest tensors of a step: tokens x vocabulary. With z the
 
     log p(y) = z_y - logsumexp(z)        d log p(y) / d z = onehot(y) - exp(z - logsumexp(z))
 
-so that one table is enough, which holds the logits until the backward pass turns it into their gradient. Where the
-output layer is frozen (adapters) not even that is stored: d log p(y) / d hidden does not depend on what comes behind
-the log-prob but for a factor, and is computed with it, chunk by chunk.
+so that one table is enough, which holds all log-probs until the backward pass turns it into the gradient of the logits.
+Where the output layer is frozen (adapters) not even that is stored: d log p(y) / d hidden does not depend on what comes
+behind the log-prob but for a factor, and is computed with it, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from mmgrpo.runtime.devices import put
 
 BLOCK = 1 << 21
-"""Numbers whose exponentials are held at once: 8 MB."""
+"""Numbers that are held beside the table at once: 8 MB."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Sampled:
 
 
 class _Chosen(torch.autograd.Function):
-    """Log-probs of tokens; the logits are overwritten, in the backward pass by their gradient."""
+    """Log-probs of tokens; the logits are overwritten by all log-probs, and these in the backward pass by the gradient
+    of the logits."""
 
     @staticmethod
     def forward(
@@ -67,18 +68,18 @@ class _Chosen(torch.autograd.Function):
         sampled: Sampled,
     ) -> Float[Tensor, "N"]:
         sampled.apply_(logits, first)
-        rows = max(1, BLOCK // logits.shape[1])
-        total = torch.cat([part.logsumexp(-1) for part in logits.split(rows)])
-        ctx.save_for_backward(logits, tokens, first, total)
+        for part in logits.split(max(1, BLOCK // logits.shape[1])):
+            part.copy_(part.log_softmax(-1))
+        ctx.save_for_backward(logits, tokens, first)
         ctx.sampled = sampled
-        return logits.gather(1, tokens[:, None])[:, 0] - total
+        return logits.gather(1, tokens[:, None])[:, 0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, tokens, first, total = ctx.saved_tensors
+        log_probs, tokens, first = ctx.saved_tensors
         factor = upstream[0][:, None] / ctx.sampled.temperature
-        gradient = logits.sub_(total[:, None]).exp_().mul_(-factor)
+        gradient = log_probs.exp_().mul_(-factor)
         gradient.scatter_add_(1, tokens[:, None], factor)
         return ctx.sampled.fill_(gradient, first, 0.0), None, None, None
 

@@ -48,7 +48,7 @@ def test_log_probs_and_gradients_are_those_of_log_softmax(frozen, chunk, tempera
     if weights is not None:
         torch.testing.assert_close(weights, head.weight.grad)
     # one table of tokens x words at most, and none behind a frozen layer
-    assert stored == ([COUNT * WIDTH] if frozen else [COUNT * WORDS, COUNT, COUNT, COUNT] if chunk == 100 else [])
+    assert stored == ([COUNT * WIDTH] if frozen else [COUNT * WORDS, COUNT, COUNT] if chunk == 100 else [])
 
 
 def test_a_suppressed_word_has_no_gradient_and_hidden_states_that_are_logits_are_left_alone():
