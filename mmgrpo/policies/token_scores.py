@@ -201,7 +201,7 @@ def chosen_log_probs(
     parts = list(zip(*(value.split(chunk) for value in (hidden, tokens, first)), strict=True))
     if not (torch.is_grad_enabled() and len(hidden)):
         return torch.cat([score(*part) for part in parts]) if parts else hidden.new_zeros(0)
-    if logits_of(hidden[:1].detach()).requires_grad:  # parameters of the output layer are trained
+    if logits_of(hidden[:0].detach()).requires_grad:  # parameters of the output layer are trained
         if len(parts) == 1:
             return score(*parts[0])
         # Stored for all chunks, logits would not fit in memory.
