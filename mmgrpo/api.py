@@ -32,6 +32,7 @@ from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
+from mmgrpo.engines.served import refuse_servers, token_of
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Blocks, Drawable, Family, Settings, family, refuse_engine, refuse_unshardable
 from mmgrpo.files import write_text
@@ -292,6 +293,8 @@ def make_trainer(
     algorithm = config.algorithm
     refuse_unshardable(config, owner)
     refuse_engine(config, owner)
+    if config.rollout.url:
+        refuse_servers(config.rollout.url, token_of(config.rollout.token_file))
     if owner is not None:
         refuse_preset(algorithm.preset, owner.decisions(config))
     offline = config.data.offline

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mmgrpo.config.settings import Config
-from mmgrpo.config.settings import Engine as Settings
 from mmgrpo.engines.denoising import OwnDenoiser, SynchronizedDenoiser
 from mmgrpo.engines.engine import Engine, Lanes, Synchronized, parameters
 from mmgrpo.policies.denoising import DenoisingPolicy
@@ -30,17 +28,12 @@ GAPS = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 def draw_with_engine(owner: Drawable, config: Config, policy: Any, device: str, processes: int, process: int) -> None:
     """Let the engine of ``config.rollout`` draw a policy's rollouts: completions, or trajectories of denoising."""
     rollout, model = config.rollout, policy.model
-    if rollout.engine == "vllm" and processes > 1:
-        raise ValueError(
-            f"rollout.engine: got vllm with {processes} processes, expected one, whose device it shares; start a "
-            "server per process (mmgrpo serve-engine) and set rollout.engine=served with their rollout.url"
-        )
     engines: list[Any] = []
     if rollout.engine == "served":
-        from mmgrpo.engines.served import Client
+        from mmgrpo.engines.served import Client, token_of
 
-        token = Path(rollout.token_file).expanduser().read_text("utf-8").strip() if rollout.token_file else ""
-        for url in servers_of(rollout, processes, process):
+        token = token_of(rollout.token_file)
+        for url in rollout.servers(processes, process):
             engines.append(Client(url, token, timeout=rollout.timeout, patience=rollout.patience))
     else:
         engines.append(owner.make_engine(config, device))
@@ -74,21 +67,6 @@ def draw_with_engine(owner: Drawable, config: Config, policy: Any, device: str, 
 
     lanes = [synchronized(engine) for engine in engines]
     policy.draw_with(lanes[0] if len(lanes) == 1 else Lanes(lanes))
-
-
-def servers_of(rollout: Settings, processes: int, process: int) -> list[str]:
-    """The servers of a process: one, or with ``max_staleness`` as many, each of which draws a round at a time."""
-    most = max(1, rollout.max_staleness)
-    if len(rollout.url) == most:
-        return rollout.url
-    own = rollout.url[process::processes] or [rollout.url[process % len(rollout.url)]]
-    if len(own) != most:
-        raise ValueError(
-            f"rollout.url: got {len(rollout.url)} servers for {processes} processes with rollout.max_staleness="
-            f"{rollout.max_staleness}, expected {most} in all or for each process, since a server "
-            "draws one round at a time"
-        )
-    return own
 
 
 def make_engine(owner: Family, config: Config, device: str) -> Engine:

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mmgrpo.config.settings import Config
-from mmgrpo.engines.engine import Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint
+from mmgrpo.engines.engine import OTHER, Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token_model import Context, Features, Query
 from mmgrpo.randomness import derive
@@ -180,13 +180,12 @@ class VllmEngine:
                 left = self.llm.collective_rpc("load_accounted", args=(pairs,))[0]
             except (ValueError, KeyError, AttributeError, AssertionError, RuntimeError) as error:
                 raise EngineFailure(
-                    f"rollout.engine: {self.name} cannot load the trainer's weights ({str(error)[:300]}): it is "
-                    "another model"
+                    f"rollout.engine: {self.name} cannot load the trainer's weights ({line_of(error)}): {OTHER}"
                 ) from error
             if left:
                 raise EngineFailure(
                     f"rollout.engine: {self.name}: {len(left)} of its tensors were not among those that were sent, "
-                    f"e.g. '{left[0]}': it is another model, or one tensor was forgotten"
+                    f"e.g. '{left[0]}': one tensor was forgotten, or {OTHER}"
                 )
             self.sent = {name: fingerprint(tensor) for name, tensor in pairs}
             self.request = None  # a reload forgets adapters
@@ -220,7 +219,7 @@ class VllmEngine:
                 unbound = self.llm.collective_rpc("adapters_unbound", args=(self.loads,))[0]
             except (ValueError, KeyError, AttributeError, AssertionError, RuntimeError) as error:
                 raise EngineFailure(
-                    f"rollout.engine: {self.name} cannot load the trainer's adapters ({str(error)[:300]}); set "
+                    f"rollout.engine: {self.name} cannot load the trainer's adapters ({line_of(error)}); set "
                     "rollout.lora=merged"
                 ) from error
         if unbound:
@@ -275,6 +274,11 @@ class VllmEngine:
     def close(self) -> None:
         """End its processes and process groups, before those of the run."""
         self.llm.llm_engine.engine_core.shutdown()
+
+
+def line_of(error: Exception) -> str:
+    """What went wrong within vLLM, whose checks of shapes say nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def rank_of(rank: int) -> int:

@@ -16,6 +16,7 @@ import warnings
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from mmgrpo.config.ranges import (
     ANY_TEXT,
@@ -293,12 +294,37 @@ class Engine:
     eager: bool = False
     """vllm: no CUDA graphs and no compilation: a faster start, slower sampling."""
 
-    def check(self) -> None:
-        """ValueError for settings that have no effect together."""
+    def servers(self, processes: int, process: int) -> list[str]:
+        """The servers of a process: one, or with ``max_staleness`` as many, each of which draws a round at a time.
+        ValueError for a number of them that the processes cannot share."""
+        most = max(1, self.max_staleness)
+        if len(self.url) == most:
+            return self.url
+        own = self.url[process::processes] or [self.url[process % len(self.url)]]
+        if len(own) != most:
+            raise ValueError(
+                f"rollout.url: got {len(self.url)} servers for {processes} processes with rollout.max_staleness="
+                f"{self.max_staleness}, expected {most} in all or for each process, since a server "
+                "draws one round at a time"
+            )
+        return own
+
+    def check(self, processes: int = 1) -> None:
+        """ValueError for settings that have no effect together, or that so many processes cannot share."""
         if bool(self.url) != (self.engine == "served"):
             raise ValueError(
                 f"rollout.url: got {self.url or 'none'} with rollout.engine={self.engine}, expected one or several "
                 "with rollout.engine=served, and none without"
+            )
+        for url in self.url:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise ValueError(f"rollout.url: got '{url}', expected http://HOST:PORT")
+        for process in range(processes if self.url else 0):
+            self.servers(processes, process)
+        if self.engine == "vllm" and processes > 1:
+            raise ValueError(
+                f"rollout.engine: got vllm with {processes} processes, expected one, whose device it shares; start a "
+                "server per process (mmgrpo serve-engine) and set rollout.engine=served with their rollout.url"
             )
         if self.lora == "adapter" and self.engine not in ("served", "vllm"):
             raise ValueError(
@@ -384,7 +410,7 @@ class Config(Run):
                 f"data.prompts_per_step: got {self.data.prompts_per_step} with {processes} processes, expected a "
                 f"multiple of {processes}, since each samples equally many prompts"
             )
-        self.rollout.check()
+        self.rollout.check(processes)
         of_settings(self)
         if self.distributed.rollout_weights != "auto" and self.distributed.shard == "none":
             raise ValueError(

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.engines.engine import Drift, EngineFailure, Forgotten, Holder, Named, push, refuse_gap
+from mmgrpo.engines.engine import UNTRAINED, Drift, EngineFailure, Forgotten, Holder, Named, push, refuse_gap
 from mmgrpo.engines.sampler import Weights
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.trajectories import Trajectories
@@ -100,7 +100,7 @@ class SynchronizedDenoiser:
         """EngineFailure for what cannot be the trajectories of so many rows and steps of latents of a shape."""
         reason = wrong(drawn, shape, rows, steps)
         if reason:
-            raise EngineFailure(f"rollout.engine: {self.engine.name}: {reason}; nothing was trained on it")
+            raise EngineFailure(f"rollout.engine: {self.engine.name}: {reason}; {UNTRAINED}")
 
     def compare(
         self, drawn: Float[Tensor, "rows T"], scored: Float[Tensor, "rows T"], real: Bool[Tensor, "rows T"]

@@ -39,6 +39,12 @@ FORMS = ("own", "merged", "adapters")
 """own: the tensors of the trainer's network, of an engine with the same network; merged: those of a network without
 adapters that computes the same; adapters: those of the checkpoint, and factors of adapters by the names of peft."""
 
+UNTRAINED = "nothing was trained on it; start the engine again, or go on without it (rollout.engine=policy)"
+"""How errors about what an engine has drawn end."""
+
+OTHER = "it is another model; start it with the model of the run"
+"""How errors about what an engine holds end."""
+
 PRIME, BASE = 0x9E3779B97F4A7C15 - (1 << 64), 1_000_003
 """An odd factor of places and one of chunks, both modulo 2^64."""
 
@@ -244,7 +250,7 @@ class Synchronized:
                     f"{one.version}, expected those of round {drawing.round}"
                 )
             if reason := wrong(one, self.rules, drawing):
-                raise EngineFailure(f"rollout.engine: {name}: prompt '{prompt}': {reason}; nothing was trained on it")
+                raise EngineFailure(f"rollout.engine: {name}: prompt '{prompt}': {reason}; {UNTRAINED}")
         width = max(len(one.ids) for one in rows)
         ids = torch.full((len(rows), width), self.model.pad_id)
         log_probs, real = torch.zeros(len(rows), width), torch.zeros(len(rows), width, dtype=torch.bool)
@@ -362,10 +368,7 @@ def refuse_names(engine: str, sent: Mapping[str, str], held: Mapping[str, str]) 
     if missing or unknown:
         parts = [f"lacks {len(missing)} of the trainer's tensors, e.g. '{missing[0]}'"] if missing else []
         parts += [f"has {len(unknown)} that the trainer does not, e.g. '{unknown[0]}'"] if unknown else []
-        raise EngineFailure(
-            f"rollout.engine: {engine} {' and '.join(parts)}: it is another model, or one tensor was forgotten; start "
-            "it with the model of the run"
-        )
+        raise EngineFailure(f"rollout.engine: {engine} {' and '.join(parts)}: one tensor was forgotten, or {OTHER}")
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from mmgrpo.engines.engine import Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint, parameters
+from mmgrpo.engines.engine import OTHER, Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint, parameters
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token import TokenPolicy
 
@@ -36,7 +36,7 @@ class Weights:
                 shape = list(own[name].shape) if name in own else "none of this name"
                 raise EngineFailure(
                     f"rollout.engine: {self.name}: got the tensor '{name}' of shape {list(tensor.shape)}, "
-                    f"expected {shape}: it is another model"
+                    f"expected {shape}: {OTHER}"
                 )
             own[name].copy_(tensor)
         self.version = version

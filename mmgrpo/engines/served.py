@@ -17,10 +17,11 @@ import hmac
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from torch import Tensor
 
@@ -45,6 +46,17 @@ MOST = 1 << 36
 
 CONNECT = 5.0
 """Seconds for a connection."""
+
+
+MEND = {
+    401: "; set rollout.token_file to the file with which the server was started",
+    404: "; it is no server of engines: name the address of a 'mmgrpo serve-engine' in rollout.url",
+}
+"""Status to what a user does about it."""
+
+
+class Unanswered(EngineFailure):
+    """A server that does not answer, or only that it cannot now."""
 
 
 def message(value: Any) -> bytes:
@@ -88,8 +100,6 @@ class Client:
             raise ModuleNotFoundError(
                 f"rollout.engine served needs the package httpx: {install('serve')}", name="httpx"
             ) from error
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise ValueError(f"rollout.url: got '{url}', expected http://HOST:PORT")
         self.name, self.patience, self.pause, self.timeout = f"the engine at {url}", patience, pause, timeout
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         limits = httpx.Timeout(timeout, connect=CONNECT)
@@ -143,33 +153,62 @@ class Client:
 
         body, until, warned = (message(value) if value is not None else None), time.monotonic() + self.patience, False
         while True:
+            late = False
             try:
                 answer = self._http.request(method, path, content=body)
                 if answer.status_code == 200:
                     return value_of(answer.content)
-                reason = str(json.loads(answer.content).get("error", ""))[:2000] if answer.content else ""
-                failure = f"{self.name} answers {answer.status_code}: {reason}"
+                failure = f"{self.name} answers {answer.status_code}: {reason_of(answer)}"
                 if answer.status_code == 409:
                     raise Forgotten(failure)
                 if answer.status_code in (400, 401, 404, 413, 422):
-                    raise EngineFailure(f"rollout.engine: {failure}")
+                    raise EngineFailure(f"rollout.engine: {failure}{MEND.get(answer.status_code, '')}")
             except httpx.TransportError as error:
-                slow = isinstance(error, httpx.ReadTimeout)
-                wait = f"within {self.timeout:g} s (rollout.timeout)" if slow else f"({error or type(error).__name__})"
+                late = isinstance(error, httpx.ReadTimeout)
+                wait = f"within {self.timeout:g} s (rollout.timeout)" if late else f"({error or type(error).__name__})"
                 failure = f"{self.name} does not answer {wait}"
             except ValueError as error:
                 raise EngineFailure(
                     f"rollout.engine: {self.name}: got an answer that cannot be read ({error})"
                 ) from error
             if time.monotonic() + self.pause > until:
-                raise EngineFailure(
-                    f"rollout.engine: {failure}, for {self.patience:g} s (rollout.patience); start it again (mmgrpo "
-                    "serve-engine), then go on with the run"
+                mend = "raise rollout.timeout if it only needs longer, else " * late
+                raise Unanswered(
+                    f"rollout.engine: {failure}, for {self.patience:g} s (rollout.patience); {mend}start it again "
+                    "(mmgrpo serve-engine), then go on with the run"
                 )
             if not warned:
                 warned = True
                 print(f"{failure}; the run waits for it, {self.patience:g} s at most", file=sys.stderr, flush=True)
             time.sleep(self.pause)
+
+
+def reason_of(answer: Any) -> str:
+    """Why a server, or what stands between, does not answer as asked: its ``error``, else the name of the status."""
+    try:
+        return str(json.loads(answer.content)["error"])[:2000]
+    except (ValueError, KeyError, TypeError):
+        return str(answer.reason_phrase)
+
+
+def token_of(path: str) -> str:
+    """The token in the file of ``rollout.token_file``; empty without one."""
+    if not path:
+        return ""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(f"rollout.token_file: '{path}' is no file; name that with which the server was started")
+    return file.read_text(encoding="utf-8").strip()
+
+
+def refuse_servers(urls: Iterable[str], token: str) -> None:
+    """EngineFailure, before a model is loaded, for a server that is none of engines or wants another token; one that
+    does not answer may still be starting."""
+    for url in urls:
+        try:
+            Client(url, token, timeout=CONNECT, patience=0.0).close()
+        except Unanswered:
+            continue
 
 
 def fields_of(query: Query) -> dict[str, Any]:
@@ -248,6 +287,9 @@ def application(engine: Engine | Denoiser, token: str = "") -> FastAPI:
             except (EngineFailure, ValueError, KeyError, TypeError) as error:
                 text = str(error).removeprefix("rollout.engine: ")
                 return JSONResponse({"error": text or type(error).__name__}, 422)
+            except Exception as error:  # which may be over soon; a run prints it while it waits
+                traceback.print_exc()
+                return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
 
         return answer
 

@@ -21,7 +21,6 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from mmgrpo.update import LossRecipe
-from pipelines.engines import servers_of
 from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
 from tests.toys import toy_policy, toy_prompts
@@ -356,13 +355,15 @@ def test_what_decides_on_a_round_by_its_own_numbers_is_refused_before_the_run(se
         ("ab", 2, 2, ["ab", "ab"]),
         ("abcd", 2, 2, ["ac", "bd"]),
         ("ab", 0, 1, None),
+        ("abc", 0, 2, None),
         ("a", 2, 1, None),
     ],
 )
 def test_every_server_is_used_and_none_is_asked_for_two_rounds_at_once(urls, staleness, processes, expected):
-    settings = Settings(engine="served", url=[*urls], max_staleness=staleness)
+    settings = Settings(engine="served", url=[f"http://{one}" for one in urls], max_staleness=staleness)
     if expected is None:
         with pytest.raises(ValueError, match=r"rollout.url.*rollout.max_staleness"):
-            servers_of(settings, processes, 0)
+            settings.check(processes)
     else:
-        assert ["".join(servers_of(settings, processes, rank)) for rank in range(processes)] == expected
+        settings.check(processes)
+        assert ["".join(one[-1] for one in settings.servers(processes, rank)) for rank in range(processes)] == expected

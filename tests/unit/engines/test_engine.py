@@ -287,10 +287,16 @@ def test_what_an_engine_cannot_draw_is_refused(settings):
         drawing_with(policy(**settings), OwnSampler(policy()))
 
 
-@pytest.mark.parametrize(("engine", "url"), [("served", []), ("vllm", ["http://a:1"])])
-def test_a_url_belongs_to_a_served_engine(engine, url):
+@pytest.mark.parametrize(("engine", "url"), [("served", []), ("vllm", ["http://a:1"]), ("served", ["127.0.0.1:8800"])])
+def test_a_url_is_that_of_a_server_and_belongs_to_a_served_engine(engine, url):
     with pytest.raises(ValueError, match="rollout.url"):
         Settings(engine=engine, url=url).check()
+
+
+def test_vllm_draws_for_one_process_on_its_device():
+    Settings(engine="vllm").check(1)
+    with pytest.raises(ValueError, match=r"rollout\.engine.*vllm.*2"):
+        Settings(engine="vllm").check(2)
 
 
 # -- behind HTTP ------------------------------------------------------------------------------------------------------
@@ -375,8 +381,66 @@ def test_a_server_that_dies_is_slow_refuses_or_is_another_model_is_one_clear_lin
     other = drawing_with(policy(), client(serve(OwnSampler(policy(layers=1)))))
     with pytest.raises(EngineFailure, match="layers.1"):
         rolled(other)
-    with pytest.raises(ValueError, match="rollout.url"):
-        client("127.0.0.1:8800")
+
+
+@pytest.mark.parametrize("failures", [1, 1000])
+def test_a_server_that_fails_for_a_while_is_waited_for_and_its_reason_is_printed(failures, serve, capsys):
+    left = [failures]
+
+    def answer(one: Drawn) -> Drawn:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise RuntimeError("CUDA error")
+        return one
+
+    alone, trained = policy(), policy()
+    drawing_with(trained, client(serve(Faulty(OwnSampler(policy()), answer=answer)), pause=0.01))
+    if failures > 1:
+        with pytest.raises(EngineFailure, match=r"500: RuntimeError: CUDA error.*rollout\.patience"):
+            rolled(trained)
+    else:
+        assert torch.equal(rolled(alone).steps.ids, rolled(trained).steps.ids)
+    assert "500: RuntimeError: CUDA error" in capsys.readouterr().err
+
+
+def test_what_stands_between_may_answer_in_words_of_its_own():
+    httpx = pytest.importorskip("httpx")
+    answers = iter([httpx.Response(502, text="<html>"), httpx.Response(503, json=["x"])])
+
+    def answer(_: Any) -> Any:
+        from mmgrpo.engines.served import message
+
+        return next(answers, httpx.Response(200, content=message({"whole": True, "form": "merged"})))
+
+    assert client("http://a", pause=0.01, transport=httpx.MockTransport(answer)).form == "merged"
+
+
+def test_servers_that_are_none_or_want_another_token_are_refused_before_a_model_is_loaded(serve, tmp_path):
+    from fastapi import FastAPI
+
+    from mmgrpo.api import make_trainer
+    from mmgrpo.config.settings import config_class
+    from mmgrpo.engines.served import refuse_servers, token_of
+    from mmgrpo.family import families
+    from mmgrpo.scoring.server import Running
+
+    (tmp_path / "token").write_text("a" * 20 + "\n")
+    url, token = serve(OwnSampler(policy()), token="a" * 20), token_of(str(tmp_path / "token"))
+    refuse_servers(["http://127.0.0.1:1", url], token)  # the first may be starting
+    owner = families()["causal_lm"]
+    config = replace(config_class(owner.sections)(), rollout=Settings(engine="served", url=[url]))
+    with pytest.raises(EngineFailure, match=r"rollout\.token_file"):
+        make_trainer(config, owner, start := Mock(), ["exact"], Mock(device="cpu"))
+    assert not start.called
+    with pytest.raises(FileNotFoundError, match=r"rollout\.token_file.*none"):
+        token_of(str(tmp_path / "none"))
+    other = Running(FastAPI(), "127.0.0.1", 0, 1.0)
+    thread = threading.Thread(target=other.run, daemon=True)
+    thread.start()
+    with pytest.raises(EngineFailure, match=rf":{other.port} answers 404.*rollout\.url"):
+        refuse_servers([f"http://127.0.0.1:{other.port}"], "")
+    other.stop()
+    thread.join()
 
 
 def test_a_server_answers_with_the_weights_that_were_asked_for_or_not_at_all(serve):
@@ -585,8 +649,11 @@ def test_a_part_of_vllms_tensors_that_was_not_written_is_named():
 
 
 def test_another_model_than_vllms_is_named():
+    from pipelines.vllm_engine import line_of
+
     with pytest.raises(EngineFailure, match="another model"):
         rolled(drawing_with(policy(layers=1), vllm_like()))
+    assert [line_of(AssertionError()), line_of(ValueError("one\ntwo"))] == ["AssertionError", "one"]
 
 
 def test_runs_of_placeholders_are_one_each():
