@@ -16,10 +16,15 @@ from torch import Tensor, nn
 
 from mmgrpo.data.embedded_media import content, is_inside
 from mmgrpo.files import write_bytes
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Image, Media, Prompt, Video
 
 Encoding = tuple[Tensor, ...]
-"""The conditioning on one prompt, without a batch axis."""
+"""The conditioning on one prompt, without a batch axis; on the device, but for what decides sizes, which may stay on
+the host."""
+
+HOST = " host"
+"""Behind the number of a tensor, in a file, that stays on the host."""
 
 SUFFIX = ".encoding.safetensors"
 """Of a file of the cache on disk; nothing else in its folder is ever removed."""
@@ -35,8 +40,16 @@ class Conditioning:
     none."""
 
     def take(self, index: Int[Tensor, "M"]) -> Conditioning:
-        """Rows by number, possibly repeated."""
-        return Conditioning(tuple(tensor[index] for tensor in self.tensors), tuple(t[index] for t in self.negative))
+        """Rows by number, possibly repeated; with an index on the host, the host waits for nothing."""
+        return Conditioning(taken(self.tensors, index), taken(self.negative, index))
+
+
+def taken(tensors: Sequence[Tensor], index: Int[Tensor, "M"]) -> tuple[Tensor, ...]:
+    """Rows of tensors, wherever tensors and index lie."""
+    at = {index.device: index}
+    for device in {tensor.device for tensor in tensors} - at.keys():
+        at[device] = put(index, device) if index.device.type == "cpu" else index.to(device)
+    return tuple(tensor[at[tensor.device]] for tensor in tensors)
 
 
 @dataclass
@@ -58,7 +71,7 @@ class Encodings:
     memory: dict[str, Encoding] = field(default_factory=dict)
 
     def rows(self, prompts: Sequence[Prompt]) -> list[Encoding]:
-        """One encoding per prompt, on the device."""
+        """One encoding per prompt."""
         keys = [key_of(prompt) for prompt in prompts]
         found = {}
         for key, prompt in dict(zip(keys, prompts, strict=True)).items():
@@ -82,7 +95,9 @@ class Encodings:
         encoding = _read(file, self.device)
         if encoding is None:
             encoding = self.encode(prompt)
-            content = save({f"{i:02d}": tensor.contiguous().cpu() for i, tensor in enumerate(encoding)})
+            away = [HOST if tensor.device.type != self.device.type else "" for tensor in encoding]
+            named = {f"{i:02d}{place}": tensor for i, (place, tensor) in enumerate(zip(away, encoding, strict=True))}
+            content = save({name: tensor.contiguous().cpu() for name, tensor in named.items()})
             if len(content) <= self.disk_bytes:
                 self._make_room(len(content))
                 write_bytes(file, content)
@@ -104,8 +119,9 @@ class Encodings:
 def _read(file: Path, device: torch.device) -> Encoding | None:
     """The encoding in a file, which counts as used now; None where there is none, or a damaged one."""
     try:
-        with safe_open(file, framework="pt", device=str(device)) as opened:
-            encoding = tuple(opened.get_tensor(name) for name in sorted(opened.keys()))
+        with safe_open(file, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+            encoding = tuple(one if name.endswith(HOST) else put(one, device) for name, one in tensors.items())
         file.touch()
     except (OSError, SafetensorError):
         return None
@@ -147,8 +163,8 @@ def stacked(rows: Sequence[Encoding]) -> tuple[Tensor, ...]:
 
 
 def padded(hidden: Float[Tensor, "tokens d"], length: int) -> tuple[Float[Tensor, "length d"], Bool[Tensor, " length"]]:
-    """Hidden states with zeros up to ``length``, and which of them are real."""
-    real = torch.arange(length, device=hidden.device) < len(hidden)
+    """Hidden states with zeros up to ``length``, and which of them are real, on the host."""
+    real = torch.arange(length) < len(hidden)
     return nn.functional.pad(hidden, (0, 0, 0, length - len(hidden))), real
 
 

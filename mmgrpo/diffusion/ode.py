@@ -16,6 +16,7 @@ from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler, no_history
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.diffusion.sizes import Sizes
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.sharding import in_step
 from mmgrpo.types import Media, Output, Prompt, Record, Reference, Request
@@ -26,7 +27,7 @@ class Conditioning(Protocol):
     """Encoded prompts, one entry per prompt."""
 
     def take(self, index: Int[Tensor, "N"]) -> Conditioning:
-        """The entries at these indices; an index may occur several times."""
+        """The entries at these indices, on the host or on the device; an index may occur several times."""
         ...
 
 
@@ -96,7 +97,7 @@ class Solver:
         """Outputs of all rows of a request, their latents, and the conditioning of each row; ``multistep`` solves with
         ``dpmpp_2m``."""
         encoded = self.model.encode(request.prompts)
-        prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
+        prompt = torch.arange(len(request.prompts)).repeat_interleave(request.group_size)
         conditioning = encoded.take(prompt)
         noise = self.initial_noise(request, request.group_size)
         if multistep:
@@ -110,7 +111,7 @@ class Solver:
         """``count`` initial noises per prompt of the request, each prompt's from its own random stream."""
         shape = (count, *self.model.latent_shape())
         noises = [torch.randn(shape, generator=stream(request.seed, "start", slot)) for slot in request.slots]
-        return torch.cat(noises).to(self.device)
+        return put(torch.cat(noises), self.device)
 
     def denoise(
         self,
@@ -166,10 +167,13 @@ class Solver:
         times = grid.network_time(step)
         if torch.is_grad_enabled():
             return self.model.predict(network, x, times, conditioning).float()
-        chunks = torch.arange(len(x), device=x.device).split(self.forward_batch_size)
+        chunks = torch.arange(len(x)).split(self.forward_batch_size)
         outputs = []
         for i, counts in in_step(network, chunks, lambda: chunks[0][:1]):
-            part = (x, times, conditioning) if len(i) == len(x) else (x[i], times[i], conditioning.take(i))
-            output = self.model.predict(network, *part).float()
+            if len(i) < len(x):
+                at = put(i, x.device)
+                output = self.model.predict(network, x[at], times[at], conditioning.take(i)).float()
+            else:
+                output = self.model.predict(network, x, times, conditioning).float()
             outputs += [output] * counts
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]

@@ -165,7 +165,10 @@ def weights_by_origin(
 
 def of_kinds(origin: Int[Tensor, "B"], kinds: Sequence[int]) -> Bool[Tensor, "B"]:
     """Which rows are of one of these origins."""
-    return torch.isin(origin, torch.tensor(kinds, device=origin.device))
+    found = torch.zeros_like(origin, dtype=torch.bool)
+    for kind in kinds:  # a table of them on the device would be a copy that the host waits for
+        found = found | (origin == kind)
+    return found
 
 
 def likelihood(log_probs: Float[Tensor, "*shape"], phi: bool) -> Float[Tensor, "*shape"]:

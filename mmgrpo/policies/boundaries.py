@@ -46,7 +46,7 @@ def sample_states(
     solver: Solver, network: nn.Module, request: Request, grid: Grid
 ) -> tuple[list[Output], Float[Tensor, "rows points *latent"], Any]:
     """Outputs of all rows of a request, their states at every level, and the conditioning of each row."""
-    prompt = torch.arange(len(request.prompts), device=solver.device).repeat_interleave(request.group_size)
+    prompt = torch.arange(len(request.prompts)).repeat_interleave(request.group_size)
     conditioning = solver.model.encode(request.prompts).take(prompt)
     states, sizes = [solver.initial_noise(request, request.group_size)], Sizes(grid)
     for t in range(grid.steps):

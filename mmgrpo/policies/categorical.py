@@ -51,6 +51,13 @@ class Choice:
 
     rows: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]
+    on_host: Int[Tensor, "N"]
+    """``rows`` on the host."""
+
+    @staticmethod
+    def of(rows: Int[Tensor, "N"], device: torch.device) -> Choice:
+        """The decisions of rows on the host, for a device."""
+        return Choice(put(rows, device), torch.zeros(len(rows), dtype=torch.long, device=device), rows)
 
 
 @dataclass(frozen=True)
@@ -60,16 +67,15 @@ class Choices:
     prompts: Sequence[Prompt]
     """One per group."""
     prompt: Int[Tensor, "B"]
-    """Index of each row's prompt."""
+    """Index of each row's prompt, on the host."""
     classes: Int[Tensor, "B"]
     """The class of each row."""
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Choice]:
         """Parts of at most ``limit`` rows; within a part, the rows of one prompt share its forward pass."""
-        rows = put(loss_mask[:, 0].cpu().nonzero()[:, 0], self.prompt.device)
-        for start in range(0, len(rows), limit):
-            chunk = rows[start : start + limit]
-            yield Choice(chunk, torch.zeros_like(chunk))
+        for rows in loss_mask[:, 0].cpu().nonzero()[:, 0].split(limit):
+            if len(rows):
+                yield Choice.of(rows, self.classes.device)
 
 
 class CategoricalPolicy:
@@ -98,11 +104,10 @@ class CategoricalPolicy:
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` choices per prompt, each group from its own random stream, and their outputs."""
         uniform = [torch.rand(request.group_size, generator=stream(request.seed, "choice", s)) for s in request.slots]
-        prompt = torch.arange(len(request.prompts), device=self.device).repeat_interleave(request.group_size)
-        distribution = refuse_nan(self._log_softmax(self.network, request.prompts), "the probabilities of classes")[
-            prompt
-        ]
-        classes = draw_tokens(distribution, torch.cat(uniform).to(self.device))
+        prompt = torch.arange(len(request.prompts)).repeat_interleave(request.group_size)
+        distribution = refuse_nan(self._log_softmax(self.network, request.prompts), "the probabilities of classes")
+        distribution = distribution[put(prompt, self.device)]
+        classes = draw_tokens(distribution, put(torch.cat(uniform), self.device))
         mask = torch.ones(len(classes), 1, dtype=torch.bool, device=self.device)
         decisions = Decisions(
             log_probs=distribution.gather(1, classes[:, None]),
@@ -110,7 +115,7 @@ class CategoricalPolicy:
             decision_mask=mask,
             node=torch.arange(len(classes), device=self.device)[:, None],
             origin=torch.full_like(classes, OWN),
-            keys={"prompt": torch.tensor(request.slots, device=self.device)[prompt]},
+            keys={"prompt": put(torch.tensor(request.slots)[prompt], self.device)},
             fields={"entropy": entropy_of(distribution)[:, None], "choice": classes.float()},
         )
         prompts = [request.prompts[index] for index in prompt.tolist()]
@@ -125,8 +130,8 @@ class CategoricalPolicy:
     def score(self, rollout: Rollout, part: Choice, names: frozenset[str]) -> Scores:
         """Score the part's choices again under the present parameters."""
         choices: Choices = rollout.steps  # type: ignore[assignment]
-        groups, index = torch.unique(choices.prompt[part.rows], return_inverse=True)
-        prompts = [choices.prompts[group] for group in groups.tolist()]
+        groups, place = torch.unique(choices.prompt[part.on_host], return_inverse=True)
+        prompts, index = [choices.prompts[group] for group in groups.tolist()], put(place, self.device)
         classes = choices.classes[part.rows, None]
         distribution = self._log_softmax(self.network, prompts)[index]
         scores: Scores = {"log_probs": distribution.gather(1, classes)[:, 0]}

@@ -28,6 +28,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -50,7 +51,7 @@ Transcript: TypeAlias = tuple[int, ...]
 
 def collapse(path: Int[Tensor, "frames"], blank: int) -> Transcript:
     """The transcript of a path."""
-    return tuple(label for label in path.unique_consecutive().tolist() if label != blank)
+    return tuple(label for label, _ in groupby(path.tolist()) if label != blank)
 
 
 def draw_transcripts(
@@ -59,7 +60,7 @@ def draw_transcripts(
     """The transcripts of paths drawn from the frames' log-probs by uniform numbers: each is a sample of p(transcript),
     so that it recurs as often as it is likely."""
     paths = draw_tokens(frames.repeat(len(uniform), 1), uniform.flatten()).view(uniform.shape)
-    return [collapse(path, blank) for path in paths]
+    return [collapse(path, blank) for path in paths.cpu()]
 
 
 def log_likelihood(
@@ -72,7 +73,7 @@ def log_likelihood(
     targets = torch.tensor([[*transcript, *[0] * (width - len(transcript))] for transcript in transcripts])
     return -torch.nn.functional.ctc_loss(
         frames[:, None].expand(-1, len(transcripts), -1),
-        targets.to(frames.device),
+        put(targets, frames.device),
         torch.full((len(transcripts),), len(frames)),
         torch.tensor(lengths),
         blank,
@@ -147,18 +148,20 @@ class Transcripts:
     clips: Sequence[Any]
     """One per group."""
     prompt: Int[Tensor, "B"]
-    """Index of each row's clip; members of a group are adjacent."""
+    """Index of each row's clip, on the host; members of a group are adjacent."""
     labels: Sequence[Transcript]
     """The transcript of each row."""
+    device: torch.device
+    """Where parts lie."""
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Choice]:
         """Parts of all rows of at most ``limit`` clips, since a clip takes one forward pass for all its transcripts."""
         rows = loss_mask[:, 0].cpu().nonzero()[:, 0]
-        clips = self.prompt.cpu()[rows]
+        clips = self.prompt[rows]
         for some in clips.unique_consecutive().split(limit):
-            chunk = put(rows[torch.isin(clips, some)], self.prompt.device)
+            chunk = rows[torch.isin(clips, some)]
             if len(chunk):
-                yield Choice(chunk, torch.zeros_like(chunk))
+                yield Choice.of(chunk, self.device)
 
 
 class CtcPolicy:
@@ -215,27 +218,27 @@ class CtcPolicy:
                 group = self._draw(frames, request.seed, slot, request.group_size)
             labels += group
             log_probs.append(log_likelihood(frames, group, self.model.blank))
-        prompt = torch.arange(len(clips), device=self.device).repeat_interleave(request.group_size)
+        prompt = torch.arange(len(clips)).repeat_interleave(request.group_size)
         mask = torch.ones(len(labels), 1, dtype=torch.bool, device=self.device)
         decisions = Decisions(
             log_probs=torch.cat(log_probs)[:, None],
             loss_mask=mask,
             decision_mask=mask,
             node=torch.arange(len(labels), device=self.device)[:, None],
-            origin=torch.full_like(prompt, OWN),
-            keys={"prompt": torch.tensor(request.slots, device=self.device)[prompt]},
+            origin=torch.full((len(labels),), OWN, device=self.device),
+            keys={"prompt": put(torch.tensor(request.slots)[prompt], self.device)},
         )
         prompts = [request.prompts[index] for index in prompt.tolist()]
-        steps = Transcripts(clips, prompt, labels)
+        steps = Transcripts(clips, prompt, labels, self.device)
         return Rollout(prompts, self._decode(labels), decisions, steps, evaluations=len(clips))
 
     def score(self, rollout: Rollout, part: Choice, names: frozenset[str]) -> Scores:
         """Score the part's transcripts again under the present parameters."""
         transcripts: Transcripts = rollout.steps  # type: ignore[assignment]
-        scores: Scores = {"log_probs": self._log_probs(self.network, transcripts, part.rows)}
+        scores: Scores = {"log_probs": self._log_probs(self.network, transcripts, part.on_host)}
         for other in self.networks.asked(names):
             with torch.no_grad(), self.networks(other) as network:
-                scores[f"{other}_log_probs"] = self._log_probs(network, transcripts, part.rows)
+                scores[f"{other}_log_probs"] = self._log_probs(network, transcripts, part.on_host)
         return scores
 
     @torch.no_grad()
@@ -266,11 +269,12 @@ class CtcPolicy:
         return refuse_nan(self._frames(self.network, clip, temperature), "the probabilities of labels")
 
     def _draw(self, frames: Tensor, seed: int, slot: int, count: int) -> list[Transcript]:
-        uniform = torch.rand(count, len(frames), generator=stream(seed, "paths", slot)).to(self.device)
-        return draw_transcripts(frames, uniform, self.model.blank)
+        uniform = torch.rand(count, len(frames), generator=stream(seed, "paths", slot))
+        return draw_transcripts(frames, put(uniform, self.device), self.model.blank)
 
     def _log_probs(self, network: nn.Module, transcripts: Transcripts, rows: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
-        """Log-probs of some rows, in order; rows of one clip that follow each other share its forward pass."""
+        """Log-probs of some rows (on the host), in order; rows of one clip that follow each other share its forward
+        pass."""
         clips, counts = transcripts.prompt[rows].unique_consecutive(return_counts=True)
         scores = []
         for clip, group in zip(clips.tolist(), rows.split(counts.tolist()), strict=True):

@@ -64,11 +64,12 @@ def norm_of(velocity: Float[Tensor, "N *latent"]) -> Float[Tensor, " N"]:
 
 
 def apart(final: Float[Tensor, "rows *latent"], prompt: Int[Tensor, " rows"]) -> Float[Tensor, "rows *latent"]:
-    """Each row's final latent less the mean of those of its prompt: of a pair, half of its difference to the other."""
-    shape = (int(prompt.max()) + 1, *final.shape[1:])
-    total = torch.zeros(shape, dtype=final.dtype, device=final.device).index_add_(0, prompt, final)
-    count = torch.bincount(prompt, minlength=shape[0]).clamp_min(1)
-    return final - (total / count.view(-1, *[1] * (final.dim() - 1)))[prompt]
+    """Each row's final latent less the mean of those of its prompt (a number on the host): of a pair, half of its
+    difference to the other."""
+    count = torch.bincount(prompt).clamp_min(1)
+    place, count = put(prompt, final.device), put(count, final.device)
+    total = final.new_zeros(len(count), *final.shape[1:]).index_add_(0, place, final)
+    return final - (total / count.view(-1, *[1] * (final.dim() - 1)))[place]
 
 
 def normalized(away: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *latent"]:
@@ -111,7 +112,7 @@ class Walk:
     target: Int[Tensor, "rows T"]
     """Index of the state after each decision."""
     prompt: Int[Tensor, " rows"]
-    """Index of each row's prompt in ``conditioning``."""
+    """Index of each row's prompt in ``conditioning``, on the host."""
     conditioning: Any
     final: Float[Tensor, "rows *latent"]
     """The latent of each row's output."""
@@ -254,7 +255,7 @@ class DenoisingPolicy:
         walks: list[Walk] = []
         previews: dict[str, list[Output]] = {}
         decisions: list[Decisions] = []
-        prompt, evaluations = [], 0
+        prompt, evaluations = list[Tensor](), 0
         for index, ((number, plan, places), ready) in enumerate(zip(planned, given, strict=True)):
             part, encoded, at = self._part(request, conditioning, places)
             first_row = sum(len(walk.final) for walk in walks)
@@ -304,8 +305,8 @@ class DenoisingPolicy:
         self.engine, self.fields = engine, self.fields | {"sampler_log_probs"}
 
     def _part(self, request: Request, conditioning: Any, places: Sequence[int]) -> tuple[Request, Any, Tensor]:
-        """The request and the conditioning of some of its prompts, and their places."""
-        at = torch.tensor(places, device=self.device)
+        """The request and the conditioning of some of its prompts, and their places (on the host)."""
+        at = torch.tensor(places)
         if len(places) == len(request.prompts):
             return request, conditioning, at
         own = {"prompts": [request.prompts[i] for i in places], "slots": [request.slots[i] for i in places]}
@@ -337,11 +338,11 @@ class DenoisingPolicy:
         self.engine.refuse(drawn, self.model.latent_shape(), groups * plan.rows, plan.steps)
         tensors = {name: value.to(self.device) for name, value in vars(drawn).items() if name != "version"}
         drawn = replace(drawn, **tensors)
-        prompt = torch.arange(groups, device=self.device).repeat_interleave(plan.rows)
+        prompt = torch.arange(groups).repeat_interleave(plan.rows)
         means, log_probs = scored_again(
             drawn,
             plan.stochastic,
-            lambda x, step, row: self.solver.predict(self.network, x, step, conditioning.take(prompt[row]), grid),
+            lambda x, step, row: self.solver.predict(self.network, x, step, conditioning.take(prompt[row.cpu()]), grid),
             lambda x, output, step, child: self._transition(x, output, step, grid, child),
         )
         real = torch.tensor(plan.stochastic, device=self.device).expand(len(prompt), -1)
@@ -435,19 +436,21 @@ class DenoisingPolicy:
         source, target = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
         log_probs, drawn_log_probs = (torch.zeros(rows, plan.steps, device=self.device) for _ in range(2))
         after_ode, alive, prune = False, torch.arange(rows, device=self.device), dict(plan.prune)
+        going = torch.arange(rows)  # ``alive`` on the host
         sizes = Sizes(grid)
         for t in range(plan.end):
             # Noise is drawn for pruned rows too, so that those that go on are those of a rollout without pruning.
             forwards, edges = (plan.rows, plan.rows) if prune else (plan.forwards[t], plan.edges[t])
             step = torch.full((len(x),), t, device=self.device)
-            prompt = torch.arange(groups, device=self.device).repeat_interleave(forwards)
-            prompt = prompt[alive] if prune else prompt
+            prompt = torch.arange(groups).repeat_interleave(forwards)
+            prompt = prompt[going] if prune else prompt
             # Before the split, so that the children of a state share one network evaluation.
             output = self.drawing.predict(self.network, x, step, conditioning.take(prompt), grid)
             if t in prune:
                 rows_now = conditioning.take(prompt)
-                kept = self._kept(request, x, output, step, grid, prompt, rows_now, prune[t])
-                x, output, step, prompt, index, alive = (one[kept] for one in (x, output, step, prompt, index, alive))
+                chosen = self._kept(request, x, output, step, grid, prompt, rows_now, prune[t])
+                prompt, going, kept = prompt[chosen], going[chosen], put(chosen, self.device)
+                x, output, step, index, alive = (one[kept] for one in (x, output, step, index, alive))
             if not plan.stochastic[t]:
                 x, after_ode = self.solver.step(x, self.solver.mean(output), step, grid), True
                 sizes.see(x, "the deterministic solver", t)
@@ -483,7 +486,7 @@ class DenoisingPolicy:
             means=torch.cat(means),
             source=source[alive],
             target=target[alive],
-            prompt=torch.arange(groups, device=self.device).repeat_interleave(plan.rows)[alive],
+            prompt=torch.arange(groups).repeat_interleave(plan.rows)[going],
             conditioning=conditioning,
             final=x,  # until the rest of the steps are taken
         )
@@ -500,14 +503,15 @@ class DenoisingPolicy:
         rows: Any,
         count: int,
     ) -> Int[Tensor, "_"]:
-        """Places of the ``count`` states of each prompt that go on, judged by their clean estimates."""
+        """Places of the ``count`` states of each prompt that go on, judged by their clean estimates; places and prompts
+        are on the host."""
         if request.judge is None:
             raise ValueError("sampling.plan: it prunes samples by their rewards, of which this request has none")
         to_end = grid.pick([int(step[0]), grid.steps])
         clean = self.solver.step(x, self.solver.mean(output), torch.zeros_like(step), to_end)
         outputs = self.model.decode(refuse_nonfinite(clean, "the clean estimates"), rows)
         values = request.judge([request.prompts[i] for i in prompt.tolist()], outputs).double().cpu()
-        return most_varied(values, prompt.cpu(), count).to(x.device)
+        return most_varied(values, prompt, count)
 
     def _transition(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Transition:
         """The transitions of the children of states, from the network's output for the states, at steps of which
@@ -544,7 +548,7 @@ class DenoisingPolicy:
         per_step |= {"sampler_log_probs": drawn_log_probs}
         return Decisions(
             log_probs=log_probs,
-            loss_mask=loss_mask.to(self.device)[alive],
+            loss_mask=put(loss_mask, self.device)[alive],
             decision_mask=stochastic,
             # Rows that share a transition share the state that it drew, so that its index numbers the decision.
             node=torch.where(stochastic, walk.target, 0),
@@ -561,7 +565,8 @@ class DenoisingPolicy:
         walk: Walk = rollout.steps.walks[part.walk]  # type: ignore[attr-defined]
         rows, inverse = part.rows - walk.first_row, part.state
         target = walk.target[rows, part.positions]
-        step, conditioning = part.positions[part.entry], walk.conditioning.take(walk.prompt[rows[part.entry]])
+        prompt = walk.prompt[torch.tensor(part.entry_rows) - walk.first_row]
+        step, conditioning = part.positions[part.entry], walk.conditioning.take(prompt)
         x, next_state = walk.states[part.states], walk.states[target]
 
         output = self.solver.predict(self.network, x, step, conditioning, walk.grid)
@@ -592,7 +597,9 @@ class DenoisingPolicy:
             original = self.networks.evaluate(
                 other,
                 tasks,
-                lambda network, i: self.solver.predict(network, x[i], step[i], conditioning.take(i), walk.grid),
+                lambda network, i: self.solver.predict(
+                    network, x[put(i, x.device)], step[put(i, x.device)], conditioning.take(i), walk.grid
+                ),
             )
             transition = self._transition(x, original, step, walk.grid, inverse)
             scores[f"{other}_log_probs"] = transition.log_prob(next_state)
@@ -670,7 +677,7 @@ class DenoisingPolicy:
                 means=torch.cat([one["means"] for one in some]),
                 source=ends[:, 0],
                 target=ends[:, 1],
-                prompt=torch.tensor([places[row] for row in run], device=device),
+                prompt=torch.tensor([places[row] for row in run]),
                 conditioning=encoded,
                 final=torch.stack([one["final"] for one in some]),
             )
@@ -688,7 +695,7 @@ class DenoisingPolicy:
             )
             decisions.append(made)
             walks.append(walk)
-        final, rows = torch.cat([walk.final for walk in walks]), encoded.take(torch.tensor(places, device=device))
+        final, rows = torch.cat([walk.final for walk in walks]), encoded.take(torch.tensor(places))
         return Rollout(list(prompts), list(self.model.decode(final, rows)), join_decisions(decisions), Walks(walks))
 
     def _towards(self, clean: Float[Tensor, "*latent"], generator: torch.Generator) -> Record:
@@ -747,4 +754,4 @@ class DenoisingPolicy:
                 shared = torch.randn(forwards, *shape, generator=generator)
                 own = sibling_noise(shared.repeat_interleave(edges // forwards, 0), own, plan.sibling_scale)
             noises.append(own)
-        return torch.cat(noises).to(self.device)
+        return put(torch.cat(noises), self.device)

@@ -17,6 +17,7 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.types import OWN, Decisions, Output, Request
 
@@ -39,14 +40,13 @@ def explore(
     if request.judge is None:
         raise ValueError("sampling.explore_steps: samples are chosen by their rewards, of which this request has none")
     encoded = solver.model.encode(request.prompts)
-    prompt = torch.arange(len(request.prompts), device=solver.device).repeat_interleave(request.group_size)
+    prompt = torch.arange(len(request.prompts)).repeat_interleave(request.group_size)
     noise, conditioning = solver.initial_noise(request, request.group_size), encoded.take(prompt)
     coarse = solver.denoise(network, noise, conditioning, cheap)
     outputs = solver.model.decode(refuse_nonfinite(coarse, "the explored latents"), conditioning)
     values = request.judge([request.prompts[i] for i in prompt.tolist()], outputs).double().cpu()
-    chosen = best_and_worst(values, prompt.cpu(), count)
-    kept = chosen.to(solver.device)
-    conditioning = encoded.take(prompt[kept])
+    chosen = best_and_worst(values, prompt, count)
+    kept, conditioning = put(chosen, solver.device), encoded.take(prompt[chosen])
     latents = solver.denoise(network, noise[kept], conditioning, exact)
     made = solver.model.decode(refuse_nonfinite(latents, "the sampled latents"), conditioning)
     return list(made), latents, conditioning, values[chosen].to(solver.device, torch.float32)

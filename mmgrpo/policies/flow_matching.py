@@ -115,6 +115,13 @@ class Draws:
 
     rows: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]
+    on_host: Int[Tensor, "N"]
+    """``rows`` on the host."""
+
+    def take(self, some: Int[Tensor, "M"]) -> Draws:
+        """Some of them, by places on the host."""
+        rows = self.on_host[some]
+        return Draws(put(rows, self.rows.device), self.positions[put(some, self.rows.device)], rows)
 
 
 @dataclass(frozen=True)
@@ -134,9 +141,10 @@ class Matches:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` decisions, each of which is one network evaluation."""
-        rows, positions = (put(one, self.group.device) for one in loss_mask.cpu().nonzero(as_tuple=True))
-        for start in range(0, len(rows), limit):
-            yield Draws(rows[start : start + limit], positions[start : start + limit])
+        chosen = loss_mask.cpu().nonzero(as_tuple=True)
+        for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
+            if len(rows):
+                yield Draws(put(rows, self.group.device), put(positions, self.group.device), rows)
 
 
 ESTIMATES = frozenset({"clean", "estimate_error", "boundary"})
@@ -270,8 +278,8 @@ class FlowMatchingPolicy:
         return self._matched(request, counts, outputs, latents.to(self.device).float(), conditioning, GIVEN)
 
     def _prompt(self, counts: Sequence[int]) -> Int[Tensor, " rows"]:
-        """The prompt of each row, from the number of rows of each prompt."""
-        return torch.arange(len(counts), device=self.device).repeat_interleave(torch.tensor(counts, device=self.device))
+        """The prompt of each row, from the number of rows of each prompt, on the host."""
+        return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
 
     def _matched(
         self,
@@ -284,11 +292,12 @@ class FlowMatchingPolicy:
         states: Tensor | None = None,
     ) -> Rollout:
         """Rows of clean samples with the draws of their groups and their log-probs there."""
-        rows, group = len(clean), self._prompt(counts)
+        rows, prompt = len(clean), self._prompt(counts)
+        group = put(prompt, self.device)
         matches = self._matches(clean, [(request.seed, slot) for slot in request.slots], group, conditioning, states)
         mask = torch.ones(rows, self.draws, dtype=torch.bool, device=self.device)
         log_probs = torch.zeros(rows, self.draws, device=self.device)
-        for part in matches.split(mask, self.solver.forward_batch_size):
+        for part in matches.split(torch.ones(rows, self.draws, dtype=torch.bool), self.solver.forward_batch_size):
             log_probs[part.rows, part.positions] = self._log_probs(
                 matches, part, self._velocity(self.network, matches, part)
             )
@@ -298,13 +307,13 @@ class FlowMatchingPolicy:
             decision_mask=mask,
             node=torch.arange(rows * self.draws, device=self.device).view(rows, self.draws),
             origin=torch.full((rows,), origin, device=self.device),
-            keys={"prompt": torch.tensor(list(request.slots), device=self.device)[group]},
+            keys={"prompt": put(torch.tensor(request.slots)[prompt], self.device)},
         )
         if matches.trajectories is not None:
             weight = (matches.trajectories.step[group] + 1) / self.grid.steps
             decisions = replace(decisions, fields={"boundary_weight": weight})
         return Rollout(
-            prompts=[request.prompts[index] for index in group.tolist()],
+            prompts=[request.prompts[index] for index in prompt.tolist()],
             outputs=outputs,
             decisions=decisions,
             steps=matches,
@@ -331,10 +340,11 @@ class FlowMatchingPolicy:
         else:
             assert self.queries is not None
             pairs = [draw_steps(self.grid, self.queries, self.draws, self.least_level, s) for s in streams]
-            ends, step = (torch.stack(several).to(self.device) for several in zip(*pairs, strict=True))
+            ends, step = (put(torch.stack(several), self.device) for several in zip(*pairs, strict=True))
             trajectories = Trajectories(states, ends)
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
-        return Matches(clean, noise.to(self.device), step.to(self.device), group, drawn, conditioning, trajectories)
+        noise, step = put(noise, self.device), step if states is not None else put(step, self.device)
+        return Matches(clean, noise, step, group, drawn, conditioning, trajectories)
 
     def pack(self, rollout: Rollout, rows: Sequence[int]) -> list[Record]:
         """Some samples: their latents and log-probs, and the seeds of their draws in place of the noise."""
@@ -364,7 +374,7 @@ class FlowMatchingPolicy:
         drawn, (distinct, place) = list(dict.fromkeys(keys)), distinct_prompts(prompts)
         group = torch.tensor([drawn.index(key) for key in keys], device=self.device)
         clean = torch.stack([record["clean"] for record in records]).to(self.device)
-        conditioning = self.model.encode(distinct).take(torch.tensor(place, device=self.device))
+        conditioning = self.model.encode(distinct).take(torch.tensor(place))
         matches = self._matches(clean, drawn, group, conditioning)
         mask = torch.ones(len(clean), self.draws, dtype=torch.bool, device=self.device)
         zeros = torch.zeros(self.draws)
@@ -417,10 +427,8 @@ class FlowMatchingPolicy:
         matches: Matches = rollout.steps  # type: ignore[assignment]
         return self.networks.evaluate(
             name,
-            [rollout.prompts[row].task for row in part.rows.tolist()],
-            lambda network, some: self._velocity(
-                network, matches, Draws(part.rows[some], part.positions[some]), name, solver
-            ),
+            [rollout.prompts[row].task for row in part.on_host.tolist()],
+            lambda network, some: self._velocity(network, matches, part.take(some), name, solver),
         )
 
     def _estimates(
@@ -434,7 +442,7 @@ class FlowMatchingPolicy:
         states = matches.trajectories.states[part.rows[:, None], torch.stack([step, step + 1], 1)]
         scores: Scores = {"boundary": step.to(noisy.dtype)} if "boundary" in names else {}
         if "clean" in names:
-            conditioning = matches.conditioning.take(part.rows)
+            conditioning = matches.conditioning.take(part.on_host)
             output = self.solver.predict(self.network, states[:, 0], step, conditioning, self.grid)
             scores["clean"] = states[:, 0] - over(self.grid.levels[step], output) * output
         if "estimate_error" in names:
@@ -462,7 +470,7 @@ class FlowMatchingPolicy:
         if solver is None:
             solver = self.referring if name == REFERENCE_NETWORK and self.queries is None else self.solver
         grid = self.queries or self.grid
-        return solver.predict(network, noisy, step, matches.conditioning.take(part.rows), grid)
+        return solver.predict(network, noisy, step, matches.conditioning.take(part.on_host), grid)
 
     def _log_probs(self, matches: Matches, part: Draws, velocity: Tensor) -> Float[Tensor, " N"]:
         _, wanted, level, _ = self._at(matches, part)

@@ -18,7 +18,7 @@ first-order steps, so that the ratio begins at one without a further evaluation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.sizes import Sizes
 from mmgrpo.files import share
 from mmgrpo.policies.denoising import norm_of
-from mmgrpo.policies.flow_matching import Draws
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
@@ -51,6 +50,22 @@ def nearness(
 
 
 @dataclass(frozen=True)
+class Nearest:
+    """Entries of a part, and the steps of anchors (network evaluations) that they need."""
+
+    rows: Int[Tensor, "N"]
+    positions: Int[Tensor, "N"]
+    group: Int[Tensor, "E"]
+    """Group of each evaluation."""
+    position: Int[Tensor, "E"]
+    """Position of its decisions."""
+    evaluation: Int[Tensor, "N"]
+    """Which of them each entry needs."""
+    groups: Sequence[int]
+    """``group`` on the host."""
+
+
+@dataclass(frozen=True)
 class Trajectories:
     """The states of all samples, and the steps and anchors of each group's decisions."""
 
@@ -60,21 +75,18 @@ class Trajectories:
     """Row of the sample that takes the step again."""
     members: Int[Tensor, "groups G"]
     group: Int[Tensor, " rows"]
+    """On the host."""
     conditioning: Any
 
-    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
+    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Nearest]:
         """Parts of at most ``limit`` network evaluations; the members of a group share that of an anchor."""
-        rows, positions = (put(one, self.group.device) for one in loss_mask.cpu().nonzero(as_tuple=True))
-        if len(rows) == 0:
-            return
-        _, number = torch.unique(self.evaluation(rows, positions), return_inverse=True)
-        for start in range(0, int(number.max()) + 1, limit):
-            chosen = (number >= start) & (number < start + limit)
-            yield Draws(rows[chosen], positions[chosen])
-
-    def evaluation(self, rows: Int[Tensor, "N"], positions: Int[Tensor, "N"]) -> Int[Tensor, "N"]:
-        """The number of the network evaluation that decisions need."""
-        return self.group[rows] * self.step.shape[1] + positions
+        (rows, positions), width = loss_mask.cpu().nonzero(as_tuple=True), self.step.shape[1]
+        distinct, number = torch.unique(self.group[rows] * width + positions, return_inverse=True)
+        for start in range(0, len(distinct), limit):
+            chosen, own = (number // limit == start // limit).nonzero()[:, 0], distinct[start : start + limit]
+            group = own // width
+            parts = rows[chosen], positions[chosen], group, own % width, number[chosen] - start
+            yield Nearest(*(put(one, self.step.device) for one in parts), groups=group.tolist())
 
 
 class NeighborPolicy:
@@ -118,9 +130,9 @@ class NeighborPolicy:
         size, groups = request.group_size, len(request.prompts)
         if not 1 <= self.anchors <= size:
             raise ValueError(f"sampling.anchors: got {self.anchors}, expected 1 to the group size {size}")
-        group = torch.arange(groups, device=self.device).repeat_interleave(size)
+        group = torch.arange(groups).repeat_interleave(size)
         conditioning = self.model.encode(request.prompts).take(group)
-        x = torch.cat([self.noises(request, slot) for slot in request.slots]).to(self.device)
+        x = put(torch.cat([self.noises(request, slot) for slot in request.slots]), self.device)
         states, sizes = [x], Sizes(self.grid)
         for t in range(self.grid.steps):
             step = torch.full((len(x),), t, device=self.device)
@@ -134,8 +146,8 @@ class NeighborPolicy:
         members = torch.arange(groups * size, device=self.device).view(groups, size)
         steps = Trajectories(
             torch.stack(states),
-            chosen.to(self.device).repeat_interleave(self.anchors, 1),
-            members.gather(1, anchors.to(self.device)).repeat(1, self.draws),
+            put(chosen.repeat_interleave(self.anchors, 1), self.device),
+            members.gather(1, put(anchors, self.device)).repeat(1, self.draws),
             members,
             group,
             conditioning,
@@ -145,7 +157,7 @@ class NeighborPolicy:
         at_step = later[steps.anchor, steps.step].flatten(0, 1)
         around = later[members[:, None], steps.step[..., None]].flatten(0, 1)
         own = nearness(around, at_step, self.temperature).view(groups, -1, size)
-        entropy = -(own.exp() * own).sum(2)[group]
+        entropy = -(own.exp() * own).sum(2)[put(group, self.device)]
         mask = torch.ones(len(group), own.shape[1], dtype=torch.bool, device=self.device)
         decisions = Decisions(
             log_probs=own.transpose(1, 2).reshape(len(group), -1).contiguous(),
@@ -153,7 +165,7 @@ class NeighborPolicy:
             decision_mask=mask,
             node=torch.arange(mask.numel(), device=self.device).view(mask.shape),
             origin=torch.full((len(group),), OWN, device=self.device),
-            keys={"prompt": torch.tensor(list(request.slots), device=self.device)[group]},
+            keys={"prompt": put(torch.tensor(request.slots)[group], self.device)},
             fields={"neighbor_entropy": entropy},
         )
         latents = refuse_nonfinite(x, "the sampled latents")
@@ -177,14 +189,14 @@ class NeighborPolicy:
         output = self.solver.predict(network, x, step, conditioning, self.grid)
         return self.solver.step(x, output, step, self.grid), output
 
-    def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
+    def score(self, rollout: Rollout, part: Nearest, names: frozenset[str]) -> Scores:
         """ln pi of the part's decisions again; one forward pass per step and anchor."""
         kept: Trajectories = rollout.steps  # type: ignore[assignment]
-        distinct, inverse = torch.unique(kept.evaluation(part.rows, part.positions), return_inverse=True)
-        group, position = distinct // kept.step.shape[1], distinct % kept.step.shape[1]
+        group, position, inverse = part.group, part.position, part.evaluation
         step, anchor = kept.step[group, position], kept.anchor[group, position]
         x, around = kept.states[step, anchor], kept.states[step[:, None] + 1, kept.members[group]]
-        conditioning, place = kept.conditioning.take(anchor), part.rows - kept.members[group[inverse], 0]
+        first = torch.tensor(part.groups) * kept.members.shape[1]  # the conditioning of an anchor is its group's
+        conditioning, place = kept.conditioning.take(first), part.rows - kept.members[group[inverse], 0]
 
         def log_probs(after: Tensor) -> Tensor:
             return nearness(around, after, self.temperature)[inverse, place]
@@ -194,9 +206,13 @@ class NeighborPolicy:
         scores: Scores = {"log_probs": log_probs(after)}
         scores["velocity_norm"] = norm if "velocity_norm" in names else norm.detach()
         for other in self.networks.asked(names):
-            tasks = [rollout.prompts[row].task for row in anchor.tolist()]
+            tasks = [rollout.prompts[row].task for row in first.tolist()]
             original = self.networks.evaluate(
-                other, tasks, lambda network, i: self.moved(network, x[i], step[i], conditioning.take(i))[0]
+                other,
+                tasks,
+                lambda network, i: self.moved(
+                    network, x[put(i, x.device)], step[put(i, x.device)], conditioning.take(i)
+                )[0],
             )
             scores[f"{other}_log_probs"] = log_probs(original)
         return scores

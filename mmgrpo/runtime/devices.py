@@ -29,7 +29,7 @@ WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"
 
 def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the host on the device, for whose queue the host does not wait."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=device.type != "cpu")
 
 
 def refuse_launcher(environ: Mapping[str, str]) -> None:

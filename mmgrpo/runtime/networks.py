@@ -31,6 +31,7 @@ from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, wi
 from mmgrpo.config.registry import Block, Bound, bind_scheduled, block
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.sharding import exchanged, is_shard, stored, stored_like
 from mmgrpo.types import Reference
 
@@ -283,11 +284,12 @@ class Networks:
         self, name: str, tasks: Sequence[str], evaluate: Callable[[nn.Module, Int[Tensor, " some"]], Tensor]
     ) -> Tensor:
         """``evaluate(network, entries)`` of the network of this name for all entries, whose prompts have these
-        ``tasks``; of several teachers each for the entries of its task. ValueError for a task without one."""
-        own, device = self.tasks(name), next(self.model.network.parameters()).device
+        ``tasks``; of several teachers each for the entries of its task, which are numbers on the host. ValueError for a
+        task without one."""
+        own = self.tasks(name)
         parts = []
         for task in sorted(set(tasks)) if own else [""]:
-            some = torch.tensor([entry for entry, one in enumerate(tasks) if one == task or not own], device=device)
+            some = torch.tensor([entry for entry, one in enumerate(tasks) if one == task or not own])
             if own and task not in own:
                 raise ValueError(
                     f"algorithm.networks: got a prompt of task '{task}' and networks '{name}' for {', '.join(own)}; "
@@ -295,8 +297,8 @@ class Networks:
                 )
             with self(name, task) as network:
                 parts.append((some, evaluate(network, some)))
-        order = torch.cat([some for some, _ in parts]).argsort()
-        return torch.cat([values for _, values in parts])[order]
+        values = torch.cat([values for _, values in parts])
+        return values[put(torch.cat([some for some, _ in parts]).argsort(), values.device)]
 
     def move(self, name: str, decay: float, of: str = "") -> None:
         """name <- decay name + (1 - decay) present, or the network ``of``, in place."""

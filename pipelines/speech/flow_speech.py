@@ -27,7 +27,9 @@ from torch import Tensor, nn
 
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, pruned_sway_grid
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Audio, Prompt, Reference
+from pipelines.conditions import taken
 from pipelines.denoising import CHECKPOINT
 from pipelines.pretrained import reading
 from pipelines.speech.audio import read_audio, resample
@@ -71,7 +73,7 @@ class Utterances:
     reference: Float[Tensor, "N mels frames"]
     """The reference's spectrogram, then zeros."""
     given: Int[Tensor, " N"]
-    """Frames of the reference."""
+    """Frames of the reference; on the host, as are those of both and the gain."""
     frames: Int[Tensor, " N"]
     """Frames of both."""
     gain: Float[Tensor, " N"]
@@ -79,7 +81,7 @@ class Utterances:
 
     def take(self, index: Int[Tensor, "M"]) -> Utterances:
         """Rows by number, possibly repeated."""
-        return Utterances(*(part[index] for part in (self.text, self.reference, self.given, self.frames, self.gain)))
+        return Utterances(*taken((self.text, self.reference, self.given, self.frames, self.gain), index))
 
 
 @dataclass
@@ -129,17 +131,18 @@ class FlowSpeech:
         return bind(self.levels, GRIDS, "sampling.grid")({"steps": steps})
 
     def encode(self, prompts: Sequence[Prompt]) -> Utterances:
-        """One row per prompt, on the device."""
+        """One row per prompt."""
         rows = [self.utterance(prompt) for prompt in prompts]
         longest, most = max(len(ids) for ids, *_ in rows), self.latent_shape()[1]
-        made = Utterances(
-            torch.tensor([ids + [-1] * (longest - len(ids)) for ids, *_ in rows]),
-            torch.stack([nn.functional.pad(mel, (0, most - mel.shape[1])) for _, mel, *_ in rows]),
+        text = torch.tensor([ids + [-1] * (longest - len(ids)) for ids, *_ in rows])
+        reference = torch.stack([nn.functional.pad(mel, (0, most - mel.shape[1])) for _, mel, *_ in rows])
+        return Utterances(
+            put(text, self.device),
+            put(reference, self.device),
             torch.tensor([mel.shape[1] for _, mel, *_ in rows]),
             torch.tensor([frames for _, _, frames, _ in rows]),
             torch.tensor([gain for *_, gain in rows]),
         )
-        return Utterances(*(part.to(self.device) for part in vars(made).values()))
 
     def check(self, prompt: Prompt) -> None:
         """ValueError for a prompt that cannot be spoken: too long, a character that the vocabulary lacks, no text."""
@@ -209,11 +212,11 @@ class FlowSpeech:
         Guidance g is ``v_empty + g (v - v_empty)``, v_empty without text and reference: F5-TTS's cfg_strength plus 1. A
         std that the network predicts is that of the branch with text.
         """
-        longest = int(conditioning.frames.max())
+        longest, frames = int(conditioning.frames.max()), put(conditioning.frames, x.device)
         inputs = (x[..., :longest].mT, conditioning.reference[..., :longest].mT, conditioning.text, 1 - time)
         with autocast(self.training.compute_dtype, self.device):
-            output = network(*inputs, conditioning.frames).float()
-            empty = network(*inputs, conditioning.frames, wordless=True).float() if self.guidance != 1 else None
+            output = network(*inputs, frames).float()
+            empty = network(*inputs, frames, wordless=True).float() if self.guidance != 1 else None
         velocity, log_std = output.split((self.shape.mels, output.shape[-1] - self.shape.mels), -1)
         if empty is not None:
             base = empty[..., : self.shape.mels]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mmgrpo.data.images import decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Image, Media, Prompt, Video
 from pipelines.readable import check_skip_limit, filter_readable
 
@@ -67,7 +68,8 @@ def _covering(pixels: Float[Tensor, "N 3 h w"], size: Sequence[int]) -> Float[Te
 def optional_image(
     prompt: Prompt, family: str, pipeline: Any, latents_of: Callable[[Tensor], Tensor], height: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Latents of the image that a prompt may give, resized to ``height`` x ``width`` pixels; whether it gives one.
+    """Latents of the image that a prompt may give, resized to ``height`` x ``width`` pixels; whether it gives one, on
+    the host.
 
     Black takes its place in a prompt without, so that all encodings have the same shape; it is never read. The
     pipeline prepares the image; ``latents_of`` encodes its pixels in [-1, 1], with a batch axis.
@@ -77,15 +79,18 @@ def optional_image(
     image = conditioning_image(prompt, family) if prompt.media else Pil.new("RGB", (width, height))
     pixels = pipeline.image_processor.preprocess(image, height, width)
     latents = latents_of(pixels.to(pipeline.vae.device, pipeline.vae.dtype))[0]
-    return latents, torch.tensor(bool(prompt.media), device=latents.device)
+    return latents, torch.tensor(bool(prompt.media))
 
 
-def with_and_without(given: Bool[Tensor, "N"], predict: Callable[[Tensor, bool], Tensor]) -> Tensor:
+def with_and_without(
+    given: Bool[Tensor, "N"], device: torch.device, predict: Callable[[Tensor, bool], Tensor]
+) -> Tensor:
     """The rows with a given image and those without, whose sequences differ in length, predicted one after the other
     by ``predict(rows, shown)``; in the order of the rows."""
+    given = given.cpu()
     rows = [given.nonzero()[:, 0], (~given).nonzero()[:, 0]]
-    parts = [predict(some, shown) for some, shown in zip(rows, (True, False), strict=True) if len(some)]
-    return torch.cat(parts)[torch.cat(rows).argsort()]
+    parts = [predict(put(some, device), shown) for some, shown in zip(rows, (True, False), strict=True) if len(some)]
+    return torch.cat(parts)[put(torch.cat(rows).argsort(), device)]
 
 
 def check_images(

@@ -101,7 +101,7 @@ class Klein(Architecture):
             )
             return predicted[:, : x[0, 0].numel()].mT.reshape(x[rows].shape)
 
-        return with_and_without(given, predict)
+        return with_and_without(given, x.device, predict)
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor]:

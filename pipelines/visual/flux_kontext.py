@@ -51,7 +51,7 @@ class Kontext(flux.Flux):
             images = [x[rows], image[rows]] if shown else [x[rows]]
             return self.predicted(network, images, time[rows], hidden[rows], pooled[rows])
 
-        return with_and_without(given, predict)
+        return with_and_without(given, x.device, predict)
 
 
 def load(options: KontextOptions, training: Training = PLAIN) -> FlowModel:

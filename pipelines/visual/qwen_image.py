@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import padded, refuse_cut
@@ -100,7 +101,7 @@ def predicted(
     shapes: list[tuple[int, int, int]],
 ) -> Float[Tensor, "N tokens values"]:
     """The transformer's prediction; ``shapes`` are the frames, rows and columns of tokens of each image."""
-    hidden, real = conditioning
+    hidden, real = conditioning[0], conditioning[1].cpu()
     longest = int(real.sum(1).max())
     real = real[:, :longest]
     (velocity,) = network(
@@ -108,7 +109,7 @@ def predicted(
         # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
         timestep=time * 1000 / 1000,
         encoder_hidden_states=hidden[:, :longest],
-        encoder_hidden_states_mask=None if bool(real.all()) else real,
+        encoder_hidden_states_mask=None if bool(real.all()) else put(real, hidden.device),
         img_shapes=[shapes] * len(tokens),
         return_dict=False,
     )

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import padded
@@ -75,7 +76,7 @@ class QwenImageEdit(QwenImage):
         pixels = pipeline.image_processor.preprocess(image, *seen)[:, :, None]
         given = pack(self.latents(pixels.to(self.device)))[0]
         cell = 2 * pipeline.vae_scale_factor
-        size = torch.tensor([side // cell for side in seen], device=self.device)
+        size = torch.tensor([side // cell for side in seen])
         return *padded(hidden[0], self.max_sequence_length), padded(given, self.most_tokens)[0], size
 
     @property
@@ -99,14 +100,16 @@ class QwenImageEdit(QwenImage):
         height, width = self.size
         tokens = pack(x)
         order, parts = [], []
+        size, real = size.cpu(), real.cpu()
         for rows, columns in torch.unique(size, dim=0).tolist():
-            index = ((size[:, 0] == rows) & (size[:, 1] == columns)).nonzero()[:, 0]
+            here = ((size[:, 0] == rows) & (size[:, 1] == columns)).nonzero()[:, 0]
+            index = put(here, x.device)
             sequence = torch.cat([tokens[index], given[index, : rows * columns].to(tokens)], dim=1)
             shapes = [(1, height // 2, width // 2), (1, rows, columns)]
-            velocity = predicted(network, sequence, time[index], (hidden[index], real[index]), shapes)
-            order.append(index)
+            velocity = predicted(network, sequence, time[index], (hidden[index], real[here]), shapes)
+            order.append(here)
             parts.append(velocity[:, : tokens.shape[1]])
-        return unpack(torch.cat(parts)[torch.cat(order).argsort()], height, width)
+        return unpack(torch.cat(parts)[put(torch.cat(order).argsort(), x.device)], height, width)
 
 
 def scaled(size: tuple[int, int], side: int) -> tuple[int, int]:

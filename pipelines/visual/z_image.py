@@ -79,7 +79,7 @@ class ZImage(Architecture):
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The velocity of the network's prediction; it takes a list of images and one of prompts."""
         hidden, real = conditioning
-        prompts = [row[:length] for row, length in zip(hidden, real.sum(1).tolist(), strict=True)]
+        prompts = [row[:length] for row, length in zip(hidden, real.cpu().sum(1).tolist(), strict=True)]
         # Bit for bit as in the pipeline, whose time is that of the scheduler, 1000 sigma.
         (predicted,) = network(list(x[:, :, None]), (1000 - time * 1000) / 1000, prompts, return_dict=False)
         return -torch.stack(predicted)[:, :, 0]

@@ -25,7 +25,8 @@ ROOMS = ("mmgrpo/", "pipelines/", "reward_models/")
 
 WAITS: collections.Counter[tuple[str, str]] = collections.Counter()
 """What would make the host wait, by (kind, place): ``item`` reads a number, ``copy`` moves a tensor to the host,
-``shape`` is an operation whose size depends on values. ``upload`` moves one to the device, which need not wait."""
+``shape`` is an operation whose size depends on values, and ``upload`` copies a tensor to the device otherwise than by
+``mmgrpo.runtime.devices.put``, which a GPU first stages."""
 
 READS = {"_local_scalar_dense", "item", "equal", "is_nonzero"}
 SIZED = {
@@ -214,13 +215,14 @@ def moved(operation: Any, name: str, target: str, args: Any, kwargs: Any) -> Any
         return args[1]
     if name == "copy_":
         here, there = isinstance(args[0], SimTensor), isinstance(args[1], SimTensor)
-        if here != there:
+        waits = not here or not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+        if here != there and waits and args[1].numel():
             note("upload" if here else "copy")
         unwrap(args[0]).copy_(unwrap(args[1]))
         return args[0]
     if target == "cpu":
         note("copy")
-    elif not isinstance(args[0], SimTensor):
+    elif not isinstance(args[0], SimTensor) and not kwargs.get("non_blocking") and args[0].numel():
         note("upload")
     made = operation(*map(unwrap, args), **kwargs)
     return made if target == "cpu" else wrap(made)

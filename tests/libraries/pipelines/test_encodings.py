@@ -84,6 +84,17 @@ def test_a_file_that_is_read_counts_as_used(tmp_path):
     assert other.rows([Prompt("a")])[0][0].tolist() == [1.0] * 4 and encoded == ["a"]
 
 
+@pytest.mark.parametrize(("written_for", "read_at"), [("cpu", "meta"), ("meta", "cpu")])
+def test_what_stays_on_the_host_is_read_there_and_all_else_on_the_device(tmp_path, written_for, read_at):
+    cache, _ = encodings(tmp_path, 10**6)  # of tensors on the host, which for a device of another kind stay there
+    cache.device = torch.device(written_for)
+    cache.rows([Prompt("a")])
+    fresh, encoded = encodings(tmp_path, 10**6)
+    fresh.device = torch.device("meta")
+    [(row,)] = fresh.rows([Prompt("a")])
+    assert row.device.type == read_at and encoded == []
+
+
 def test_the_oldest_encodings_in_memory_go_first_and_a_prompt_is_encoded_once_a_call():
     cache, encoded = encodings(None, 0, kept=2)
     rows = cache.rows([Prompt("a"), Prompt("bb"), Prompt("a"), Prompt("ccc")])

@@ -235,7 +235,8 @@ def test_rows_with_and_without_a_picture_are_predicted_apart_in_their_order(give
         calls.append((rows.tolist(), shown))
         return 10 * rows
 
-    assert with_and_without(torch.tensor(given), predict).tolist() == [10 * row for row in range(len(given))]
+    made = with_and_without(torch.tensor(given), torch.device("cpu"), predict)
+    assert made.tolist() == [10 * row for row in range(len(given))]
     assert calls == expected
 
 
