@@ -42,8 +42,9 @@ the weights that a checkpoint lacks and that would be random."""
 FORMAT = warnings.formatwarning
 USER_ERROR = 2
 """Exit status after an error for the user."""
-HEAD_START = 2.0
-"""Seconds by which the first process of a machine is ahead of the others with an error that all have."""
+HEAD_START = 4.0
+"""Seconds by which the first process of a machine is ahead of the others with an error that all have, its end included;
+less than others wait for one that has failed (mmgrpo/runtime/heartbeat.py), whose line would be lost."""
 
 
 def enter(command: Callable[[], None]) -> None:

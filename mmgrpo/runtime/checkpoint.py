@@ -123,9 +123,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     for name, digest in header["files"].items():
         file = path / name
         if not file.is_file() or sha256_of(file) != digest:
-            raise Damaged(
-                f"{file} is {'damaged' if file.is_file() else 'missing'}: {STATE} lists it with another SHA-256"
-            )
+            reason = "damaged: its SHA-256 is not that of" if file.is_file() else "missing: it is listed in"
+            raise Damaged(f"{file} is {reason} {STATE}")
         tensors[file.stem] = load_file(file)
         refuse_tensors(tensors[file.stem], f"{file} cannot be used")
     return Checkpoint(header["run"], header["step"], tensors, header["state"])
@@ -135,9 +134,9 @@ def load_intact(folder: Path, run: str, last: int | None = None) -> Checkpoint |
     """The newest checkpoint that is intact, at most that of step ``last``; None where the run has written none.
 
     A damaged one is named, renamed to ``damaged-step-<step>``, and the one before it is used. It is an error if all are
-    damaged, if there is none of step ``last``, or if one is of another run.
+    damaged, now or at an earlier attempt, if there is none of step ``last``, or if one is of another run.
     """
-    candidates = checkpoints(folder)
+    candidates, before = checkpoints(folder), sorted(folder.glob("damaged-step-*"))
     if last is not None and last not in (steps := [_step(path) for path in candidates]):
         known = ", ".join(f"step-{step:06d}" for step in steps) or "none"
         raise ValueError(f"--resume-from: got step {last}, expected one of the checkpoints in {folder}: {known}")
@@ -151,8 +150,11 @@ def load_intact(folder: Path, run: str, last: int | None = None) -> Checkpoint |
         if checkpoint.run != run:
             raise ValueError(f"{path} is of run '{checkpoint.run}', expected '{run}' as the folder; move it away")
         return checkpoint
-    if candidates:
-        raise ValueError(f"{folder}: no checkpoint is intact (see above); restore one, or start again with --overwrite")
+    if candidates or before:
+        raise ValueError(
+            f"{folder}: no checkpoint is intact, {', '.join(path.name for path in before) or 'see above'}; restore one "
+            "under the name of its step, or start again with --overwrite"
+        )
     return None
 
 

@@ -216,7 +216,7 @@ def open_folder(
         else:
             if identity:
                 _set_aside(folder)
-            identity = Identity.new(config, inputs)
+            identity = Identity.new(config, inputs, accelerator.num_processes)
         identity.write(folder)
         write_yaml(folder / "config.yaml", config)
         if skipped:

@@ -54,14 +54,18 @@ class Identity:
     """Fingerprints of prompts (``train``, ``heldout``, ...) and of the network before training."""
     started: str = ""
     version: str = ""
+    processes: int = 0
+    """By how many it was started; 0 in runs of versions that did not record it."""
+    shard: str = ""
+    """``distributed.shard`` with which it was started."""
     resumed: tuple[Mapping[str, Any], ...] = ()
     """For each resumption its time, the settings that it changed, old and new, and its number of processes."""
 
     @staticmethod
-    def new(config: Config, inputs: Mapping[str, str]) -> Identity:
-        """The identity of a run that starts now."""
-        now = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
-        return Identity(secrets.token_hex(8), _fingerprint(config), inputs, now, version("mmgrpo"))
+    def new(config: Config, inputs: Mapping[str, str], processes: int = 1) -> Identity:
+        """The identity of a run that starts now, by so many processes."""
+        now, shard = f"{datetime.now():%Y-%m-%d %H:%M:%S}", config.distributed.shard
+        return Identity(secrets.token_hex(8), _fingerprint(config), inputs, now, version("mmgrpo"), processes, shard)
 
     @staticmethod
     def read(folder: Path) -> Identity | None:

@@ -32,7 +32,7 @@ from mmgrpo.runtime.checkpoint import (
     save_checkpoint,
     trained_tensors,
 )
-from mmgrpo.runtime.distributed import largest
+from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.runtime.folder import discard_replaced
 from mmgrpo.runtime.sharding import collected, like
 
@@ -109,13 +109,25 @@ class Checkpoints:
     ) -> Mapping[str, Any] | None:
         """Restore the newest intact checkpoint, at most that of step ``last``, in place; its state, or None.
 
-        Later checkpoints are set aside. The main process decides, since it alone renames.
+        Later checkpoints are set aside. The main process decides, since it alone renames; what it cannot use is an
+        error on all. A run that has saved its model and has no checkpoint is refused: it would begin again and replace
+        it.
         """
-        folder, checkpoint = self.folder / "checkpoints", None
+        folder, checkpoint, reason = self.folder / "checkpoints", None, ""
         if self.accelerator.is_main_process:
-            checkpoint = load_intact(folder, self.run, last)
+            try:
+                checkpoint = load_intact(folder, self.run, last)
+            except (ValueError, OSError) as error:
+                reason = str(error)
             if checkpoint is not None:
                 abandon_after(folder, checkpoint.step)
+            elif not reason and (self.folder / "model").is_dir():
+                reason = (
+                    f"{folder}: contains no checkpoint from which the saved model could be trained further; restore "
+                    "one, start again with --overwrite, or begin another run with --name"
+                )
+        if reason := gather_texts([reason], self.accelerator)[0]:
+            raise ValueError(reason)
         step = int(largest(-1.0 if checkpoint is None else float(checkpoint.step), self.accelerator))
         if step < 0:
             return None

@@ -193,6 +193,23 @@ def test_what_may_change_on_resume_is_stated_and_recorded(tmp_path):
         start(config(tmp_path, resume=True, optim=Optim(beta1=0.5)))
 
 
+def test_a_run_records_the_processes_and_the_sharding_that_it_starts_with(tmp_path, monkeypatch):
+    from mmgrpo.config.settings import Distributed
+
+    monkeypatch.setattr(Accelerator, "num_processes", 4)
+    monkeypatch.setattr(Accelerator, "wait_for_everyone", lambda self: None)
+    begun = start(config(tmp_path, distributed=Distributed(shard="full")))
+    monkeypatch.setattr(Accelerator, "num_processes", 2)
+    found = start(config(tmp_path, resume=True))
+    assert (found.run, found.processes, found.shard) == (begun.run, 4, "full")
+    assert found.resumed[0]["processes"] == 2
+    assert found.resumed[0]["changed"]["distributed.shard"] == ["full", "none"]
+    path = tmp_path / "demo" / "run.json"
+    earlier = {key: one for key, one in json.loads(path.read_text()).items() if key not in ("processes", "shard")}
+    path.write_text(json.dumps(earlier))  # of a version that did not record them
+    assert Identity.read(tmp_path / "demo").processes == 0
+
+
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_the_number_of_steps_cannot_change_where_it_decides_the_learning_rates(decay, tmp_path):
     from mmgrpo.config.settings import Optim

@@ -120,6 +120,19 @@ def test_later_checkpoints_are_set_aside_and_where_there_is_none_nothing_changes
     assert names == ["abandoned-step-000004", "step-000002"]
 
 
+def test_a_saved_model_is_not_replaced_by_a_run_that_begins_again_for_want_of_a_checkpoint(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ValueError, match="checkpoints.*--overwrite"):
+        kept(tmp_path).restore(*trained(5.0))
+
+
+def test_what_the_main_process_cannot_use_is_an_error_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(Accelerator, "is_main_process", False)
+    monkeypatch.setattr(progress, "gather_texts", lambda texts, accelerator: ["step-000004 is damaged", *texts])
+    with pytest.raises(ValueError, match="step-000004 is damaged"):
+        kept(tmp_path).restore(*trained(5.0))
+
+
 def test_another_process_reads_what_the_main_one_chose_and_renames_and_writes_nothing(tmp_path, monkeypatch):
     made = kept(tmp_path, keep=9)
     for step in (2, 4):
