@@ -96,7 +96,7 @@ class Decoder(ABC):
             with reading(body.config, cache) as past:
                 out = body(
                     inputs_embeds=embeddings,
-                    attention_mask=attention_mask(body.config, real, embeddings.dtype),
+                    attention_mask=attention_mask(body.config, real, embeddings.dtype, ids, cached=not checkpointed),
                     # One axis is the ordinary [rows, length]; several are [axes, rows, length] in transformers.
                     position_ids=positions[:, 0] if positions.shape[1] == 1 else positions.permute(1, 0, 2),
                     past_key_values=past,

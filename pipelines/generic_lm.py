@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.data.chat import ChatTemplate, end_tokens, turn_end
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt, Reference
 from pipelines.conversation import completion_ids, pad_left, suppressed_tokens
 from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
@@ -122,8 +123,8 @@ class OwnForward(ABC):
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states: of whole prompts, one by one, or of tokens after a cache."""
         if isinstance(cache, Whole):
-            kept = real[:, -ids.shape[1] :]
-            rows = [torch.cat([old, new[keep]]) for old, new, keep in zip(cache.ids, ids, kept, strict=True)]
+            kept = real.cpu()[:, -ids.shape[1] :]
+            rows = [torch.cat([old, _there(new, keep)]) for old, new, keep in zip(cache.ids, ids, kept, strict=True)]
             states = [self._forward(network, row, media)[0] for row, media in zip(rows, cache.media, strict=True)]
             return _placed([s[len(old) :] for s, old in zip(states, cache.ids, strict=True)], kept), Whole(
                 rows, cache.media
@@ -131,12 +132,13 @@ class OwnForward(ABC):
         if cache is not None:
             return self._continued(network, ids, real, positions, cache)
         checkpointed = checkpoint_layers(network, self.checkpointing and torch.is_grad_enabled())
+        real = real.cpu()
         ends = bool(real[:, -1].all())  # else these are whole completions, which nothing follows
-        rows = [row[keep] for row, keep in zip(ids, real, strict=True)]
+        rows = [_there(row, keep) for row, keep in zip(ids, real, strict=True)]
         media = list(features) or [{}] * len(rows)
         share = self.shared and ends and not checkpointed
         outs = [
-            self._forward(network, row, one, places[:, keep] if self.shared else None, share)
+            self._forward(network, row, one, _there(places, keep) if self.shared else None, share)
             for row, one, places, keep in zip(rows, media, positions, real, strict=True)
         ]
         states = _placed([state for state, _ in outs], real)
@@ -181,7 +183,7 @@ class OwnForward(ABC):
         """The arguments of a forward pass over one row: what is given per token is 0 on tokens of the completion."""
         inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
         for name, value in media.items():
-            value = value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
+            value = put(value.to(self.dtype) if value.is_floating_point() else value, self.device)
             if name.endswith("token_type_ids"):
                 value = nn.functional.pad(value, (0, len(ids) - value.shape[1]))
             inputs[name] = value
@@ -210,7 +212,7 @@ class OwnForward(ABC):
         with autocast(self.dtype, self.device), reading(config, cache) as past:
             out = network.base_model(
                 input_ids=ids,
-                attention_mask=attention_mask(config, real, self.dtype),
+                attention_mask=attention_mask(config, real, self.dtype, ids),
                 position_ids=_places(positions),
                 past_key_values=past,
                 use_cache=True,
@@ -311,10 +313,15 @@ def _joined(caches: Sequence[Any], length: int) -> Any:
     return joined
 
 
+def _there(values: Int[Tensor, "*axes length"], real: Bool[Tensor, "length"]) -> Int[Tensor, "*axes _"]:
+    """What a row has where ``real``, on the host, is true."""
+    return values.index_select(-1, put(real.nonzero()[:, 0], values.device))
+
+
 def _placed(states: Sequence[Tensor], real: Tensor) -> Float[Tensor, "rows length width"]:
     """The states of rows without padding, at the places of their tokens; zeros on the padding."""
     empty = states[0].new_zeros(*real.shape, states[0].shape[-1])
-    return empty.masked_scatter(real[..., None], torch.cat(list(states)))
+    return empty.masked_scatter(put(real, empty.device)[..., None], torch.cat(list(states)))
 
 
 def _places(positions: Int[Tensor, "rows axes length"]) -> Tensor:

@@ -42,10 +42,28 @@ def maskable(config: Any) -> bool:
     )
 
 
-def attention_mask(config: Any, real: Bool[Tensor, "rows *length total"], dtype: torch.dtype) -> Tensor:
-    """The mask in the form of transformers: the tokens that are there, or those that each token attends to."""
+def attention_mask(
+    config: Any,
+    real: Bool[Tensor, "rows *length total"],
+    dtype: torch.dtype,
+    ids: Int[Tensor, "rows length"],
+    *,
+    cached: bool = True,
+) -> Tensor | None:
+    """The mask of ``ids`` in the form of transformers: the tokens that are there, or those that each token attends to.
+
+    transformers reads from the device whether the tokens of prompts are all there, to leave the mask out or to make
+    one. What it would do is done here where ``real`` lies on the host, the network is ``maskable``, and its pass is
+    ``cached``: without mask and cache it looks for several sequences in a row.
+    """
+    if real.dim() == 2 and real.shape == ids.shape and real.device.type == "cpu" and cached and maskable(config):
+        if bool(real.all()):
+            return None
+        square = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool)
+        # Padding attends to itself: a token that attends to nothing has no state, not even one that nobody reads.
+        real = put((real[:, None] & square.tril()) | square.diag().diag(), ids.device)
     if real.dim() == 2:
-        return real.long()
+        return put(real, ids.device).long()
     if config._attn_implementation != "eager":
         return real[:, None]
     return torch.zeros(real.shape, dtype=dtype, device=real.device).masked_fill(~real, torch.finfo(dtype).min)[:, None]
@@ -328,11 +346,12 @@ def _plain(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 def spread_cache(cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-    """A copy of the cache whose row i is row ``rows[i]`` of the original; gradients flow back to the original.
+    """A copy of the cache whose row i is row ``rows[i]`` of the original; gradients flow back to the original. ``rows``
+    lie on the host or on the device.
 
     Raises TypeError for a cache whose rows cannot be copied (layers other than plain keys and values).
     """
-    result = copy.copy(cache)
+    result, rows = copy.copy(cache), put(rows, cache.layers[0].keys.device)
     result.layers = []
     for layer in cache.layers:
         keys, values = _plain(layer)

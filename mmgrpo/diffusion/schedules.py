@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, POSITIVE, within
 from mmgrpo.config.registry import Block, block
+from mmgrpo.runtime.devices import put
 
 GRIDS: dict[str, Block] = {}
 """Grids of flows by name, as alternatives to the checkpoint's own."""
@@ -53,7 +54,7 @@ class Grid:
 
     def pick(self, points: Sequence[int]) -> Grid:
         """The grid that visits only these points (indices into ``levels``, ascending)."""
-        index = torch.tensor(list(points), device=self.levels.device)
+        index = put(torch.tensor(points), self.levels.device)
         return replace(self, levels=self.levels[index], times=self.times[index[:-1]])
 
     def with_tail(self, start: int, steps: int) -> Grid:

@@ -538,10 +538,10 @@ class DenoisingPolicy:
     ) -> Decisions:
         """The decisions of a walk, the ``number``-th of ``plans`` in the round, of its rows ``alive``."""
         rows = len(log_probs)
-        stochastic = torch.tensor(plan.stochastic, device=self.device).expand(rows, -1)
+        stochastic = put(torch.tensor(plan.stochastic), self.device).expand(rows, -1)
         loss_mask = torch.cat([plan.loss_mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
         # Each plan explores another step, so that the samples of a prompt under several plans are separate groups.
-        groups = torch.tensor(list(request.slots), device=self.device) * plans + number
+        groups = put(torch.tensor(request.slots), self.device) * plans + number
         trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
         dt = walk.grid.dt(torch.arange(plan.steps, device=self.device))
         per_step = {"std": walk.std, "level": walk.level, "dt": dt, **self._rectifier(walk.grid)}

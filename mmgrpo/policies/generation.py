@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.policies.token_model import Context, Features, Query, TokenModel
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse, refuse_nan
 
 UPLOADED = 32
@@ -193,12 +194,12 @@ class Reserved:
             self.rows, self.lengths = [self.rows[slot] for slot in order], [self.lengths[slot] for slot in order]
             places = {slot: place for place, slot in enumerate(order)}
             filled = {places[slot]: row for slot, row in filled.items()}
-            kept, *ends = (torch.tensor(one, dtype=torch.long, device=device) for one in (order, moved, holes))
+            kept, *ends = (put(torch.tensor(one, dtype=torch.long), device) for one in (order, moved, holes))
             self.row, self.own, tokens = self.row[kept], self.own[kept], tokens[kept]
             self.slots.keep(order, *ends)
         self._advance(tokens)
         if filled:
-            slots, rows = torch.tensor([[*filled], [*filled.values()]], device=device)
+            slots, rows = put(torch.tensor([[*filled], [*filled.values()]]), device)
             self.hidden = self.hidden.index_copy(0, slots, self.start.hidden[self.prompt[rows]].to(self.hidden.dtype))
             self.row[slots], self.own[slots] = rows, 0
             self.slots.fill([*filled], [self.prompts[row] for row in filled.values()])
@@ -239,9 +240,9 @@ class Growing:
 
     def go_on(self, tokens: Int[Tensor, "n"], going: Sequence[bool]) -> None:
         """As ``Reserved.go_on``."""
-        alive = torch.tensor(going, device=tokens.device)
+        alive = put(torch.tensor(going), tokens.device)
         if 2 * sum(going) <= len(going):
-            rest = alive.nonzero()[:, 0]
+            rest = put(torch.tensor(going).nonzero()[:, 0], tokens.device)
             self.state, self.row, self.own = self.state.select(rest), self.row[rest], self.own[rest]
             tokens, alive, self.alive = tokens[rest], alive[rest], self.alive[rest]
         self.state, self.alive = self.state.advance(tokens, self.alive), alive
@@ -266,7 +267,7 @@ class Numbers:
                 torch.cat([torch.rand(number, generator=stream) for stream, number in self.streams])
                 for _ in range(min(UPLOADED, self.most - len(self.table)))
             ]
-            self.table = torch.cat([self.table, torch.stack(several).to(self.device)])
+            self.table = torch.cat([self.table, put(torch.stack(several), self.device)])
         return self.table[own, row]
 
 
@@ -293,8 +294,8 @@ def draw(
     ids = torch.full((count, max_tokens), start.model.pad_id, device=device)
     real = torch.zeros(count, max_tokens, dtype=torch.bool, device=device)
     log_probs, entropy, divergence, certainty = (torch.zeros(count, max_tokens, device=device) for _ in range(4))
-    sizes = torch.tensor([number for _, number in streams], device=device)
-    group = torch.arange(len(sizes), device=device).repeat_interleave(sizes)
+    counts = torch.tensor([number for _, number in streams])
+    sizes, group = put(counts, device), put(torch.arange(len(counts)).repeat_interleave(counts), device)
     numbers, width, size = Numbers(streams, max_tokens, device), 1, min(limit or count, count)
     if start.model.masks:
         batches: Iterable[Reserved | Growing] = [Reserved(start, prompt, size, max_tokens)]

@@ -230,7 +230,7 @@ class TokenPolicy:
             numbers |= {"sampler_log_probs": completions.log_probs, **self._trained(sequences, names)}
         if self.engine:
             self.engine.compare(completions.log_probs, numbers["log_probs"], sequences.real)
-        origin = torch.tensor([query.origin for query in queries], device=self.device)[sequences.prompt]
+        origin = put(torch.tensor([query.origin for query in queries])[sequences.prompts], self.device)
         if self.reference_in_group:
             answers = [self.model.spell(answer_of(prompt))[:most] for prompt in request.prompts]
             sequences, numbers, origin = with_answers(sequences, numbers, origin, answers, self.model.pad_id)
@@ -238,14 +238,14 @@ class TokenPolicy:
         rows, width = real.shape
         sampled = (origin != REFERENCE)[:, None]  # only an answer of the data set can contain a suppressed token
         loss_mask = real & (origin != CONTRAST)[:, None] & (sampled | self._has_probability(sequences.ids))
-        prompts = [queries[index].prompt for index in sequences.prompt.tolist()]
+        prompts = [queries[index].prompt for index in sequences.prompts.tolist()]
         decisions = Decisions(
             log_probs=numbers.pop("log_probs"),
             loss_mask=loss_mask if self.train_truncated else loss_mask & ended[:, None],
             decision_mask=real,
             node=torch.arange(rows * width, device=self.device).view(rows, width),
             origin=origin,
-            keys={"prompt": torch.tensor([query.slot for query in queries], device=self.device)[sequences.prompt]},
+            keys={"prompt": put(torch.tensor([query.slot for query in queries])[sequences.prompts], self.device)},
             fields={
                 "truncated": (~ended).float(),
                 **numbers,
@@ -598,10 +598,10 @@ class TokenPolicy:
 
         with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
             features = self._cached_features(context, queries)
-            counts = torch.tensor([query.count for query in queries], device=self.device)
-            each = torch.arange(len(queries), device=self.device)
-            prompt = each.repeat_interleave(counts)
-            rows = each if self.share_prefix or search == "beam" else prompt
+            each = torch.arange(len(queries))
+            owners = each.repeat_interleave(torch.tensor([query.count for query in queries]))
+            prompt, read = put(owners, self.device), each if self.share_prefix or search == "beam" else owners
+            rows = put(read, self.device)
             scale = temperature or self.temperature
             if engine is not None:
                 reusable = features if self.model.frozen_media else None
@@ -610,9 +610,9 @@ class TokenPolicy:
             hidden, cache = self.model.hidden(
                 self.network,
                 context.ids[rows],
-                context.real[rows],
+                context.there[read],
                 context.positions[rows],
-                [features[row] for row in rows.tolist()] if features else (),
+                [features[row] for row in read.tolist()] if features else (),
                 None,
             )
             axes, position = context.positions.shape[1], next_position(context)[rows]
@@ -712,12 +712,12 @@ class TokenPolicy:
                 None,
             )
             return hidden[:, context.ids.shape[1] - 1 :]
-        prefix, cache = self.model.hidden(network, context.ids, context.real, context.positions, features, None)
+        prefix, cache = self.model.hidden(network, context.ids, context.there, context.positions, features, None)
         first = prefix[prompt, -1:]  # prompts are padded on the left, so that the last state precedes the first token
         if length == 1:
             return first
         mask = torch.cat([context.real[prompt], real], 1)
-        hidden, _ = self.model.hidden(network, ids, mask, positions, (), self.model.spread(cache, prompt))
+        hidden, _ = self.model.hidden(network, ids, mask, positions, (), self.model.spread(cache, owners))
         return torch.cat([first, hidden], 1)
 
     def _packed_states(
@@ -752,11 +752,12 @@ class TokenPolicy:
             first = torch.tensor([packed.owners.index(one) for one in range(len(context.ids))])
             last, hidden = hidden[put(first, self.device), before - 1], hidden[:, before:]
         else:
-            prefix, cache = self.model.hidden(network, context.ids, context.real, context.positions, features, None)
+            prefix, cache = self.model.hidden(network, context.ids, context.there, context.positions, features, None)
             last = prefix[:, -1]  # prompts are padded on the left
             if packed.index.shape[1] == 1:
                 return last[prompt][:, None]
-            hidden, _ = self.model.hidden(network, ids, seen, positions, (), self.model.spread(cache, index))
+            spread = self.model.spread(cache, torch.tensor(packed.owners))
+            hidden, _ = self.model.hidden(network, ids, seen, positions, (), spread)
         return (
             torch.cat([last, hidden.flatten(0, 1)])
             .index_select(0, packed.index.flatten())
@@ -812,8 +813,10 @@ class TokenPolicy:
     def _decode(self, sequences: Sequences) -> list[Output]:
         seen, prefilled = sequences.context.seen, sequences.context.prefilled
         outputs: list[Output] = []
-        tables = sequences.ids.cpu(), sequences.real.cpu(), self._ended(sequences).cpu()
-        for row, ids, real, ended in zip(sequences.prompt.tolist(), *tables, strict=True):
+        width = sequences.ids.shape[1]  # one copy to the host of all that is read
+        table = torch.cat([sequences.ids, sequences.real, self._ended(sequences)[:, None]], 1).cpu()
+        tables = table[:, :width], table[:, width:-1].bool(), table[:, -1]
+        for row, ids, real, ended in zip(sequences.prompts.tolist(), *tables, strict=True):
             given = list(sequences.context.forced[row]) if sequences.context.forced else []
             text, sizes = self.model.decode(given + ids[real].tolist()), seen[row] if seen else ()
             opening = str(prefilled[row]) if prefilled else ""

@@ -176,15 +176,25 @@ class Context:
         """Where each prompt begins behind its padding."""
         return (self.real.shape[1] - self.real.sum(1)).tolist()
 
+    @property
+    def there(self) -> Bool[Tensor, "P L"]:
+        """``real`` on the host."""
+        return torch.arange(self.real.shape[1]) >= torch.tensor(self.begins)[:, None]
+
     def to(self, device: torch.device) -> Context:
         """The same on another device; media stay where they are."""
-        return replace(self, ids=self.ids.to(device), real=self.real.to(device), positions=self.positions.to(device))
+        begins = self.begins  # before the host would have to wait for them
+        made = replace(
+            self, ids=put(self.ids, device), real=put(self.real, device), positions=put(self.positions, device)
+        )
+        vars(made)["begins"] = begins
+        return made
 
     def take(self, rows: Sequence[int]) -> Context:
         """Some of the prompts, without the padding that none of them needs."""
         index, start = put(torch.tensor(rows), self.ids.device), min(self.begins[row] for row in rows)
         real = self.real[index]
-        return Context(
+        made = Context(
             self.ids[index, start:],
             real[:, start:],
             self.positions[index, :, start:],
@@ -193,6 +203,8 @@ class Context:
             [self.prefilled[row] for row in rows] if self.prefilled else (),
             [self.forced[row] for row in rows] if self.forced else (),
         )
+        vars(made)["begins"] = [self.begins[row] - start for row in rows]
+        return made
 
     def continued(self, forced: Sequence[tuple[int, ...]]) -> Context:
         """The prompts with tokens after each, which are given and no decisions; itself where there are none."""
@@ -261,12 +273,12 @@ class TokenModel(Protocol):
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states of ``ids`` given the cache of the tokens before them (None at first), and the extended
         cache. ``real`` covers the cached tokens too, and with a third axis (``masks``) says which of all tokens each
-        token of ``ids`` attends to; ``features`` are those of the placeholders in ``ids``, row by row, and empty if
-        there are none."""
+        token of ``ids`` attends to; without a cache it may lie on the host, which then need not wait for it.
+        ``features`` are those of the placeholders in ``ids``, row by row, and empty if there are none."""
         ...
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
-        """A cache whose row i is row ``rows[i]`` of ``cache``, which stays as it is."""
+        """A cache whose row i is row ``rows[i]`` of ``cache``, which stays as it is; rows on the host cost no wait."""
         ...
 
     def reserve(self, cache: Any, rows: Sequence[int], room: int) -> Any:

@@ -28,8 +28,9 @@ WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"
 
 
 def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on the device, for whose queue the host does not wait."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=device.type != "cpu")
+    """A tensor on the device, for whose queue the host does not wait where the tensor is the host's."""
+    pinned = device.type == "cuda" and tensor.device.type == "cpu"
+    return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=device.type != "cpu")
 
 
 def refuse_launcher(environ: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.runtime.devices import put
 from pipelines.kv import Room, spread_cache
 
 NAME = "by_clip"
@@ -23,22 +24,22 @@ NAME = "by_clip"
 
 @dataclass(frozen=True)
 class Clips:
-    """Which transcripts are of which clip: read once for all layers and tokens, with one copy to the host."""
+    """Which transcripts are of which clip: arranged on the host, once for all layers and tokens."""
 
     clip: Int[Tensor, "rows"]
-    """Number of each transcript's clip."""
+    """Number of each transcript's clip, on the host."""
     rows: tuple[tuple[int, Int[Tensor, "_"]], ...]
     """The numbers of the clips, and the transcripts of each."""
     back: Int[Tensor, "rows"]
     """Where each transcript stands among those of all clips, one clip after the other."""
 
     @staticmethod
-    def of(clip: Int[Tensor, "rows"]) -> Clips:
-        """From the number of each transcript's clip."""
+    def of(clip: Int[Tensor, "rows"], device: torch.device) -> Clips:
+        """From the number of each transcript's clip, on the host."""
         numbers = clip.tolist()
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
         back = sorted(range(len(order)), key=order.__getitem__)
-        ordered, places = torch.tensor([order, back], dtype=torch.long).view(2, -1).to(clip.device)
+        ordered, places = put(torch.tensor([order, back], dtype=torch.long).view(2, -1), device)
         distinct = sorted(set(numbers))
         parts = ordered.split([numbers.count(number) for number in distinct]) if distinct else ()
         return Clips(clip, tuple(zip(distinct, parts, strict=True)), places)
@@ -57,14 +58,14 @@ class ClipCache:
         cache = copy.copy(self.cache)
         cache.self_attention_cache = spread_cache(self.cache.self_attention_cache, rows)
         cache.is_updated = dict(self.cache.is_updated)
-        return ClipCache(cache, Clips.of(self.clips.clip[rows]))
+        return ClipCache(cache, Clips.of(self.clips.clip[rows.cpu()], self.clips.back.device))
 
     def reserve(self, rows: Sequence[int], room: int) -> ClipRoom:
         """The same with room for tokens behind each."""
         cache, own = copy.copy(self.cache), Room.of(self.cache.self_attention_cache, rows, room)
         cache.self_attention_cache = own.cache
         cache.is_updated = dict(self.cache.is_updated)
-        return ClipRoom(cache, own, self.clips.clip, Clips.of(self.clips.clip[[*rows]]))
+        return ClipRoom(cache, own, self.clips.clip, Clips.of(self.clips.clip[[*rows]], self.clips.back.device))
 
 
 @dataclass
@@ -75,7 +76,7 @@ class ClipRoom:
     own: Room
     """The room of self-attention."""
     clip: Int[Tensor, "prompts"]
-    """Number of each prompt's clip."""
+    """Number of each prompt's clip, on the host."""
     clips: Clips
     """Those of the slots."""
 
@@ -86,12 +87,12 @@ class ClipRoom:
     def fill(self, slots: Sequence[int], rows: Sequence[int]) -> None:
         """As ``Room.fill``."""
         self.own.fill(slots, rows)
-        self.clips = Clips.of(self.clip[self.own.rows])
+        self.clips = Clips.of(self.clip[self.own.rows], self.clips.back.device)
 
     def keep(self, slots: Sequence[int], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
         """As ``Room.keep``."""
         self.own.keep(slots, moved, holes)
-        self.clips = Clips.of(self.clip[self.own.rows])
+        self.clips = Clips.of(self.clip[self.own.rows], self.clips.back.device)
 
 
 def attend(

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmgrpo.family import Arithmetic
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, save_network
@@ -84,7 +85,7 @@ class Ctc:
                 f"{SHORTEST:g} s; remove the row"
             )
         inputs = self.processor(audio=samples, sampling_rate=self.rate, return_tensors="pt")
-        return {name: value.to(self.device) for name, value in inputs.items()}
+        return {name: put(value, self.device) for name, value in inputs.items()}
 
     def logits(self, network: Any, clip: Mapping[str, Tensor]) -> Float[Tensor, "frames labels"]:
         """Logits of the frames of a clip, without those of padding."""

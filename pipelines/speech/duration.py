@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from mmgrpo.config.names import nearest
 from mmgrpo.files import write_tensors, write_text
 from mmgrpo.randomness import derive, stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.pretrained import reading
@@ -91,7 +92,7 @@ class DurationNetwork(nn.Module):
     def forward(self, ids: Int[Tensor, "rows length"]) -> Float[Tensor, "rows classes"]:
         """Logits from the state of the query, the last token of each row; rows are padded on the right."""
         real: Bool[Tensor, "rows length"] = ids != PAD
-        states = self.characters(ids) + positions(ids.shape[1], self.shape.width).to(ids.device)
+        states = self.characters(ids) + put(positions(ids.shape[1], self.shape.width), ids.device)
         states = self.encoder(states, src_key_padding_mask=~real)
         last = real.sum(1) - 1
         return self.head(self.norm(states[torch.arange(len(ids), device=ids.device), last]))
@@ -125,7 +126,7 @@ class Duration:
 
     def logits(self, network: nn.Module, prompts: Sequence[Prompt]) -> Float[Tensor, "P classes"]:
         """Logits of the classes."""
-        return network(encode([prompt.text for prompt in prompts], self.shape.alphabet).to(self.device))
+        return network(put(encode([prompt.text for prompt in prompts], self.shape.alphabet), self.device))
 
     def render(self, prompt: Prompt, choice: int) -> Audio:
         """The text, spoken in the duration of the class."""

@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from mmgrpo.runtime.devices import put
+
 KERNEL, GROUPS = 31, 16
 """Width and groups of the convolutions for the position."""
 
@@ -165,7 +167,7 @@ class TextEmbedding(nn.Module):
         kept = (ids > 0 if self.masks else real)[..., None]
         x = self.text_embed(torch.zeros_like(ids) if wordless else ids)
         if len(self.text_blocks):
-            x = (x + positions(length, x.shape[-1]).to(x)) * kept
+            x = (x + put(positions(length, x.shape[-1]), x.device).to(x)) * kept
         for block in self.text_blocks:
             x = block(x, real) * kept
         return x * real[..., None]

@@ -25,6 +25,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.data.chat import end_tokens
 from mmgrpo.data.values import quoted, shown
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import completion_ids
@@ -108,7 +109,7 @@ class Whisper:
     def features(self, network: Any, context: Context) -> Features:
         """The encoder's states of each clip."""
         network.eval()
-        mel = torch.stack(list(context.media)).to(self.device)
+        mel = put(torch.stack(list(context.media)), self.device)
         with autocast(self.dtype, self.device):
             flat = mel.reshape(-1, *mel.shape[-2:]).to(next(network.parameters()).dtype)  # windows one by one
             states = network.model.encoder(flat).last_hidden_state
@@ -129,11 +130,11 @@ class Whisper:
             network.eval()
         # A cache contains the keys and values of the clips; the decoder then only checks that there are states.
         states = torch.stack(list(features)) if len(features) else torch.empty(len(ids), 1, 1, device=ids.device)
-        clips = cache.clips if cache else Clips.of(torch.arange(len(ids), device=ids.device))
+        clips = cache.clips if cache else Clips.of(torch.arange(len(ids)), ids.device)
         with autocast(self.dtype, self.device):
             out = network.model.decoder(
                 input_ids=ids,
-                attention_mask=attention_mask(network.model.decoder.config, real, self.dtype),
+                attention_mask=attention_mask(network.model.decoder.config, real, self.dtype, ids),
                 encoder_hidden_states=states,
                 past_key_values=cache.cache if cache else None,
                 position_ids=positions[:, 0],

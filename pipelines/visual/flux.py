@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require, tiny_text
 from pipelines.conditions import refuse_cut
@@ -87,7 +88,7 @@ class Flux(Architecture):
             pooled_projections=pooled,
             encoder_hidden_states=hidden,
             txt_ids=torch.zeros(hidden.shape[1], 3, device=x.device),
-            img_ids=torch.cat([places(height // 2, width // 2, i) for i in range(len(images))]).to(x.device),
+            img_ids=put(torch.cat([places(height // 2, width // 2, i) for i in range(len(images))]), x.device),
             return_dict=False,
         )
         return unpack(predicted[:, : height * width // 4], height, width)

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
@@ -95,8 +96,8 @@ class Klein(Architecture):
                 # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
                 timestep=time[rows] * 1000 / 1000,
                 encoder_hidden_states=hidden[rows],
-                txt_ids=places(words=hidden.shape[1]).to(x.device),
-                img_ids=torch.cat([places(10 * i, *self.size) for i in range(len(sequence))]).to(x.device),
+                txt_ids=put(places(words=hidden.shape[1]), x.device),
+                img_ids=put(torch.cat([places(10 * i, *self.size) for i in range(len(sequence))]), x.device),
                 return_dict=False,
             )
             return predicted[:, : x[0, 0].numel()].mT.reshape(x[rows].shape)

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
@@ -55,7 +56,7 @@ class Sdxl(UnetArchitecture):
         """The UNet's prediction at integer timesteps, for uncropped images of their own size."""
         hidden, pooled = conditioning
         height, width = (side * self.pipeline.vae_scale_factor for side in self.size)
-        sizes = torch.tensor([height, width, 0, 0, height, width], dtype=torch.float32, device=x.device)
+        sizes = put(torch.tensor([height, width, 0, 0, height, width], dtype=torch.float32), x.device)
         (predicted,) = network(
             x,
             time,

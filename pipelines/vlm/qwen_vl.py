@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
@@ -127,8 +128,8 @@ class QwenVl(Decoder):
         if not inputs:
             return ()
         checkpoint_layers(network, self.checkpointing and torch.is_grad_enabled())
-        pixels = torch.cat([one.patches for one in inputs]).to(self.device)
-        grids = torch.tensor([one.grid for one in inputs], device=self.device)
+        pixels = put(torch.cat([one.patches for one in inputs]), self.device)
+        grids = put(torch.tensor([one.grid for one in inputs]), self.device)
         with autocast(self.dtype, self.device):
             merged = network.model.visual(pixels.to(network.model.visual.dtype), grid_thw=grids).pooler_output
         return list(merged.split([sum(self._token_count(one) for one in media) for media in context.media]))

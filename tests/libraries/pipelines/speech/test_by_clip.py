@@ -24,7 +24,7 @@ def test_rows_attend_to_their_own_clip_as_if_they_had_a_copy_of_it():
     module: Any = SimpleNamespace(is_causal=False)
     query, key, value = drawn(5, 2, 3, 4), drawn(3, 2, 7, 4).requires_grad_(), drawn(3, 2, 7, 4)
     clip = torch.tensor([2, 0, 2, 2, 0])  # in any order; nobody attends to the second
-    found, _ = attend(module, query, key, value, None, clip=Clips.of(clip), scaling=0.5)
+    found, _ = attend(module, query, key, value, None, clip=Clips.of(clip, clip.device), scaling=0.5)
     wanted = scaled_dot_product_attention(query, key[clip], value[clip], scale=0.5).transpose(1, 2)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
     gradients = [torch.autograd.grad(out.square().sum(), key, retain_graph=True)[0] for out in (found, wanted)]
@@ -35,7 +35,8 @@ def test_rows_attend_to_their_own_clip_as_if_they_had_a_copy_of_it():
 def test_as_many_rows_as_clips_are_still_told_apart_by_their_clip():
     module: Any = SimpleNamespace(is_causal=False)
     query, key, value = drawn(2, 1, 1, 4), drawn(2, 1, 5, 4), drawn(2, 1, 5, 4)
-    found, _ = attend(module, query, key, value, None, clip=Clips.of(torch.tensor([1, 1])), scaling=1.0)
+    clip = Clips.of(torch.tensor([1, 1]), torch.device("cpu"))
+    found, _ = attend(module, query, key, value, None, clip=clip, scaling=1.0)
     wanted = scaled_dot_product_attention(query, key[[1, 1]], value[[1, 1]], scale=1.0).transpose(1, 2)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
