@@ -42,23 +42,28 @@ STORED = {"float32": 4, "bfloat16": 2, "float16": 2}
 UNET = (1.02, 0.9)
 """Numbers that a UNet keeps for each input and output of its matrices, where all weights train and with adapters:
 measured of Stable Diffusion's."""
-PROMPT = r"\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.attn2\.to_[kv]\.|\.encoder_attn\.[kv]_proj\."
+PROMPT = r"\.context_refiner\.|\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.attn2\.to_[kv]\.|"
+PROMPT += r"\.encoder_attn\.[kv]_proj\."
 """Matrices that are applied to the prompt's own sequence."""
-FIRST = r"\.(to_q|add_q_proj|q_proj|qkv|fc1|gate_proj|net\.0\.proj|proj_mlp)\.weight"
-"""Matrices with which a branch of a block begins, after a norm."""
-HIDDEN = r"\.(fc1|gate_proj|net\.0\.proj|proj_mlp)\.weight"
+BOTH = r"single_transformer_blocks|^transformer\.layers\."
+"""Matrices that are applied to output and prompt as one sequence."""
+HIDDEN = r"\.(fc1|gate_proj|net\.0\.proj|proj_mlp|w1|linear_in|to_qkv_mlp_proj|conv_inverted)\.weight"
 """Matrices with which a feed-forward network begins."""
-LAST = r"\.(to_out\.0|to_add_out|o_proj|out_proj|fc2|down_proj|net\.2|proj_out)\.weight"
+FIRST = HIDDEN + r"|\.(to_q|add_q_proj|q_proj|qkv)\.weight"
+"""Matrices with which a branch of a block begins, after a norm."""
+LAST = r"\.(to_out|to_out\.0|to_add_out|o_proj|out_proj|fc2|down_proj|net\.2|proj_out|w2|linear_out|conv_point)\.weight"
 """Matrices with which it ends, before it is added."""
 ATTENDED = r"(.*)\.(to_[qkv]|add_[qkv]_proj|(?<=encoder_attn\.)[kv]_proj)\.weight"
 """Matrices of queries, keys and values of a module of attention; of one to audio, those of the audio."""
-GATE = ".gate_proj.weight"
+GATE = r"\.(gate_proj|w1)\.weight"
 """Matrices of a gate, of which both sides of its nonlinearity are kept; such models have norms without a bias."""
+FUSED = r"\.(linear_in|to_qkv_mlp_proj)\.weight"
+"""Matrices of a gate and what it is multiplied with (and of queries, keys and values)."""
 QUERY_OR_KEY = r"\.(to|add)_[qk](_proj)?\.weight"
 NORMED = r"\.norm_(q|k|added_q|added_k)\.weight"
 SCALED = r"norm\w*\.linear\.weight|scale_shift_table|_mod\."
 """Weights of norms whose scale, shift and gate depend on the noise level."""
-CONTEXT = r"(?<!time_text_embed)\.(context_embedder|text_embedder|caption_projection|txt_in)\."
+CONTEXT = r"^(?!.*(time_text_embed|\.norm)).*\.(context_embedder|text_embedder|caption_projection|txt_in)\."
 """Matrices that bring the prompt to the network's width, once for all blocks."""
 SMALL = r"\.(norm|time|mod|adaln|\w+_mod|\w*embed)\w*\.|scale_shift_table"
 """Weights of what is computed once a sample or has no matrix."""
@@ -86,6 +91,8 @@ class Folder:
     vae: Mapping[str, Any] = field(default_factory=dict)
     prompt: int = 0
     """Tokens that a text encoder with learned positions reads."""
+    image: int = 0
+    """States of an image encoder."""
 
     @property
     def parameters(self) -> int:
@@ -129,8 +136,11 @@ def read_folder(path: Path) -> Folder | None:
     if own:
         network = {f"{name}.{key}": shape for name in own for key, shape in parts[name].items()}
         others = {name: sum(map(prod, shapes.values())) for name, shapes in parts.items() if name not in NETWORKS}
-        read = (shape[0] for name, shape in parts.get("text_encoder", {}).items() if "position_embedding" in name)
-        return Folder(network, _json(path / own[0]), others, _json(path / "vae"), next(read, 0))
+        read = [
+            next((shape[0] for name, shape in parts.get(part, {}).items() if "position_embedding" in name), 0)
+            for part in ("text_encoder", "image_encoder")
+        ]
+        return Folder(network, _json(path / own[0]), others, _json(path / "vae"), *read)
     shapes = shapes_of(path)
     return Folder(shapes, _json(path)) if shapes else None
 
@@ -160,8 +170,13 @@ def needs(
     in_step: bool = False,
     targets: Sequence[str] = (),
     reference: bool = False,
+    guided: bool = False,
+    given: bool = False,
 ) -> dict[str, float]:
-    """Bytes on each process by what needs them, for the ``Config`` of a run."""
+    """Bytes on each process by what needs them, for the ``Config`` of a run.
+
+    ``guided``: with classifier-free guidance; ``given``: the network reads an image of the prompt beside the output.
+    """
     model, optim = config.model, config.optim
     rank = getattr(model, "lora_rank", 0)
     compute = STORED[getattr(model, "dtype", "float32")]
@@ -194,21 +209,22 @@ def needs(
     encoders = sum(size for name, size in frozen.items() if name != "vae")
     found |= {"encoders": 0 if getattr(model, "forget_encoders", False) else encoders, "VAE": vae}
     samples = -(-config.data.prompts_per_step // processes) * config.data.group_size
-    found |= _activations(learning, config, compute, samples, targets if rank else ())
+    found |= _activations(learning, config, compute, samples, targets if rank else (), 1 + guided, given)
     return {name: size for name, size in found.items() if size}
 
 
-def _activations(folder: Folder, config: Any, compute: int, samples: int, adapted: Sequence[str]) -> dict[str, float]:
+def _activations(
+    folder: Folder, config: Any, compute: int, samples: int, adapted: Sequence[str], passes: int, given: bool
+) -> dict[str, float]:
     """Activations of a micro batch, and the cache of a rollout."""
     inside = {**folder.config, **folder.config.get("text_config", {})}
     longest = getattr(config.sampling, "max_tokens", 0)
-    guided = 2 if getattr(config.model, "guidance", 1.0) != 1 else 1
-    rows = min(config.optim.micro_batch_size, samples * getattr(config.sampling, "steps", 1)) * guided
+    rows = min(config.optim.micro_batch_size, samples * getattr(config.sampling, "steps", 1)) * passes
     checkpointed = getattr(config.model, "gradient_checkpointing", False)
     if not longest and not {"height", "width"} <= vars(config.model).keys():
         return {}  # audio of a length that the headers do not say
     if not longest:
-        return {"activations": peak(folder, places_of(folder, config), adapted, checkpointed) * rows * compute}
+        return {"activations": peak(folder, places_of(folder, config, given), adapted, checkpointed) * rows * compute}
     layers = inside.get("num_hidden_layers") or inside.get("decoder_layers", 0)
     heads = inside.get("num_attention_heads") or inside.get("decoder_attention_heads", 1)
     size = inside.get("head_dim") or (inside.get("hidden_size") or inside.get("d_model", 0)) // heads
@@ -238,9 +254,9 @@ def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: b
     wait in all blocks, since they are summed over the samples of a clip.
     """
     full, names = not adapted, folder.network.keys()
-    scaled, gated = full and any(re.search(SCALED, one) for one in names), any(one.endswith(GATE) for one in names)
+    scaled, gated = full and any(re.search(SCALED, one) for one in names), any(re.search(GATE, one) for one in names)
     normed = {name.rpartition(".")[0].rpartition(".")[0] for name in names if re.search(NORMED, name)}
-    joint = any(".add_k_proj." in name for name in names)
+    joint = any(".add_q_proj." in name for name in names)
     blocks, inputs = defaultdict[str, Block](Block), dict[str, float]()
     outside = waiting = 0.0
     for name, shape in folder.network.items():
@@ -253,6 +269,9 @@ def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: b
             continue
         count, (wide, narrow), block = places.of(name, joint), shape[:2], blocks[found[0]]
         first, last = re.search(FIRST, name), re.search(LAST, name)
+        gate = wide if re.search(GATE, name) else 0
+        if re.search(FUSED, name):
+            gate = (wide - 3 * narrow * ("qkv" in name)) / 2
         both = bool(re.search(QUERY_OR_KEY, name) and name.split(".to_")[0].split(".add_")[0] in normed)
         trains = full or f".{name}".endswith(tuple(f".{one}.weight" for one in adapted))
         audio = ".encoder_attn." in name
@@ -261,13 +280,13 @@ def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: b
             inputs[found[0]] = max(inputs.get(found[0], 0), count * narrow)
         else:
             numbers = wide * (not last or scaled) + narrow * bool(trains and (first or last))
-            numbers += narrow * (1 + scaled + (gated and full)) * bool(first) + wide * name.endswith(GATE)
+            numbers += narrow * (1 + scaled + (gated and full)) * bool(first) + gate
             numbers += wide * (1 + full) * both
             if first:
                 inputs[f"{found[0]} {count}"] = count * narrow
         block.kept += count * numbers
         if re.search(HIDDEN, name):
-            hidden = 1.5 if places.sides else 3 if name.endswith(GATE) else 1 if full else 2
+            hidden = 1.5 if places.sides or re.search(FUSED, name) else 3 if gate else 1 if full else 2
             block.hidden = max(block.hidden, count * (hidden * wide + narrow * (1 + scaled)))
         if module := re.match(ATTENDED, name):
             block.attention[module[1]] += count * wide * (1 + both) * bool(trains or not audio)
@@ -313,6 +332,8 @@ class Places:
     """Patches or tokens."""
     prompt: float = 0
     """Tokens of the prompt, or of what else is attended to, where they are a sequence of their own."""
+    image: float = 0
+    """States of a given image that are attended to."""
     sides: tuple[int, ...] = ()
     """Height and width of a UNet's input."""
     levels: int = 1
@@ -324,21 +345,20 @@ class Places:
         """The positions of a matrix; ``joint``: of a network that attends to output and prompt together, whose other
         attention is of the output alone."""
         if re.search(PROMPT, name) and not (joint and ".attn2." in name):
-            return self.prompt
+            return self.prompt if joint or not re.search(r"\.add_[kv]_proj\.", name) else self.image
         if not self.sides:
-            return self.output + self.prompt * ("single_transformer_blocks" in name)
+            return self.output + self.prompt * bool(re.search(BOTH, name))
         place = re.search(r"(down|up)_blocks\.(\d+)", name)
         level = self.levels - 1 if place is None else int(place[2])
         level = self.levels - 1 - level if place and place[1] == "up" else level
         return prod(side >> level for side in self.sides)
 
 
-def places_of(folder: Folder, config: Any) -> Places:
-    """The positions of one sample of a denoising model."""
-    model, inside = config.model, folder.config
-    patch = inside.get("patch_size", 1)
-    patches = patch if isinstance(patch, list) else [1, patch, patch]
-    factor = 2 ** (len(folder.vae.get("block_out_channels", folder.vae.get("dim_mult", [1, 1, 1, 1]))) - 1)
+def places_of(folder: Folder, config: Any, given: bool = False) -> Places:
+    """The positions of one sample of a denoising model; ``given``: the latents of an image of the prompt stand beside
+    those of the output."""
+    model, inside, vae = config.model, folder.config, folder.vae
+    factor, pace = compression(vae)
     default = inside.get("sample_size", 64)
     default = (default if isinstance(default, int) else 64) * factor
     sides = [getattr(model, side, 0) or default for side in ("height", "width")]
@@ -346,10 +366,39 @@ def places_of(folder: Folder, config: Any) -> Places:
     prompt = longest + (folder.prompt if not longest or "text_encoder_3" in folder.others else 0)
     if "down_block_types" in inside:
         latents = tuple(side // factor for side in sides)
-        return Places(prod(latents), prompt, latents, len(inside["block_out_channels"]))
-    frames = 1 + ((getattr(model, "frames", 0) or 1) - 1) // 4
-    grid = prod(side // factor // cell for side, cell in zip(sides, patches[1:], strict=True))
-    return Places(grid * -(-frames // patches[0]), prompt)
+        return Places(prod(latents), prompt, sides=latents, levels=len(inside["block_out_channels"]))
+    patch = inside.get("all_patch_size", [inside.get("patch_size", 1)])[0]
+    long, *cells = patch if isinstance(patch, Sequence) else [inside.get("patch_size_t", 1), patch, patch]
+    if inside.get("in_channels") == 4 * vae.get("latent_channels", vae.get("z_dim", 0)):
+        cells = [2, 2]  # latents are packed two by two before the network sees them
+    frames = -(-(1 + ((getattr(model, "frames", 0) or 1) - 1) // pace) // long)
+
+    def grid(sides: Sequence[int]) -> int:
+        return prod(side // factor // cell for side, cell in zip(sides, cells, strict=True))
+
+    size = getattr(model, "given_size", 0)
+    output = frames * grid(sides) + given * grid([size, size] if size else sides)
+    if inside.get("_class_name") == "ZImageTransformer2DModel":
+        output, prompt = -(-output // 32) * 32, -(-prompt // 32) * 32  # both are filled up
+    return Places(output, prompt, folder.image)
+
+
+def compression(vae: Mapping[str, Any]) -> tuple[int, int]:
+    """Pixels and frames for each latent, by the configuration of a VAE of diffusers."""
+    if (halved := vae.get("spatio_temporal_scaling")) is not None:  # LTX-Video
+        side, pace = (vae.get(name, 1) * 2 ** sum(halved) for name in ("patch_size", "patch_size_t"))
+    else:
+        levels = vae.get("encoder_block_out_channels") or vae.get("block_out_channels") or vae.get("dim_mult", [1] * 4)
+        side, pace = 2 ** (len(levels) - 1), 4
+    named = [
+        ("scale_factor_spatial", "spatial_compression_ratio"),
+        ("scale_factor_temporal", "temporal_compression_ratio"),
+    ]
+    found = [
+        next((vae[one] for one in names if vae.get(one)), value)
+        for names, value in zip(named, (side, pace), strict=True)
+    ]
+    return found[0], found[1]
 
 
 def report(folder: Folder, config: Any, processes: int, **known: Any) -> list[str]:

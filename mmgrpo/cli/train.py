@@ -300,27 +300,33 @@ def check_inputs(config: Config, missing: str = "") -> None:
         problems.append(missing or str(error))
     except (ValueError, OSError) as error:
         problems.append(str(error))
-    for line in memory_of(config, processes_of(os.environ)):
+    for line in costs_of(config, processes_of(os.environ)):
         print(line, flush=True)
     if problems:
         raise ValueError("the run could not start: " + "; ".join(problems))
 
 
-def memory_of(config: Config, processes: int) -> list[str]:
-    """What the run needs on each process, of a model whose files are on this machine; else no lines."""
-    from mmgrpo.memory import read_folder, report
+def costs_of(config: Config, processes: int) -> list[str]:
+    """The memory that the run needs on each process and how much it computes, of a model whose files are on this
+    machine; else no lines."""
+    from mmgrpo import memory, work
 
     path = config.model.path
     folder = Path(locate(path)) if path and not path.startswith(PYPI) else Path()
-    read = read_folder(folder) if path and folder.is_dir() else None
+    read = memory.read_folder(folder) if path and folder.is_dir() else None
     if read is None:
         return [f"memory:    not computed, since the files of '{path}' are not on this machine"] if path else []
-    return report(read, config, processes, **counted_in(config))
+    known, totals = counted_in(config), family(config.model.family).arithmetic(config).totals
+    rollouts = -(-config.steps // (config.optim.updates * config.optim.epochs))
+    two = {name: known[name] for name in ("reference", "given")}
+    lines = memory.report(read, config, processes, **known)
+    return [*lines, *work.report(read, config, totals, rollouts, processes, **two)]
 
 
 def counted_in(config: Config) -> dict[str, Any]:
     """What ``mmgrpo.memory.needs`` counts besides what the settings say: the layers that get adapters, whether the
-    family's blocks are gathered call by call, and whether the loss needs a reference."""
+    family's blocks are gathered call by call, whether the loss needs a reference, whether there is guidance, and
+    whether images of prompts are tokens beside the output's."""
     from mmgrpo.update import LossRecipe
 
     owner = family(config.model.family)
@@ -331,6 +337,8 @@ def counted_in(config: Config) -> dict[str, Any]:
         "in_step": isinstance(owner, Blocks) and owner.in_step,
         "targets": tuple(targets),
         "reference": LossRecipe.read(config.algorithm).needs_reference,
+        "guided": getattr(config.model, getattr(owner, "guidance", ""), 1.0) != 1,
+        "given": bool(getattr(owner, "image_input", "")) and not hasattr(config.model, "frames"),
     }
 
 

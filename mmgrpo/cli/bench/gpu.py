@@ -26,9 +26,7 @@ from typing import Annotated, Any
 
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, within
 from mmgrpo.files import write_text
-
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12, "B200": 2250e12}
-"""Dense bf16 operations a second by a part of a card's name, as their makers state them."""
+from mmgrpo.work import PEAKS
 
 
 @dataclass(frozen=True)

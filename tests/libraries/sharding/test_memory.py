@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from mmgrpo.cli.bench.scale import Counted
+from mmgrpo.cli.train import counted_in
 from mmgrpo.config.settings import Config, Distributed, config_class
 from mmgrpo.family import families
 from mmgrpo.memory import Folder, fits, needs, read_folder, report
@@ -18,6 +20,11 @@ from tests.libraries.families.test_battery import config_of, gradients, policy_o
 from tests.tiny import tiny_checkpoint
 
 NAMES = ("sd3", "wan", "stable_diffusion", "qwen_vl", "whisper")
+CLOSE = (*NAMES, "flux", "flux_kontext", "ltx_video")
+"""Families whose activations are stated within 15 %."""
+OTHERS = [name for name, family in families().items() if family.modality == "visual" and name not in CLOSE]
+"""Those whose activations are stated within 45 %: with parts of their own (Sana's convolutions, Z-Image's padding), and
+LTX-Video with scales for each token, which weigh more in a network of one block."""
 
 
 def stated(name: str, **model: Any) -> tuple[dict[str, float], Config]:
@@ -25,8 +32,7 @@ def stated(name: str, **model: Any) -> tuple[dict[str, float], Config]:
     folder = read_folder(Path(path))
     assert folder is not None
     config = config_of(name, str(path), **model)
-    targets = getattr(module(name), "LORA_TARGETS", ("to_q", "to_k", "to_v", "to_out.0"))
-    return needs(folder, config, processes=1, targets=targets, reference=True), config
+    return needs(folder, config, processes=1, **{**counted_in(config), "reference": True}), config
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -66,8 +72,6 @@ def measured(name: str, **model: Any) -> tuple[float, float]:
         told = replace(config, model=replace(config.model, max_prompt_tokens=36))
     if name == "whisper":  # its clips have 200 positions, of the 1500 of half a minute
         folder = replace(folder, config={**folder.config, "max_source_positions": 200})
-    targets = getattr(module(name), "LORA_TARGETS", ("to_q", "to_k", "to_v", "to_out.0"))
-    activations = needs(folder, told, processes=1, targets=targets)["activations"]
     policy = policy_of(name, config.model.path, **model)
     rollout = rollout_of(name, policy)
     part = next(rollout.steps.split(rollout.decisions.loss_mask, 6))
@@ -75,7 +79,14 @@ def measured(name: str, **model: Any) -> tuple[float, float]:
     def backward() -> None:
         policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"].sum().backward()
 
+    texts: list[int] = []
+    reader = getattr(getattr(policy.network, "transformer", policy.network), "txt_in", nn.Identity())
+    hook = reader.register_forward_hook(lambda module, given, out: texts.append(given[0].shape[1]))
     backward()  # as in the second micro batch of an update, gradients of weights are there
+    hook.remove()
+    if texts:  # Qwen-Image reads prompts without padding, and the empty one of guidance
+        told = replace(config, model=replace(config.model, max_sequence_length=sum(texts) // len(texts)))
+    activations = needs(folder, told, processes=1, **counted_in(config))["activations"]
     own = [*policy.network.parameters(), *policy.network.buffers()]
     counted = Counted([*(one.detach() for one in own), *(one.grad for one in own if one.grad is not None)])
     before = counted.alive
@@ -86,13 +97,13 @@ def measured(name: str, **model: Any) -> tuple[float, float]:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*CLOSE, *OTHERS])
 def test_activations_are_the_peak_of_a_backward_pass(name, rank, checkpointed):
     if checkpointed and name == "whisper":
         pytest.skip("its family refuses gradient checkpointing")
     options = ({"lora_rank": rank} if rank else {}) | ({"gradient_checkpointing": True} if checkpointed else {})
     activations, most = measured(name, **options)
-    assert activations == pytest.approx(most, rel=0.15)
+    assert activations == pytest.approx(most, rel=0.15 if name in CLOSE else 0.45)
 
 
 def test_a_divided_model_takes_its_share_and_two_blocks():
