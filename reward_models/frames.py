@@ -36,7 +36,8 @@ def frames(
 ) -> list[float]:
     """The reward of images ``reward``, written as in a recipe, of frames 0, ``every``, 2 ``every``, ... as one.
 
-    ``reduce`` is one of ``REDUCTIONS``. A clip is NaN where one of these frames is. One clip is scored at a time.
+    ``reduce`` is one of ``REDUCTIONS``; first scores the first frame and no other. A clip is NaN where a frame that is
+    scored is. One clip is scored at a time.
     """
     one = _of_images(reward, reduce, every, device)
     return [_value(one, prompt, output, reduce, every) for prompt, output in zip(prompts, outputs, strict=True)]
@@ -52,7 +53,7 @@ def _value(one: Scorer, prompt: Prompt, output: Output, reduce: str, every: int)
         raise TypeError(
             f"frames: got an output of kind {type(output).__name__}, expected a Video; name the reward alone"
         )
-    images = [Image(frame) for frame in output.frames[::every]]
+    images = [Image(frame) for frame in (output.frames[:1] if reduce == "first" else output.frames[::every])]
     return REDUCTIONS[reduce](score_column(one.name, one.fn, [prompt] * len(images), images, one.trusted))
 
 

@@ -66,6 +66,19 @@ def test_a_frame_that_cannot_be_scored_makes_the_clip_invalid():
     for reduce in ("mean", "min", "max"):
         assert math.isnan(value(f"frames(reward='jpeg_incompressibility', reduce='{reduce}')", Video(frames, 4.0)))
     assert value("frames(reward='jpeg_incompressibility', every=3)", Video(frames, 4.0)) > 0
+    first = "frames(reward='jpeg_incompressibility', reduce='first')"
+    assert value(first, Video(frames, 4.0)) == SIZES[0] and math.isnan(value(first, Video(frames.flip(0), 4.0)))
+
+
+def test_the_first_frame_alone_is_scored_where_it_alone_counts():
+    own = "tests.libraries.reward_models.test_frames:seen(process=False)"
+    counts = [value(f"frames(reward='{own}', reduce='{reduce}')") for reduce in ("first", "max")]
+    assert counts == [1.0, 5.0]
+
+
+def seen(prompts, outputs):
+    """The number of images of the call."""
+    return [float(len(outputs))] * len(outputs)
 
 
 @pytest.mark.parametrize(
