@@ -25,6 +25,7 @@ from typing import Any
 
 from mmgrpo.cli.errors import USER_ERROR
 from mmgrpo.config.extras import install
+from mmgrpo.config.names import plural
 from mmgrpo.runtime.heartbeat import LOST
 from mmgrpo.runtime.progress import GRACE, SIGNALS, Interrupted
 
@@ -260,8 +261,8 @@ def with_processes(request: Request, ray: Any) -> Request:
     each = counts[request.nodes - 1] if len(counts) >= request.nodes and request.has_gpu else 0
     if not each:
         raise ValueError(
-            f"--processes: got 0 on a cluster without GPUs on {request.nodes} machine(s), expected the number of "
-            "processes on each"
+            f"--processes: got 0 on a cluster without GPUs on {plural(request.nodes, 'machine')}, expected the "
+            "number of processes on each"
         )
     return Request(request.nodes, each, request.cpus, request.has_gpu, request.wait, request.restarts)
 

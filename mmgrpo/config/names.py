@@ -12,9 +12,9 @@ SHOWN = 5
 """Names that a message shows of a longer one."""
 
 
-def plural(count: int, noun: str) -> str:
-    """``1 epoch``, ``2 epochs``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def plural(count: int, noun: str, several: str = "") -> str:
+    """``1 epoch``, ``2 epochs``; ``several`` is a plural that is not the noun and s."""
+    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
 def nearest(name: str, names: Any, listing: str = "") -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from mmgrpo.cli.migrate.draft import Draft
 from mmgrpo.cli.migrate.flows import VIDEO, clipped, matching
 from mmgrpo.cli.migrate.sources import Source
+from mmgrpo.config.names import plural
 
 
 def family_of_dance_grpo(source: Source) -> str:
@@ -81,19 +82,19 @@ def dance_batch(draft: Draft) -> None:
     prompts = max(1, size * processes // parallel)
     trained = size * (best_of(draft) or group)
     updates = max(1, trained // draft.count("gradient_accumulation_steps"))
-    note = f"{processes} process(es), a batch of {size} prompt(s) each"
+    note = f"{plural(processes, 'process', 'processes')}, a batch of {plural(size, 'prompt')} each"
     draft.set("data.prompts_per_step", prompts, "train_batch_size", "sp_size", note=note)
     draft.set("data.group_size", group, "num_generations")
     of = ("gradient_accumulation_steps", "num_generations", "train_batch_size")
     if updates > prompts:
         draft.warn(
-            f"{updates} updates of {prompts} prompt(s): theirs take a part of each group, ours whole groups, so that "
-            "optim.updates is lowered"
+            f"{updates} updates of {plural(prompts, 'prompt')}: theirs take a part of each group, ours whole groups, "
+            "so that optim.updates is lowered"
         )
         updates = prompts
     draft.set("optim.updates", updates, *of, note="theirs take a part of each group, ours whole groups")
     draft.set("optim.micro_batch_size", draft.count("train_sp_batch_size"), "train_sp_batch_size", note="memory only")
-    note = f"iterations x {updates} optimizer step(s)"
+    note = f"iterations x {plural(updates, 'optimizer step')}"
     if draft["max_train_steps"] is None:
         draft.ask("steps", "max_train_steps is not given", "max_train_steps")
     else:

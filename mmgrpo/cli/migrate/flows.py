@@ -9,6 +9,7 @@ from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import Blocks
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tokens import name, weighted
+from mmgrpo.config.names import plural
 
 FAMILIES = (
     (r"kontext", "flux_kontext"),
@@ -162,13 +163,18 @@ def flow_batch(draft: Draft) -> None:
             "give the number of GPUs with --processes"
         )
     updates = max(1, size * batches // (draft.count(rest[0]) * draft.count(rest[1])))
-    draft.set("data.prompts_per_step", samples // group, *sizes, note=f"{samples} samples of {processes} process(es)")
+    draft.set(
+        "data.prompts_per_step",
+        samples // group,
+        *sizes,
+        note=f"{samples} samples of {plural(processes, 'process', 'processes')}",
+    )
     draft.set("data.group_size", group, sizes[1])
     draft.set("optim.updates", min(updates, samples // group), *rest, sizes[2])
     draft.set("optim.epochs", draft.count("train.num_inner_epochs"), "train.num_inner_epochs")
     draft.set("optim.micro_batch_size", draft.count(rest[0]), rest[0], note="memory only")
     a_round = min(updates, samples // group) * draft.count("train.num_inner_epochs")
-    note = f"epochs x {a_round} optimizer step(s)"
+    note = f"epochs x {plural(a_round, 'optimizer step')}"
     for theirs, ours in (("save_freq", "save_every"), ("eval_freq", "eval.every"), ("num_epochs", "steps")):
         if draft[theirs] is not None:
             draft.set(ours, draft.count(theirs) * a_round, theirs, note=note)

@@ -14,6 +14,7 @@ from typing import Any
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import loss
 from mmgrpo.cli.migrate.sources import Source, plain
+from mmgrpo.config.names import plural
 from mmgrpo.config.ranges import PATH_COMPONENT
 from mmgrpo.config.settings import TRACKERS
 
@@ -58,7 +59,7 @@ def batch(draft: Draft) -> None:
             "other. Give "
             "the number of their processes with --processes"
         )
-    note = f"{rollout} completions of {processes} process(es)"
+    note = f"{rollout} completions of {plural(processes, 'process', 'processes')}"
     draft.set("data.prompts_per_step", rollout // group, *of, note=note)
     draft.set("data.group_size", group, "num_generations")
     draft.set("optim.updates", rollout // step, *of)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import Blocks
 from mmgrpo.cli.migrate.tokens import adapters, listed, name, prompt, trackers, warmup_share, where
+from mmgrpo.config.names import plural
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ def steps(draft: Draft) -> None:
     """Steps, evaluations and checkpoints, which are counted in rollouts there and in optimizer steps here."""
     keys = names(draft)
     a_round = draft.settings["optim.updates"].value * draft.settings["optim.epochs"].value
-    note = f"rollouts x {a_round} optimizer step(s)"
+    note = f"rollouts x {plural(a_round, 'optimizer step')}"
     if draft[keys.steps] is not None:
         draft.set("steps", draft.count(keys.steps) * a_round, keys.steps, note=note)
     elif draft.rows:

@@ -10,6 +10,7 @@ from mmgrpo.cli.migrate.dance import dance_model, family_of_dance_grpo
 from mmgrpo.cli.migrate.draft import Draft
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import table
+from mmgrpo.config.names import plural
 from tests.journeys.cli.migrating import ASSUMED, MEMORY, convert, same, values, warned
 
 
@@ -134,13 +135,13 @@ PARTS = "theirs take a part of each group, ours whole groups"
     [
         # prompts, group, updates, steps, save_every: 2 prompts on each of 8 processes, 24 samples in updates of 3
         ({}, 8, "flux", (16, 12, 8, 2400, 320), []),
-        ({"sp_size": 4}, 8, "flux", (4, 12, 4, 1200, 160), ["8 updates of 4 prompt(s)"]),
-        ({"sp_size": 16}, 2, "flux", (1, 12, 1, 300, 40), ["8 updates of 1 prompt(s)"]),
+        ({"sp_size": 4}, 8, "flux", (4, 12, 4, 1200, 160), ["8 updates of 4 prompts"]),
+        ({"sp_size": 16}, 2, "flux", (1, 12, 1, 300, 40), ["8 updates of 1 prompt:"]),
         ({"gradient_accumulation_steps": 100}, 8, "flux", (16, 12, 1, 300, 40), []),
         ({"bestofn": 6}, 8, "flux", (16, 12, 4, 1200, 160), []),
         ({}, 8, "hunyuan_video", (16, 12, 5, 1500, 200), []),  # 16 samples of the best and the worst in updates of 3
         ({"train_batch_size": 8, "num_generations": 3}, 1, "flux", (8, 3, 8, 2400, 320), []),
-        ({}, 0, "flux", (2, 12, 2, 600, 80), [ASSUMED, "8 updates of 2 prompt(s)"]),
+        ({}, 0, "flux", (2, 12, 2, 600, 80), [ASSUMED, "8 updates of 2 prompts"]),
     ],
 )
 def test_the_batch_of_dance_grpo(
@@ -150,8 +151,9 @@ def test_the_batch_of_dance_grpo(
     given |= {"checkpointing_steps": 40, "train_sp_batch_size": 4} | settings
     draft = convert("dance_grpo", "batch", given, processes=processes, family=family)
     prompts, group, updates, steps, every = numbers
-    note = f"iterations x {updates} optimizer step(s)"
-    of = f"{processes or 1} process(es), a batch of {given['train_batch_size']} prompt(s) each"
+    note = f"iterations x {plural(updates, 'optimizer step')}"
+    size = plural(given["train_batch_size"], "prompt")
+    of = f"{plural(processes or 1, 'process', 'processes')}, a batch of {size} each"
     assert values(draft) == {
         "data.prompts_per_step": (prompts, of),
         "data.group_size": group,

@@ -214,33 +214,33 @@ BATCH = {
             {
                 "optim.updates": 2,
                 "optim.micro_batch_size": (8, MEMORY),
-                "save_every": (40, "epochs x 2 optimizer step(s)"),
-                "eval.every": (40, "epochs x 2 optimizer step(s)"),
-                "steps": (200, "epochs x 2 optimizer step(s)"),
+                "save_every": (40, "epochs x 2 optimizer steps"),
+                "eval.every": (40, "epochs x 2 optimizer steps"),
+                "steps": (200, "epochs x 2 optimizer steps"),
             },
         ),
         (
             {"train.batch_size": 64, "train.num_inner_epochs": 3, "save_freq": 5, "eval_freq": 7},
             4,
             {
-                "data.prompts_per_step": (8, "128 samples of 4 process(es)"),
+                "data.prompts_per_step": (8, "128 samples of 4 processes"),
                 "optim.updates": 1,
                 "optim.epochs": 3,
                 "optim.micro_batch_size": (64, MEMORY),
-                "save_every": (15, "epochs x 3 optimizer step(s)"),
-                "eval.every": (21, "epochs x 3 optimizer step(s)"),
-                "steps": (300, "epochs x 3 optimizer step(s)"),
+                "save_every": (15, "epochs x 3 optimizer steps"),
+                "eval.every": (21, "epochs x 3 optimizer steps"),
+                "steps": (300, "epochs x 3 optimizer steps"),
             },
         ),
         (
             {"sample.mini_num_image_per_prompt": 4, "sample.train_batch_size": 999},
             2,
             {
-                "data.prompts_per_step": (2, "32 samples of 2 process(es)"),
+                "data.prompts_per_step": (2, "32 samples of 2 processes"),
                 "optim.updates": 2,
-                "save_every": (40, "epochs x 2 optimizer step(s)"),
-                "eval.every": (40, "epochs x 2 optimizer step(s)"),
-                "steps": (200, "epochs x 2 optimizer step(s)"),
+                "save_every": (40, "epochs x 2 optimizer steps"),
+                "eval.every": (40, "epochs x 2 optimizer steps"),
+                "steps": (200, "epochs x 2 optimizer steps"),
             },
         ),
     ],
@@ -250,14 +250,14 @@ def test_the_batch_of_flow_grpo(settings: dict[str, Any], processes: int, change
     assert (
         values(draft)
         == {
-            "data.prompts_per_step": (4, "64 samples of 2 process(es)"),
+            "data.prompts_per_step": (4, "64 samples of 2 processes"),
             "data.group_size": 16,
             "optim.updates": 4,
             "optim.epochs": 1,
             "optim.micro_batch_size": (1, MEMORY),
-            "save_every": (80, "epochs x 4 optimizer step(s)"),
-            "eval.every": (80, "epochs x 4 optimizer step(s)"),
-            "steps": (400, "epochs x 4 optimizer step(s)"),
+            "save_every": (80, "epochs x 4 optimizer steps"),
+            "eval.every": (80, "epochs x 4 optimizer steps"),
+            "steps": (400, "epochs x 4 optimizer steps"),
         }
         | changes
     )

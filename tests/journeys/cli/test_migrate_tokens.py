@@ -8,6 +8,7 @@ import pytest
 
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tokens import ALL_LINEAR, family_of
+from mmgrpo.config.names import plural
 from tests.journeys.cli.migrating import ASSUMED, MEMORY, convert, same, values, warned
 
 BOTH = ["trl", "ms_swift"]
@@ -56,7 +57,10 @@ def test_batches(project: str, settings: dict[str, Any], processes: int, numbers
     completions, prompts, updates = numbers
     size = settings.get("per_device_train_batch_size", 4)
     assert values(draft) == {
-        "data.prompts_per_step": (prompts, f"{completions} completions of {processes or 1} process(es)"),
+        "data.prompts_per_step": (
+            prompts,
+            f"{completions} completions of {plural(processes or 1, 'process', 'processes')}",
+        ),
         "data.group_size": 8,
         "optim.updates": updates,
         "optim.epochs": 5,

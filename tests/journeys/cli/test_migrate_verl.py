@@ -80,7 +80,7 @@ def test_a_batch_is_cut_evenly_and_one_sample_is_no_group(project: str):
 
 
 ROUND = {"prompts": 64, "cut": 16, "n": 2, "epochs": 3}  # 12 optimizer steps a rollout
-NOTE = "rollouts x 12 optimizer step(s)"
+NOTE = "rollouts x 12 optimizer steps"
 UNKNOWN = "the number of steps follows from total_epochs"
 
 
