@@ -148,6 +148,16 @@ class Exporter(Protocol):
 
 
 @runtime_checkable
+class Inspector(Protocol):
+    """A family that can say of a path without reading weights that it is none of its models."""
+
+    def refuse_model(self, path: str) -> None:
+        """FileNotFoundError or ValueError for a folder or a hub id that is no model, or another family's, as far as its
+        index shows."""
+        ...
+
+
+@runtime_checkable
 class Blocks(Protocol):
     """A family whose networks can be sharded."""
 

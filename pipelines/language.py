@@ -144,6 +144,13 @@ class LanguageFamily:
         if Path(model.path).is_dir():
             check_positions(config, model.path)
 
+    def refuse_model(self, path: str) -> None:
+        """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
+        from pipelines.pretrained import refuse_none
+
+        refuse_none(self, path)
+        self.refuse_other_architectures(path)
+
     def refuse_other_architectures(self, path: str) -> None:
         """ValueError for a checkpoint that another family reads, which it names."""
         from mmgrpo.family import families

@@ -6,6 +6,7 @@ outside its own folder is refused.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from mmgrpo.runtime.weight_files import check_weight_files, read_object, variant
 from mmgrpo.scoring.manifest import cached_on_hub
 
 if TYPE_CHECKING:
+    from mmgrpo.family import Family
     from pipelines.training import Training
 
 INDEX = ("model_index.json", "config.json", "transformer/config.json")
@@ -56,6 +58,17 @@ def locate(path: str | Path, example: str, *marks: str) -> str:
     raise FileNotFoundError(
         f"'{text}' is neither a model folder nor a hub id; give an existing folder or owner/name, e.g. {example}"
     )
+
+
+def refuse_none(owner: Family, source: str) -> None:
+    """FileNotFoundError for what is no model, as far as its folder or the hub shows without weights; it names one of
+    the family."""
+    folder = Path(source)
+    if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
+        example = owner.sections.model().path or getattr(importlib.import_module(owner.module), "EXAMPLE", "owner/name")
+        locate(source, example, *INDEX, "words")
+    if not folder.is_dir() and cached_on_hub(source) is None:
+        read_json(source, INDEX[0])
 
 
 def architecture(path: str) -> str:

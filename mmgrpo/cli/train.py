@@ -35,7 +35,7 @@ from mmgrpo.config.reading import load_yaml, read_config, refuse_preset, take_op
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
-from mmgrpo.family import Blocks, families, family, refuse_unshardable
+from mmgrpo.family import Blocks, Inspector, family, refuse_unshardable
 from mmgrpo.runtime.devices import processes_of, refuse_launcher
 
 if TYPE_CHECKING:
@@ -345,32 +345,14 @@ def counted_in(config: Config) -> dict[str, Any]:
 def check_model(config: Config) -> None:
     """FileNotFoundError or ValueError for a model path that is no model, as far as its folder or the hub shows without
     its weights: a folder without an index, another family's model, a hub id that is unknown or cannot be reached."""
-    from mmgrpo.scoring.manifest import cached_on_hub
-    from pipelines.language import LanguageFamily
-    from pipelines.pretrained import INDEX, read_json
-    from pipelines.pretrained import locate as model_folder
-    from pipelines.speech.families import DurationFamily
-    from pipelines.visual.family import VisualFamily
-
-    path, model_family = config.model.path, family(config.model.family)
-    if not path or path.startswith(PYPI) or model_family.name not in families():
+    path, owner = config.model.path, family(config.model.family)
+    if not path or path.startswith(PYPI) or not isinstance(owner, Inspector):
         return
-    source = locate(path)
-    folder = Path(source)
     try:
-        if isinstance(model_family, DurationFamily):  # of its own runs only, never from the hub
-            model_family.refuse_incomplete(source)
-            return
-        if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
-            own = getattr(importlib.import_module(model_family.module), "EXAMPLE", "owner/name")
-            model_folder(source, type(config.model)().path or own, *INDEX, "words")
-        if not folder.is_dir() and cached_on_hub(source) is None:
-            read_json(source, INDEX[0])
+        owner.refuse_model(locate(path))
     except OSError as error:  # also those of the hub, of many lines
         first = (str(error).strip() or type(error).__name__).splitlines()[0].removeprefix("model.path: ")
         raise FileNotFoundError(f"model.path: {first}") from error
-    if isinstance(model_family, LanguageFamily | VisualFamily):
-        model_family.refuse_other_architectures(source)
 
 
 def evaluated(config: Config) -> str:

@@ -162,6 +162,13 @@ class DenoisedAudio(Spoken):
         check_decisions(config)
         self.check_more(config)
 
+    def refuse_model(self, path: str) -> None:
+        """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
+        from pipelines.pretrained import refuse_none
+
+        refuse_none(self, path)
+        refuse_other_architectures(self.name, self.architectures, path)
+
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
         return DECISIONS[config.sampling.policy]

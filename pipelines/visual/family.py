@@ -243,6 +243,13 @@ class VisualFamily:
                 evaluating = model.variant(guidance=evaluation, size=tuple(wanted) if names else None)
         return drawing, evaluating, referring
 
+    def refuse_model(self, path: str) -> None:
+        """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
+        from pipelines.pretrained import refuse_none
+
+        refuse_none(self, path)
+        self.refuse_other_architectures(path)
+
     def refuse_other_architectures(self, path: str) -> None:
         """ValueError for a checkpoint that declares the architecture of another family; it is named."""
         refuse_other_architectures(self.name, self.architectures, path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import asdict, fields, replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from mmgrpo.cli.train import check_model
+from mmgrpo.cli import train
 from mmgrpo.config.settings import Optim, config_class
 from mmgrpo.family import families, family
 from mmgrpo.policies.token import TokenPolicy
@@ -68,10 +70,24 @@ def test_a_family_is_of_the_modality_whose_room_it_lives_in():
     assert all(one.module == f"pipelines.{one.modality}.{name}" for name, one in families().items())
 
 
-@pytest.mark.parametrize("name", [name for name in families() if name != "duration"])
+@pytest.mark.parametrize("name", families())
 def test_a_path_that_is_no_model_is_answered_with_a_model_of_the_same_family(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = config_class(family(name).sections)()
-    own = config.model.path or importlib.import_module(family(name).module).EXAMPLE
+    # Duration networks are those of one's own runs.
+    own = config.model.path or getattr(importlib.import_module(family(name).module), "EXAMPLE", "config.json")
     with pytest.raises(FileNotFoundError, match=f"no/such/model.*{own}"):
-        check_model(replace(config, model=replace(config.model, family=name, path="no/such/model")))
+        train.check_model(replace(config, model=replace(config.model, family=name, path="no/such/model")))
+
+
+def test_only_the_family_says_whether_a_path_is_its_model(monkeypatch):
+    """One in a file of one's own reads what it likes, and is asked in the same way."""
+    config = config_class(family("sd3").sections)()
+    config = replace(config, model=replace(config.model, path="a.gguf"))
+    monkeypatch.setattr(train, "family", lambda name: SimpleNamespace())
+    train.check_model(config)
+    asked = Mock(side_effect=OSError("not there\nand more"))
+    monkeypatch.setattr(train, "family", lambda name: SimpleNamespace(refuse_model=asked))
+    with pytest.raises(FileNotFoundError, match=r"^model\.path: not there$"):
+        train.check_model(config)
+    asked.assert_called_once_with("a.gguf")
