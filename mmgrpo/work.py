@@ -133,9 +133,11 @@ def report(
     if not sampled:
         return []
     whole = rollouts * (sampled + trained)
+    apart = ["encoders of prompts", "VAE"] if "evaluations to sample" in totals else ["towers of media"]
+    apart += ["prompts (model.max_prompt_tokens is 0)"] if getattr(config.model, "max_prompt_tokens", 1) == 0 else []
     lines = [
         f"work:      {shown(sampled)} to sample a rollout, {shown(trained)} to train on it, {shown(whole)} in all, "
-        "without encoders of prompts, VAE, rewards and evaluation"
+        f"without {', '.join([*apart, 'rewards'])} and evaluation"
     ]
     if STORED.get(config.model.dtype, 4) == 2:
         hours = {card: [whole / (PEAKS[card] * share * processes * 3600) for share in SHARES] for card in STATED}
@@ -148,7 +150,11 @@ def report(
 def shown(operations: float) -> str:
     """1.2 PFLOP."""
     size, name = next(
-        (one for one in ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP")) if operations > 0.9995 * one[0]),
+        (
+            one
+            for one in ((1e21, "ZFLOP"), (1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"))
+            if operations > 0.9995 * one[0]
+        ),
         (1e9, "GFLOP"),
     )
     return f"{operations / size:.3g} {name}"

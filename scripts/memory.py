@@ -22,6 +22,8 @@ PROCESSES = (2, 4, 8, 16, 32, 64)
 SHOWN = (2, 4, 8)
 VISION = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16}
 QWEN = {
+    "3B": {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}
+    | {"num_attention_heads": 16, "num_key_value_heads": 2},
     "7B": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
     | {"num_attention_heads": 28, "num_key_value_heads": 4},
     "72B": {"hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80}
@@ -62,7 +64,8 @@ def folder_of(name: str) -> Folder:
     if name not in QWEN:
         (model,) = (one for one in MODELS if one.name == name)
         network: Any = network_of(model.kind, model.config)
-        return Folder({f"transformer.{key}": tuple(value.shape) for key, value in network.named_parameters()}, {})
+        weights = {f"transformer.{key}": tuple(value.shape) for key, value in network.named_parameters()}
+        return Folder(weights, dict(network.config))
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -72,7 +75,7 @@ def folder_of(name: str) -> Folder:
         network = Qwen2_5_VLForConditionalGeneration(
             Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
         )
-    return Folder({key: tuple(value.shape) for key, value in network.named_parameters()}, {})
+    return Folder({key: tuple(value.shape) for key, value in network.named_parameters()}, text)
 
 
 def gigabytes(run: Run, folder: Folder, processes: int) -> float:

@@ -18,7 +18,7 @@ from mmgrpo.rewards import entries
 from tests import ROOT
 from tests.journeys.cli.running import refused, run, script
 
-SCRIPTS = sorted({path.name for path in (ROOT / "scripts").glob("*.py")} - {"grpo_minimal.py", "memory.py"})
+SCRIPTS = sorted({path.name for path in (ROOT / "scripts").glob("*.py")} - {"grpo_minimal.py", "memory.py", "hours.py"})
 LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": entries}
 
 

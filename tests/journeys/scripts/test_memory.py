@@ -1,4 +1,4 @@
-"""The memory of published models on each process, computed without their weights."""
+"""Memory and hours of published models, computed without their weights."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from scripts import memory
+from scripts import hours, memory
 from tests import ROOT
 
 
-def test_the_table_of_the_page_is_what_the_command_prints(capsys):
-    memory.main()
+@pytest.mark.parametrize(("script", "rows"), [(memory, memory.RUNS), (hours, hours.MODELS)])
+def test_the_table_of_the_page_is_what_the_command_prints(script, rows, capsys):
+    script.main()
     printed = capsys.readouterr().out
-    assert printed.count("\n") == 2 + len(memory.RUNS)
+    assert printed.count("\n") == 2 + len(rows)
     assert printed in Path(ROOT, "docs/scaling.md").read_text(encoding="utf-8")
 
 
