@@ -103,7 +103,7 @@ def power(step: int, total: int, start: Level, factor: Annotated[float, POSITIVE
 
 
 @_in(SCHEDULES)
-def stages(step: int, total: int, first: Level, *changes: tuple[int, float]) -> float:
+def stages(step: int, total: int, first: Level, *changes: tuple[int, int | float]) -> int | float:
     """``first``, and from each (step, value) on its value: stages(4096, (100, 8192)) is 8192 from step 100 on."""
     return [first, *(value for start, value in changes if start <= step)][-1]
 

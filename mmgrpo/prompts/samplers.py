@@ -146,7 +146,7 @@ def varied(visits: Counts, last_variance: Numbers, *, least: Annotated[float, PO
 
 @block(FILTERS, level="group")
 def difficulty_stages(
-    round: int, column_values: Numbers, *, column: str = "difficulty", until: Sequence[int], most: Sequence[float]
+    round: int, column_values: Numbers, *, column: str = "difficulty", until: Sequence[int], most: Sequence[int | float]
 ) -> Bool[Tensor, "N"]:
     """Prompts whose number in a column of the data set is at most ``most[i]`` until round ``until[i]``, and all after
     the last (CRAFT-GUI, arXiv:2508.11360: by the length of the trajectory; its stages are not stated)."""
@@ -203,7 +203,7 @@ def bandit(
 
 
 @block(ARMS, level="group")
-def mixture(category_names: Sequence[str], *, weights: dict[str, float], column: str = "file") -> Arms:
+def mixture(category_names: Sequence[str], *, weights: Mapping[str, int | float], column: str = "file") -> Arms:
     """A category for every place with given weights, then one of its prompts (MoDoMoDo, arXiv:2505.24871). ``column``
     is file (names of data.train and data.extra_train without folder and ending), task, or a column of the data set.
 

@@ -55,7 +55,7 @@ class Watched:
 
     def __init__(self, before: Callable[[Any], None] = lambda drawing: None) -> None:
         self.inner, self.before = OwnSampler(TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)), before
-        self.name, self.whole, self.merged = "the engine", False, False
+        self.name, self.whole, self.form = "the engine", False, "own"
         self.drawn: list[tuple[int, int, str]] = []
         self.held, self.load = self.inner.held, self.inner.load
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -97,19 +98,27 @@ def test_a_wrong_sync_is_caught_before_anything_is_trained(change):
     assert rolled(trained, 2).decisions.rows == 12
 
 
+def changed(one: Trajectories, **fields: Any) -> Trajectories:
+    """Also into what no trajectories are: an answer may be anything."""
+    made = copy.copy(one)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda one: replace(one, log_probs=one.log_probs - 0.1), "nats per decision"),
-        (lambda one: replace(one, states=one.states + 0.01), "nats per decision"),
-        (lambda one: replace(one, version=7), "round 7"),
-        (lambda one: replace(one, version=-1), "round -1"),
-        (lambda one: replace(one, log_probs=one.log_probs * torch.nan), "not finite"),
-        (lambda one: replace(one, final=one.final[:-1]), "11 outputs, expected 12"),
-        (lambda one: replace(one, source=one.source[:, :-1]), "source"),
-        (lambda one: replace(one, target=one.target.clamp(min=len(one.states))), "between states"),
-        (lambda one: replace(one, source=one.source.clamp(max=-1)), "between states"),
-        (lambda one: replace(one, final=one.final[:, :2]), r"final of shape \[2, 1, 1\]"),
+        (lambda one: changed(one, log_probs=one.log_probs - 0.1), "nats per decision"),
+        (lambda one: changed(one, states=one.states + 0.01), "nats per decision"),
+        (lambda one: changed(one, version=7), "round 7"),
+        (lambda one: changed(one, version=-1), "round -1"),
+        (lambda one: changed(one, log_probs=one.log_probs * torch.nan), "not finite"),
+        (lambda one: changed(one, final=one.final[:-1]), "11 outputs, expected 12"),
+        (lambda one: changed(one, source=one.source[:, :-1]), "source"),
+        (lambda one: changed(one, target=one.target.clamp(min=len(one.states))), "between states"),
+        (lambda one: changed(one, source=one.source.clamp(max=-1)), "between states"),
+        (lambda one: changed(one, final=one.final[:, :2]), r"final of shape \[2, 1, 1\]"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on_is_one_line(answer, words):

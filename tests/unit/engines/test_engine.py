@@ -416,6 +416,7 @@ def test_what_stands_between_may_answer_in_words_of_its_own():
 
 
 def test_servers_that_are_none_or_want_another_token_are_refused_before_a_model_is_loaded(serve, tmp_path):
+    from accelerate import Accelerator
     from fastapi import FastAPI
 
     from mmgrpo.api import make_trainer
@@ -430,7 +431,7 @@ def test_servers_that_are_none_or_want_another_token_are_refused_before_a_model_
     owner = families()["causal_lm"]
     config = replace(config_class(owner.sections)(), rollout=Settings(engine="served", url=[url]))
     with pytest.raises(EngineFailure, match=r"rollout\.token_file"):
-        make_trainer(config, owner, start := Mock(), ["exact"], Mock(device="cpu"))
+        make_trainer(config, owner, start := Mock(), ["exact"], Accelerator(cpu=True))
     assert not start.called
     with pytest.raises(FileNotFoundError, match=r"rollout\.token_file.*none"):
         token_of(str(tmp_path / "none"))

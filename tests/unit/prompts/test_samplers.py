@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from mmgrpo.advantages.estimate import Estimate
 from mmgrpo.config.registry import bind
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.prompts.samplers import (
@@ -21,7 +22,7 @@ from mmgrpo.prompts.samplers import (
     with_replacement,
     without_replacement,
 )
-from mmgrpo.types import Prompt
+from mmgrpo.types import Decisions, Prompt
 
 
 def numbers(values) -> torch.Tensor:
@@ -29,7 +30,9 @@ def numbers(values) -> torch.Tensor:
 
 
 def of(text: str, **inputs):
-    return bind(text, SAMPLERS, "test")({n: numbers(v) if isinstance(v, list) else v for n, v in inputs.items()})
+    kinds = {name: torch.int64 if name in ("visits", "draws", "last_count") else torch.float64 for name in inputs}
+    given = {name: torch.tensor(v, dtype=kinds[name]) if isinstance(v, list) else v for name, v in inputs.items()}
+    return bind(text, SAMPLERS, "test")(given)
 
 
 def test_a_weight_of_zero_is_never_drawn_also_where_the_sums_meet():
@@ -171,8 +174,8 @@ def test_a_round_whose_groups_never_have_spread_ends_after_its_redraws(sampler, 
     sampling = Sampling.of([sampler] if sampler else [], ["keep_rate"])
     size = SimpleNamespace(prompts=3, group_size=4, samplers=sampling)
     drawing = Drawing(size, sampling.ledger([Prompt("", str(n)) for n in range(8)]), PromptOrder(8, 0), 0, 0, 0, 1)
-    nothing: Any = SimpleNamespace(spread_groups=0)
-    drawn = [drawing.first(), *itertools.islice(iter(lambda: drawing.next(nothing, nothing), None), 20)]
+    nothing, decisions = Mock(spec=Estimate, spread_groups=0), Mock(spec=Decisions)
+    drawn = [drawing.first(), *itertools.islice(iter(lambda: drawing.next(nothing, decisions), None), 20)]
     assert [len(one.slots) for one in drawn] == draws and drawing.cursor == sum(draws)
     slots = [slot for one in drawn for slot in one.slots]
     assert len({*slots}) == len(slots), "each group is one of its own"
