@@ -26,6 +26,7 @@ from accelerate import Accelerator
 from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.ahead import refuse_stale
+from mmgrpo.compatibility import refuse_start
 from mmgrpo.config.reading import build, in_python, refuse_preset
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
@@ -303,6 +304,7 @@ def make_trainer(
         print("\n".join(absences), flush=True)
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.read(algorithm)
+    refuse_start(config.data.group_size, recipe, loss, reward_scorers, offline)
     if owner is not None:
         refuse_rows(owner.decisions(config), recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.

@@ -114,6 +114,23 @@ def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         )
 
 
+def refuse_start(
+    size: int, recipe: AdvantageRecipe, loss: LossRecipe, scorers: Sequence[Scorer], offline: float
+) -> None:
+    """Raise ValueError for groups and rewards that cannot train, whatever the prompts and the policy; ``offline``: the
+    fraction of a run on given answers, which needs no reward."""
+    if size < 2:
+        refuse_alone(size, recipe, loss)
+    if offline < 1:
+        refuse_unweighted(scorers)
+
+
+def refuse_unweighted(scorers: Sequence[Scorer]) -> None:
+    """Raise ValueError for rewards that train nothing, since the weight of each is 0."""
+    if not any(scorer.weight for scorer in scorers):
+        raise ValueError("rewards: all weights are 0; give at least one reward a nonzero weight")
+
+
 def refuse_tasks(loss: LossRecipe, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError for a prompt whose task has no network where each task has its own."""
     own: dict[str, set[str]] = {}

@@ -28,7 +28,14 @@ from tqdm import tqdm
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.ahead import Ahead
-from mmgrpo.compatibility import refuse_alone, refuse_mismatch, refuse_records, refuse_rewards, refuse_tasks
+from mmgrpo.compatibility import (
+    refuse_alone,
+    refuse_mismatch,
+    refuse_records,
+    refuse_rewards,
+    refuse_tasks,
+    refuse_unweighted,
+)
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
@@ -159,8 +166,8 @@ class Trainer:
         self.others.check(self.recipe, self.loss)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
         refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
-        if not any(scorer.weight for scorer in self.scorers) and not self.offline_at(self.steps - 1):
-            raise ValueError("rewards: all weights are 0; give at least one reward a nonzero weight")
+        if not self.offline_at(self.steps - 1):
+            refuse_unweighted(self.scorers)
 
     def fit(self, model: Path | None = None) -> dict[str, Any]:
         """Train for ``steps`` optimizer steps; returns the evaluations as sections of the summary (``sections``).

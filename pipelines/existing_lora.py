@@ -59,6 +59,10 @@ NOISES = ("_high_noise", "_low_noise")
 """Endings of the files of a model of two networks."""
 
 
+HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?::(.+\.safetensors))?")
+"""A repository with adapters, and the file in it."""
+
+
 class Factors(NamedTuple):
     """scale B A of one module."""
 
@@ -87,12 +91,14 @@ class ExistingLora:
     """Those of the second of two networks."""
 
     @staticmethod
-    def of(options: ModelOptions, names: Names | None = None) -> ExistingLora | None:
-        """Those that the options name; an error for a file that is not there, before the model is loaded."""
+    def of(options: ModelOptions, names: Names | None = None, fetched: bool = True) -> ExistingLora | None:
+        """Those that the options name; an error for a file that is not there, before the model is loaded. What is on
+        the hub is ``fetched``, or taken to be there."""
         if not options.lora_path:
             return None
         found = ExistingLora(locate(options.lora_path), options.lora_mode, names)
-        found.file()
+        if fetched or Path(found.path).exists() or not HUB_NAME.fullmatch(found.path):
+            found.file()
         return found
 
     def file(self) -> Path:
@@ -110,7 +116,7 @@ class ExistingLora:
             return path
         if path.is_file():
             raise pickled(path, "")
-        if match := re.fullmatch(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?::(.+\.safetensors))?", self.path):
+        if match := HUB_NAME.fullmatch(self.path):
             return self._downloaded(match[1], match[2] or "")
         raise FileNotFoundError(
             f"model.lora_path: '{self.path}' does not exist; name a safetensors file, a folder that holds one, or a "

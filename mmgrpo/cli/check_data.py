@@ -66,7 +66,8 @@ class Args:
     """A reward of the run, written name(parameter=value), that must give every reference answer its maximum and an
     empty answer less; repeat the option for several. By default "task", for rows that have one."""
     skip_limit: Annotated[float, FRACTION] = 0.0
-    """Largest fraction of rows with problems for an exit status of 0, as data.skip_limit of a recipe."""
+    """Largest fraction of rows with problems for an exit status of 0, as data.skip_limit of a recipe. A row that is
+    none stops a run whatever the limit, and so does not count."""
     blind: Annotated[str, ANY_TEXT, tyro.conf.arg(help_behavior_hint="(default: none)")] = ""
     """File that mmgrpo evaluate wrote for this data (--file, --samples), with values for blank media: rows that are
     solved without their media are problems."""
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wrong = {problem.id for problem in problems.values()}
         rows_kept = islice(rows_of(args.data, args.media_root, args.columns), len(readable))
         write_rows(Path(args.kept), rows_kept, lambda prompt: prompt.id not in wrong)
-    if len(problems) > args.skip_limit * len(rows):
+    if len(problems) > args.skip_limit * len(rows) or len(readable) < len(rows):
         raise SystemExit(1)
 
 
@@ -189,6 +190,9 @@ FORMS = {
     ("<think>", "boxed"): "<think>thought</think>\\boxed{{{}}}",
 }
 """Marks to the form of a completion that has them."""
+
+PLAIN = (("<answer>",), ())
+"""Forms in which a verifier accepts an answer, if it accepts it at all; one that reads the thought wants another."""
 
 PROBED = 32
 """Rows whose answers are tried in every form."""
@@ -382,13 +386,13 @@ def row_problems(prompt: Prompt, rewards: Sequence[Scorer]) -> Skipped | None:
 def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Skipped | None:
     """Why the reference answer of a row would not be rewarded, if it would not.
 
-    It is scored as a completion, in tags and as it stands, and so is an empty one. The answers of tasks about places
-    and times have a form of their own in completions, so that they are not tried.
+    It is scored as a completion in tags and as it stands, and so is an empty one; where that is not enough, in the
+    other forms too. The answers of tasks about places and times have a form of their own in completions, so that they
+    are not tried.
     """
     from mmgrpo.data.media import Skipped
     from mmgrpo.rewards import scorer
     from mmgrpo.scoring.isolation import in_words
-    from mmgrpo.types import Text
     from reward_models.rules.tasks import MAXIMA, written_in_words
 
     golds = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
@@ -397,22 +401,17 @@ def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Ski
     right = [str(gold) for gold in golds] + [mark.join(map(str, golds)) for mark in ",;"]
     for reward, best in rewards or [(scorer("task"), 1.0)]:
         best = MAXIMA.get(prompt.task, 1.0) if reward.name == "task" else best
-        values = []
-        for answers in (right, [""]):
-            texts = [Text(form.format(answer)) for answer in answers for form in ("<answer>{}</answer>", "{}")]
-            try:
-                scores = list(reward.fn([prompt] * len(texts), texts))
-                if all(value is None for value in scores):
-                    break  # it abstains from this row
-                given = [float(value) for value in scores if value is not None]
-                values.append(max((one for one in given if not math.isnan(one)), default=math.nan))
-            except ValueError as error:
-                return Skipped(prompt.id, "", str(error))
-            except Exception as error:
-                return Skipped(prompt.id, "", f"reward '{reward.name}' failed: {in_words(error)}")
-        if len(values) < 2:
-            continue
-        gold, empty = values
+        try:
+            gold, empty = (best_value(reward, prompt, answers, PLAIN) for answers in (right, [""]))
+            if gold is None or empty is None:
+                continue  # it abstains from this row
+            if not gold >= best - 1e-6:  # it may be the thought that is missing
+                more = best_value(reward, prompt, right, [form for form in FORMS if form not in PLAIN])
+                gold = more if more is not None and (more > gold or math.isnan(gold)) else gold
+        except ValueError as error:
+            return Skipped(prompt.id, "", str(error))
+        except Exception as error:
+            return Skipped(prompt.id, "", f"reward '{reward.name}' failed: {in_words(error)}")
         if not gold >= best - 1e-6:
             reason = f"reward '{reward.name}' gives the reference answer {right[0][:80]!r} itself {gold:g}"
             return Skipped(prompt.id, "", f"'answer': {reason}, expected {best:g}; correct the answer or the task")
@@ -420,6 +419,18 @@ def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Ski
             reason = f"reward '{reward.name}' gives an empty answer {empty:g}, as much as the reference answer"
             return Skipped(prompt.id, "", f"'answer': {reason}; choose another reward")
     return None
+
+
+def best_value(
+    reward: Scorer, prompt: Prompt, answers: Sequence[str], forms: Sequence[tuple[str, ...]]
+) -> float | None:
+    """The largest reward of some answers to a prompt, each in some of ``FORMS``; NaN where none could be scored, None
+    where the reward abstains."""
+    from mmgrpo.types import Text
+
+    texts = [Text(FORMS[form].format(answer)) for answer in answers for form in forms]
+    given = [float(value) for value in reward.fn([prompt] * len(texts), texts) if value is not None]
+    return max((one for one in given if not math.isnan(one)), default=math.nan) if given else None
 
 
 def length_problem(

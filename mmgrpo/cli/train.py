@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     if missing:
         raise FileNotFoundError(missing)
     check_model(config)
+    check_adapters(config)
     from accelerate import PartialState
 
     from mmgrpo.api import run_config
@@ -248,6 +249,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
     ``missing`` takes the place of the error of a prompt file that does not exist."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.api import started_ledger
+    from mmgrpo.compatibility import refuse_start
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.inputs import ignored, read_prompts
     from mmgrpo.offline import compared, graded
@@ -258,7 +260,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
     from mmgrpo.update import LossRecipe
 
     problems, owner = [], family(config.model.family)
-    for check in (check_model, lambda config: refuse_folder(named(config))):
+    for check in (check_model, check_adapters, lambda config: refuse_folder(named(config))):
         try:
             check(config)
         except (ValueError, OSError) as error:
@@ -266,6 +268,8 @@ def check_inputs(config: Config, missing: str = "") -> None:
     rewards: list[Scorer] = []
     try:
         rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
+        recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)
+        refuse_start(config.data.group_size, recipe, loss, rewards, config.data.offline)
     except (ValueError, OSError) as error:
         problems.append(str(error))
     for note in downloads(rewards, {}):
@@ -353,6 +357,15 @@ def check_model(config: Config) -> None:
     except OSError as error:  # also those of the hub, of many lines
         first = (str(error).strip() or type(error).__name__).splitlines()[0].removeprefix("model.path: ")
         raise FileNotFoundError(f"model.path: {first}") from error
+
+
+def check_adapters(config: Config) -> None:
+    """FileNotFoundError or ValueError for a ``model.lora_path`` that names none, as far as this machine shows."""
+    from pipelines.existing_lora import ExistingLora
+    from pipelines.options import ModelOptions
+
+    if isinstance(config.model, ModelOptions):
+        ExistingLora.of(config.model, fetched=False)
 
 
 def evaluated(config: Config) -> str:

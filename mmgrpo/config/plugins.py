@@ -183,6 +183,9 @@ def load_object(name: str, what: str, own: bool = True, kind: Kind = python_func
     before it is imported, and an object that is not of the wanted ``kind`` before it is called.
     """
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        module = module_name.removesuffix(".py")
+        raise ValueError(f"{what}: '{name}' names a file, expected its module: {module}:{attribute}")
     path = _own_file(module_name) if own else None
     if path is None and in_standard_library(module_name):
         raise ValueError(

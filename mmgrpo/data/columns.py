@@ -91,7 +91,9 @@ def _column(row: Mapping[str, Any], name: str) -> Any:
         value = value.get(key) if isinstance(value, Mapping) else None
     if value is None:
         there = [key for key, value in row.items() if value is not None]
-        raise ValueError(f"data.columns: no column {quoted(name)} in this row.{nearest(name, there)[:400]}")
+        raise ValueError(
+            f"data.columns: no column {quoted(name)} in this row, or nothing in it.{nearest(name, there)[:400]}"
+        )
     return value
 
 

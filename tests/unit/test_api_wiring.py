@@ -261,6 +261,15 @@ def test_what_cannot_start_is_refused_before_anything_is_made(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_groups_and_rewards_that_cannot_train_are_refused_before_a_model_is_loaded(tmp_path):
+    settings = config(tmp_path)
+    alone, unloaded = replace(settings, data=replace(settings.data, group_size=1)), lambda _: pytest.fail("it loads")
+    with pytest.raises(ValueError, match=r"data\.group_size 1"):
+        api.execute(alone, None, unloaded, [first_number], "again")
+    with pytest.raises(ValueError, match="rewards: .* 0"):
+        api.execute(settings, None, unloaded, [Scorer("first", first_number, weight=0.0)], "again")
+
+
 def test_a_configuration_is_checked_by_its_family_and_told_how_to_go_on(tmp_path, monkeypatch):
     class Checked:
         def check(self, config):

@@ -210,7 +210,10 @@ def data(draft: Draft) -> None:
         location = where(str(name), f":{config}" if config else "")
         train = location if "@" not in location else location.partition("@")[0] + f"@{draft['dataset_train_split']}"
         draft.set("data.train", train, "dataset_name", "dataset_config", "dataset_train_split")
-    if name and known != "no":
+    if name and known != "no" and str(name).endswith(FILES):
+        ask = f"{name} has no splits, so that held-out prompts are a file of their own: name it"
+        draft.ask("data.heldout", ask, "dataset_test_split", "eval_strategy")
+    elif name and known != "no":
         held = where(str(name), f":{config}" if config else "").partition("@")[0] + f"@{draft['dataset_test_split']}"
         draft.set("data.heldout", held, "dataset_test_split", "eval_strategy")
     else:

@@ -100,6 +100,15 @@ def test_one_unreadable_picture_in_twenty_is_at_the_limit_of_a_twentieth(check, 
     assert check(path, "--limit", 3)[0] == 0
 
 
+def test_a_row_that_is_none_stops_a_run_and_so_counts_whatever_the_limit(check, tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("caption,note\na fox,1\n,2\na dog,3\n")
+    status, text, _ = check(table, "--columns", "caption=text", "--skip-limit", 0.5)
+    assert status == 1 and "1 rows have problems" in text and "a.csv:3: data.columns: " in text and "'caption'" in text
+    table.write_text("caption,note\na fox,1\na dog,3\n")
+    assert check(table, "--columns", "caption=text", "--skip-limit", 0.5)[0] == 0
+
+
 def test_tokens_are_counted_with_a_model_and_prompts_over_the_limit_are_listed(check, tmp_path):
     pytest.importorskip("transformers")
     from pipelines.vlm import qwen_vl
@@ -248,7 +257,7 @@ def test_a_reward_of_the_run_is_tried_on_every_reference_answer(check, tmp_path)
         in text
     )
     status, text, _ = check(write(tmp_path, rows[:1]), "--reward", "format(weight=0.5)")
-    assert status == 1 and "reward 'format'" in text
+    assert status == 0 and "reward 'format'" in text  # its form is to be asked for, which is no fault of the row
 
 
 def test_rewards_of_images_check_the_rows_that_they_read(check, tmp_path, monkeypatch):
@@ -273,6 +282,12 @@ def test_one_problem_of_many_rows_is_one_line_with_the_columns_that_solve_it(che
 def test_the_maximum_of_a_reward_is_that_of_its_manifest(check, tmp_path):
     rows = [{"text": "Say it.", "answer": "a red cat"}]
     status, text, _ = check(write(tmp_path, rows), "--reward", "neg_wer")
+    assert status == 0, text
+
+
+def test_a_reward_of_the_form_is_tried_with_a_thought_too(check, tmp_path):
+    rows = [{"text": "Answer with <think> and <answer>: how many?", "answer": "2"}]
+    status, text, _ = check(write(tmp_path, rows), "--reward", "format", "--reward", "exact")
     assert status == 0, text
 
 

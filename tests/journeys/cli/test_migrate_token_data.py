@@ -46,6 +46,7 @@ def test_a_file_of_any_form_that_is_read_is_named_as_it_is():
         ({"eval_strategy": "steps", "eval_steps": 5}, {"data.heldout": "", "eval.every": 5}, [NONE]),
         ({"dataset_name": "a/b", "eval_steps": 5}, {"data.train": "hf:a/b@train", "data.heldout": ""}, []),
         ({"dataset_name": "a.jsonl"}, {"data.train": "a.jsonl", "data.heldout": ""}, []),
+        ({"dataset_name": "a.jsonl", "eval_strategy": "epoch"}, {"data.train": "a.jsonl"}, ["a.jsonl has no splits"]),
         (
             {"dataset_name": "a/b", "dataset_config": "c", "dataset_train_split": "all", "eval_strategy": "epoch"},
             {"data.train": "hf:a/b:c@all", "data.heldout": "hf:a/b:c@test"},

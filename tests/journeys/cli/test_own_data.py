@@ -21,6 +21,7 @@ from tests import ROOT
 from tests.journeys.cli.running import call, write_rows
 
 OWN = ["--data.train", "own.txt"]
+LORA = ["--model.lora-rank", "4", "--model.lora-path"]
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +82,10 @@ def test_own_models_and_data_name_their_prompts_and_rewards(options, message):
         ([*OWN, "--model.path", "not there"], "model.path.*'not there'"),
         ([*OWN, "--model.path", "other"], "Qwen2Model|qwen2"),
         ([*OWN, "--name", "taken"], "taken"),
+        ([*OWN, "--data.group-size", "1"], r"data\.group_size 1"),
+        ([*OWN, "--rewards", "jpeg_compressibility(weight=0)"], "rewards: .* 0"),
+        ([*OWN, *LORA, "none.safetensors"], r"model\.lora_path.*'none\.safetensors'"),
+        ([*OWN, *LORA, "empty"], r"model\.lora_path.*'empty'"),
     ],
 )
 def test_a_dry_run_finds_what_is_missing_before_anything_is_loaded(options, message, monkeypatch, capsys):
@@ -92,8 +97,12 @@ def test_a_dry_run_finds_what_is_missing_before_anything_is_loaded(options, mess
     Path("runs/taken").mkdir(parents=True)
     Path("runs/taken/notes.txt").touch()
     with pytest.raises(ValueError, match=message):
-        main([*options, "--rewards", "jpeg_compressibility", "--dry-run"])
+        main([*options, *([] if "--rewards" in options else ["--rewards", "jpeg_compressibility"]), "--dry-run"])
     assert capsys.readouterr().out.startswith("a rollout: ")
+
+
+def test_adapters_on_the_hub_are_not_fetched_by_a_dry_run():
+    main([*OWN, "--rewards", "jpeg_compressibility", *LORA, "owner/name", "--dry-run"])
 
 
 def test_a_dry_run_counts_prompts_and_names_keys_that_nothing_reads(capsys):

@@ -198,6 +198,8 @@ def test_what_a_file_needs_and_is_not_there_is_an_error_that_says_so(tmp_path, m
         scorer("own:bset(process=False)")
     with pytest.raises(ValueError, match="'nowhere:best'.*'nowhere'"):
         scorer("nowhere:best(process=False)")
+    with pytest.raises(ValueError, match=r"'own\.py:best'.* own:best"):
+        scorer("own.py:best(process=False)")
 
 
 @runtime_checkable
