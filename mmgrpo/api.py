@@ -35,7 +35,16 @@ from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
 from mmgrpo.engines.served import refuse_servers, token_of
 from mmgrpo.evaluation import EvalSettings
-from mmgrpo.family import Blocks, Drawable, Family, Settings, family, refuse_engine, refuse_unshardable
+from mmgrpo.family import (
+    Blocks,
+    Drawable,
+    Family,
+    Settings,
+    family,
+    refuse_absent_engine,
+    refuse_engine,
+    refuse_unshardable,
+)
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
 from mmgrpo.other_rows import reads_answers, refuse_rows
@@ -294,6 +303,7 @@ def make_trainer(
     algorithm = config.algorithm
     refuse_unshardable(config, owner)
     refuse_engine(config, owner)
+    refuse_absent_engine(config)
     if config.rollout.url:
         refuse_servers(config.rollout.url, token_of(config.rollout.token_file))
     if owner is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -266,6 +267,16 @@ def refuse_engine(config: Config, owner: Family | None) -> None:
                 f"distributed.rollout_weights: got {weights} with rollout.engine={asked}, which is sent whole weights "
                 "while rollouts are drawn, expected whole"
             )
+
+
+def refuse_absent_engine(config: Config) -> None:
+    """ModuleNotFoundError, before a model is loaded, for a ``rollout.engine`` whose package is not installed."""
+    if config.rollout.engine == "vllm" and find_spec("vllm") is None:
+        raise ModuleNotFoundError(
+            "rollout.engine: vllm needs vLLM, which is not installed: pip install 'vllm==0.32.*' in an environment of "
+            "its own (it pins transformers), or set rollout.engine=served and run 'mmgrpo serve-engine' there",
+            name="vllm",
+        )
 
 
 def family(name: str) -> Family:

@@ -13,7 +13,6 @@ module that vLLM has no adapters for is ignored by it, and an error here.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import tempfile
@@ -119,13 +118,7 @@ class VllmEngine:
 
     @staticmethod
     def of(config: Config, device: str) -> VllmEngine:
-        """Start vLLM on the model of a configuration; ModuleNotFoundError where it is not installed."""
-        if importlib.util.find_spec("vllm") is None:
-            raise ModuleNotFoundError(
-                "rollout.engine: vllm needs vLLM, which is not installed: pip install 'vllm==0.32.*' in an environment "
-                "of its own (it pins transformers), or set rollout.engine=served and run 'mmgrpo serve-engine' there",
-                name="vllm",
-            )
+        """Start vLLM on the model of a configuration."""
         # In one process with its scheduler: seeded, and tensors are handed over as they are.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

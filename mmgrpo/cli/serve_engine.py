@@ -49,12 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise ModuleNotFoundError(f"a server of engines needs {' and '.join(missing)}: {install('serve')}")
     from mmgrpo.cli.train import read
-    from mmgrpo.family import Drawable, family, refuse_engine
+    from mmgrpo.family import Drawable, family, refuse_absent_engine, refuse_engine
 
     config = read(run, "The options of the run.")
     config = replace(config, rollout=replace(config.rollout, engine=args.engine, url=[]))
     owner = family(config.model.family)
     refuse_engine(config, owner)
+    refuse_absent_engine(config)
     assert isinstance(owner, Drawable)
     config.check()
     owner.check(config)

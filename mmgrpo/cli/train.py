@@ -35,7 +35,7 @@ from mmgrpo.config.reading import load_yaml, read_config, refuse_preset, take_op
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
-from mmgrpo.family import Blocks, Inspector, family, refuse_unshardable
+from mmgrpo.family import Blocks, Inspector, family, refuse_absent_engine, refuse_engine, refuse_unshardable
 from mmgrpo.runtime.devices import processes_of, refuse_launcher
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def arithmetic(config: Config, processes: int = 1) -> str:
     config.check(processes)
     model_family.check(config)
     refuse_unshardable(config, model_family)
+    refuse_engine(config, model_family)
     refuse_preset(config.algorithm.preset, model_family.decisions(config))
     bind_blocks(config)
     cost = model_family.arithmetic(config)
@@ -260,10 +261,10 @@ def check_inputs(config: Config, missing: str = "") -> None:
     from mmgrpo.update import LossRecipe
 
     problems, owner = [], family(config.model.family)
-    for check in (check_model, check_adapters, lambda config: refuse_folder(named(config))):
+    for check in (check_model, check_adapters, refuse_absent_engine, lambda config: refuse_folder(named(config))):
         try:
             check(config)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ModuleNotFoundError) as error:
             problems.append(str(error))
     rewards: list[Scorer] = []
     try:

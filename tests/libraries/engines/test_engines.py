@@ -70,6 +70,23 @@ def test_every_family_takes_an_engine_or_refuses_it_before_it_loads(name, tmp_pa
             refuse_engine(config, owner)
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_an_engine_that_is_not_installed_is_refused_before_a_model_is_loaded(options, monkeypatch, tmp_path):
+    from mmgrpo import family
+    from mmgrpo.cli.train import main
+    from pipelines import pretrained
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(family, "find_spec", lambda name: None)
+    monkeypatch.setattr(pretrained, "check_weights", lambda *_: pytest.fail("weights are read"))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "yes ?", "answer": "yes"}\n')
+    model = ["--model.family", "qwen_vl", "--model.path", str(tiny_checkpoint(qwen_vl.tiny)), "--model.device", "cpu"]
+    run = ["--data.train", "rows.jsonl", "--rewards", "exact", "--data.prompts-per-step", "1", "--eval.skip"]
+    with pytest.raises((ModuleNotFoundError, ValueError), match=r"rollout\.engine: vllm needs vLLM"):
+        main([*model, *run, "--rollout.engine", "vllm", *options])
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
 @pytest.mark.parametrize("name", ["sd3", "stable_diffusion"])
 def test_a_denoising_family_draws_with_a_network_of_its_own(name):
     """The same samples, also after an update of the trained network."""
