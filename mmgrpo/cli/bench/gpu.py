@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -133,10 +133,10 @@ def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any
 
     path = checkpoint(size, place / "model", args.toy)
     config = settings(size, path, args)
-    lines = rounds(config, size, place / "timed", 1 + args.rounds)
+    lines = rounds(config, place / "timed", 1 + args.rounds)
     timed = lines[1:]
     spent = {name: sum(line[f"time/{name}"] for line in timed) / len(timed) for name in ("rollout", "reward", "update")}
-    operations, waits = counted(config, size, place / "counted")
+    operations, waits = counted(config, place / "counted")
     peak = (
         next((value for part, value in PEAKS.items() if part in machine), None) if torch.cuda.is_available() else None
     )
@@ -233,18 +233,27 @@ def settings(size: Size, path: str, args: Args) -> Any:
     )
 
 
-def rounds(config: Any, size: Size, place: Path, steps: int) -> list[dict[str, Any]]:
-    """The metrics of a run of some rounds."""
+def rounds(
+    config: Any,
+    place: Path,
+    steps: int,
+    prompts: Sequence[Any] = (),
+    watch: Callable[[Any], object] = lambda policy: None,
+) -> list[dict[str, Any]]:
+    """The metrics of a run of some steps, of a policy that ``watch`` is given before; it is evaluated on the first
+    prompt, where it is."""
     from mmgrpo.api import execute
     from mmgrpo.data.splits import Splits
     from mmgrpo.family import family
     from mmgrpo.inputs import RunInputs
 
-    owner, prompts = family(size.family), prompts_of(size.family)
+    owner, prompts = family(config.model.family), prompts or prompts_of(config.model.family)
     config = replace(config, steps=steps, output_dir=str(place), name="run")
 
     def start(accelerator: Any) -> RunInputs:
-        return RunInputs(owner.policy(config, str(accelerator.device), prompts), Splits(prompts, []))
+        policy = owner.policy(config, str(accelerator.device), prompts)
+        watch(policy)
+        return RunInputs(policy, Splits(prompts, [] if config.eval.skip else prompts[:1]), [], {}, 0)
 
     try:
         return execute(config, owner, start, [sizes]).metrics
@@ -252,7 +261,7 @@ def rounds(config: Any, size: Size, place: Path, steps: int) -> list[dict[str, A
         shutil.rmtree(place, ignore_errors=True)  # the saved model of a large network
 
 
-def counted(config: Any, size: Size, place: Path) -> tuple[int, int | None]:
+def counted(config: Any, place: Path) -> tuple[int, int | None]:
     """Floating-point operations of one round, and on CUDA how often the host waited for the device."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -263,7 +272,7 @@ def counted(config: Any, size: Size, place: Path) -> tuple[int, int | None]:
         if on_card:
             torch.cuda.set_sync_debug_mode("warn")
         try:
-            rounds(config, size, place, 1)
+            rounds(config, place, 1)
         finally:
             if on_card:
                 torch.cuda.set_sync_debug_mode("default")
@@ -302,11 +311,11 @@ def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[
     """The table as Markdown."""
     lines = ["# Rounds on this machine", "", machine, "", f"`{command}`", ""]
     lines += ["| network | parameters | s a round | rollout / reward / update | evaluations a second | share of peak |"]
-    lines[-1] += " peak GB | dry run GB | waits | for each token or step | for each update |"
-    lines += ["| --- " * 11 + "|"]
+    lines[-1] += " peak GB | dry run GB | waits | for each token or step | update | micro-batch |"
+    lines += ["| --- " * 12 + "|"]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['network']} | {row['error']} |" + " |" * 9)
+            lines.append(f"| {row['network']} | {row['error']} |" + " |" * 10)
             continue
         parts = " / ".join(f"{row[name]:.2f}" for name in ("rollout", "reward", "update"))
         share = "-" if row["share of peak"] is None else f"{100 * row['share of peak']:.1f} %"
@@ -315,7 +324,7 @@ def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[
         cells += [f"{row['evaluations per second']:.0f}", share, f"{row['peak GB']:.2f}", needed]
         cells += ["-" if row["waits"] is None else str(row["waits"])]
         each = row["waits of each"]
-        cells += [f"{each[f'own {one}']:g} of {each[one]:g}" if each else "-" for one in ("decision", "update")]
+        cells += [f"{each[f'own {one}']:g} of {each[one]:g}" if each else "-" for one in ("decision", "update", "part")]
         lines.append("| " + " | ".join(cells) + " |")
     notes = (
         "An evaluation is a token or a denoising step of one sample. The share of peak counts the operations that are "
@@ -323,5 +332,6 @@ def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[
     notes += (
         "really done, backward passes and recomputation included, in all seconds of a round. Waits: how often the host "
     )
-    notes += "waited for the card in one round; those of a token or denoising step and of an update were counted on a "
-    return [*lines, "", notes + "simulated device, the trainer's own of all, the network's library included."]
+    notes += "waited for the card in one round; those of a token or denoising step, a further update of a round and a "
+    notes += "further micro-batch were counted on a simulated device, the project's own of all, the network's library "
+    return [*lines, "", notes + "included."]

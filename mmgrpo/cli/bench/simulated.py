@@ -22,11 +22,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 NAME = "sim"
 ROOT = Path(__file__).parents[3]
 ROOMS = ("mmgrpo/", "pipelines/", "reward_models/")
+TORCH = str(Path(torch.__file__).parent)
 
 WAITS: collections.Counter[tuple[str, str]] = collections.Counter()
 """What would make the host wait, by (kind, place): ``item`` reads a number, ``copy`` moves a tensor to the host,
 ``shape`` is an operation whose size depends on values, and ``upload`` copies a tensor to the device otherwise than by
-``mmgrpo.runtime.devices.put``, which a GPU first stages."""
+``mmgrpo.runtime.devices.put``, which a GPU first stages. A place begins with one of ``ROOMS``, or is a library's."""
 
 READS = {"_local_scalar_dense", "item", "equal", "is_nonzero"}
 SIZED = {
@@ -139,16 +140,19 @@ def rebuilt(held: torch.Tensor, requires_grad: bool, parameter: bool) -> Any:
 
 
 def note(kind: str) -> None:
-    """Count a wait at the first frame of the project."""
+    """Count a wait at the first frame of the project; one of a library on the way there stands before it."""
     frame: Any = sys._getframe(1)
+    library = ""
     while frame is not None:
         file = frame.f_code.co_filename
         inner = file[len(str(ROOT)) + 1 :] if file.startswith(str(ROOT)) else ""
         if inner.startswith(ROOMS) and file != __file__:
-            WAITS[kind, f"{inner}:{frame.f_code.co_name}"] += 1
+            WAITS[kind, f"{library}{inner}:{frame.f_code.co_name}"] += 1
             return
+        if "site-packages/" in file and not library and not file.startswith(TORCH):
+            library = f"{file.split('site-packages/')[1].split('/')[0]} in "
         frame = frame.f_back
-    WAITS[kind, "?"] += 1
+    WAITS[kind, f"{library}?"] += 1
 
 
 def unwrap(x: Any) -> Any:

@@ -1,6 +1,6 @@
 """Runs families on the CPU and on the simulated device, and counts what makes the host wait.
 
-python -m tests.libraries.placement.worker OUT FAMILY:FOLDER ...
+python -m tests.libraries.placement.worker OUT "FAMILY SETTING ...:FOLDER" ...
 """
 
 from __future__ import annotations
@@ -59,59 +59,17 @@ def run(name: str, folder: str, where: str, place: Path) -> list[dict[str, Any]]
     return metrics
 
 
-def waits_of_tokens(name: str, folder: str) -> dict[str, float]:
-    """Waits of sampling per token, and of an update, of a policy whose completions never end early."""
-    from accelerate import Accelerator
-
-    from mmgrpo.family import families
-    from mmgrpo.types import Request
-    from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
+def waits(name: str, folder: str, settings: list[str], place: Path) -> dict[str, float]:
+    """``mmgrpo.cli.bench.waits.counted`` of a family's tiny model under settings, e.g. sampling.policy=matching."""
+    from mmgrpo.cli.bench.waits import counted
     from tests.libraries.families.examples import EXAMPLES
     from tests.libraries.families.test_battery import config_of
 
-    prompts = EXAMPLES[name].prompts
-    config = config_of(name, folder, device="sim:0")
-    counts: dict[str, dict[int, int]] = {"own": {}, "all": {}}
-    for length in (8, 16):
-        policy: Any = families()[name].policy(
-            replace(config, sampling=replace(config.sampling, max_tokens=length)), "sim:0"
-        )
-        policy.ends = policy.ends[:0]
-        simulated.WAITS.clear()
-        rollout = policy.rollout(Request(prompts, range(len(prompts)), 4, seed=3))
-        taken = {place: count for (kind, place), count in simulated.WAITS.items() if kind != "upload"}
-        counts["own"][length] = sum(count for place, count in taken.items() if place.startswith("mmgrpo/"))
-        counts["all"][length] = sum(taken.values())
-    found = {f"{kind} per token": (one[16] - one[8]) / 8 for kind, one in counts.items()}
-    decisions = rollout.decisions
-    advantages = torch.linspace(-1, 1, decisions.rows).to("sim:0")[:, None].expand_as(decisions.log_probs).contiguous()
-    rows = torch.arange(decisions.rows, device="sim:0")
-    batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
-    token, sample = "ppo(low=0.2, high=0.2)", "gspo"
-    # The first of each also copies what decides the sizes of parts, once in a round.
-    for objective, parts in ((token, 2), (token, 1), (token, 4), (sample, 2), (sample, 4)):
-        simulated.WAITS.clear()
-        tally = accumulate_gradients(
-            policy,
-            batch,
-            torch.ones(decisions.rows, dtype=torch.bool),
-            LossRecipe.of(objective, "per_sample"),
-            micro_batch_size=decisions.rows // parts,
-            accelerator=Accelerator(),
-            on_policy=True,
-        )
-        tally.read()
-        found[f"update in {parts}" if objective == token else f"update of samples in {parts}"] = sum(
-            count
-            for (kind, place), count in simulated.WAITS.items()
-            if kind != "upload" and place.startswith("mmgrpo/")
-        )
-    from mmgrpo.runtime.finite import is_finite
-
-    simulated.WAITS.clear()
-    is_finite(policy.network.parameters())
-    found["finite"] = sum(simulated.WAITS.values())
-    return found
+    config = replace(config_of(name, folder, device="sim:0"), rewards=["sizes"], groups_kept=1)
+    for setting in settings:
+        (section, key), value = setting.split("=")[0].split("."), setting.split("=")[1]
+        config = replace(config, **{section: replace(getattr(config, section), **{key: value})})
+    return counted(config, place, EXAMPLES[name].prompts)
 
 
 def mixed() -> list[str]:
@@ -142,27 +100,16 @@ def main(out: Path, several: list[str]) -> None:
     simulated.install()
     found: dict[str, Any] = {"mixed": mixed()}
     for text in several:
-        name, folder = text.split(":", 1)
+        row, folder = text.split(":", 1)
+        name, *settings = row.split()
         with tempfile.TemporaryDirectory() as place:
+            found[row] = {"waits": waits(name, folder, settings, Path(place))}
+            if settings:
+                continue
             runs = [run(name, folder, where, Path(place) / where[:3]) for where in ("cpu", "sim:0")]
         kept = ("loss", "grad_norm", "reward/lengths/mean", "clip/high", "ratio/first_minus_one")
-        found[name] = {"runs": [[{key: line[key] for key in kept} for line in lines] for lines in runs]}
-        if "max_tokens" in config_fields(name):
-            found[name]["waits"] = waits_of_tokens(name, folder)
+        found[row]["runs"] = [[{key: line[key] for key in kept} for line in lines] for lines in runs]
     out.write_text(json.dumps(found))
-
-
-def config_fields(name: str) -> set[str]:
-    from dataclasses import fields
-
-    from mmgrpo.family import Drawable, families
-
-    owner = families()[name]
-    return (
-        {one.name for one in fields(owner.sections.sampling)}
-        if isinstance(owner, Drawable) and owner.engines
-        else set()
-    )
 
 
 if __name__ == "__main__":
