@@ -437,7 +437,7 @@ class DenoisingPolicy:
         log_probs, drawn_log_probs = (torch.zeros(rows, plan.steps, device=self.device) for _ in range(2))
         after_ode, alive, prune = False, torch.arange(rows, device=self.device), dict(plan.prune)
         going = torch.arange(rows)  # ``alive`` on the host
-        sizes = Sizes(grid)
+        sizes, predicted = Sizes(grid), list[Tensor]()
         for t in range(plan.end):
             # Noise is drawn for pruned rows too, so that those that go on are those of a rollout without pruning.
             forwards, edges = (plan.rows, plan.rows) if prune else (plan.forwards[t], plan.edges[t])
@@ -468,6 +468,7 @@ class DenoisingPolicy:
             if t == plan.end - 1 and plan.tail == "dpmpp_2m":
                 # The tail's first step needs the clean estimate of this one, whose network output ends here.
                 history = estimate_of(x[children], self.solver.mean(output)[children], step[children], grid)
+            predicted += [one.std.min() for one in (drawn, transition) if self.outputs == 2]
             noise = self._noise(streams, plan, forwards, edges)
             x = drawn.sample(noise[alive] if prune else noise)
             sizes.see(x, f"sampling.kernel {self.kernel_text}", t)
@@ -476,6 +477,8 @@ class DenoisingPolicy:
             target[alive, t] = per_leaf(index)
             log_probs[alive, t] = per_leaf(transition.log_prob(x))
             drawn_log_probs[alive, t] = log_probs[alive, t] if drawn is transition else per_leaf(drawn.log_prob(x))
+        if predicted:
+            Transition(x, torch.stack(predicted)).refuse_zero_std("log_prob")
         sizes.refuse()
         walk = Walk(
             grid=grid,
@@ -514,10 +517,11 @@ class DenoisingPolicy:
         return most_varied(values, prompt, count)
 
     def _transition(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Transition:
-        """The transitions of the children of states, from the network's output for the states, at steps of which
-        ``refuse_noise`` has seen the std, unless the network predicts it."""
+        """The transitions of the children of states, from the network's output for the states. No std is read here:
+        ``refuse_noise`` has seen it, or ``_walk`` sees at its end what the network predicted. A later prediction of 0
+        has a log-prob that is not finite, which no update takes."""
         parents = self.kernel(x, output, step, grid)
-        return Transition(parents.mean[children], parents.std[children], parents.scaled, noisy=self.outputs == 1)
+        return Transition(parents.mean[children], parents.std[children], parents.scaled, noisy=True)
 
     def _slope(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Tensor:
         """d mean / d output of the children's transitions, in which every kernel is linear."""

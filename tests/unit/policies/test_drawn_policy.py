@@ -72,6 +72,16 @@ def test_its_kl_is_that_of_two_gaussians():
         assert got[row, t].item() == pytest.approx(kl.item(), rel=1e-4)
 
 
+def test_a_std_of_zero_is_refused_while_sampling_and_not_finite_in_an_update():
+    drawn = policy()
+    made = drawn.rollout(Request(toy_prompts(1), range(1), 2, seed=1))
+    with torch.no_grad():
+        drawn.network["ln"].outer.bias -= 200  # exp(-200) is 0 in fp32
+    assert not scored(drawn, made, "log_probs")[made.decisions.loss_mask].isfinite().any()
+    with pytest.raises(ValueError, match="log_prob.*std 0"):
+        drawn.rollout(Request(toy_prompts(1), range(1), 2, seed=1))
+
+
 def test_the_ode_follows_the_mean():
     drawn, plain = policy(), DrawingModel()
     plain.prediction = "flow"
