@@ -19,9 +19,10 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from mmgrpo.data.embedded_media import STORES, Unreadable, content_at, name_of, referred
+from mmgrpo.data.limits import SUFFIXES
 from mmgrpo.data.media import Inside
 from mmgrpo.data.messages import prompt_of
-from mmgrpo.data.values import ROW_FORMAT, array_of, check_object, object_of, one_line, text_of
+from mmgrpo.data.values import MAX_LINE, ROW_FORMAT, array_of, check_object, object_of, one_line, text_of
 from mmgrpo.types import Prompt
 
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
@@ -31,6 +32,9 @@ MAX_ARRAY = 1 << 31
 
 LISTINGS = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 """Files that list the media of a folder, as the hub's ``imagefolder`` and ``audiofolder`` call them."""
+
+MEDIA = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+"""Endings of the media of a folder."""
 
 MAX_SHARDS = 100_000
 BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -201,6 +205,41 @@ class Cells:
         return self.rows[number]
 
 
+class Beside:
+    """A folder in which ``x.txt`` has the text of ``x.wav``: the transcript of a recording, the prompt of an image or a
+    video. Rows are in the order of the names of the media."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name, self.root = str(folder), folder
+        names = {entry.name for entry in os.scandir(folder) if entry.is_file()}
+        self.media = sorted(name for name in names if name.lower().endswith(MEDIA))
+        read = {text_beside(Path(name)).name for name in self.media}
+        if alone := sorted(name for name in names - read if name.endswith(".txt")):
+            raise ValueError(f"{folder / alone[0]}: has no medium of its name beside it; add it, or move the text")
+
+    def __len__(self) -> int:
+        return len(self.media)
+
+    def label(self, number: int) -> str:
+        return self.media[number]
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        text = text_beside(self.root / self.media[number])
+        if not text.is_file():
+            raise ValueError(f"has no text: '{text.name}' is not there")
+        with open(text, "rb") as file:
+            try:
+                words = text_of(file.read(MAX_LINE + 1).removeprefix(codecs.BOM_UTF8)).strip()
+            except ValueError as error:
+                raise ValueError(f"'{text.name}': {error}") from error
+        return {"file_name": self.media[number], "text": words}
+
+
+def text_beside(medium: Path) -> Path:
+    """The file with the text of a medium."""
+    return medium.with_suffix(".txt")
+
+
 def data_files(path: str | Path) -> list[Path]:
     """The files of a name, in which ``{000..003}`` are the numbers from the first to the last, with their zeros. The
     name of a folder of media stands for the file that lists them."""
@@ -217,11 +256,18 @@ def data_files(path: str | Path) -> list[Path]:
 
 
 def listing_of(folder: Path) -> Path:
-    """The file in a folder that lists its media; ValueError where there is none."""
+    """The file in a folder that lists its media, or the folder where texts lie beside them; ValueError where there is
+    neither."""
     if there := [folder / name for name in LISTINGS if (folder / name).is_file()]:
         return there[0]
+    if any(text_beside(medium).is_file() for medium in folder.iterdir() if medium.name.lower().endswith(MEDIA)):
+        return folder
     saved = any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
-    kind = "a data set that was saved to disk" if saved else f"a folder, expected one with {' or '.join(LISTINGS)}"
+    kind = (
+        "a data set that was saved to disk"
+        if saved
+        else f"a folder, expected one with {' or '.join(LISTINGS)}, or with x.txt beside x.wav"
+    )
     raise ValueError(f"{folder}: got {kind}; name a file, or a data set as hf:{folder}@<split>, e.g. hf:{folder}@train")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmgrpo.data.files import (
     NO_COLUMNS,
+    Beside,
     Cells,
     DataFile,
     Lines,
@@ -64,14 +65,16 @@ def of_files(files: Iterable[DataFile], media_root: str | Path, columns: Mapping
 
 def open_file(path: Path) -> DataFile:
     """A file with its rows by number; FileNotFoundError or ValueError where it is none that is known."""
+    if os.path.isdir(path):
+        return Beside(path)
+    if not os.path.isfile(path):
+        problem = "is no regular file" if os.path.exists(path) else "no such prompt file"
+        raise FileNotFoundError(f"{path}: {problem} (working directory: {Path.cwd()})")
     if path.suffix not in READERS:
         suffixes = ", ".join(READERS)
         raise ValueError(
             f"{path}: got a '{path.suffix}' file, expected {suffixes}; convert it, or name it hf:<folder>@<split>"
         )
-    if not os.path.isfile(path):
-        problem = "is no regular file" if os.path.exists(path) else "no such prompt file"
-        raise FileNotFoundError(f"{path}: {problem} (working directory: {Path.cwd()})")
     return READERS[path.suffix](path)
 
 

@@ -190,6 +190,12 @@ def sound_folder(folder: Path, gold: Any) -> Path:
     return folder
 
 
+def sounds_and_texts(folder: Path, gold: Any) -> Path:
+    (folder / "a.wav").write_bytes(wav())
+    (folder / "a.txt").write_text(f"{gold}\n", encoding="utf-8-sig")
+    return folder
+
+
 def hub_sentence(folder: Path, gold: Any) -> Path:
     return hub_audio(folder, gold, "sentence")
 
@@ -234,6 +240,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path, Any], Path], str]] = {
     "spreadsheet": (spreadsheet, "image"),
     "folder of images": (media_folder, "image"),
     "folder of recordings": (sound_folder, "audio"),
+    "recordings and texts": (sounds_and_texts, "audio"),
     "columns of your own": (own_columns, "image"),
 }
 """Row of the table in docs/data.md to the function that writes such a file with a reference answer, and the medium."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -74,10 +75,8 @@ def test_a_column_that_is_not_there_is_an_error_of_its_row_that_names_those_that
     assert (good.text, good.answer) == ("Why?", "b")
     assert [place.rpartition("/")[2] for place, _ in bad] == ["d.jsonl:2", "d.jsonl:3"]
     misspelt, null = (str(error) for _, error in bad)
-    assert misspelt.endswith(
-        "d.jsonl:2: data.columns: no column 'label' in this row. Did you mean 'lable'? Known: lable, question."
-    )
-    assert null.endswith("d.jsonl:3: data.columns: no column 'label' in this row. Known: question.")
+    assert re.search(r"d\.jsonl:2: .*'label'.*'lable'\?.*lable, question", misspelt)
+    assert re.search(r"d\.jsonl:3: .*'label'.* question", null) and "Did you mean" not in null
     with pytest.raises(ValueError, match=r"^rows\[1\].*data.columns.*'label'"):
         as_prompts(rows, "rows", columns_of("label=answer"))
 

@@ -50,7 +50,9 @@ def test_check_data_passes_a_good_answer_and_reports_a_broken_one(tmp_path, name
     with pytest.raises(SystemExit):
         check_data([str(write(tmp_path, broken)), *options])
     out = capsys.readouterr().out
-    assert "1 rows have problems" in out and re.search(rf"{tmp_path}/(meta)?data\.\w+:|manifest\.json:1", out), out
+    assert "1 rows have problems" in out and re.search(
+        rf"{tmp_path}(/(meta)?data\.\w+|:a\.wav):|manifest\.json:1", out
+    ), out
     assert f"reward '{reward}'" in out and "'answer'" in out
 
 

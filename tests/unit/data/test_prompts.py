@@ -72,8 +72,36 @@ def test_an_empty_file_is_an_error(tmp_path):
 def test_a_file_that_is_not_there_or_not_of_a_known_kind_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such prompt file"):
         load_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(FileNotFoundError, match="none: no such prompt file"):
+        load_prompts(tmp_path / "none")
     with pytest.raises(ValueError, match=r"'\.tsv'.*\.tar.*\.txt.*\.csv"):
         load_prompts(written(tmp_path, "a", name="a.tsv"))
+
+
+def test_texts_beside_media_are_their_prompts_in_the_order_of_names(tmp_path):
+    for name, text in {"b": "a fox", "a": "two \u00fc\n"}.items():
+        (tmp_path / f"{name}.png").touch()
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "notes.md").touch()
+    first, second = load_prompts(tmp_path)
+    assert (first.text, first.id) == ("two ü", f"{tmp_path.name}:a.png")
+    assert [one.source for one in second.media] == [str(tmp_path / "b.png")]
+
+
+def test_media_without_texts_and_texts_without_media_are_errors(tmp_path):
+    for name in ("a.wav", "b.wav"):
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=r"metadata\.csv"):
+        load_prompts(tmp_path)
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(ValueError, match=r"b\.wav.*'b\.txt'"):
+        load_prompts(tmp_path)
+    (tmp_path / "b.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"b\.wav.*'b\.txt'.*UTF-8"):
+        load_prompts(tmp_path)
+    (tmp_path / "c.txt").write_text("three")
+    with pytest.raises(ValueError, match=r"c\.txt"):
+        load_prompts(tmp_path)
 
 
 def test_a_file_in_another_encoding_is_an_error(tmp_path):
