@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -130,36 +130,62 @@ class Folder:
 
 
 def read_folder(path: Path) -> Folder | None:
-    """The headers of a folder of diffusers or transformers; None for one without safetensors."""
-    parts = {part.name: shapes for part in sorted(path.iterdir()) if part.is_dir() and (shapes := shapes_of(part))}
+    """The headers of a folder of diffusers or transformers; None for one without safetensors, or with a part of what an
+    index names."""
+    files = sorted([*path.glob("*.safetensors"), *path.glob("*/*.safetensors")])
+    for index in [*path.glob("*.safetensors.index.json"), *path.glob("*/*.safetensors.index.json")]:
+        named = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()
+        wanted = {index.parent / name for name in named}
+        if wanted & {*files} and not wanted <= {*files}:
+            return None
+    return folder_of(
+        [file.relative_to(path).as_posix() for file in files], lambda name: _header(path / name), json_in(path)
+    )
+
+
+def folder_of(
+    files: Sequence[str], header: Callable[[str], Shapes], config: Callable[[str], dict[str, Any]]
+) -> Folder | None:
+    """A model by the names of its files of weights; of several variants of the same weights the first counts."""
+    parts: dict[str, list[str]] = {}
+    for name in files:
+        parts.setdefault(name.rpartition("/")[0], []).append(name)
+
+    def shapes(part: str) -> dict[str, tuple[int, ...]]:
+        merged: dict[str, tuple[int, ...]] = {}
+        for name in parts.get(part, ()):
+            merged = {**header(name), **merged}
+        return merged
+
     own = [name for name in NETWORKS if name in parts]
-    if own:
-        network = {f"{name}.{key}": shape for name in own for key, shape in parts[name].items()}
-        others = {name: sum(map(prod, shapes.values())) for name, shapes in parts.items() if name not in NETWORKS}
-        read = [
-            next((shape[0] for name, shape in parts.get(part, {}).items() if "position_embedding" in name), 0)
-            for part in ("text_encoder", "image_encoder")
-        ]
-        return Folder(network, _json(path / own[0]), others, _json(path / "vae"), *read)
-    shapes = shapes_of(path)
-    return Folder(shapes, _json(path)) if shapes else None
+    if not own:
+        found = shapes("")
+        return Folder(found, config("")) if found else None
+    every = {part: shapes(part) for part in parts if part and "/" not in part}
+    network = {f"{name}.{key}": shape for name in own for key, shape in every[name].items()}
+    others = {name: sum(map(prod, some.values())) for name, some in every.items() if name not in NETWORKS}
+    read = [
+        next((shape[0] for name, shape in every.get(part, {}).items() if "position_embedding" in name), 0)
+        for part in ("text_encoder", "image_encoder")
+    ]
+    return Folder(network, config(own[0]), others, config("vae"), *read)
 
 
-def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights in a folder's safetensors files; of several variants of them the first."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        for name, one in header.items():
-            if name != "__metadata__":
-                shapes.setdefault(name, tuple(one["shape"]))
-    return shapes
+def _header(file: Path) -> Shapes:
+    """Shapes of the weights in a safetensors file."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    return {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}
 
 
-def _json(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+def json_in(path: Path) -> Callable[[str], dict[str, Any]]:
+    """The configuration of a part of a model in a folder, empty where there is none."""
+
+    def read(part: str) -> dict[str, Any]:
+        file = path / part / "config.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    return read
 
 
 def needs(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import re
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.data.values import reason_of
+from mmgrpo.memory import Folder, folder_of, json_in
 from mmgrpo.runtime.weight_files import check_weight_files, read_object, variant_of
 from mmgrpo.scoring.manifest import cached_on_hub
 
@@ -32,6 +34,30 @@ SCHEDULER = "scheduler/scheduler_config.json"
 """File of a scheduler's values."""
 LIBRARIES = ("diffusers", "transformers", "stable_audio")
 """Packages whose classes the parts of a diffusers pipeline may be; the last is one of diffusers' own pipelines."""
+
+
+def headers_on_hub(repository: str) -> Folder | None:
+    """What the headers of a repository's weights say, of which the beginning of each file is read; nothing is kept.
+
+    None for one without safetensors. Raises OSError where it cannot be read.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+
+    def header(name: str) -> dict[str, tuple[int, ...]]:
+        read = hub.parse_safetensors_file_metadata(repository, name)
+        return {key: tuple(one.shape) for key, one in read.tensors.items()}
+
+    try:
+        names = hub.list_repo_files(repository)
+        with tempfile.TemporaryDirectory() as place:
+            for name in names:
+                if name.endswith("config.json") and name.count("/") < 2:
+                    hub.hf_hub_download(repository, name, local_dir=place)
+            return folder_of([name for name in names if name.endswith(".safetensors")], header, json_in(Path(place)))
+    except Exception as error:  # whatever the library of the hub raises
+        raise OSError(reason_of(error)) from error
 
 
 def locate(path: str | Path, example: str, *marks: str) -> str:

@@ -260,12 +260,13 @@ def check_inputs(config: Config, missing: str = "") -> None:
     from mmgrpo.scoring.fitting import checked_by, downloads
     from mmgrpo.update import LossRecipe
 
-    problems, owner = [], family(config.model.family)
+    problems, owner, reachable = list[str](), family(config.model.family), True
     for check in (check_model, check_adapters, refuse_absent_engine, lambda config: refuse_folder(named(config))):
         try:
             check(config)
         except (ValueError, OSError, ModuleNotFoundError) as error:
             problems.append(str(error))
+            reachable = reachable and check is not check_model
     rewards: list[Scorer] = []
     try:
         rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
@@ -305,22 +306,32 @@ def check_inputs(config: Config, missing: str = "") -> None:
         problems.append(missing or str(error))
     except (ValueError, OSError) as error:
         problems.append(str(error))
-    for line in costs_of(config, processes_of(os.environ)):
+    for line in costs_of(config, processes_of(os.environ), on_hub=reachable):
         print(line, flush=True)
     if problems:
         raise ValueError("the run could not start: " + "; ".join(problems))
 
 
-def costs_of(config: Config, processes: int) -> list[str]:
-    """The memory that the run needs on each process and how much it computes, of a model whose files are on this
-    machine; else no lines."""
+def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str]:
+    """The memory that the run needs on each process and how much it computes, by the headers of its model's files, on
+    this machine or (``on_hub``) on the hub."""
     from mmgrpo import memory, work
+    from mmgrpo.scoring.manifest import cached_on_hub
+    from pipelines.pretrained import headers_on_hub
 
-    path = config.model.path
-    folder = Path(locate(path)) if path and not path.startswith(PYPI) else Path()
-    read = memory.read_folder(folder) if path and folder.is_dir() else None
+    path, reason, read = config.model.path, "are not on this machine", None
+    if not path:
+        return []
+    if on_hub and not path.startswith((PYPI, EMBEDDED)) and not Path(path).is_dir():
+        try:
+            read = headers_on_hub(path)
+        except OSError as error:
+            reason = f"{reason}, and those on the hub cannot be read: {error}"
+    if read is None and not path.startswith(PYPI):
+        folder = cached_on_hub(path) or Path(locate(path))
+        read = memory.read_folder(folder) if folder.is_dir() else None
     if read is None:
-        return [f"memory:    not computed, since the files of '{path}' are not on this machine"] if path else []
+        return [f"memory:    not computed, since the files of '{path}' {reason}"]
     known, totals = counted_in(config), family(config.model.family).arithmetic(config).totals
     rollouts = -(-config.steps // (config.optim.updates * config.optim.epochs))
     two = {name: known[name] for name in ("reference", "given")}

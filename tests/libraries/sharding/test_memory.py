@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +15,11 @@ import torch
 from torch import nn
 
 from mmgrpo.cli.bench.scale import Counted
-from mmgrpo.cli.train import counted_in
+from mmgrpo.cli.train import costs_of, counted_in
 from mmgrpo.config.settings import Config, Distributed, config_class
 from mmgrpo.family import families
 from mmgrpo.memory import Folder, fits, needs, read_folder, report
+from pipelines.pretrained import headers_on_hub
 from tests.building import module
 from tests.libraries.families.test_battery import config_of, gradients, policy_of, rollout_of
 from tests.tiny import tiny_checkpoint
@@ -104,6 +109,77 @@ def test_activations_are_the_peak_of_a_backward_pass(name, rank, checkpointed):
     options = ({"lora_rank": rank} if rank else {}) | ({"gradient_checkpointing": True} if checkpointed else {})
     activations, most = measured(name, **options)
     assert activations == pytest.approx(most, rel=0.15 if name in CLOSE else 0.45)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub of one repository, the tiny FLUX.1, at an address of this machine."""
+    from huggingface_hub import constants
+
+    folder = Path(tiny_checkpoint(module("flux").tiny))
+    files = {one.relative_to(folder).as_posix(): one for one in folder.rglob("*") if one.is_file()}
+    asked: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            place = self.path.partition("?")[0]
+            if place == "/api/models/some/flux/tree/main":
+                tree = [{"type": "file", "oid": "0", "size": 1, "path": name} for name in files]
+                return self.reply(200, json.dumps(tree).encode())
+            name = place.removeprefix("/some/flux/resolve/main/")
+            if name == place or name not in files:
+                return self.reply(404, b"")
+            content, ranged = files[name].read_bytes(), self.headers.get("range")
+            first, last = map(int, ranged.removeprefix("bytes=").split("-")) if ranged else (0, len(content))
+            asked.append(len(content[first : last + 1]) if self.command == "GET" else 0)
+            return self.reply(206 if ranged else 200, content[first : last + 1])
+
+        def reply(self, status: int, content: bytes) -> None:
+            self.send_response(status)
+            for name, value in (("ETag", "0"), ("X-Repo-Commit", "0" * 40), ("Content-Length", str(len(content)))):
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield folder, asked
+        server.shutdown()
+
+
+def test_a_model_on_the_hub_is_read_by_its_headers_and_nothing_is_kept(hub):
+    folder, asked = hub
+    assert headers_on_hub("some/flux") == read_folder(folder)
+    assert max(asked) <= 100_001 and sum(asked) > 0
+    with pytest.raises(OSError, match="404"):
+        headers_on_hub("some/other")
+    config = config_of("flux", str(folder))
+    remote = replace(config, model=replace(config.model, path="some/flux"))
+    assert costs_of(remote, 2) == costs_of(config, 2) and len(costs_of(config, 2)) == 4
+    (line,) = costs_of(remote, 2, on_hub=False)
+    assert "not computed" in line
+
+
+def test_a_model_without_a_part_of_its_weights_is_not_read(tmp_path):
+    shutil.copytree(tiny_checkpoint(module("flux").tiny), tmp_path / "flux")
+    index = tmp_path / "flux/transformer/diffusion_pytorch_model.safetensors.index.json"
+    here, absent = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model-00002-of-00002.safetensors"
+    for named, complete in (({"a": here}, True), ({"a": here, "b": absent}, False), ({"b": absent}, True)):
+        index.write_text(json.dumps({"weight_map": named}))  # the last is that of a variant that is not here
+        assert bool(read_folder(tmp_path / "flux")) == complete
 
 
 def test_a_divided_model_takes_its_share_and_two_blocks():
