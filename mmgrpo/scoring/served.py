@@ -52,6 +52,7 @@ class Again(Exception):
     packages=("httpx", "tenacity"),
     extra="serve",
     check="mmgrpo.scoring.served:check",
+    row="mmgrpo.scoring.served:check_row",
     elsewhere=True,
 )
 def served(
@@ -83,6 +84,21 @@ def check(
 ) -> None:
     """ValueError unless a server has the reward and gives up before this client does; waits while it is loading."""
     _client(_urls(url), reward, token_file, timeout, patience, batch).facts()
+
+
+def check_row(
+    prompt: Prompt,
+    reward: str = "",
+    url: str | list[str] = "http://127.0.0.1:8700",
+    token_file: str = "",
+    timeout: int | float = 660.0,
+    patience: int | float = 600.0,
+    batch: int = 16,
+) -> None:
+    """ValueError for a prompt with a file that the reward may read, since a server reads none."""
+    files = any(isinstance(one.source, str | tuple) for one in prompt.media)
+    if files and _client(_urls(url), reward, token_file, timeout, patience, batch).reads_media():
+        write(reward, [prompt], [], [])
 
 
 def _urls(url: Any) -> tuple[str, ...]:
@@ -160,8 +176,7 @@ class Client:
         there are no values at all."""
         facts = self.facts()
         ids = [str(place) for place in range(len(outputs))]
-        manifest = facts["manifest"]
-        media = manifest is None or "media" in manifest["reads"]
+        media = self.reads_media()
         size = max(1, len(ids)) if facts["alone"] else self.batch
         parts = [slice(start, start + size) for start in range(0, len(ids), size)]
         waiting = [
@@ -169,6 +184,11 @@ class Client:
         ]
         values = {name: value for part in waiting for name, value in part().items()}
         return [values[name] for name in ids]
+
+    def reads_media(self) -> bool:
+        """Whether the reward may read the media of prompts, which one without a manifest may."""
+        manifest = self.facts()["manifest"]
+        return manifest is None or "media" in manifest["reads"]
 
     def facts(self) -> dict[str, Any]:
         """What the servers say of the reward; ValueError where they cannot be used."""

@@ -14,9 +14,11 @@ import httpx
 import pytest
 import torch
 
+from mmgrpo.rewards import scorers
 from mmgrpo.scoring import served as module
+from mmgrpo.scoring.fitting import row_objection
 from mmgrpo.scoring.isolation import RewardFailure
-from mmgrpo.scoring.served import Client, check, served
+from mmgrpo.scoring.served import Client, check, check_row, served
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 from tests.unit.scoring.serving import clock_of_pauses
 from tests.unit.scoring.test_served import FACTS, LENGTHS, PROMPTS, TEXTS_OF_MANY_LENGTHS, client, values
@@ -107,7 +109,7 @@ def test_two_parts_are_on_their_way_to_each_server_and_no_more():
 def test_the_settings_of_a_client_its_check_and_the_reward_agree():
     shared = ("timeout", "patience", "batch", "token_file", "url")
     stated = {name: inspect.signature(served).parameters[name].default for name in shared}
-    for function, token in ((check, "token_file"), (Client.__init__, "token")):
+    for function, token in ((check, "token_file"), (check_row, "token_file"), (Client.__init__, "token")):
         parameters = inspect.signature(function).parameters
         names = {token if name == "token_file" else name: value for name, value in stated.items()}
         assert {n: parameters[n].default for n in names if n in parameters} == {
@@ -237,6 +239,21 @@ def test_media_of_prompts_are_sent_only_to_rewards_that_read_them_and_a_whole_ba
         requests = [asked.pop() for _ in range(1 if manifest is None else 2)]
         assert asked == [] and {len(r["prompts"][0]["turns"][0]["parts"]) for r in requests} == {sent}
         assert one([], []) == [] and asked == []
+
+
+def test_files_of_prompts_are_refused_before_a_run_where_the_reward_of_a_server_may_read_them(monkeypatch):
+    kept, shown = (
+        Prompt("p", "row 1", turns=(Turn("user", (Media("image", source), "what?")),))
+        for source in (Image(torch.zeros(3, 1, 1)), "photos/a.png")
+    )
+    one = client(values)
+    one._facts = {**FACTS, "manifest": None}
+    monkeypatch.setattr(module, "_client", lambda *given: one)
+    (judge,) = scorers(["served(reward='judge', url='http://a')"])
+    for manifest, refused in ((None, True), ({"reads": ["media"]}, True), ({"reads": ["text"]}, False)):
+        one._facts = {**FACTS, "manifest": manifest}
+        assert ("photos/a.png" in row_objection(judge, shown)) is refused
+        assert not row_objection(judge, kept) and not row_objection(judge, Prompt("p"))
 
 
 def test_a_server_that_does_not_answer_is_asked_once_while_another_does():
