@@ -32,17 +32,15 @@ MEDIA = r"(^|\.)(visual|vision_\w+|audio_tower|multi_modal_projector|connector)\
 AUDIO = r"(^|\.)encoder\.(?!.*encoder_attn)|\.encoder_attn\.[kv]_proj\."
 """What is computed once for a clip."""
 HEADS = r"(^|\.)(lm_head|proj_out)\.weight$"
+"""Output layers of language models, which are applied to completions alone."""
 QUERIES = r"(.*\.)(to_q|q_proj|to_qkv\w*|qkv)\.weight$"
+"""Matrices of queries, alone or with keys and values; each is an attention."""
 
 
 def forward(folder: Folder, places: Places) -> float:
     """Operations of the forward pass of one sample of a network that denoises."""
-    names = folder.network.keys()
-    joint = any(".add_q_proj." in name for name in names)
-
-    linear = (
-        folder.config.get("attention_head_dim", 0) if folder.config.get("_class_name", "").startswith("Sana") else 0
-    )
+    joint = any(".add_q_proj." in name for name in folder.network)
+    sana = folder.config.get("_class_name", "").startswith("Sana")
 
     def at(name: str) -> float:
         if re.search(CONTEXT, name):
@@ -52,7 +50,7 @@ def forward(folder: Folder, places: Places) -> float:
         moved = 0.25 if "downsamplers" in name else 4 if "upsamplers" in name else 1
         return places.of(name, joint) * moved
 
-    return _operations(folder, at, linear)
+    return _operations(folder, at, folder.config.get("attention_head_dim", 0) if sana else 0)
 
 
 def _operations(folder: Folder, at: Callable[[str], float], linear: int = 0) -> float:
