@@ -478,7 +478,8 @@ class DenoisingPolicy:
             log_probs[alive, t] = per_leaf(transition.log_prob(x))
             drawn_log_probs[alive, t] = log_probs[alive, t] if drawn is transition else per_leaf(drawn.log_prob(x))
         if predicted:
-            Transition(x, torch.stack(predicted)).refuse_zero_std("log_prob")
+            least = torch.stack(predicted)
+            Transition(least, least).refuse_zero_std("log_prob")
         sizes.refuse()
         walk = Walk(
             grid=grid,
