@@ -288,9 +288,10 @@ def refuse_other_architectures(name: str, architectures: Sequence[str], path: st
         return
     fitting = [other.name for other in families().values() if declared in other.architectures]
     advice = f"take model.family={fitting[0]}" if fitting else f"expected {' or '.join(architectures)}"
-    if not fitting and declared.endswith("Model") and ("Transformer" in declared or "UNet" in declared):
+    own = families().get(name)  # None: a family of one's own
+    if own and not fitting and declared.endswith("Model") and ("Transformer" in declared or "UNet" in declared):
         # A network that is published by itself: its folder has no encoders and no VAE.
-        options = families()[name].sections.model()
+        options = own.sections.model()
         where = "model.transformer" if "transformer" in {f.name for f in fields(options)} else "its transformer/"
         advice += (
             f". It holds one network alone: name the folder of a whole pipeline as model.path, e.g. {options.path}, "

@@ -16,6 +16,7 @@ import torch
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
 from mmgrpo.types import Prompt
+from pipelines.denoising import refuse_other_architectures
 from pipelines.visual import sdxl, stable_diffusion
 from pipelines.visual.diffusion import ddim_scheduler, refuse_other_inputs
 from tests.building import load
@@ -188,6 +189,13 @@ def test_a_checkpoint_of_another_family_is_named(folders):
         family("sdxl").policy(config, "cpu")
     with pytest.raises(ValueError, match="StableDiffusionXLPipeline.*model.family=sdxl"):
         family("sd3").refuse_other_architectures(str(folders[sdxl]))  # type: ignore
+
+
+def test_a_family_of_ones_own_names_what_it_reads(tmp_path):
+    """It is in no table, also where the folder holds one network alone."""
+    (tmp_path / "config.json").write_text('{"_class_name": "OtherTransformerModel"}')
+    with pytest.raises(ValueError, match="OtherTransformerModel.*expected MinePipeline"):
+        refuse_other_architectures("mine", ("MinePipeline",), str(tmp_path))
 
 
 # ---- settings of the other process
