@@ -144,6 +144,7 @@ def test_tasks_of_other_rewards_need_not_be_known(check, tmp_path):
 
 
 def test_what_is_no_data_set_ends_with_one_line(check, tmp_path):
+    (tmp_path / "data.tsv").write_text("a\n")
     for name, complaint in (("none.jsonl", "no such prompt file"), ("data.tsv", "got a '.tsv' file")):
         status, _, errors = check(tmp_path / name)
         assert status == 2 and complaint in errors and "Traceback" not in errors
