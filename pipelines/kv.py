@@ -351,7 +351,7 @@ def spread_cache(cache: Any, rows: Int[Tensor, "rows"]) -> Any:
 
     Raises TypeError for a cache whose rows cannot be copied (layers other than plain keys and values).
     """
-    result, rows = copy.copy(cache), put(rows, cache.layers[0].keys.device)
+    result, rows = copy.copy(cache), put(rows, _plain(cache.layers[0])[0].device)
     result.layers = []
     for layer in cache.layers:
         keys, values = _plain(layer)
