@@ -135,7 +135,9 @@ def test_two_processes_train_like_one(case, runs):
         for name in (
             first.keys() - padded - {"seconds", "memory", "time/rollout", "time/reward", "time/update", "time/learners"}
         ):
-            assert math.isclose(first[name], second[name], rel_tol=1e-5, abs_tol=1e-6), (
+            # Before an update the ratio differs from one by rounding alone, which is another on another process.
+            least = 1e-5 if name == "ratio/first_minus_one" else 1e-6
+            assert math.isclose(first[name], second[name], rel_tol=1e-5, abs_tol=least), (
                 name,
                 first[name],
                 second[name],
