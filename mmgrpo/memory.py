@@ -42,8 +42,10 @@ STORED = {"float32": 4, "bfloat16": 2, "float16": 2}
 UNET = (1.02, 0.9)
 """Numbers that a UNet keeps for each input and output of its matrices, where all weights train and with adapters:
 measured of Stable Diffusion's."""
-PROMPT = r"\.context_refiner\.|\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.attn2\.to_[kv]\.|"
-PROMPT += r"\.encoder_attn\.[kv]_proj\."
+PROMPT = (
+    r"\.context_refiner\.|\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.attn2\.to_[kv]\."
+    r"|\.encoder_attn\.[kv]_proj\."
+)
 """Matrices that are applied to the prompt's own sequence."""
 BOTH = r"single_transformer_blocks|^transformer\.layers\."
 """Matrices that are applied to output and prompt as one sequence."""
@@ -201,7 +203,7 @@ def needs(
 ) -> dict[str, float]:
     """Bytes on each process by what needs them, for the ``Config`` of a run.
 
-    ``guided``: with classifier-free guidance; ``given``: the network reads an image of the prompt beside the output.
+    ``guided``: with classifier-free guidance; ``given``: the network reads an image of the prompt with the output.
     """
     model, optim = config.model, config.optim
     rank = getattr(model, "lora_rank", 0)
@@ -381,7 +383,7 @@ class Places:
 
 
 def places_of(folder: Folder, config: Any, given: bool = False) -> Places:
-    """The positions of one sample of a denoising model; ``given``: the latents of an image of the prompt stand beside
+    """The positions of one sample of a denoising model; ``given``: the latents of an image of the prompt follow
     those of the output."""
     model, inside, vae = config.model, folder.config, folder.vae
     factor, pace = compression(vae)

@@ -55,7 +55,7 @@ def forward(folder: Folder, places: Places) -> float:
 
 def _operations(folder: Folder, at: Callable[[str], float], linear: int = 0) -> float:
     """Operations of all matrices and attention, where matrix ``name`` is applied at ``at(name)`` positions; ``linear``:
-    the width of a head of linear attention to the output itself (0: there is none)."""
+    the width of a head of linear attention to the output itself (0 for attention of the usual kind)."""
     names, total = folder.network, 0.0
     for name, shape in names.items():
         if len(shape) < 2 or re.search(TABLES, name) or (re.search(SMALL, name) and not re.search(CONTEXT, name)):

@@ -334,15 +334,17 @@ def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str
         return [f"memory:    not computed, since the files of '{path}' {reason}"]
     known, totals = counted_in(config), family(config.model.family).arithmetic(config).totals
     rollouts = -(-config.steps // (config.optim.updates * config.optim.epochs))
-    two = {name: known[name] for name in ("reference", "given")}
     lines = memory.report(read, config, processes, **known)
+    if config.data.offline:  # given answers are of other numbers and lengths
+        return lines
+    two = {name: known[name] for name in ("reference", "given")}
     return [*lines, *work.report(read, config, totals, rollouts, processes, **two)]
 
 
 def counted_in(config: Config) -> dict[str, Any]:
     """What ``mmgrpo.memory.needs`` counts besides what the settings say: the layers that get adapters, whether the
     family's blocks are gathered call by call, whether the loss needs a reference, whether there is guidance, and
-    whether images of prompts are tokens beside the output's."""
+    whether images of prompts are further tokens."""
     from mmgrpo.update import LossRecipe
 
     owner = family(config.model.family)

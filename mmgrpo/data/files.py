@@ -205,7 +205,7 @@ class Cells:
         return self.rows[number]
 
 
-class Beside:
+class Captioned:
     """A folder in which ``x.txt`` has the text of ``x.wav``: the transcript of a recording, the prompt of an image or a
     video. Rows are in the order of the names of the media."""
 
@@ -213,9 +213,9 @@ class Beside:
         self.name, self.root = str(folder), folder
         names = {entry.name for entry in os.scandir(folder) if entry.is_file()}
         self.media = sorted(name for name in names if name.lower().endswith(MEDIA))
-        read = {text_beside(Path(name)).name for name in self.media}
+        read = {caption_of(Path(name)).name for name in self.media}
         if alone := sorted(name for name in names - read if name.endswith(".txt")):
-            raise ValueError(f"{folder / alone[0]}: has no medium of its name beside it; add it, or move the text")
+            raise ValueError(f"{folder / alone[0]}: has no medium of its name; add it, or move the text")
 
     def __len__(self) -> int:
         return len(self.media)
@@ -224,7 +224,7 @@ class Beside:
         return self.media[number]
 
     def row(self, number: int) -> Mapping[str, Any]:
-        text = text_beside(self.root / self.media[number])
+        text = caption_of(self.root / self.media[number])
         if not text.is_file():
             raise ValueError(f"has no text: '{text.name}' is not there")
         with open(text, "rb") as file:
@@ -235,7 +235,7 @@ class Beside:
         return {"file_name": self.media[number], "text": words}
 
 
-def text_beside(medium: Path) -> Path:
+def caption_of(medium: Path) -> Path:
     """The file with the text of a medium."""
     return medium.with_suffix(".txt")
 
@@ -256,17 +256,17 @@ def data_files(path: str | Path) -> list[Path]:
 
 
 def listing_of(folder: Path) -> Path:
-    """The file in a folder that lists its media, or the folder where texts lie beside them; ValueError where there is
-    neither."""
+    """The file in a folder that lists its media, or the folder itself where each has a text of its name; else
+    ValueError."""
     if there := [folder / name for name in LISTINGS if (folder / name).is_file()]:
         return there[0]
-    if any(text_beside(medium).is_file() for medium in folder.iterdir() if medium.name.lower().endswith(MEDIA)):
+    if any(caption_of(medium).is_file() for medium in folder.iterdir() if medium.name.lower().endswith(MEDIA)):
         return folder
     saved = any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
     kind = (
         "a data set that was saved to disk"
         if saved
-        else f"a folder, expected one with {' or '.join(LISTINGS)}, or with x.txt beside x.wav"
+        else f"a folder, expected one with {' or '.join(LISTINGS)}, or with x.txt for x.wav"
     )
     raise ValueError(f"{folder}: got {kind}; name a file, or a data set as hf:{folder}@<split>, e.g. hf:{folder}@train")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmgrpo.data.files import (
     NO_COLUMNS,
-    Beside,
+    Captioned,
     Cells,
     DataFile,
     Lines,
@@ -66,7 +66,7 @@ def of_files(files: Iterable[DataFile], media_root: str | Path, columns: Mapping
 def open_file(path: Path) -> DataFile:
     """A file with its rows by number; FileNotFoundError or ValueError where it is none that is known."""
     if os.path.isdir(path):
-        return Beside(path)
+        return Captioned(path)
     if not os.path.isfile(path):
         problem = "is no regular file" if os.path.exists(path) else "no such prompt file"
         raise FileNotFoundError(f"{path}: {problem} (working directory: {Path.cwd()})")

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from mmgrpo.runtime.devices import put
 
 BLOCK = 1 << 21
-"""Numbers that are held beside the table at once: 8 MB."""
+"""Numbers of a copy of a part of the table: 8 MB."""
 
 
 @dataclass(frozen=True)

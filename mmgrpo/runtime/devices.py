@@ -30,7 +30,8 @@ WORLD = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"
 def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor on the device, for whose queue the host does not wait where the tensor is the host's."""
     pinned = device.type == "cuda" and tensor.device.type == "cpu"
-    return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=device.type != "cpu")
+    at_once = device.type in ("cpu", "mps")  # on MPS the memory of the host may be gone before it is copied
+    return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=not at_once)
 
 
 def refuse_launcher(environ: Mapping[str, str]) -> None:

@@ -38,6 +38,10 @@ CONNECT = 5.0
 """Seconds for a connection."""
 
 
+URL = "http://127.0.0.1:8700"
+"""Where ``mmgrpo serve-rewards`` listens by default."""
+
+
 class Again(Exception):
     """A failure that may be over soon."""
 
@@ -60,7 +64,7 @@ def served(
     outputs: Sequence[Output],
     *,
     reward: str,
-    url: str | list[str] = "http://127.0.0.1:8700",
+    url: str | list[str] = URL,
     token_file: str = "",
     timeout: int | float = 660.0,
     patience: int | float = 600.0,
@@ -71,34 +75,31 @@ def served(
     ``token_file`` holds the servers' token. ``timeout``: seconds for one request, more than the server takes before it
     gives up. ``patience``: seconds for which the run waits for servers that fail.
     """
-    return _client(_urls(url), reward, token_file, timeout, patience, batch)(prompts, outputs)
+    return _of(reward, url, token_file, timeout, patience, batch)(prompts, outputs)
 
 
-def check(
-    reward: str = "",
-    url: str | list[str] = "http://127.0.0.1:8700",
-    token_file: str = "",
-    timeout: int | float = 660.0,
-    patience: int | float = 600.0,
-    batch: int = 16,
-) -> None:
-    """ValueError unless a server has the reward and gives up before this client does; waits while it is loading."""
-    _client(_urls(url), reward, token_file, timeout, patience, batch).facts()
+def check(**settings: Any) -> None:
+    """ValueError unless a server has the reward and gives up before this client does; waits while it is loading.
+    ``settings`` are those of ``served``."""
+    _of(**settings).facts()
 
 
-def check_row(
-    prompt: Prompt,
-    reward: str = "",
-    url: str | list[str] = "http://127.0.0.1:8700",
-    token_file: str = "",
-    timeout: int | float = 660.0,
-    patience: int | float = 600.0,
-    batch: int = 16,
-) -> None:
+def check_row(prompt: Prompt, **settings: Any) -> None:
     """ValueError for a prompt with a file that the reward may read, since a server reads none."""
     files = any(isinstance(one.source, str | tuple) for one in prompt.media)
-    if files and _client(_urls(url), reward, token_file, timeout, patience, batch).reads_media():
-        write(reward, [prompt], [], [])
+    if files and _of(**settings).reads_media():
+        write(settings["reward"], [prompt], [], [])
+
+
+def _of(
+    reward: str = "",
+    url: str | list[str] = URL,
+    token_file: str = "",
+    timeout: int | float = 660.0,
+    patience: int | float = 600.0,
+    batch: int = 16,
+) -> Client:
+    return _client(_urls(url), reward, token_file, timeout, patience, batch)
 
 
 def _urls(url: Any) -> tuple[str, ...]:

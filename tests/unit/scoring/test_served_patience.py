@@ -18,7 +18,7 @@ from mmgrpo.rewards import scorers
 from mmgrpo.scoring import served as module
 from mmgrpo.scoring.fitting import row_objection
 from mmgrpo.scoring.isolation import RewardFailure
-from mmgrpo.scoring.served import Client, check, check_row, served
+from mmgrpo.scoring.served import Client, served
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 from tests.unit.scoring.serving import clock_of_pauses
 from tests.unit.scoring.test_served import FACTS, LENGTHS, PROMPTS, TEXTS_OF_MANY_LENGTHS, client, values
@@ -109,13 +109,13 @@ def test_two_parts_are_on_their_way_to_each_server_and_no_more():
 def test_the_settings_of_a_client_its_check_and_the_reward_agree():
     shared = ("timeout", "patience", "batch", "token_file", "url")
     stated = {name: inspect.signature(served).parameters[name].default for name in shared}
-    for function, token in ((check, "token_file"), (check_row, "token_file"), (Client.__init__, "token")):
+    for function, token in ((module._of, "token_file"), (Client.__init__, "token")):
         parameters = inspect.signature(function).parameters
         names = {token if name == "token_file" else name: value for name, value in stated.items()}
         assert {n: parameters[n].default for n in names if n in parameters} == {
             n: v for n, v in names.items() if n in parameters
         }
-    assert inspect.signature(check).parameters["reward"].default == "", "which no server has"
+    assert inspect.signature(module._of).parameters["reward"].default == "", "which no server has"
 
 
 @pytest.mark.parametrize(("timeout", "read"), [(20.0, 20.0), (math.inf, None)])
