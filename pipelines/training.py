@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from mmgrpo.config.names import nearest
+from mmgrpo.runtime.products import aligned
 from mmgrpo.runtime.sharding import exchanged
 from mmgrpo.types import Reference
 from pipelines.existing_lora import ExistingLora, Factors, Names, continue_existing, merge_existing
@@ -50,46 +50,9 @@ def head_logits(
     head = network.get_output_embeddings()
     if not exact:
         with autocast(dtype, hidden.device):
-            return _aligned(head, hidden)
+            return aligned(head, hidden)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _aligned(head, hidden.float())
-
-
-ALIGNMENT = 64
-"""Numbers of which a row of logits in memory has a multiple, and rows from which that gains."""
-
-
-def _aligned(head: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
-    """``head(hidden)``, in rows of a multiple of ``ALIGNMENT`` numbers where the layer is a plain one in fp32.
-
-    Libraries for matrix products write rows of other lengths more slowly: 256 states of width 256 with 32,013 tokens
-    take 80 ms on one core of an AMD EPYC, and 48 ms so. Whisper's vocabulary is of such a size, and those with added
-    tokens are. A few rows take the time of reading the weights whatever their length.
-    """
-    if type(head) is not nn.Linear or len(hidden) <= ALIGNMENT or not head.out_features % ALIGNMENT:
-        return head(hidden)
-    if head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head):  # what wraps a layer may replace it
-        return head(hidden)
-    if torch.is_autocast_enabled(hidden.device.type) or {hidden.dtype, head.weight.dtype} != {torch.float32}:
-        return head(hidden)
-    logits = _AlignedProduct.apply(hidden, head.weight)
-    return logits if head.bias is None else logits.add_(head.bias)  # type: ignore[return-value]
-
-
-class _AlignedProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Float[Tensor, "N width"], weight: Float[Tensor, "vocabulary width"]
-    ) -> Float[Tensor, "N vocabulary"]:
-        ctx.save_for_backward(hidden, weight)
-        rows, size = len(hidden), len(weight)
-        return torch.mm(hidden, weight.T, out=hidden.new_empty_strided((rows, size), (size + -size % ALIGNMENT, 1)))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (hidden, weight), (of_hidden, of_weight) = ctx.saved_tensors, ctx.needs_input_grad
-        return upstream[0] @ weight if of_hidden else None, upstream[0].T @ hidden if of_weight else None
+        return aligned(head, hidden.float())
 
 
 def exact_head(network: Any) -> None:

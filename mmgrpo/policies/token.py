@@ -59,6 +59,7 @@ from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import Networks
+from mmgrpo.runtime.products import packed
 from mmgrpo.types import (
     CONTRAST,
     GIVEN,
@@ -617,23 +618,24 @@ class TokenPolicy:
             )
             axes, position = context.positions.shape[1], next_position(context)[rows]
             state = DecodingState(self.model, self.network, hidden[:, -1], cache, context.real[rows], position, axes)
-            if search == "beam":
-                lists = beam_search(state, next_token, queries[0].count, self.ends, max_tokens=max_tokens)
-                completions = pad_beams([beam for beams in lists for beam in beams], self.model.pad_id, self.device)
-            else:
-                completions = draw(
-                    state,
-                    prompt if self.share_prefix else torch.arange(len(prompt), device=self.device),
-                    next_token,
-                    [(stream(seed, *query.stream), query.count) for query in queries],
-                    self.ends,
-                    max_tokens=max_tokens,
-                    greedy=temperature == 0,
-                    top_p=drawing.top_p,
-                    diverge="divergence" in self.fields,
-                    certain=certain,
-                    limit=self.draw_batch_size,
-                )
+            with packed(self.network, max_tokens):
+                if search == "beam":
+                    lists = beam_search(state, next_token, queries[0].count, self.ends, max_tokens=max_tokens)
+                    completions = pad_beams([beam for beams in lists for beam in beams], self.model.pad_id, self.device)
+                else:
+                    completions = draw(
+                        state,
+                        prompt if self.share_prefix else torch.arange(len(prompt), device=self.device),
+                        next_token,
+                        [(stream(seed, *query.stream), query.count) for query in queries],
+                        self.ends,
+                        max_tokens=max_tokens,
+                        greedy=temperature == 0,
+                        top_p=drawing.top_p,
+                        diverge="divergence" in self.fields,
+                        certain=certain,
+                        limit=self.draw_batch_size,
+                    )
         reusable = features if self.model.frozen_media and not dtype else None
         return Sequences(context, reusable, prompt, completions.ids, completions.real, seed, scale), completions
 

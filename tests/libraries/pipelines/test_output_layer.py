@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
 from mmgrpo.types import Prompt, Request
-from pipelines.training import head_logits
 from pipelines.vlm import causal_lm
 
 
@@ -59,34 +56,3 @@ def test_refined_samples_and_a_reference_in_every_group_exclude_each_other() -> 
         family("causal_lm").check(config)
     config.algorithm.added = "none"
     family("causal_lm").check(config)
-
-
-def test_logits_in_rows_of_an_even_length_and_their_gradients_are_those_of_the_layer() -> None:
-    torch.manual_seed(0)
-    for bias in (False, True):
-        head = nn.Linear(8, 3 * 64 + 13, bias=bias)
-        states = torch.randn(70, 8, requires_grad=True)
-        inputs, weights = (states, *head.parameters()), torch.randn(70, head.out_features)
-        made = head_logits(SimpleNamespace(get_output_embeddings=lambda head=head: head), states, torch.float32, False)
-        assert made.stride() == (4 * 64, 1) and made.shape == weights.shape
-        wanted = head(states)
-        torch.testing.assert_close(made, wanted)
-        found = torch.autograd.grad((made * weights).sum(), inputs)
-        torch.testing.assert_close(found, torch.autograd.grad((wanted * weights).sum(), inputs))
-
-
-def test_a_layer_that_is_not_a_plain_one_is_called_as_it_is() -> None:
-    states, plain = torch.randn(70, 8), nn.Linear(8, 77)
-    few, sixteen, hooked, replaced = (nn.Linear(8, 77) for _ in range(4))
-    hooked.register_forward_hook(lambda *_: torch.ones(1))
-    replaced.forward = lambda hidden: torch.ones(2)
-    for head, hidden, dtype, shape in (
-        (few, states[:64], torch.float32, (64, 77)),
-        (sixteen, states, torch.bfloat16, (70, 77)),
-        (nn.Linear(8, 128), states, torch.float32, (70, 128)),
-        (nn.Sequential(plain), states, torch.float32, (70, 77)),
-        (hooked, states, torch.float32, (1,)),
-        (replaced, states, torch.float32, (2,)),
-    ):
-        made = head_logits(SimpleNamespace(get_output_embeddings=lambda head=head: head), hidden, dtype, False)
-        assert made.shape == shape and made.is_contiguous()
