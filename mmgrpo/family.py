@@ -152,9 +152,9 @@ class Exporter(Protocol):
 class Inspector(Protocol):
     """A family that can say of a path without reading weights that it is none of its models."""
 
-    def refuse_model(self, path: str) -> None:
+    def refuse_model(self, config: Config, path: str) -> None:
         """FileNotFoundError or ValueError for a folder or a hub id that is no model, or another family's, as far as its
-        index shows."""
+        index shows, and for settings that its configuration does not allow."""
         ...
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +52,8 @@ PREFIXES = (
     "lora_transformer_",
 )
 """What stands before the name of a module."""
+WITH_OWN_RANKS = ("base_model.model.", "transformer.", "unet.")
+"""Beginnings of names of single modules."""
 ENCODERS = re.compile(r"(text_encoder|lora_te\d?_|conditioner\.|cond_stage_model\.)")
 """Beginnings of tensors that adapt a text encoder."""
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
@@ -92,13 +95,15 @@ class ExistingLora:
 
     @staticmethod
     def of(options: ModelOptions, names: Names | None = None, fetched: bool = True) -> ExistingLora | None:
-        """Those that the options name; an error for a file that is not there, before the model is loaded. What is on
-        the hub is ``fetched``, or taken to be there."""
+        """Those that the options name; an error for a file that is not there, or of a higher rank than the run's,
+        before the model is loaded. What is on the hub is ``fetched``, or taken to be there."""
         if not options.lora_path:
             return None
         found = ExistingLora(locate(options.lora_path), options.lora_mode, names)
         if fetched or Path(found.path).exists() or not HUB_NAME.fullmatch(found.path):
-            found.file()
+            file = found.file()
+            if options.lora_mode == "continue":
+                refuse_rank(options.lora_rank, rank_of(file))
         return found
 
     def file(self) -> Path:
@@ -167,19 +172,47 @@ class ExistingLora:
         return Reader(str(file), network, self.names, header).factors(tensors)
 
 
-def read_file(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file, and what its header or the configuration next to it says of them."""
+@contextmanager
+def reading_adapters(file: Path) -> Iterator[None]:
+    """What the library raises at a damaged file, as an error that names it."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-            header = parse_object((opened.metadata() or {}).get("lora_adapter_metadata", "{}"), file)
+        yield
     except Exception as error:
         raise ValueError(f"model.lora_path: '{file}' cannot be read ({reason_of(error)}); download it again") from error
+
+
+def read_file(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file, and what its header or the configuration next to it says of them."""
+    with reading_adapters(file), safe_open(file, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        header = parse_object((opened.metadata() or {}).get("lora_adapter_metadata", "{}"), file)
     header = {re.sub(r"^(transformer|transformer_2|unet)\.", "", name): value for name, value in header.items()}
     config = file.with_name(PEFT_FILES[0])
     if file.name == PEFT_FILES[1] and config.is_file():
         header = read_object(config)
     return tensors, header
+
+
+def rank_of(file: Path) -> int:
+    """The highest rank in a file whose names are those of diffusers or peft, by its header; 0 for other names, since a
+    matrix that authors have for several has the ranks of all of them."""
+    with reading_adapters(file), safe_open(file, framework="pt") as opened:
+        return max(
+            (
+                opened.get_slice(name).get_shape()[0]
+                for name in opened.keys()  # noqa: SIM118
+                if name.startswith(WITH_OWN_RANKS) and PARTS[0][1].fullmatch(name)
+            ),
+            default=0,
+        )
+
+
+def refuse_rank(rank: int, highest: int) -> None:
+    """ValueError for a ``rank`` of a run that is too low for the adapters that it continues."""
+    if rank < highest:
+        raise ValueError(
+            f"model.lora_rank: got {rank}, expected {highest} or more, the rank of the adapters of model.lora_path"
+        )
 
 
 class Reader:
@@ -321,11 +354,7 @@ def continue_existing(
     B are zero; B is rescaled where alpha / rank differs. Modules are those of the file, and of ``targets`` where the
     run names any; the latter begin at zero. ``usual`` is the short form of the names where it is the same modules.
     """
-    highest = max(len(factors.down) for factors in adapters.values())
-    if rank < highest:
-        raise ValueError(
-            f"model.lora_rank: got {rank}, expected {highest} or more, the rank of the adapters of model.lora_path"
-        )
+    refuse_rank(rank, max(len(factors.down) for factors in adapters.values()))
     modules = {name for name, _ in network.named_modules()}
     named = {name for name in modules for one in targets or usual if name == one or name.endswith(f".{one}")}
     adapted = {*adapters, *(named if targets else ())}

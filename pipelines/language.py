@@ -144,7 +144,7 @@ class LanguageFamily:
         if Path(model.path).is_dir():
             check_positions(config, model.path)
 
-    def refuse_model(self, path: str) -> None:
+    def refuse_model(self, config: Config, path: str) -> None:
         """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
         from pipelines.pretrained import refuse_none
 

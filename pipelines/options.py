@@ -8,6 +8,9 @@ from typing import Annotated
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE_FRACTION, one_of, within
 from mmgrpo.config.settings import refuse_missing
 
+SCALE = within("[1, 1000]", note="1 is no guidance")
+"""Scales of classifier-free guidance."""
+
 
 @dataclass
 class ModelOptions:

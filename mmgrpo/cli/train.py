@@ -362,12 +362,13 @@ def counted_in(config: Config) -> dict[str, Any]:
 
 def check_model(config: Config) -> None:
     """FileNotFoundError or ValueError for a model path that is no model, as far as its folder or the hub shows without
-    its weights: a folder without an index, another family's model, a hub id that is unknown or cannot be reached."""
+    its weights: a folder without an index, another family's model, a hub id that is unknown or cannot be reached; and
+    for settings that the model does not take, as far as its configuration shows."""
     path, owner = config.model.path, family(config.model.family)
     if not path or path.startswith(PYPI) or not isinstance(owner, Inspector):
         return
     try:
-        owner.refuse_model(locate(path))
+        owner.refuse_model(config, locate(path))
     except OSError as error:  # also those of the hub, of many lines
         first = (str(error).strip() or type(error).__name__).splitlines()[0].removeprefix("model.path: ")
         raise FileNotFoundError(f"model.path: {first}") from error

@@ -42,12 +42,15 @@ class Numbers:
     """The numbers of any of several intervals."""
 
     intervals: tuple[Interval, ...]
+    note: str = ""
+    """What a reader of the error does not know."""
 
     def __contains__(self, value: Any) -> bool:
         return isinstance(value, int | float) and any(value in interval for interval in self.intervals)
 
     def __str__(self) -> str:
-        return " or ".join(f"a number in {one.text}" if ", " in one.text else one.text for one in self.intervals)
+        words = " or ".join(f"a number in {one.text}" if ", " in one.text else one.text for one in self.intervals)
+        return f"{words} ({self.note})" if self.note else words
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,9 @@ class Text:
 Range: TypeAlias = Numbers | Choice | Text
 
 
-def within(*intervals: str) -> Numbers:
-    """The numbers of any of the intervals."""
-    return Numbers(tuple(map(Interval, intervals)))
+def within(*intervals: str, note: str = "") -> Numbers:
+    """The numbers of any of the intervals; errors add the ``note``."""
+    return Numbers(tuple(map(Interval, intervals)), note)
 
 
 def one_of(*words: str) -> Choice:

@@ -196,7 +196,7 @@ class DurationFamily(Spoken):
                 f"model.width: got {model.width}, expected a multiple of twice model.heads={model.heads}; change either"
             )
 
-    def refuse_model(self, path: str) -> None:
+    def refuse_model(self, config: Config, path: str) -> None:
         """FileNotFoundError for a folder without the files of a duration network: one of its own runs, never from the
         hub."""
         from pipelines.speech.duration import refuse_incomplete

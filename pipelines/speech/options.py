@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
 from mmgrpo.config.settings import Data, Eval
-from pipelines.options import DenoisingSampling, DiffusionSampling, ModelOptions, TokenSampling
+from pipelines.options import SCALE, DenoisingSampling, DiffusionSampling, ModelOptions, TokenSampling
 
 
 @dataclass
@@ -192,7 +192,7 @@ class StableAudioOptions(ModelOptions):
     """Folder or hub id."""
     seconds: Annotated[float, within("[0, 600]")] = 0.0
     """Duration of audio whose row has no seconds; 0 means the model's maximum (47.6 s)."""
-    guidance: Annotated[float, within("[1, 1000]")] = 7.0
+    guidance: Annotated[float, SCALE] = 7.0
     """Classifier-free guidance in rollout, training and evaluation alike; 1 is none."""
     decode_batch_size: Annotated[int, COUNT] = 4
     """Memory limit: recordings decoded at a time."""
@@ -293,7 +293,7 @@ class FlowSpeechOptions(ModelOptions):
     seconds: Annotated[float, within("[0.1, 40]")] = 20.0
     """Maximum total duration of a reference and the generated speech. Log-probabilities are means over this
     duration."""
-    guidance: Annotated[float, within("[0, 1000]")] = 3.0
+    guidance: Annotated[float, SCALE] = 3.0
     """Classifier-free guidance in rollout, training and evaluation alike, F5-TTS's cfg_strength plus 1; 1 is none."""
     pace: Annotated[float, within("[0.01, 1000]")] = 15.0
     """Characters per second of a row that has neither a reference nor seconds."""

@@ -162,7 +162,7 @@ class DenoisedAudio(Spoken):
         check_decisions(config)
         self.check_more(config)
 
-    def refuse_model(self, path: str) -> None:
+    def refuse_model(self, config: Config, path: str) -> None:
         """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
         from pipelines.pretrained import refuse_none
 

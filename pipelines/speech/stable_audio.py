@@ -205,8 +205,6 @@ def load(options: StableAudioOptions, training: Training = PLAIN) -> StableAudio
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderOobleck, StableAudioPipeline
 
-    if options.guidance < 1:
-        raise ValueError(f"model.guidance: got {options.guidance}, expected at least 1, which is none")
     source = locate(options.path, "stabilityai/stable-audio-open-1.0", "model_index.json")
     sigmas = read_sigmas(source)
     network = read_network(transformer_class(), source, training, TRANSFORMER)

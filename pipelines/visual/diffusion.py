@@ -23,7 +23,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline, reading
 from pipelines.training import Training, freeze, make_trainable
 from pipelines.visual.flow import Architecture, FlowModel, latents_of_pixels
 from pipelines.visual.options import StableDiffusionOptions
-from pipelines.visual.sizes import at_least_one, latent_size
+from pipelines.visual.sizes import latent_size, sides_of
 
 UNET = "unet"
 """Subfolder of the network in a diffusers folder."""
@@ -36,9 +36,6 @@ PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
 
 DISTILLED = ("LCMScheduler", "TCDScheduler")
 """Schedulers of consistency models, which choose among the ``original_inference_steps`` of their distillation."""
-
-MULTIPLE = 8
-"""Height and width in pixels that the pipelines accept are multiples of it."""
 
 
 class UnetArchitecture(Architecture):
@@ -103,7 +100,6 @@ def load_unet(
     """
     from diffusers import UNet2DConditionModel
 
-    at_least_one("guidance", options.guidance)
     source = locate(options.path, example, "model_index.json")
     device = torch.device(training.device)
     network = read_network(UNet2DConditionModel, source, training, UNET)
@@ -117,7 +113,7 @@ def load_unet(
         size = latent_size(
             height,
             width,
-            unit=max(MULTIPLE, factor),
+            sides_of(network, factor),
             factor=factor,
             default=[factor * side for side in ([positions] * 2 if isinstance(positions, int) else positions)],
         )

@@ -32,6 +32,7 @@ from pipelines.visual.options import (
     VisualEval,
     VisualSampling,
 )
+from pipelines.visual.sizes import refuse_sizes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -243,12 +244,16 @@ class VisualFamily:
                 evaluating = model.variant(guidance=evaluation, size=tuple(wanted) if names else None)
         return drawing, evaluating, referring
 
-    def refuse_model(self, path: str) -> None:
-        """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
+    def refuse_model(self, config: Config, path: str) -> None:
+        """FileNotFoundError or ValueError for what is no model of the family, and for sizes that the model does not
+        make, before its weights are read."""
         from pipelines.pretrained import refuse_none
 
         refuse_none(self, path)
         self.refuse_other_architectures(path)
+        for prefix, options in (("model.", config.model), ("sampling.evaluation_", config.sampling)):
+            with naming(prefix):
+                refuse_sizes(path, *(getattr(options, prefix.partition(".")[2] + name, 0) for name in SIZE))
 
     def refuse_other_architectures(self, path: str) -> None:
         """ValueError for a checkpoint that declares the architecture of another family; it is named."""

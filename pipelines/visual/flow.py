@@ -32,7 +32,6 @@ from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
 from pipelines.visual.conditioning_image import given_output
 from pipelines.visual.options import MemoryOptions
-from pipelines.visual.sizes import at_least_one
 
 TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""
@@ -203,7 +202,6 @@ class FlowModel:
 
         Both have the same network, encoders and noise levels of the same kind. ValueError for what the model cannot do.
         """
-        at_least_one("guidance", guidance)
         self.architecture.check_guidance(guidance)
         architecture, shape = self.architecture, self.shape
         if size is not None:

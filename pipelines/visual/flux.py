@@ -34,7 +34,7 @@ from pipelines.visual.flow import (
     pixels_of_latents,
 )
 from pipelines.visual.options import FluxOptions
-from pipelines.visual.sizes import at_least_one, latent_size
+from pipelines.visual.sizes import latent_size, sides_of
 
 LORA_TARGETS = tuple(
     f"attn.{name}"
@@ -141,7 +141,6 @@ def load(options: FluxOptions, training: Training = PLAIN, *, kind: type[Flux] =
     require("visual", "diffusers", "transformers")
     import diffusers
 
-    at_least_one("true_cfg_scale", options.true_cfg_scale)
     source = locate(options.path, "black-forest-labs/FLUX.1-dev", "model_index.json")
     device = torch.device(training.device)
     network = read_network(diffusers.FluxTransformer2DModel, source, training, TRANSFORMER)
@@ -152,7 +151,7 @@ def load(options: FluxOptions, training: Training = PLAIN, *, kind: type[Flux] =
 
     def sized(height: int, width: int, frames: int) -> tuple[Flux, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
-        size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
+        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
         return kind(pipeline, options.max_sequence_length, options.guidance, device, size), (
             network.config.in_channels // 4,
             *size,

@@ -32,7 +32,7 @@ from pipelines.visual import tiny_parts
 from pipelines.visual.conditioning_image import optional_image, with_and_without
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import KleinOptions
-from pipelines.visual.sizes import at_least_one, latent_size
+from pipelines.visual.sizes import latent_size, sides_of
 
 LORA_TARGETS = tuple(
     f"attn.{name}"
@@ -145,7 +145,6 @@ def load(options: KleinOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
 
-    at_least_one("guidance", options.guidance)
     source = locate(options.path, "black-forest-labs/FLUX.2-klein-base-4B", "model_index.json")
     network = read_network(Flux2Transformer2DModel, source, training, TRANSFORMER)
     pipeline = read_pipeline(Flux2KleinPipeline, source, training, vae=AutoencoderKLFlux2, transformer=network)
@@ -156,10 +155,13 @@ def load(options: KleinOptions, training: Training = PLAIN) -> FlowModel:
         )
     device = torch.device(training.device)
     freeze((pipeline.vae, pipeline.text_encoder), device)
-    factor, default = 2 * pipeline.vae_scale_factor, pipeline.default_sample_size * pipeline.vae_scale_factor
+    sides, default = (
+        sides_of(network, pipeline.vae_scale_factor),
+        pipeline.default_sample_size * pipeline.vae_scale_factor,
+    )
 
     def sized(height: int, width: int, frames: int) -> tuple[Klein, tuple[int, ...]]:
-        size = latent_size(height, width, unit=factor, factor=factor, default=default)
+        size = latent_size(height, width, sides, factor=sides.unit, default=default)
         return Klein(pipeline, options.max_sequence_length, device, size), (network.config.in_channels, *size)
 
     return FlowModel(

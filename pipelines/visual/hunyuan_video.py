@@ -7,7 +7,6 @@ reads the prompt inside a template whose tokens are cut off its hidden states af
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.hunyuan_tiny import tiny
 from pipelines.visual.options import HunyuanVideoOptions
-from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
+from pipelines.visual.sizes import latent_frames, latent_size, sides_of
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -147,8 +146,7 @@ def latent_clip(
     possible."""
     factor = pipeline.vae_scale_factor_spatial
     own, *sides = default
-    unit = math.lcm(16, factor * network.config.patch_size)
-    size = latent_size(height, width, unit=unit, factor=factor, default=sides)
+    size = latent_size(height, width, sides_of(network, factor), factor=factor, default=sides)
     return latent_frames(frames or own, pipeline.vae_scale_factor_temporal), *size
 
 
@@ -162,7 +160,6 @@ def load(options: HunyuanVideoOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
 
-    at_least_one("true_cfg_scale", options.true_cfg_scale)
     source = locate(options.path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
     network = read_network(HunyuanVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_hunyuan(HunyuanVideoPipeline, source, training, network)

@@ -36,7 +36,6 @@ from pipelines.visual.ltx_video import (
     velocity,
 )
 from pipelines.visual.options import LtxImageOptions
-from pipelines.visual.sizes import at_least_one
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -98,7 +97,6 @@ def load(options: LtxImageOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import LTXImageToVideoPipeline, LTXVideoTransformer3DModel
 
-    at_least_one("guidance", options.guidance)
     source = locate(options.path, "Lightricks/LTX-Video", "model_index.json")
     network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_ltx(LTXImageToVideoPipeline, source, training, network)

@@ -23,7 +23,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.ltx_tiny import tiny
 from pipelines.visual.options import LtxVideoOptions
-from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
+from pipelines.visual.sizes import latent_frames, latent_size, sides_of
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -135,7 +135,7 @@ def latent_clip(pipeline: Any, frames: int, height: int, width: int) -> tuple[in
     """Latent frames, height and width of a clip; 0 takes the pipeline's own. ValueError names the nearest that is
     possible."""
     factor = pipeline.vae_spatial_compression_ratio
-    size = latent_size(height, width, unit=math.lcm(32, factor), factor=factor, default=(HEIGHT, WIDTH))
+    size = latent_size(height, width, sides_of(pipeline.transformer, factor), factor=factor, default=(HEIGHT, WIDTH))
     return latent_frames(frames or FRAMES, pipeline.vae_temporal_compression_ratio), *size
 
 
@@ -149,7 +149,6 @@ def load(options: LtxVideoOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import LTXPipeline, LTXVideoTransformer3DModel
 
-    at_least_one("guidance", options.guidance)
     source = locate(options.path, "Lightricks/LTX-Video", "model_index.json")
     network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_ltx(LTXPipeline, source, training, network)

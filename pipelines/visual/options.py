@@ -7,7 +7,7 @@ from typing import Annotated
 
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, FRACTION, LONG_TEXT, one_of, within
 from mmgrpo.config.settings import Data, Eval
-from pipelines.options import DenoisingSampling, DiffusionSampling, ModelOptions
+from pipelines.options import SCALE, DenoisingSampling, DiffusionSampling, ModelOptions
 
 
 @dataclass
@@ -46,7 +46,7 @@ class FlowOptions(MemoryOptions):
     """Height of the images in pixels; 0 takes the checkpoint's own (1024 of Stable Diffusion 3.5)."""
     width: Annotated[int, within("[0, 16384]")] = 0
     """Width of the images in pixels; 0 takes the checkpoint's own."""
-    guidance: Annotated[float, within("[0, 1000]")] = 1.0
+    guidance: Annotated[float, SCALE] = 1.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: Annotated[int, within("[1, 65536]")] = 256
     """Maximum prompt length, in T5 tokens."""
@@ -64,9 +64,9 @@ class FluxOptions(FlowOptions):
     """Height of the images in pixels."""
     width: int = 512
     """Width of the images in pixels."""
-    guidance: float = 3.5
+    guidance: Annotated[float, within("[0, 1000]")] = 3.5
     """Embedded guidance scale of FLUX dev, in one evaluation; schnell takes none."""
-    true_cfg_scale: Annotated[float, within("[0, 1000]")] = 1.0
+    true_cfg_scale: Annotated[float, SCALE] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
     max_sequence_length: int = 512
     """Maximum prompt length, in T5 tokens; 256 for schnell."""
@@ -84,7 +84,7 @@ class StableDiffusionOptions(MemoryOptions):
     """Height of the images in pixels; 0 takes the checkpoint's own (512 of Stable Diffusion 1.x)."""
     width: Annotated[int, within("[0, 16384]")] = 0
     """Width of the images in pixels; 0 takes the checkpoint's own."""
-    guidance: Annotated[float, within("[0, 1000]")] = 5.0
+    guidance: Annotated[float, SCALE] = 5.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
 
 
@@ -209,9 +209,9 @@ class HunyuanVideoOptions(VideoOptions):
     """Frames of a video, 1 more than a multiple of 4; 0 means 129."""
     fps: float = 0.0
     """Frame rate of a video; 0 means 24."""
-    guidance: float = 6.0
+    guidance: Annotated[float, within("[0, 1000]")] = 6.0
     """Embedded guidance scale, in one evaluation."""
-    true_cfg_scale: Annotated[float, within("[0, 1000]")] = 1.0
+    true_cfg_scale: Annotated[float, SCALE] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
     max_sequence_length: int = 256
     """Maximum prompt length, in Llama tokens."""

@@ -26,7 +26,7 @@ from pipelines.visual import qwen_tiny
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageOptions
-from pipelines.visual.sizes import at_least_one, latent_size
+from pipelines.visual.sizes import latent_size, sides_of
 
 __all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
 
@@ -133,7 +133,6 @@ def load(options: QwenImageOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 
-    at_least_one("guidance", options.guidance)
     check_text_tokens(options.max_sequence_length, TEXT_TOKENS)
     source = locate(options.path, "Qwen/Qwen-Image", "model_index.json")
     device = torch.device(training.device)
@@ -144,7 +143,7 @@ def load(options: QwenImageOptions, training: Training = PLAIN) -> FlowModel:
 
     def sized(height: int, width: int, frames: int) -> tuple[QwenImage, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
-        size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
+        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
         return QwenImage(pipeline, options.max_sequence_length, device, size), (network.config.in_channels // 4, *size)
 
     return FlowModel(

@@ -28,7 +28,7 @@ from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageEditOptions
 from pipelines.visual.qwen_image import NOTHING, QwenImage, check_text_tokens, latent_statistics, predicted
-from pipelines.visual.sizes import at_least_one, latent_size
+from pipelines.visual.sizes import latent_size, sides_of
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -137,7 +137,6 @@ def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel
         QwenImageTransformer2DModel,
     )
 
-    at_least_one("guidance", options.guidance)
     check_text_tokens(options.max_sequence_length, TEXT_TOKENS)
     if options.given_size < 2 * UNIT:
         raise ValueError(f"given_size: got {options.given_size} pixels, expected at least {2 * UNIT}")
@@ -160,7 +159,7 @@ def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel
 
     def sized(height: int, width: int, frames: int) -> tuple[QwenImageEdit, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
-        size = latent_size(height, width, unit=2 * factor, factor=factor, default=default)
+        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
         architecture = QwenImageEdit(pipeline, options.max_sequence_length, device, size, options.given_size, read_size)
         return architecture, (network.config.in_channels // 4, *size)
 

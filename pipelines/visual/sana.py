@@ -34,7 +34,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, latents_of_pixels, pixels_of_latents
 from pipelines.visual.options import SanaOptions
-from pipelines.visual.sizes import at_least_one, latent_size
+from pipelines.visual.sizes import latent_size, sides_of
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
 """Projections of the linear self-attention and of the cross-attention, as in cosmos-rl's recipe for Sana."""
@@ -142,7 +142,6 @@ def load(options: SanaOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import AutoencoderDC, SanaPipeline, SanaTransformer2DModel
 
-    at_least_one("guidance", options.guidance)
     source = locate(options.path, "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers", "model_index.json")
     network = read_network(SanaTransformer2DModel, source, training, TRANSFORMER)
     pipeline = read_pipeline(SanaPipeline, source, training, vae=AutoencoderDC, transformer=network)
@@ -153,10 +152,10 @@ def load(options: SanaOptions, training: Training = PLAIN) -> FlowModel:
     architecture = Sana(pipeline, options.max_sequence_length, device, even)
 
     def sized(height: int, width: int, frames: int) -> tuple[Sana, tuple[int, ...]]:
-        unit, default = factor * config.patch_size, config.sample_size * factor
+        default = config.sample_size * factor
         return architecture, (
             config.in_channels,
-            *latent_size(height, width, unit=unit, factor=factor, default=default),
+            *latent_size(height, width, sides_of(network, factor), factor=factor, default=default),
         )
 
     return FlowModel(

@@ -30,7 +30,7 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.options import FlowOptions
 from pipelines.visual.sd3_tiny import tiny, tiny_words
-from pipelines.visual.sizes import at_least_one, latent_size
+from pipelines.visual.sizes import latent_size, sides_of
 from pipelines.visual.small import SmallModel, is_small, read_words
 
 __all__ = ["LORA_TARGETS", "load", "tiny", "tiny_words"]
@@ -144,7 +144,6 @@ def load(options: FlowOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 
-    at_least_one("guidance", options.guidance)
     source = locate(options.path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
     device = torch.device(training.device)
     network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
@@ -157,18 +156,11 @@ def load(options: FlowOptions, training: Training = PLAIN) -> FlowModel:
     enlarger = Enlarger.of(source, device)
     config = network.config
     factor = enlarger.scale if enlarger else 1 if small else pipeline.vae_scale_factor
-    unit = factor * config.patch_size
+    sides = sides_of(network, factor)
     words = read_words(source, device) if small else None
 
     def sized(height: int, width: int, frames: int) -> tuple[Architecture, tuple[int, ...]]:
-        size = latent_size(
-            height,
-            width,
-            unit=unit,
-            factor=factor,
-            default=config.sample_size * factor,
-            most=unit * config.pos_embed_max_size,
-        )
+        size = latent_size(height, width, sides, factor=factor, default=config.sample_size * factor)
         tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
         if words is not None:
             return Small(words, scheduler, tokens, enlarger), (config.in_channels, *size)

@@ -35,7 +35,6 @@ from pipelines.visual.hunyuan_video import (
     velocity,
 )
 from pipelines.visual.options import SkyreelsOptions
-from pipelines.visual.sizes import at_least_one
 
 __all__ = ["LORA_TARGETS", "load", "tiny"]
 
@@ -96,7 +95,6 @@ def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import HunyuanSkyreelsImageToVideoPipeline, HunyuanVideoTransformer3DModel
 
-    at_least_one("true_cfg_scale", options.true_cfg_scale)
     source = locate(options.path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
     if options.transformer and not training.network:
         network = read_network(HunyuanVideoTransformer3DModel, locate(options.transformer, NETWORK), training)

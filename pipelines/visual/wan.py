@@ -27,7 +27,7 @@ from pipelines.pretrained import locate, read_json, read_network, read_pipeline,
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import WanOptions
-from pipelines.visual.sizes import at_least_one, latent_frames, latent_size
+from pipelines.visual.sizes import SIDES, latent_frames, latent_size
 from pipelines.visual.small import is_small, read_words
 from pipelines.visual.wan_experts import SECOND, Experts, make_experts_trainable
 from pipelines.visual.wan_small import Clip, Small
@@ -161,7 +161,6 @@ def load(options: WanOptions, training: Training = PLAIN) -> FlowModel:
     source = locate(options.path, EXAMPLE, "model_index.json", "words")
     if not is_small(source):
         return pretrained(Wan, WanPipeline, source, options, training)
-    at_least_one("guidance", options.guidance)
     refuse_second_scale(options.guidance_2, source)
     network: Any = read_network(WanTransformer3DModel, source, training, TRANSFORMER)
     scheduler = read_scheduler(source)
@@ -193,17 +192,9 @@ def refuse_second_scale(guidance_2: float, source: str) -> None:
 def latent_clip(clip: Clip, own: Clip, config: Any, factor: int = 1, temporal: int = 1) -> tuple[int, int, int]:
     """Frames, height and width of the latents of a clip, where zeros are those of the model's ``own``; ValueError for
     what it cannot do."""
-    (_, side, _), most = config.patch_size, config.rope_max_seq_len
-    unit = factor * side
-    size = latent_size(
-        clip.height,
-        clip.width,
-        unit=unit,
-        factor=factor,
-        default=(own.height, own.width),
-        most=unit * most,
-    )
-    return (latent_frames(clip.frames or own.frames, temporal, most), *size)
+    sides = SIDES["WanTransformer3DModel"](config, factor)
+    size = latent_size(clip.height, clip.width, sides, factor=factor, default=(own.height, own.width))
+    return (latent_frames(clip.frames or own.frames, temporal, config.rope_max_seq_len), *size)
 
 
 def read_networks(source: str, training: Training) -> dict[str, Any]:
@@ -235,7 +226,6 @@ def pretrained(
     from diffusers import AutoencoderKLWan
 
     guidance, guidance_2 = options.guidance, options.guidance_2
-    at_least_one("guidance", guidance)
     parts = read_networks(source, training)
     config = parts[TRANSFORMER].config
     targets = LORA_TARGETS + (IMAGE_TARGETS if config.added_kv_proj_dim else ())
@@ -247,12 +237,8 @@ def pretrained(
     else:
         network, reference = pipeline.transformer, make_trainable(pipeline.transformer, training, targets)
         refuse_second_scale(guidance_2, source)
-    if guidance_2:
-        at_least_one("guidance_2", guidance_2)
-        if guidance == 1:
-            raise ValueError(
-                f"guidance_2: got {guidance_2}, expected 0 with guidance=1, which is none in both networks"
-            )
+    if guidance_2 and guidance == 1:
+        raise ValueError(f"guidance_2: got {guidance_2}, expected 0 with guidance=1, which is none in both networks")
     own = Clip(frames=81, height=480, width=832, fps=24.0 if pipeline.config.expand_timesteps else 16.0)
     vae = pipeline.vae.config
     _, rows, columns = config.patch_size

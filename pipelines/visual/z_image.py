@@ -31,7 +31,7 @@ from pipelines.visual.flow import (
     pixels_of_latents,
 )
 from pipelines.visual.options import ZImageOptions
-from pipelines.visual.sizes import at_least_one, latent_size
+from pipelines.visual.sizes import latent_size, sides_of
 
 LORA_TARGETS = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
 """Projections of the attention of all blocks, the refiners' too."""
@@ -115,23 +115,22 @@ def load(options: ZImageOptions, training: Training = PLAIN) -> FlowModel:
     require("visual", "diffusers", "transformers")
     from diffusers import ZImagePipeline, ZImageTransformer2DModel
 
-    at_least_one("guidance", options.guidance)
     source = locate(options.path, "Tongyi-MAI/Z-Image-Turbo", "model_index.json")
     device = torch.device(training.device)
     network = read_network(ZImageTransformer2DModel, source, training, TRANSFORMER)
     pipeline = read_pipeline(ZImagePipeline, source, training, transformer=network)
     freeze((pipeline.vae, pipeline.text_encoder), device)
-    factor, (text, *sides) = pipeline.vae_scale_factor, network.config.axes_lens
+    factor, text = pipeline.vae_scale_factor, network.config.axes_lens[0]
     # The prompt has the positions from 1, padded, and the image the one behind them.
     if options.max_sequence_length > (most := (text - 2) // MULTIPLE * MULTIPLE):
         raise ValueError(
             f"max_sequence_length: got {options.max_sequence_length}, expected at most {most}, for which the network "
             "has positions"
         )
-    unit = PATCH * factor
+    sides = sides_of(network, factor)
 
     def sized(height: int, width: int, frames: int) -> tuple[ZImage, tuple[int, ...]]:
-        size = latent_size(height, width, unit=unit, factor=factor, default=PIXELS, most=unit * min(sides))
+        size = latent_size(height, width, sides, factor=factor, default=PIXELS)
         tokens = size[0] * size[1] // PATCH**2
         architecture = ZImage(pipeline, options.max_sequence_length, float(options.cfg_normalization), device, tokens)
         return architecture, (network.config.in_channels, *size)

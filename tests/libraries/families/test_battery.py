@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from mmgrpo.api import make_trainer
+from mmgrpo.config.ranges import check_ranges
 from mmgrpo.config.reading import build, load_yaml, option_names, read_config, write_yaml
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.data.splits import Splits
@@ -265,13 +266,6 @@ def test_the_frozen_parts_of_a_pipeline_take_no_gradient(name, tiny):
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_scale_of_guidance_below_one_is_refused(name, tiny):
-    option = families()[name].guidance  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=f"{option}.*0.5.*1"):
-        shared_policy(name, tiny(name), **{option: 0.5})
-
-
-@pytest.mark.parametrize("name", DRAWN)
 def test_a_size_is_the_model_s_own_or_a_multiple_of_its_unit(name, tiny):
     """The error names the nearest size, which is taken, and which the latents follow."""
     example, kind, folder = EXAMPLES[name], module(name), tiny(name)
@@ -477,3 +471,37 @@ def test_every_family_says_what_it_is_and_where_its_recipes_are(name):
     assert chosen.arithmetic(config).groups >= 1
     assert yaml.safe_dump(asdict(copy.deepcopy(config)))
     assert Path(module(name).__file__ or "").is_file()
+
+
+def options_of(name: str) -> set[str]:
+    """Names of the options of a family's model."""
+    return {one.name for one in fields(families()[name].sections.model)}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_size_is_refused_by_the_configuration_alone_in_the_words_of_the_loader(name, tiny):
+    path = tiny(name)
+    owner: Any = families()[name]
+    owner.refuse_model(config_of(name, path), path)
+    config = config_of(name, path, width=16_383)  # odd, and too large where there is a limit
+    with pytest.raises(ValueError, match=r"^model\.width.*16383") as early:
+        owner.refuse_model(config, path)
+    with pytest.raises(ValueError, match="^width") as late:
+        owner.policy(config, "cpu")
+    assert str(early.value) == f"model.{late.value}"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "frames" in options_of(name)])
+def test_a_number_of_frames_is_refused_by_the_configuration_alone(name, tiny):
+    config = config_of(name, tiny(name))
+    config = replace(config, sampling=replace(config.sampling, evaluation_frames=6))
+    owner: Any = families()[name]
+    with pytest.raises(ValueError, match=r"^sampling\.evaluation_frames.*6.*5"):
+        owner.refuse_model(config, config.model.path)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "guidance" in options_of(name)])
+def test_a_scale_of_guidance_below_one_is_refused_with_the_value_that_is_none(name, tmp_path):
+    option = getattr(families()[name], "guidance", "guidance")
+    with pytest.raises(ValueError, match=rf"model\.{option}.*0\.5.*\b1 is no guidance"):
+        check_ranges(config_of(name, str(tmp_path), **{option: 0.5}))

@@ -90,4 +90,4 @@ def test_only_the_family_says_whether_a_path_is_its_model(monkeypatch):
     monkeypatch.setattr(train, "family", lambda name: SimpleNamespace(refuse_model=asked))
     with pytest.raises(FileNotFoundError, match=r"^model\.path: not there$"):
         train.check_model(config)
-    asked.assert_called_once_with("a.gguf")
+    asked.assert_called_once_with(config, "a.gguf")

@@ -196,6 +196,8 @@ def test_settings_that_do_not_fit_are_refused(tiny, tmp_path):
     _, _, model = trained("sd3", tiny("sd3"), tmp_path)
     with pytest.raises(ValueError, match="model.lora_rank.*1.*2 or more"):
         policy_of("sd3", tiny("sd3"), lora_path=str(model), lora_rank=1)
+    with pytest.raises(ValueError, match="model.lora_rank.*1.*2 or more"):  # by the file alone, as in a dry run
+        ExistingLora.of(config_of("sd3", "", lora_path=str(model), lora_rank=1).model, fetched=False)
     with pytest.raises(FileNotFoundError, match="model.lora_path.*nowhere"):
         policy_of("sd3", tiny("sd3"), lora_path=str(tmp_path / "nowhere"), lora_rank=2)
     with pytest.raises(ValueError, match="adapted modules are not in UNet2DConditionModel"):

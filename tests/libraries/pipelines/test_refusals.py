@@ -254,12 +254,6 @@ def test_the_prefix_of_a_transcript_names_language_and_task_where_the_model_has_
         assert missing in str(error.value)
 
 
-def test_a_scale_of_guidance_is_one_or_more():
-    assert sizes.at_least_one("guidance", 1) == 1.0
-    with pytest.raises(ValueError, match="guidance.*0.99.*1"):
-        sizes.at_least_one("guidance", 0.99)
-
-
 def test_the_nearest_size_is_a_multiple_within_the_limits():
     nearest = [sizes.nearest_multiple(size, 8, 100) for size in (1, 10, 13, 99, 1000)]
     assert nearest == [8, 8, 16, 96, 96]

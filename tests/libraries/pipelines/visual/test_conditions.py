@@ -19,7 +19,7 @@ from pipelines.visual import sd3
 from pipelines.visual.conditioning_image import check_images, conditioning_image, with_and_without
 from pipelines.visual.flow import refuse_overflow
 from pipelines.visual.options import FlowOptions
-from pipelines.visual.sizes import latent_frames, latent_size, nearest_multiple
+from pipelines.visual.sizes import Sides, latent_frames, latent_size, nearest_multiple
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import ours
 
@@ -272,12 +272,12 @@ def test_a_checkpoint_of_another_family_is_named_with_the_family_to_take(folder)
 def test_the_nearest_size_is_a_multiple_within_the_limit(size, unit, most, nearest):
     assert nearest_multiple(size, unit, most) == nearest
     with pytest.raises(ValueError, match=f"width.*{size}.*{nearest}"):
-        latent_size(unit, size, unit=unit, factor=8, default=4, most=most)
+        latent_size(unit, size, Sides(unit, most), factor=8, default=4)
 
 
 def test_a_size_of_zero_is_the_default_of_each_side():
-    assert latent_size(0, 0, unit=8, factor=8, default=(32, 48)) == (4, 6)
-    assert latent_size(0, 16, unit=8, factor=8, default=32) == (4, 2)
+    assert latent_size(0, 0, Sides(8), factor=8, default=(32, 48)) == (4, 6)
+    assert latent_size(0, 16, Sides(8), factor=8, default=32) == (4, 2)
 
 
 @pytest.mark.parametrize(("frames", "nearest"), [(2, 1), (4, 5), (7, 9), (0, 1), (-3, 1)])
@@ -287,7 +287,7 @@ def test_the_nearest_number_of_frames_is_one_more_than_a_multiple(frames, neares
 
 
 def test_the_largest_size_and_the_longest_clip_are_possible():
-    assert latent_size(64, 16, unit=16, factor=8, default=4, most=64) == (8, 2)
+    assert latent_size(64, 16, Sides(16, 64), factor=8, default=4) == (8, 2)
     assert latent_frames(13, 4, most=4) == 4
     most = 2**30  # where no network says less
     assert latent_frames(4 * most - 3, 4) == most

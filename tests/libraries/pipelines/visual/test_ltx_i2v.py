@@ -144,7 +144,6 @@ def test_an_ordinary_checkpoint_of_ltx_video_takes_pictures_too(folder, tmp_path
     [
         ({"frames": 1}, "frames.*1.*5"),
         ({"frames": 7}, "frames.*7"),
-        ({"guidance": 0.5}, "guidance.*0.5.*1"),
     ],
 )
 def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):

@@ -131,7 +131,6 @@ def test_every_plan_films_and_training_sees_the_guidance_of_the_rollout(folder, 
         ({"height": 80}, "height.*80.*64"),
         ({"width": 8}, "width.*8.*32"),
         ({"frames": 24}, "frames.*24.*25"),
-        ({"guidance": 0.5}, "guidance.*0.5.*1"),
     ],
 )
 def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):

@@ -109,8 +109,6 @@ def test_a_folder_without_its_form_and_prompts_with_media_are_refused(small, tmp
     (folder / "video.json").unlink()
     with pytest.raises(FileNotFoundError, match="video.json"):
         load(wan, folder)
-    with pytest.raises(ValueError, match="guidance.*0.5.*1"):
-        load(wan, small, guidance=0.5)
     video = Media("video", Video(torch.zeros(2, 3, 4, 4), 1.0))
     with pytest.raises(ValueError, match="1 media"):
         load(wan, small).encode([Prompt("red", turns=(Turn("user", (video,)),))])
