@@ -43,6 +43,8 @@ def headers_on_hub(repository: str) -> Folder | None:
     """
     from huggingface_hub import HfApi
 
+    if not is_reachable(repository, INDEX[0]):
+        raise OSError("it cannot be reached")
     hub = HfApi()
 
     def header(name: str) -> dict[str, tuple[int, ...]]:
@@ -113,7 +115,7 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
-            file = Path(hf_hub_download(source, name))
+            file = Path(hf_hub_download(source, name, local_files_only=not is_reachable(source, name)))
         except LocalEntryNotFoundError as error:
             if cached_on_hub(source) is not None:
                 return None
@@ -124,6 +126,21 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
         except EntryNotFoundError:
             return None
     return read_object(file) if file.is_file() else None
+
+
+def is_reachable(repository: str, name: str) -> bool:
+    """Whether the hub answers, whatever it says of a file; asked once, where a download would retry for half a
+    minute."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, name))
+    except HfHubHTTPError:
+        return True
+    except Exception:  # whatever the library of the hub raises where it has no connection
+        return False
+    return True
 
 
 def check_pipeline(source: str, absent: Collection[str] = ()) -> None:

@@ -353,14 +353,17 @@ def gold_rewards(specs: Sequence[str]) -> list[tuple[Scorer, float]]:
 def row_rewards(specs: Sequence[str]) -> list[Scorer]:
     """The rewards of some texts; ValueError for one that cannot be imported, or lacks a package."""
     from mmgrpo.rewards import scorers
+    from mmgrpo.scoring.isolation import RewardFailure
     from mmgrpo.scoring.manifest import obstacle
+    from mmgrpo.scoring.served import asked_once
 
     try:
-        made = scorers(specs, "cpu") if specs else []
+        with asked_once():
+            made = scorers(specs, "cpu") if specs else []
         for one in made:
             if one.manifest is not None and (reason := obstacle(one.manifest)).startswith("needs"):
                 raise ValueError(f"rewards: '{one.name}' {reason}")
-    except ValueError as error:
+    except (ValueError, RewardFailure) as error:
         raise ValueError(f"--reward: {error}") from error
     return made
 

@@ -258,6 +258,8 @@ def check_inputs(config: Config, missing: str = "") -> None:
     from mmgrpo.rewards import scorers
     from mmgrpo.runtime.folder import named, refuse_folder
     from mmgrpo.scoring.fitting import checked_by, downloads
+    from mmgrpo.scoring.isolation import RewardFailure
+    from mmgrpo.scoring.served import asked_once
     from mmgrpo.update import LossRecipe
 
     problems, owner, reachable = list[str](), family(config.model.family), True
@@ -269,10 +271,11 @@ def check_inputs(config: Config, missing: str = "") -> None:
             reachable = reachable and check is not check_model
     rewards: list[Scorer] = []
     try:
-        rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
+        with asked_once():
+            rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
         recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)
         refuse_start(config.data.group_size, recipe, loss, rewards, config.data.offline)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RewardFailure) as error:
         problems.append(str(error))
     for note in downloads(rewards, {}):
         print(note, flush=True)

@@ -16,7 +16,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,19 @@ CONNECT = 5.0
 
 URL = "http://127.0.0.1:8700"
 """Where ``mmgrpo serve-rewards`` listens by default."""
+
+
+_ASKED_ONCE: ContextVar[bool] = ContextVar("whether no server is waited for", default=False)
+
+
+@contextmanager
+def asked_once() -> Iterator[None]:
+    """Within the block, a server that does not answer is an error at once: nothing waits for it."""
+    token = _ASKED_ONCE.set(True)
+    try:
+        yield
+    finally:
+        _ASKED_ONCE.reset(token)
 
 
 class Again(Exception):
@@ -269,7 +284,7 @@ class Client:
         first, tries = next(self._turn), itertools.count()
         growing = tenacity.wait_random_exponential(self.pause, max=30)
         # A server that has failed for so long once is not waited for again until it answers.
-        patience = 0.0 if self._lost else self.patience
+        patience = 0.0 if self._lost or _ASKED_ONCE.get() else self.patience
 
         def once() -> dict[str, Any]:
             url = self._choose(first + next(tries))
@@ -301,6 +316,11 @@ class Client:
                 retry=tenacity.retry_if_exception_type(Again), wait=wait, stop=stop, before_sleep=tell, reraise=True
             )(once)
         except Again as error:
+            if _ASKED_ONCE.get():
+                raise RewardFailure(
+                    f"rewards: '{self.reward}': {error}; start its server (mmgrpo serve-rewards) first, or with the "
+                    f"run, which waits for it, {self.patience:g} s at most"
+                ) from error
             self._lost = True
             raise RewardFailure(
                 f"{error}, for {patience:g} s; start its server again (mmgrpo serve-rewards), then go on with the run"

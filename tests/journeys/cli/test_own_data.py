@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,20 @@ def test_a_dry_run_finds_what_is_missing_before_anything_is_loaded(options, mess
     with pytest.raises(ValueError, match=message):
         main([*options, *([] if "--rewards" in options else ["--rewards", "jpeg_compressibility"]), "--dry-run"])
     assert capsys.readouterr().out.startswith("a rollout: ")
+
+
+def test_a_dry_run_waits_neither_for_the_hub_nor_for_a_server_of_rewards(monkeypatch):
+    pauses: list[float] = []
+    with socket.socket() as closed:  # bound, and listening to nobody
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", nobody + "/{repo_id}/{filename}")
+        monkeypatch.setattr("time.sleep", pauses.append)
+        served = f'served(reward="aim", url="{nobody}")'
+        with pytest.raises(ValueError, match=f"model.path: 'a/b'.*rewards: 'aim': {nobody}.* 600 s"):
+            main([*OWN, "--model.path", "a/b", "--rewards", served, "--dry-run"])
+    assert not pauses
 
 
 def test_adapters_on_the_hub_are_not_fetched_by_a_dry_run():

@@ -264,7 +264,8 @@ def test_a_hub_id_is_asked_for_its_files_in_turn(tmp_path, monkeypatch):
 
     asked = []
 
-    def download(path, name):
+    def download(path, name, local_files_only):
+        assert not local_files_only
         asked.append((path, name))
         if name == "model_index.json":
             raise EntryNotFoundError("no such file")
@@ -272,6 +273,7 @@ def test_a_hub_id_is_asked_for_its_files_in_turn(tmp_path, monkeypatch):
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url: None)
     assert architecture("owner/model") == "qwen2_5_vl"
     assert asked == [("owner/model", "model_index.json"), ("owner/model", "config.json")]
 
