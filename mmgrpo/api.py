@@ -61,7 +61,7 @@ from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_fo
 from mmgrpo.runtime.heartbeat import watched
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.optimizers import STEPS
-from mmgrpo.runtime.progress import Checkpoints
+from mmgrpo.runtime.progress import Checkpoints, unstarted
 from mmgrpo.runtime.sharding import mesh_of, shard
 from mmgrpo.scheduling import named as of_blocks
 from mmgrpo.scoring import Scorer
@@ -218,14 +218,16 @@ def execute(
     Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
     that cannot start removes nothing.
     """
-    config, accelerator = begin(config)
+    with unstarted():
+        config, accelerator = begin(config)
     again = f"{again}, name={config.name!r}" if again else resume_command(config)
     with deterministic(config.deterministic), claimed(config, accelerator):
-        trainer = make_trainer(config, owner, start, rewards, accelerator, again)
-        if config.resume or config.resume_from:
-            last = step_of(config.resume_from) if config.resume_from else None
-            if not trainer.resume(last):
-                print(f"{trainer.folder} has no checkpoint yet; starting from the beginning", flush=True)
+        with unstarted():
+            trainer = make_trainer(config, owner, start, rewards, accelerator, again)
+            if config.resume or config.resume_from:
+                last = step_of(config.resume_from) if config.resume_from else None
+                if not trainer.resume(last):
+                    print(f"{trainer.folder} has no checkpoint yet; starting from the beginning", flush=True)
         tracking.begin(accelerator, config, trainer.step)
         started = time.perf_counter()
         with watched(accelerator, again):

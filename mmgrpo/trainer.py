@@ -239,6 +239,8 @@ class Trainer:
                 print(f"no checkpoint could be written: {failure}", flush=True)
         if self.accelerator.is_main_process and self.checkpoints.saved:
             print(f"{self.checkpoints.latest} is the newest checkpoint; resume with: {self.again}", flush=True)
+        elif self.accelerator.is_main_process and not self.step and isinstance(error, Interrupted):
+            print(f"no step was trained yet, so nothing is lost; start again with: {self.again}", flush=True)
 
     def run_round(self, bar: tqdm | None = None) -> None:
         """One round: a rollout and its optimizer steps."""

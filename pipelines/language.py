@@ -64,6 +64,8 @@ class LanguageFamily:
     """Class names of the parts of its networks that are sharded."""
     in_step: bool = False
     """What is called depends on the rows: lengths, media, shared prefixes."""
+    refuse_parts: Callable[[Config], None] = lambda config: None
+    """Raises for another model that the options name, where that is none."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -150,6 +152,7 @@ class LanguageFamily:
 
         refuse_none(self, path)
         self.refuse_other_architectures(path)
+        self.refuse_parts(config)
 
     def refuse_other_architectures(self, path: str) -> None:
         """ValueError for a checkpoint that another family reads, which it names."""

@@ -107,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.cli.prompts import rows_of
     from mmgrpo.cli.prompts import write as write_rows
     from mmgrpo.data.columns import columns_for
+    from mmgrpo.data.splits import repeated
     from mmgrpo.files import write_text
     from pipelines.hub import attempts
     from pipelines.vlm.frames import READER
@@ -142,6 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(f"  {name:<10}{text}" for name, text in statistics_of(prompts, measures, tokens) if text))
     if note:
         print(f"  tokens    {note}")
+    if text := repeated(prompts):
+        print(f"  repeated  {text}")
     print_keys(prompts, args.reward)
     for text in unasked_forms(prompts, [reward for reward, _ in golds]):
         print(f"  format    {text}")

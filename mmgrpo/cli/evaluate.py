@@ -45,9 +45,13 @@ from mmgrpo.cli.source import (
     read_source,
     refuse_no_prompts,
     run_config,
+    runs_near,
     sampling_options,
     start,
 )
+from mmgrpo.cli.train import check_model
+from mmgrpo.config.names import nearest
+from mmgrpo.config.plugins import EMBEDDED, PYPI
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO
 from mmgrpo.family import family
 
@@ -96,6 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args, config, model_family = read_source(Evaluate, words(arguments), str(__doc__))
     refuse_no_prompts(args, "--prompts TEXT")
     refuse_copies(args.samples, config)
+    contestant = Contestant(args, config, model_family)
+    other = opponent(contestant)
+    if other is not None:
+        refuse_no_model(args.against, other)
     from mmgrpo.evaluation import members
     from mmgrpo.prompts.ledger import key_of
     from mmgrpo.rewards import scorers
@@ -111,8 +119,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, is_translation, config.rewards))
     accelerator = start(args)
     scoring = scorers(specs, str(accelerator.device))
-    contestant = Contestant(args, config, model_family)
-    other = opponent(contestant)
     table, texts = measure(contestant, prompts, scoring, accelerator)
     counts = corpus.count(prompts, texts, specs)
     result: dict[str, Any] = {
@@ -176,6 +182,35 @@ def opponent(contestant: Contestant) -> Contestant | None:
         model = replace(config.model, **{name: value for name, value in untrained.items() if name in known_options})
     args = replace(args, run=run, weights="model", model=model)
     return Contestant(args, config_of(args, config), family(model.family))
+
+
+def refuse_no_model(against: str, other: Contestant) -> None:
+    """FileNotFoundError or ValueError for a value of ``--against`` that is no model, as far as folders or the hub show
+    without weights: a run that saved none, and a name that nothing has, for which the nearest are named."""
+    from mmgrpo.scoring.manifest import cached_on_hub
+
+    saved = Path(other.args.run) / "model"
+    if other.args.run:
+        if other.args.weights == "model" and not saved.is_dir():
+            raise FileNotFoundError(
+                f"--against {against}: {saved} does not exist, so the run is incomplete; finish it with --resume, or "
+                "name another run or the path of a model"
+            )
+        return
+    known, path = nearest(against, [UNTRAINED, *runs_near(against)]), Path(against)
+    elsewhere = against.startswith((PYPI, EMBEDDED)) or cached_on_hub(against) is not None
+    # Run folders have the form of hub ids; one whose owner is the name of a folder here is a folder misspelt.
+    if not elsewhere and not path.exists() and path.parent.is_dir():
+        raise FileNotFoundError(
+            f"--against {against}: there is no such folder, expected a run, a model's path or {UNTRAINED}.{known}"
+        )
+    try:
+        check_model(other.config)
+    except FileNotFoundError as error:
+        reason = str(error).removeprefix("model.path: ")
+        raise FileNotFoundError(f"--against {against}: {reason}.{known}") from error
+    except ValueError as error:
+        raise ValueError(f"--against {against}: {str(error).removeprefix('model.path: ')}") from error
 
 
 def measure(

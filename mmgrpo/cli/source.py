@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from mmgrpo.cli.prompt_arguments import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
+from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, within
 from mmgrpo.config.reading import build, from_arguments, load_yaml, take_option
 from mmgrpo.config.settings import LAUNCH, Config, Sections, config_class
@@ -122,9 +123,18 @@ def run_section(run: str) -> dict[str, Any]:
     """The content of the config.yaml of a run folder."""
     path = Path(run) / "config.yaml"
     if not path.is_file():
-        raise FileNotFoundError(f"{run!r} is not a run folder: {str(path)!r} is missing; runs are in runs/ by default")
+        near = f".{nearest(run, runs)}" if (runs := runs_near(run)) else ""
+        raise FileNotFoundError(
+            f"{run!r} is not a run folder: {str(path)!r} is missing; runs are in runs/ by default{near}"
+        )
     # Older runs stored how they were started, which is nothing to the commands that read them.
     return {name: value for name, value in load_yaml(path).items() if name not in LAUNCH}
+
+
+def runs_near(path: str) -> list[str]:
+    """The run folders next to a path and in runs/."""
+    folders = dict.fromkeys([Path(path).parent, Path("runs")])
+    return [str(file.parent) for folder in folders for file in sorted(folder.glob("*/config.yaml"))]
 
 
 def run_config(run: str, model_family: Family) -> Config:

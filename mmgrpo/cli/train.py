@@ -252,6 +252,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
     from mmgrpo.api import started_ledger
     from mmgrpo.compatibility import refuse_start
     from mmgrpo.data.pairs import KEYS
+    from mmgrpo.data.splits import repeated
     from mmgrpo.inputs import ignored, read_prompts
     from mmgrpo.offline import compared, graded
     from mmgrpo.prompts.samplers import Sampling
@@ -284,6 +285,9 @@ def check_inputs(config: Config, missing: str = "") -> None:
             read = read_prompts(config, owner)
         counts = {"data.train": read.splits.train, "data.heldout": read.splits.heldout, **read.splits.extra}
         print("prompts:  ", ", ".join(f"{name} {len(some):,}" for name, some in counts.items() if some), flush=True)
+        for name, some in counts.items():
+            if text := repeated(some):
+                print(f"repeated:  {name}: {text}", flush=True)
         if read.skipped:
             print(
                 f"skipped:   {len(read.skipped):,} prompts, the first: {read.skipped[0].id}: {read.skipped[0].reason}"
@@ -373,8 +377,8 @@ def check_model(config: Config) -> None:
     try:
         owner.refuse_model(config, locate(path))
     except OSError as error:  # also those of the hub, of many lines
-        first = (str(error).strip() or type(error).__name__).splitlines()[0].removeprefix("model.path: ")
-        raise FileNotFoundError(f"model.path: {first}") from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FileNotFoundError(first if re.match(r"model\.\w+: ", first) else f"model.path: {first}") from error
 
 
 def check_adapters(config: Config) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mmgrpo.config.names import plural
 from mmgrpo.data.streaming import joined
-from mmgrpo.types import Audio, Image, Output, Prompt, Video
+from mmgrpo.types import Audio, Image, Media, Output, Prompt, Video
 
 HELDOUT = "heldout"
 """Name of the split of data.heldout, besides those of eval.extra."""
@@ -91,6 +92,18 @@ def refuse_overlap(prompts: Sequence[Prompt], origin: Mapping[bytes, str], path:
             )
 
 
+def repeated(prompts: Iterable[Prompt]) -> str:
+    """How many prompts have the text and media of an earlier one, and the first such pair, in words; empty if none."""
+    first: dict[bytes, str] = {}
+    pairs = []
+    for prompt in prompts:
+        if (earlier := first.setdefault(content_digest(prompt), prompt.id)) != prompt.id:
+            pairs.append((earlier, prompt.id))
+    if not pairs:
+        return ""
+    return f"{plural(len(pairs), 'row')} with the prompt of an earlier one, the first: {' and '.join(pairs[0])}"
+
+
 def extra_files(paths: Sequence[str]) -> dict[str, str]:
     """The files of eval.extra by name: the stem, with - in place of what a file name or metric key cannot have."""
     files: dict[str, str] = {}
@@ -109,13 +122,19 @@ def extra_files(paths: Sequence[str]) -> dict[str, str]:
 
 
 def content(prompt: Prompt) -> tuple[Hashable, ...]:
-    """The identity of a prompt: its text, and the files (or the hash of the tensor) of its media."""
-    return (prompt.text, *(_source(media.source) for media in prompt.media))
+    """The identity of a prompt: its text, and the files (or the hash of the tensor) of its media, with the span that is
+    read of them."""
+    return (prompt.text, *map(_part, prompt.media))
 
 
 def content_digest(prompt: Prompt) -> bytes:
     """The hash of ``content``, which takes less memory than the texts."""
     return hashlib.blake2b(repr(content(prompt)).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _part(media: Media) -> Hashable:
+    span = [(key, media.options[key]) for key in ("start", "end") if key in media.options]
+    return (_source(media.source), *span) if span else _source(media.source)
 
 
 def _source(source: str | tuple[str, ...] | Output) -> Hashable:

@@ -158,6 +158,15 @@ class Interrupted(KeyboardInterrupt):
         """The exit status by convention: 130 after SIGINT, 143 after SIGTERM."""
 
 
+@contextmanager
+def unstarted() -> Iterator[None]:
+    """A ``with`` block in which a run is loaded: a KeyboardInterrupt says that nothing is lost, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt("stopped before a step was trained, so nothing is lost; start it again alike") from stop
+
+
 class Interruption:
     """Notes SIGINT and SIGTERM within a ``with`` block, whose handlers are restored at its end.
 
@@ -206,9 +215,9 @@ class Interruption:
             os.kill(os.getpid(), number)
             return
         self.requested = number
-        print(
-            f"\n{signal.Signals(number).name}: writing a checkpoint; again to stop at once", file=sys.stderr, flush=True
-        )
+        name = signal.Signals(number).name
+        print(f"\n{name}: stopping, with a checkpoint of what is trained; again to stop at once", file=sys.stderr)
+        sys.stderr.flush()
         self._timer = threading.Timer(self.grace, self._give_up)
         self._timer.daemon = True
         self._timer.start()

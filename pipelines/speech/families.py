@@ -305,6 +305,14 @@ def texts_of(config: Config, path: str) -> Sequence[Prompt]:
     return read_texts(config, path)
 
 
+def refuse_codec(config: Config) -> None:
+    """FileNotFoundError where the vocoder is a codec and ``model.vocoder_path`` names none."""
+    if config.model.vocoder == "codec":
+        from pipelines.speech.vocoders import source_of
+
+        source_of(config.model.vocoder_path)
+
+
 def _exports(*formats: str, **options: Any) -> Elsewhere:
     from pipelines.export import Elsewhere
 
@@ -364,6 +372,7 @@ FAMILIES: Mapping[str, Family] = {
             check_voices,
             rendered=True,
             load_rows=texts_of,
+            refuse_parts=refuse_codec,
         ),
         DenoisedAudio(
             "flow_speech",

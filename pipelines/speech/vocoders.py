@@ -8,8 +8,10 @@ package.module:attribute   one of your own, e.g. around CosyVoice 2's flow and H
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import isfunction
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object, locate, made_of
+from mmgrpo.scoring.manifest import cached_on_hub
 from mmgrpo.types import Audio, Prompt
 from pipelines import pretrained, require
 from pipelines.training import Training
@@ -80,13 +83,36 @@ class Tones:
         return Audio(0.5 * frames.reshape(1, -1), self.rate)
 
 
+@contextmanager
+def naming() -> Iterator[None]:
+    """Errors of reading a codec begin with the setting that names it, and are of one line."""
+    try:
+        yield
+    except OSError as error:  # also those of the hub, of many lines
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FileNotFoundError(f"model.vocoder_path: {first}") from error
+    except ValueError as error:
+        raise ValueError(f"model.vocoder_path: {error}") from error
+
+
+def source_of(path: str) -> str:
+    """The folder or hub id of a codec; FileNotFoundError for what is none, as far as its folder or the hub shows
+    without weights."""
+    with naming():
+        source = pretrained.locate(locate(path), "HKUSTAudio/xcodec2-hf")
+        if not Path(source).is_dir() and cached_on_hub(source) is None:
+            pretrained.read_json(source, "config.json")
+    return source
+
+
 def codec(path: str, device: str | torch.device = "cpu") -> Codec:
     """A codec from a folder or hub id."""
     require("speech", "transformers")
     from transformers import AutoModelForAudioTokenization
 
-    source = pretrained.locate(locate(path), "HKUSTAudio/xcodec2-hf")
-    network = pretrained.read_network(AutoModelForAudioTokenization, source, Training(device=device))
+    source = source_of(path)
+    with naming():
+        network = pretrained.read_network(AutoModelForAudioTokenization, source, Training(device=device))
     return Codec(network, path, device)
 
 

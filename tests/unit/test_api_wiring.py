@@ -24,7 +24,9 @@ from mmgrpo.inputs import RunInputs
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime.identity import Identity
+from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.scoring import Scorer
+from mmgrpo.trainer import Trainer
 from pipelines.visual.family import VisualFamily
 from tests.building import first_number
 from tests.toys import toy_policy, toy_prompts
@@ -138,20 +140,20 @@ def test_the_network_is_kept_for_a_term_that_compares_with_it_and_for_no_other(t
     assert noted == kept
 
 
-class Started:
+class Started(Trainer):
     """What ``execute`` asks of a trainer."""
 
     def __init__(self, folder, checkpoint: bool) -> None:
         self.folder, self.policy, self.checkpoint = folder, toy_policy(), checkpoint
-        self.checkpoints = SimpleNamespace(run="5f0c")
+        self.checkpoints = Checkpoints(folder, Accelerator(cpu=True), run="5f0c")
         self.step, self.seconds, self.skipped, self.nonfinite_steps = 4, 1.23456, 2, 1
         self.resumed = []
 
-    def resume(self, last):
+    def resume(self, last=None):
         self.resumed.append(last)
         return self.checkpoint
 
-    def fit(self, model):
+    def fit(self, model=None):
         self.step = 7
         return {"model": str(model)}
 

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 from mmgrpo.diffusion.schedules import Grid, ddim_grid
 from mmgrpo.runtime.finite import NotFinite
-from mmgrpo.runtime.progress import Interrupted, Interruption
+from mmgrpo.runtime.progress import Interrupted, Interruption, unstarted
 from pipelines.options import ModelOptions
 from pipelines.training import Training
 from tests.building import trainer
@@ -76,6 +76,22 @@ def test_what_can_be_saved_is_saved_before_an_error_ends_the_run(
     made._rescue(error)
     assert found == saved, "what is saved already is not saved again"
     assert "step-000003 is the newest checkpoint; resume with: mmgrpo train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("step", "told"), [(0, True), (3, False)])
+def test_a_stop_before_a_step_says_that_nothing_is_lost_and_how_to_go_on(step, told, tmp_path, monkeypatch, capsys):
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2))
+    made.step, made.again = step, "mmgrpo train --resume"
+    monkeypatch.setattr(Accelerator, "num_processes", 2)  # where no rank saves by itself
+    made._rescue(Interrupted(signal.SIGINT))
+    assert capsys.readouterr().out.rstrip().endswith("mmgrpo train --resume") == told
+
+
+def test_a_stop_while_a_run_is_loaded_says_that_nothing_is_lost():
+    with pytest.raises(KeyboardInterrupt, match="nothing is lost"), unstarted():
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match="^as it is$"), unstarted():
+        raise ValueError("as it is")
 
 
 @pytest.mark.parametrize("every", [1, 100])

@@ -90,6 +90,12 @@ def test_every_kind_of_problem_is_listed_with_its_line(check, tmp_path):
     assert set(bad["data.jsonl:4"]) == {"id", "file", "reason"}
 
 
+def test_prompts_that_are_there_twice_are_mentioned_and_no_problem(check, tmp_path):
+    status, text, _ = check(write(tmp_path, [{"text": one} for one in "abab"]))
+    assert status == 0 and re.search("2 rows.*data.jsonl:1 and .*data.jsonl:3", text)
+    assert "repeated" not in check(write(tmp_path, [{"text": one} for one in "ab"]))[1]
+
+
 def test_one_unreadable_picture_in_twenty_is_at_the_limit_of_a_twentieth(check, tmp_path):
     path = data(tmp_path)
     (tmp_path / "3.png").unlink()

@@ -154,6 +154,34 @@ def test_what_evaluate_needs_is_said(options, message, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("against", "message"),
+    [
+        ("untraind", "'untrained'"),
+        ("runs/dmo", "'runs/demo'"),
+        ("elsewhere/demo", "elsewhere/demo.*runs/demo"),
+        ("embedded:visual/scenes/bas", "embedded:visual/scenes/bas"),
+        ("runs", "runs.*model_index.json"),
+        ("runs/demo", "runs/demo/model"),
+    ],
+)
+def test_the_other_model_is_looked_for_before_anything_is_measured(against, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipelines.pretrained.is_reachable", lambda repository, name: False)
+    run_of(tmp_path / "runs" / "demo", "sd3")
+    monkeypatch.setattr("mmgrpo.cli.evaluate.prompts_of", lambda *_: pytest.fail("read the prompts first"))
+    with pytest.raises((ValueError, FileNotFoundError), match=f"^--against.*{message}"):
+        call("evaluate", "--file", "embedded:visual/scenes/heldout.jsonl", "--against", against)
+
+
+def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path / "runs" / "demo", "sd3")
+    for typo in ("runs/dmo", "demo"):
+        with pytest.raises(FileNotFoundError, match=f"'{typo}'.*'runs/demo'"):
+            call("evaluate", "--run", typo)
+
+
 def test_held_out_prompts_of_the_command_line_are_those_that_are_read(tmp_path):
     run = run_of(tmp_path, "qwen_vl")
     for options in (["--run", run], ["--model.family", "qwen_vl"]):

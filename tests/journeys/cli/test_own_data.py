@@ -127,6 +127,14 @@ def test_a_dry_run_counts_prompts_and_names_keys_that_nothing_reads(capsys):
     assert "data.train 2" in text and "'difficulty' (1 of 2 rows)" in text and "evaluated: not at all" in text
 
 
+def test_a_dry_run_names_prompts_that_are_there_twice(capsys):
+    rows = [{"text": text} for text in "abab"]
+    write_rows(Path("rows.jsonl"), rows)
+    main(["--data.train", "rows.jsonl", "--rewards", "jpeg_compressibility", "--dry-run"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("repeated:")]
+    assert "data.train" in line and "2 rows" in line and "rows.jsonl:1 and rows.jsonl:3" in line
+
+
 # ---- how a run starts is no part of it
 
 

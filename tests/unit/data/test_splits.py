@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.data.splits import Splits, content, extra_files, read_splits
+from mmgrpo.data.splits import Splits, content, extra_files, read_splits, repeated
 from mmgrpo.data.streaming import Joined
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
@@ -101,3 +101,17 @@ def test_unlabelled_prompts_lose_their_answers_and_may_be_those_of_the_evaluatio
         read_splits(FILES.__getitem__, ["y.jsonl", "y.jsonl"], unlabelled=True)
     with pytest.raises(ValueError, match=r"data.unlabelled.*train.*data.stream"):
         read_splits(lambda path: Joined([labelled]), ["train"], unlabelled=True)
+
+
+def test_another_span_of_a_recording_is_another_prompt():
+    spans: list[dict[str, float]] = [{}, {"start": 0.0}, {"start": 0.0, "end": 2.0}, {"start": 2.0, "end": 4.0}]
+    prompts = [question(Media("audio", "a.flac", options)) for options in spans]
+    assert len({content(prompt) for prompt in prompts}) == 4
+    assert content(prompts[0]) == content(question(Media("audio", "a.flac", {"fps": 2})))
+
+
+def test_repeated_prompts_are_counted_and_the_first_two_are_named():
+    texts = ["a", "b", "c", "b", "a", "b"]
+    found = repeated([Prompt(text, f"x:{number}") for number, text in enumerate(texts, 1)])
+    assert found.startswith("3 ") and "x:2 and x:4" in found
+    assert repeated([Prompt(text, text) for text in "abc"]) == ""

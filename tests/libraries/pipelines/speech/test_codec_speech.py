@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
 
+from mmgrpo.cli.train import check_model, read
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
 from mmgrpo.types import Audio, Prompt, Request, Text
@@ -195,6 +197,24 @@ def test_a_codec_of_several_codebooks_is_refused(tmp_path):
     assert vocoders.vocoder("codec", str(tmp_path / "1")).size() == 16
     with pytest.raises(ValueError, match="codec.*2"):
         vocoders.vocoder("codec", str(tmp_path / "2"))
+
+
+@pytest.mark.parametrize("content", [None, {}, {"config.json": "{}"}, {"config.json": "["}])
+def test_a_codec_that_is_not_there_is_named_by_its_setting(content, folder, tmp_path):
+    """No folder, an empty one, and two whose files are none of a codec; a run looks before it loads anything."""
+    path = tmp_path / "codec"
+    if content is not None:
+        path.mkdir()
+        for name, text in content.items():
+            (path / name).write_text(text)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"^model.vocoder_path: .*{path}"):
+        vocoders.vocoder("codec", str(path))
+    if not content:
+        options = ["--model.family", "codec_speech", "--model.path", str(folder), "--model.vocoder-path", str(path)]
+        config = read(options, "")
+        with pytest.raises(FileNotFoundError, match=f"^model.vocoder_path: .*{path}"):
+            check_model(config)
+        check_model(replace(config, model=replace(config.model, vocoder="tones")))
 
 
 def test_a_vocoder_of_ones_own_is_named_by_its_module():
