@@ -33,6 +33,7 @@ from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
+from mmgrpo.early_stopping import EarlyStopping
 from mmgrpo.engines.served import refuse_servers, token_of
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import (
@@ -317,6 +318,7 @@ def make_trainer(
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.read(algorithm)
     refuse_start(config.data.group_size, recipe, loss, reward_scorers, offline)
+    EarlyStopping.of(config.eval.patience, config.eval.patience_reward, reward_scorers)
     if owner is not None:
         refuse_rows(owner.decisions(config), recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.
@@ -369,6 +371,8 @@ def make_trainer(
             shown=config.samples_shown,
             extra=splits.extra,
             groups=evaluation.groups,
+            patience=evaluation.patience,
+            patience_reward=evaluation.patience_reward,
         ),
         folder=folder,
         ledger=ledger,

@@ -53,6 +53,10 @@ class EvalSettings:
     """Further prompts by name, evaluated before and after only, to measure forgetting."""
     groups: Sequence[str] = ()
     """Keys of the prompts' ``meta`` by whose values the rewards are reported too."""
+    patience: int = 0
+    """Evaluations in a row without a new best mean after which a run ends (``mmgrpo.early_stopping``); 0: never."""
+    patience_reward: str = ""
+    """The reward of that mean; empty: the first that is trained on."""
 
     def files(self) -> dict[str, Sequence[Prompt]]:
         """All nonempty sets of prompts by name."""

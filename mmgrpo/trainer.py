@@ -40,7 +40,8 @@ from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
-from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
+from mmgrpo.early_stopping import EarlyStopping
+from mmgrpo.evaluation import HELDOUT, EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
 from mmgrpo.files import write_text
 from mmgrpo.learners import learn
 from mmgrpo.offline import Offline
@@ -112,6 +113,7 @@ class Trainer:
         self.checkpoints, self.again, self.write_samples, self.groups = checkpoints, again, write_samples, groups
         divided = members(evaluation.prompts) if evaluation.groups else {}
         self.members = {column: divided[column] for column in evaluation.groups if column in divided}
+        self.stopping = EarlyStopping.of(evaluation.patience, evaluation.patience_reward, scorers)
         self.interruption = Interruption()
         self.offline = Offline.of(policy, prompts, recipe, loss, offline, steps, ledger)
         self.others = OtherRows(policy, accelerator, seed, prompts, given, folder=folder)
@@ -181,10 +183,12 @@ class Trainer:
                 self._raise_alarms()
                 self._evaluate_before()
                 with tqdm(total=self.steps, initial=self.step, **bar) as progress:
-                    while self.step < self.steps:
+                    while self.step < self.steps and not self.stopping.ended:
                         start = self.step
                         self.run_round(progress)
                         self._after_round(start)
+                if self.stopping.ended:
+                    self._end_early()
                 self._raise_alarms(ended=True)
                 if model is not None:
                     self.save_model(model)
@@ -193,7 +197,14 @@ class Trainer:
             except (Exception, Interrupted) as error:
                 self._rescue(error)
                 raise
-        return sections(self.before, self.after, self.members)
+        return sections(self.before, self.after, self.members) | self.stopping.section()
+
+    def _end_early(self) -> None:
+        """Say why no step follows, and keep the checkpoint of the last one, as at the end of a whole run."""
+        if self.accelerator.is_main_process:
+            print(self.stopping, flush=True)
+        if self.checkpoints.saved < self.step:
+            self.save()
 
     def _after_round(self, start: int) -> None:
         """Checkpoints and evaluations that are due since step ``start``; the end of an interrupted run."""
@@ -211,7 +222,8 @@ class Trainer:
     def _evaluate_between(self) -> None:
         """The evaluation that is due at this step, in a resumed run also one that the interruption prevented."""
         if self.evaluation_due:
-            self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
+            result = self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
+            self.stopping.observe(self.step, result.values)
             self.evaluation_due = False
 
     def _evaluate_before(self) -> None:
@@ -224,6 +236,8 @@ class Trainer:
                 if self.step == 0
                 else Evaluation.load(path, self.step, self.checkpoints.run)
             )
+        if HELDOUT in self.before and not self.stopping.means:
+            self.stopping.observe(0, self.before[HELDOUT].values)
         self._evaluate_between()
 
     def _rescue(self, error: BaseException) -> None:
@@ -448,6 +462,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.log.flush()
             self.ledger.write(self.folder, self.prompts, self.step)
+        state["evaluated"] = self.stopping.means
         if self.networks.rules:
             state["networks"] = self.networks.state()
         tables = {"ledger": self.ledger.tensors(), **self.networks.tensors(), **self.others.tables()}
@@ -485,6 +500,8 @@ class Trainer:
         for name, value in (state or {}).items():
             if name == "schedules":
                 self.schedules.memory = value
+            elif name == "evaluated":
+                self.stopping.means = [(step, mean) for step, mean in value]
             elif name not in ("optimizer", "networks", "chosen"):
                 setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
         if state is not None:

@@ -241,6 +241,7 @@ def arithmetic(config: Config, processes: int = 1) -> str:
             f"the run:   {config.steps:,} optimizer steps = {rollouts:,} rollouts{' = ' * bool(totals)}{totals}",
             *([f"offline:   the first {offline:,} optimizer steps train on given answers"] if offline else []),
             f"evaluated: {evaluated(config)}",
+            *([f"stopped:   {early}"] if (early := stopped_early(config)) else []),
         ]
     )
 
@@ -253,6 +254,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
     from mmgrpo.compatibility import refuse_start
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.splits import repeated
+    from mmgrpo.early_stopping import EarlyStopping
     from mmgrpo.inputs import ignored, read_prompts
     from mmgrpo.offline import compared, graded
     from mmgrpo.prompts.samplers import Sampling
@@ -276,6 +278,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
             rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
         recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)
         refuse_start(config.data.group_size, recipe, loss, rewards, config.data.offline)
+        EarlyStopping.of(config.eval.patience, config.eval.patience_reward, rewards)
     except (ValueError, OSError, RewardFailure) as error:
         problems.append(str(error))
     for note in downloads(rewards, {}):
@@ -397,6 +400,17 @@ def evaluated(config: Config) -> str:
     files = [*filter(None, [config.data.heldout]), *config.eval.extra]
     first = f"the first {config.eval.prompts} prompts of " * bool(config.eval.prompts)
     return f"on {first}{', '.join(files)}" if files else "not at all, since data.heldout names no prompts"
+
+
+def stopped_early(config: Config) -> str:
+    """When evaluations end a run before its last step, in words; empty: never."""
+    settings = config.eval
+    if not settings.patience:
+        return ""
+    trained = [name for name, given in (parse(text, "rewards") for text in config.rewards) if given.get("weight", 1)]
+    reward = settings.patience_reward or next(iter(trained), "")
+    evaluations = plural(settings.patience, "evaluation")
+    return f"after {evaluations} in a row, one every {settings.every} steps, without a new best mean of {reward}"
 
 
 def bind_blocks(config: Config) -> None:

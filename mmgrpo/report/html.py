@@ -309,10 +309,13 @@ def facts(run: RunFolder) -> dict[str, str]:
     """The facts in the header of a report: model, algorithm, length, time and seed, as far as they are recorded."""
     steps = _plain(run.config.get("steps"))
     seconds = run.metrics[-1].get("seconds") if run.metrics else None
+    stopped = mapping(run.summary.get("stopped", {}), "summary.json: stopped")
+    reward, best = _plain(stopped.get("reward")), _plain(stopped.get("best_step"))
     values = {
         "model": _plain(run.summary.get("family")) or _option(run.config, "model", "family"),
         "algorithm": _plain(run.summary.get("preset")) or _option(run.config, "algorithm", "preset"),
         "optimizer steps": f"{run.last_step} of {steps}" if steps else str(run.last_step),
+        "stopped early": f"no new best {reward} since step {best}" if stopped else "",
         "training time": duration(run.summary.get("seconds", seconds)),
         "learning rate": _option(run.config, "optim", "lr"),
         "seed": _plain(run.config.get("seed")),

@@ -9,7 +9,8 @@ from typing import Any
 def closing(summary: Mapping[str, Any]) -> str:
     """The results of a run, before and after, from its summary."""
     blind = {name: number(one["mean"]) for name, one in summary.get("blind", {}).items()}
-    lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training"]
+    early = ", stopped early (eval.patience)" * ("stopped" in summary)
+    lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training{early}"]
     if summary["skipped_steps"]:
         lines.append(f"{summary['skipped_steps']} steps had no decision to train and were skipped")
     if summary["nonfinite_steps"]:

@@ -29,7 +29,7 @@ FREE_ON_RESUME = frozenset(
         *LAUNCH,
         *("output_dir", "trackers", "samples_shown"),
         *("steps", "save_every", "save_every_minutes", "keep", "threads", "deterministic", "model.device"),
-        *("groups_kept", "eval.every", "eval.batch_size", "eval.groups", "data.stream"),
+        *("groups_kept", "eval.every", "eval.patience", "eval.batch_size", "eval.groups", "data.stream"),
         *("optim.lr", "optim.weight_decay", "optim.max_grad_norm", "optim.max_nonfinite_steps"),
         *("optim.micro_batch_size", "sampling.forward_batch_size", "sampling.logits_chunk_size"),
         "model.gradient_checkpointing",

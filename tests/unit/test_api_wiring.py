@@ -52,7 +52,16 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
         ),
         optim=Optim(lr=0.5, updates=2, epochs=3),
         data=Data(prompts_per_step=6, group_size=5, prompts_at_once=2),
-        eval=Eval(every=9, samples=8, seed=11, batch_size=12, prompts=1, groups=["level"]),
+        eval=Eval(
+            every=9,
+            samples=8,
+            seed=11,
+            batch_size=12,
+            prompts=1,
+            groups=["level"],
+            patience=18,
+            patience_reward="first_number",
+        ),
         samples_shown=13,
         save_every=14,
         save_every_minutes=15.0,
@@ -72,7 +81,8 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     assert [scorer.name for scorer in made.scorers] == ["first_number"]
     sampling = Sampling.of(["dynamic_sampling(rounds=4)"])
     assert made.rounds == RoundSettings(prompts=6, group_size=5, prompts_at_once=2, samplers=sampling)
-    assert made.evaluation == EvalSettings(prompts[2:3], 9, 8, 11, 12, 13, {"more": prompts[3:]}, ["level"])
+    stops = (18, "first_number")
+    assert made.evaluation == EvalSettings(prompts[2:3], 9, 8, 11, 12, 13, {"more": prompts[3:]}, ["level"], *stops)
     loss = made.loss
     texts = [one.text for one in (loss.objective, loss.aggregation, loss.mismatch, *loss.terms, loss.off_policy)]
     assert texts == ["gspo(low=0.1, high=0.1)", "per_decision", "tis(cap=3.0)", "kl_velocity(coef=0.1)", "luffy"]

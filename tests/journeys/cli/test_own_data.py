@@ -127,6 +127,20 @@ def test_a_dry_run_counts_prompts_and_names_keys_that_nothing_reads(capsys):
     assert "data.train 2" in text and "'difficulty' (1 of 2 rows)" in text and "evaluated: not at all" in text
 
 
+def test_a_dry_run_says_when_evaluations_would_end_the_run(capsys):
+    options = ["--recipe", "visual/demo", "--steps", "50", "--eval.patience", "3", "--dry-run"]
+    main([*options, "--eval.every", "10"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stopped:")]
+    assert "3 evaluations" in line and "every 10 steps" in line and line.endswith("scene_all")
+    for more, message in [
+        (["--eval.every", "0"], r"eval\.patience.*eval\.every=0"),
+        (["--eval.every", "10", "--data.heldout="], r"eval\.patience.*data\.heldout"),
+        (["--eval.every", "10", "--eval.patience-reward", "scene_al"], r"eval\.patience_reward.*'scene_all'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            main([*options, *more])
+
+
 def test_a_dry_run_names_prompts_that_are_there_twice(capsys):
     rows = [{"text": text} for text in "abab"]
     write_rows(Path("rows.jsonl"), rows)

@@ -23,6 +23,7 @@ from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.runtime.distributed import gather_texts, largest
+from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Answer, Image, Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
@@ -220,6 +221,13 @@ def learners(folder: Path, accelerator: Accelerator) -> Trainer:
     return trainer(policy, folder, toy_prompts(4), accelerator=accelerator, **settings)
 
 
+def stopped_early(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A reward that is only logged and never rises ends the run after three evaluations."""
+    flat = Scorer("flat", lambda prompts, outputs: [0.5] * len(outputs), weight=0.0)
+    followed = {"every": 1, "patience": 3, "patience_reward": "flat", "scorers": [Scorer("reward", near_one), flat]}
+    return denoising("every_step", folder, accelerator, steps=9, **followed)
+
+
 REMEMBERED: dict[str, dict[str, Any]] = {
     "sampled by the ledger": {"sampler": ["variance_weighted", "retire(at=2.0)"]},
     "replayed": {"replay": "replay(count=2, strategy='random')", "supervised": "nll(coef=0.1, count=2)"},
@@ -245,6 +253,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "networks": networks,
     "learners": learners,
     "pictured": pictured,
+    "stopped early": stopped_early,
     **{name: partial(remembered, changes) for name, changes in REMEMBERED.items()},
     **{f"clipped {name}": partial(clipped, name) for name in ("ppo", "gspo", "gspo_token", "sequence_sum")},
 }

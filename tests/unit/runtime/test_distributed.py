@@ -137,11 +137,8 @@ def test_two_processes_train_like_one(case, runs):
         ):
             # Before an update the ratio differs from one by rounding alone, which is another on another process.
             least = 1e-5 if name == "ratio/first_minus_one" else 1e-6
-            assert math.isclose(first[name], second[name], rel_tol=1e-5, abs_tol=least), (
-                name,
-                first[name],
-                second[name],
-            )
+            a, b = first[name], second[name]  # None for one that is not a number, as a correlation with a constant
+            assert (a is b is None) or math.isclose(a, b, rel_tol=1e-5, abs_tol=least), (name, a, b)
     alone = load_file(runs[1] / case / "weights-0.safetensors")
     for index in range(2):
         shared = load_file(runs[2] / case / f"weights-{index}.safetensors")

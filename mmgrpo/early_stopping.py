@@ -1,0 +1,104 @@
+"""Early stopping: a run ends when a held-out reward has had no new best for some evaluations in a row.
+
+    mean of the reward        0.2  0.5  0.4  0.5  0.3      before training, then every eval.every steps
+    evaluations without one     0    0    1    2    3      eval.patience: 3 ends the run here
+
+What it saves is the model of its last step; the best one is among its checkpoints where ``keep`` reaches back so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmgrpo.config.names import nearest, plural
+from mmgrpo.config.settings import Eval
+from mmgrpo.reward_weights import held_out_means
+from mmgrpo.scoring import Scorer
+
+
+@dataclass
+class EarlyStopping:
+    """The evaluations of a run so far, and whether they end it. Equal on all ranks, as evaluations are."""
+
+    patience: int = 0
+    """Evaluations in a row without a new best mean after which the run ends; 0: never."""
+    reward: str = ""
+    """The reward that is followed."""
+    sign: float = 1.0
+    """-1 where a smaller mean is better."""
+    means: list[tuple[int, float | None]] = field(default_factory=list)
+    """The steps of the evaluations and the held-out means, in order; None where nothing could be scored."""
+
+    @staticmethod
+    def of(patience: int, by: str, scorers: Sequence[Scorer]) -> EarlyStopping:
+        """Of the reward ``by``, or of the first that is trained on; ValueError for one that the run has not. Where its
+        weight is negative a smaller mean is better."""
+        weights = {scorer.name: scorer.weight for scorer in scorers}
+        trained = [name for name, weight in weights.items() if weight]
+        if by and by not in weights:
+            raise ValueError(f"eval.patience_reward: the run has no reward '{by}'.{nearest(by, weights)}")
+        if patience and not by and not trained:
+            raise ValueError(
+                f"eval.patience: got {patience} in a run without a reward that it could follow; add one to rewards"
+            )
+        reward = by or next(iter(trained), "")
+        return EarlyStopping(patience, reward, math.copysign(1, weights[reward] or 1) if reward else 1.0)
+
+    def observe(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Take in the evaluation at ``step``: the values of each reward per prompt."""
+        mean = held_out_means(values, {self.reward: 1.0}).get(self.reward)
+        self.means.append((step, mean))
+
+    @property
+    def best(self) -> int:
+        """The number of the best evaluation, of equal ones the first; 0 where nothing could be scored."""
+        signed = [-math.inf if mean is None else self.sign * mean for _, mean in self.means]
+        return signed.index(max(signed)) if signed else 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last ``patience`` evaluations had no new best."""
+        return 0 < self.patience < len(self.means) - self.best
+
+    def section(self) -> dict[str, Any]:
+        """The section ``stopped`` of summary.json; empty unless the evaluations ended the run."""
+        if not self.ended:
+            return {}
+        step, mean = self.means[self.best]
+        return {"stopped": {"reward": self.reward, "patience": self.patience, "best": mean, "best_step": step}}
+
+    def __str__(self) -> str:
+        """Why the run ends."""
+        step, mean = self.means[self.best]
+        best = "none could be scored" if mean is None else f"the best is {mean:.4g} at step {step}"
+        return (
+            f"stopped early at step {self.means[-1][0]} (eval.patience): {plural(self.patience, 'evaluation')} in a "
+            f"row without a new best held-out mean of '{self.reward}'; {best}"
+        )
+
+
+def refuse_patience(settings: Eval, steps: int, heldout: bool) -> None:
+    """ValueError for a patience that could not end a run of so many ``steps``; ``heldout``: it has held-out prompts."""
+    if not settings.patience:
+        if settings.patience_reward:
+            raise ValueError(
+                f"eval.patience_reward: got '{settings.patience_reward}' with eval.patience 0, which does not read it; "
+                "set eval.patience, or leave it out"
+            )
+        return
+    between = (steps - 1) // settings.every if settings.every else 0
+    if settings.skip or not heldout:
+        raise ValueError(
+            f"eval.patience: got {settings.patience} in a run without an evaluation on held-out prompts, which it "
+            f"follows; {'set eval.skip=false' if settings.skip else 'name them by data.heldout'}, or leave it out"
+        )
+    if between < settings.patience:
+        most = (steps - 1) // settings.patience
+        raise ValueError(
+            f"eval.patience: got {settings.patience}, and {steps} steps with eval.every={settings.every} have "
+            f"{plural(between, 'evaluation')} between the first and the last, so that the run would never end early; "
+            f"{f'set eval.every to at most {most}' if most else 'lower it'}, or leave it out"
+        )
