@@ -12,6 +12,7 @@ import pytest
 from accelerate import Accelerator
 
 from mmgrpo import trainer as module
+from mmgrpo.evaluation import Evaluation
 from mmgrpo.report.group_record import GroupRecord
 from mmgrpo.runtime import metrics
 from mmgrpo.runtime.finite import NotFinite
@@ -160,7 +161,7 @@ def test_clips_are_shares_of_decisions_also_of_a_single_one(tmp_path, monkeypatc
 
 def test_an_evaluation_that_was_made_is_no_longer_due(tmp_path):
     made, measured = trainer(toy_policy(steps=3), tmp_path, toy_prompts(2)), []
-    made.measure = lambda title, prompts: measured.append(title)
+    made.measure = lambda title, prompts: (measured.append(title), Evaluation({}))[1]
     assert made.evaluation_due is False
     made.evaluation_due, made.step = True, 7
     made._evaluate_between(), made._evaluate_between()
