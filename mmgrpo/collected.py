@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmgrpo.advantages.estimate import Estimate
 from mmgrpo.prompts.added import worst
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, row_counts
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import (
@@ -33,7 +34,8 @@ from mmgrpo.types import (
 
 @dataclass
 class Collected:
-    """The rows of a round so far: the rollouts of this rank, and the gathered numbers of all ranks, part by part."""
+    """The rows of a round so far: the rollouts of this rank, and the gathered numbers of all ranks, part by part and on
+    the host."""
 
     accelerator: Accelerator
     rollouts: list[Rollout]
@@ -45,29 +47,28 @@ class Collected:
 
     def totals(self, scores: RewardScores) -> list[float]:
         """Scores as one number each, -inf where a reward failed."""
-        value = torch.where(scores.valid, scores.values, 0.0).double().cpu() @ self.weights.double().cpu()
-        return torch.where(scores.failed.any(1).cpu(), -torch.inf, value).tolist()
+        value = torch.where(scores.valid, scores.values, 0.0).double() @ self.weights.double()
+        return torch.where(scores.failed.any(1), -torch.inf, value).tolist()
 
     def add(self, rollout: Rollout | None, scores: RewardScores | None) -> None:
         """A further rollout of this rank with its scores; None where only other ranks have one."""
         template = self.decisions[0]
-        none = torch.arange(0, device=template.origin.device)
-        own = like(rollout.decisions, template) if rollout else select_rows(template, none)
-        scores = scores or self.scores[0].rows(none)
+        own = like(rollout.decisions, template) if rollout else select_rows(template, slice(0))
+        scores = scores or self.scores[0].rows(slice(0))
         first = sum(part.rows for part in self.decisions)
         first += sum(row_counts(own.origin, self.accelerator)[: self.accelerator.process_index])
         self.decisions.append(gather_decisions(own, self.accelerator, len(self.decisions)))
         self.scores.append(gather_reward_scores(scores, self.accelerator))
         if rollout is not None:
             self.rollouts.append(rollout)
-            self.places.append(first + torch.arange(own.rows, device=own.origin.device))
+            self.places.append(first + torch.arange(own.rows))
 
     def replace(self, places: Int[Tensor, "_"]) -> None:
         """Samples at these places, the same on all ranks, give way: what the policy drew from its prompt as it is stays
         evidence of how hard the prompt is; a row with a hint is none."""
         first = 0
         for number, part in enumerate(self.decisions):
-            here = torch.isin(first + torch.arange(part.rows, device=part.origin.device), places)
+            here = torch.isin(first + torch.arange(part.rows), places)
             origin = part.origin.masked_fill(here & (part.origin == HINTED), DROPPED)
             self.decisions[number] = replace(part, origin=origin.masked_fill(here & (part.origin == OWN), REPLACED))
             first += part.rows
@@ -75,11 +76,11 @@ class Collected:
     def replace_worst(self, decisions: Decisions, result: Estimate, keys: Int[Tensor, "_"]) -> None:
         """Of each group as many of its worst samples give way as it has entries in ``keys``."""
         places: list[int] = []
-        mine = torch.isin(decisions.origin, torch.tensor(COUNTED, device=keys.device)) & ~result.rewards.isnan()
+        mine = torch.isin(decisions.origin, torch.tensor(COUNTED)) & ~result.rewards.isnan()
         for key, count in zip(*(one.tolist() for one in torch.unique(keys, return_counts=True)), strict=True):
             here = (mine & (decisions.keys["prompt"] == key)).nonzero()[:, 0]
             places += [int(here[one]) for one in worst(result.rewards[here].tolist(), count)]
-        self.replace(torch.tensor(places, dtype=torch.long, device=keys.device))
+        self.replace(torch.tensor(places, dtype=torch.long))
 
 
 def like(decisions: Decisions, template: Decisions) -> Decisions:
@@ -142,8 +143,7 @@ def samples_of(group: Group, rows: Collected, decisions: Decisions, result: Esti
 
 def without_success(decisions: Decisions, result: Estimate, above: float) -> set[int]:
     """Keys of the groups whose scored rows all have a reward of at most ``above``; a group without any is none."""
-    counted = torch.tensor(COUNTED, device=decisions.origin.device)
-    rows = torch.isin(decisions.origin, counted) & ~result.rewards.isnan()
+    rows = torch.isin(decisions.origin, torch.tensor(COUNTED)) & ~result.rewards.isnan()
     key = decisions.keys["prompt"]
     return {*key[rows].tolist()} - {*key[rows & (result.rewards > above)].tolist()}
 
@@ -165,7 +165,7 @@ def unpacked(
 
 def numbered(decisions: Decisions, numbers: Sequence[int]) -> Decisions:
     """The decisions with the field ``prompt_index``."""
-    index = torch.tensor(list(numbers), dtype=torch.long, device=decisions.origin.device)
+    index = put(torch.tensor(list(numbers), dtype=torch.long), decisions.origin.device)
     return replace(decisions, fields={**decisions.fields, "prompt_index": index})
 
 

@@ -33,7 +33,7 @@ from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows,
 from mmgrpo.runtime.sharding import drawing_weights, scoring_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request
-from mmgrpo.update import Batch, LossRecipe, scored
+from mmgrpo.update import Batch, LossRecipe, on_device, scored
 
 GRADE = "grade"
 """Name of the column of grades where others have rewards."""
@@ -114,13 +114,13 @@ class Offline:
         with drawing_weights(self.policy.network):
             rollout = self.policy.given(request)
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
-        local = torch.tensor(grades, dtype=torch.float32, device=accelerator.device)
-        grade = gather_rows(local, accelerator)
+        local = torch.tensor(grades, dtype=torch.float32)
+        grade = gather_rows(local, accelerator).cpu()
         several = [index for index, prompt in zip(indices, prompts, strict=True) for _ in prompt.answers]
-        fields = {**rollout.decisions.fields, "prompt_index": torch.tensor(several, device=accelerator.device)}
+        fields = {**rollout.decisions.fields, "prompt_index": torch.tensor(several)}
         decisions = gather_decisions(replace(rollout.decisions, fields=fields), accelerator, 0)
         first = sum(row_counts(local, accelerator)[: accelerator.process_index])
-        rows = first + torch.arange(len(local), device=accelerator.device)
+        rows = first + torch.arange(len(local))
         scores = RewardScores(grade[:, None], torch.ones_like(grade, dtype=torch.bool)[:, None])
         if self.measured:
             known = ledger.fields({MEASURED}, decisions.fields["prompt_index"])
@@ -150,29 +150,30 @@ class Offline:
         self, batch: Batch, loss: LossRecipe, ledger: Ledger, micro_batch_size: int, accelerator: Accelerator
     ) -> Batch:
         """The batch with the weight of each row's category, after the losses before this round have moved them."""
-        decisions = batch.decisions
+        far = on_device(batch, accelerator.device)
+        decisions = far.decisions
         dense = {name: torch.zeros_like(decisions.log_probs) for name in sorted(loss.scores)}
         with torch.no_grad(), scoring_weights(self.policy.network):
-            for at, scores in scored(self.policy, batch, decisions.decision_mask, loss.scores, micro_batch_size):
+            for at, scores in scored(self.policy, far, batch.decisions.decision_mask, loss.scores, micro_batch_size):
                 for name, value in dense.items():
                     value[at] = scores[name].to(value.dtype)
-        nowhere = torch.zeros_like(batch.loss_mask)
         inputs = {
             "old_log_probs": decisions.log_probs,
-            "advantages": batch.advantages,
-            "loss_mask": batch.loss_mask,
+            "advantages": far.advantages,
+            "loss_mask": far.loss_mask,
             "decision_mask": decisions.decision_mask,
             "key": decisions.keys["prompt"],
-            "drawn": nowhere,
+            "drawn": torch.zeros_like(far.loss_mask),
         }
         values = loss.objective(inputs | {name: sum_over_ranks(one, accelerator) for name, one in dense.items()}).values
+        values, decisions = values.cpu(), batch.decisions
         each = per_prompt(batch.loss_mask, decisions.keys["prompt"])
-        prompt = decisions.fields["prompt_index"].cpu()
+        prompt = decisions.fields["prompt_index"]
         category = ledger.category[prompt]
         counts = torch.bincount(ledger.category[torch.tensor(self.usable)], minlength=len(ledger.names)).double()
         balance = len(self.usable) / counts.clamp(min=1)
         sums = torch.zeros(len(counts), dtype=torch.float64)
-        sums.index_add_(0, category, (each * values).sum(1).double().cpu())
+        sums.index_add_(0, category, (each * values).sum(1).double())
         ledger.lose({int(index): float(balance[index] * sums[index]) for index in category.unique()})
         weight = ledger.fields({CATEGORY_WEIGHT}, prompt)[CATEGORY_WEIGHT] * balance[category]
         fields = {**decisions.fields, CATEGORY_WEIGHT: weight.to(values)}
@@ -187,12 +188,13 @@ class Offline:
         total = torch.where(mask, decisions.log_probs, 0.0)
         score = total
         if "reference_log_probs" in loss.scores:
-            reference = torch.zeros_like(total)
+            far = on_device(batch, accelerator.device)
+            reference = torch.zeros_like(far.decisions.log_probs)
             with torch.no_grad(), scoring_weights(self.policy.network):
                 names = frozenset({"log_probs", "reference_log_probs"})
-                for at, scores in scored(self.policy, batch, mask, names, micro_batch_size):
+                for at, scores in scored(self.policy, far, mask, names, micro_batch_size):
                     reference[at] = scores["reference_log_probs"].to(total.dtype)
-            score = total - sum_over_ranks(reference, accelerator)
+            score = total - sum_over_ranks(reference, accelerator).cpu()
         key, summed = decisions.keys["prompt"], score.sum(1)
         mean = total.sum(1) / mask.sum(1).clamp_min(1)
         best, worst = [], []

@@ -252,9 +252,7 @@ class OtherRows:
         if replay.replaces:
             rows.replace_worst(decisions, result, last.keys["prompt"] % SPLIT)
         self.metrics["replay/rows"] = float(last.rows)
-        ages = gather_rows(
-            torch.tensor([float(self.step - row.step) for _, row in drawn], device=last.origin.device), self.accelerator
-        )
+        ages = gather_rows(torch.tensor([float(self.step - row.step) for _, row in drawn]), self.accelerator)
         self.metrics["replay/age"] = float(ages.mean()) if last.rows else 0.0
 
     def _supervised(self, rows: Collected) -> None:
@@ -293,9 +291,9 @@ class OtherRows:
         if supervision.source == "failed":
             index, own = (
                 decisions.fields["prompt_index"],
-                torch.isin(decisions.origin.cpu(), torch.tensor([OWN, REPLACED])),
+                torch.isin(decisions.origin, torch.tensor([OWN, REPLACED])),
             )
-            rewards = torch.where(own & ~totals.cpu().isnan(), totals.cpu(), -torch.inf)
+            rewards = torch.where(own & ~totals.isnan(), totals, -torch.inf)
             for number in dict.fromkeys(index[own].tolist()):
                 here = own & (index == number)
                 best, prompt = float(rewards[here].max()), self.prompts[number]
@@ -306,15 +304,14 @@ class OtherRows:
         stored: list[tuple[int, int, Stored]] = []
         assert isinstance(self.policy, Storing)
         for rollout, place in zip(rollouts, places, strict=True):
-            at = place.to(totals.device)
-            origin, reward = decisions.origin[place].tolist(), totals[at].tolist()
+            origin, reward = decisions.origin[place].tolist(), totals[place].tolist()
             kept = [row for row, kind in enumerate(origin) if kind in (OWN, REPLACED) and reward[row] > replay.above]
             records = self.policy.pack(rollout, kept)
             for row, record in zip(kept, records, strict=True):
                 where = int(place[row])
                 table = torch.stack([one[where].float() for one in (scores.values, scores.valid, scores.abstentions)])
                 number = int(decisions.fields["prompt_index"][where])
-                entry = Stored(number, self.step, reward[row], table.cpu(), record)
+                entry = Stored(number, self.step, reward[row], table, record)
                 stored.append((int(decisions.keys["prompt"][where]), where, entry))
         everywhere = gather_stored(stored, self.accelerator)
         entering = [entry for *_, entry in sorted(everywhere, key=lambda one: one[:2])]

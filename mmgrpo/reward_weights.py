@@ -18,7 +18,7 @@ from mmgrpo.runtime.distributed import sum_gradients
 from mmgrpo.runtime.sharding import whole
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy
-from mmgrpo.update import LossRecipe, accumulate_gradients
+from mmgrpo.update import LossRecipe, accumulate_gradients, on_device
 
 
 def next_weights(
@@ -95,13 +95,10 @@ def inner_products(
         if not weight:
             flat.append(torch.zeros(sum(p.numel() for p in parameters[-tensors:])))
             continue
-        chosen = one.to(scores.values.device)
-        made = estimate(
-            scores.values, scores.valid, chosen, batch.decisions, recipe, names, abstained=scores.abstentions
-        )
+        made = estimate(scores.values, scores.valid, one, batch.decisions, recipe, names, abstained=scores.abstentions)
         accumulate_gradients(
             policy,
-            replace(batch, advantages=made.advantages, loss_mask=made.loss_mask),
+            on_device(replace(batch, advantages=made.advantages, loss_mask=made.loss_mask), accelerator.device),
             rows,
             alone,
             micro_batch_size=micro_batch_size,

@@ -38,6 +38,7 @@ from mmgrpo.prompts.ledger import Ledger, Rows
 from mmgrpo.prompts.samplers import Drawing, Sampling
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts, total
 from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
@@ -74,7 +75,7 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class Round:
-    """A sampled and scored round with its advantages, its cost and its metrics."""
+    """A sampled and scored round with its advantages, its cost and its metrics; all numbers are on the host."""
 
     batch: Batch
     rollouts: Sequence[Rollout]
@@ -146,7 +147,7 @@ def sample_round(
                 started = time.perf_counter()
                 rollout = draw.numbered(policy.rollout(request), request, places_of_part)
                 greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
-                weights = torch.tensor(now.values * (1 + len(rollout.previews)), device=accelerator.device)
+                weights = torch.tensor(now.values * (1 + len(rollout.previews)))
                 begun.append((rollout, begin_rollout(scorers, recipe, request, rollout, greedy, weights)))
                 seconds["rollout"] += time.perf_counter() - started
         for part in range(max(map(len, shares))):
@@ -156,11 +157,11 @@ def sample_round(
                 seconds["reward"] += time.perf_counter() - started
                 # The gathered rows are ordered by part, then by rank: this rank's follow those of all lower ranks.
                 first = rows + sum(row_counts(mine.origin, accelerator)[: accelerator.process_index])
-                places.append(first + torch.arange(mine.rows, device=accelerator.device))
+                places.append(first + torch.arange(mine.rows))
                 rollouts.append(begun[part][0])
             else:  # other ranks have more parts, and all gather together
-                none = torch.arange(0, device=accelerator.device)
-                mine, my_scores = select_rows(mine, none), my_scores.rows(none.cpu())
+                none = slice(0)
+                mine, my_scores = select_rows(mine, none), my_scores.rows(none)
                 row_counts(mine.origin, accelerator)
             # Every rank gathers all numbers, so that neither the statistics of a batch nor the decision to draw again
             # depend on how groups are distributed over ranks.
@@ -220,7 +221,7 @@ def begin_rollout(
 
     def finish() -> tuple[Decisions, RewardScores]:
         scores = join_scores([scores() for scores in begun], dim=1)
-        fields = dict(rollout.decisions.fields)
+        fields, device = dict(rollout.decisions.fields), rollout.decisions.log_probs.device
         if begun_steps:
             of_steps, scored = begun_steps(scores)
             fields, scores = fields | of_steps, replace(scores, valid=scores.valid & scored[:, None])
@@ -228,15 +229,15 @@ def begin_rollout(
             index = {id(prompt): place for place, prompt in enumerate(request.prompts)}
             # A changed prompt (origin CONTRAST) is not in the request; its rows are not trained: any value serves.
             group = torch.tensor([index.get(id(prompt), 0) for prompt in rollout.prompts])
-            fields["greedy_value"], scored = greedy_values(begun_greedy(), group, weights)
+            value, scored = greedy_values(begun_greedy(), group, weights)
+            fields["greedy_value"] = put(value, device)
             scores = replace(scores, valid=scores.valid & scored[:, None])
         if "reference_value" in recipe.fields:
-            device = rollout.decisions.log_probs.device
-            fields["reference_value"] = torch.tensor(reference_values(rollout.prompts), device=device)
+            fields["reference_value"] = put(torch.tensor(reference_values(rollout.prompts)), device)
         if "reference_rewards" in recipe.fields:
             names, weighted = [one.name for one in scorers], {one.name for one in scorers if one.weight}
             references = reference_rewards(rollout.prompts, names, recipe.referenced(weighted))
-            fields["reference_rewards"] = references.repeat(1, len(outputs), 1).to(rollout.decisions.log_probs.device)
+            fields["reference_rewards"] = put(references.repeat(1, len(outputs), 1), device)
         return replace(rollout.decisions, fields=fields), scores
 
     return finish

@@ -108,8 +108,7 @@ class SecondStage:
         rows.add(rollout, scores)
         last = rows.decisions[-1]
         if added.kind in REWRITTEN:
-            here = torch.tensor(gone, dtype=torch.long, device=last.origin.device)
-            rows.replace(gather_rows(here, self.accelerator))
+            rows.replace(gather_rows(torch.tensor(gone, dtype=torch.long), self.accelerator).cpu())
         elif added.replaces:
             rows.replace_worst(decisions, result, last.keys["prompt"])
         rewards = [one for one in rows.totals(rows.scores[-1]) if one > -torch.inf]

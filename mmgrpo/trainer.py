@@ -68,7 +68,7 @@ from mmgrpo.scoring.progress import report
 from mmgrpo.stepping import take_step
 from mmgrpo.tracking import send_evaluation
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import VELOCITY_METRICS, Batch, LossRecipe, accumulate_gradients, minibatches, rescored
+from mmgrpo.update import VELOCITY_METRICS, Batch, LossRecipe, accumulate_gradients, minibatches, on_device, rescored
 
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
@@ -288,7 +288,7 @@ class Trainer:
         self.reward_weights = next_weights(
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )
-        first_gap, batch = 0.0, round_.batch
+        first_gap, batch = 0.0, on_device(round_.batch, self.accelerator.device)
         # Networks that train alongside the policy have moved before its first step.
         self.at_boundary = not self.networks.optimizers
         round_.metrics.update(learn(self.policy, batch, self.loss, self.optim, self.accelerator))

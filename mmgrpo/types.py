@@ -196,6 +196,14 @@ class Decisions:
     def rows(self) -> int:
         return self.loss_mask.shape[0]
 
+    def by(self, change: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> Decisions:
+        """The numbers after a change of all tensors together."""
+        numbers = [self.log_probs, self.loss_mask, self.decision_mask, self.node, self.origin]
+        made = iter(change([*numbers, *self.keys.values(), *self.fields.values()]))
+        changed = [next(made) for _ in numbers]
+        keys, fields = ({name: next(made) for name in some} for some in (self.keys, self.fields))
+        return Decisions(*changed, keys=keys, fields=fields)
+
     @cached_property
     def owner_index(self) -> Int[Tensor, "B T"]:
         """For every entry, the flat index of the first entry of the same decision (its own if unshared)."""
@@ -282,7 +290,8 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Batch:
-    """One round as optimizer steps see it: this rank's rollouts, and the numbers of all ranks."""
+    """One round as optimizer steps see it: this rank's rollouts, and the numbers of all ranks, on the host where they
+    are estimated and on the device of the policy where they are trained on (``mmgrpo.update.on_device``)."""
 
     rollouts: Sequence[Rollout]
     places: Sequence[Int[Tensor, "_"]]
@@ -517,15 +526,7 @@ def distinct_prompts(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]
 
 def select_rows(decisions: Decisions, rows: Int[Tensor, "rows"] | slice) -> Decisions:
     """The decisions of some rows."""
-    return Decisions(
-        log_probs=decisions.log_probs[rows],
-        loss_mask=decisions.loss_mask[rows],
-        decision_mask=decisions.decision_mask[rows],
-        node=decisions.node[rows],
-        origin=decisions.origin[rows],
-        keys={name: key[rows] for name, key in decisions.keys.items()},
-        fields={name: value[rows] for name, value in decisions.fields.items()},
-    )
+    return decisions.by(lambda tensors: [one[rows] for one in tensors])
 
 
 def to_image(pixels: Tensor) -> Image:

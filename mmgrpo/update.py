@@ -160,6 +160,19 @@ class LossRecipe:
         return any(bound.block.level != "decision" for bound in bounds)
 
 
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its numbers on a device, for whose queue the host does not wait: what it reads of them later, it
+    has already."""
+
+    def there(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [put(one.contiguous(), device) for one in tensors]
+
+    advantages, loss_mask = there([batch.advantages, batch.loss_mask])
+    moved = Batch(batch.rollouts, there(batch.places), batch.decisions.by(there), advantages, loss_mask)
+    vars(moved)["host"] = batch.host
+    return moved
+
+
 def scored(
     policy: Policy, batch: Batch, entries: Bool[Tensor, "B T"], names: frozenset[str], micro_batch_size: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:

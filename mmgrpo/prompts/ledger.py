@@ -81,26 +81,26 @@ class Rows:
         advantages: Float[Tensor, "B T"],
         loss_mask: Bool[Tensor, "B T"],
     ) -> Rows:
-        """The rows of a round; ``decisions`` have the field ``prompt_index``. Members are in gathered order, which is
-        that of drawing: all members of a draw are on one rank."""
-        index, group = decisions.fields["prompt_index"].cpu(), decisions.keys["prompt"].cpu()
+        """The rows of a round, whose numbers are on the host; ``decisions`` have the field ``prompt_index``. Members
+        are in gathered order, which is that of drawing: all members of a draw are on one rank."""
+        index, group = decisions.fields["prompt_index"], decisions.keys["prompt"]
         order = group.argsort(stable=True)
         _, counts = torch.unique(group, return_counts=True)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)[:-1]]).repeat_interleave(counts)
         member = torch.empty_like(order)
         member[order] = torch.arange(len(order)) - starts
-        mask, trained = decisions.decision_mask.cpu(), loss_mask.cpu()
+        mask, trained = decisions.decision_mask, loss_mask
         length, number = mask.sum(1), trained.sum(1)
-        log_probs, size = decisions.log_probs.detach().cpu().double(), advantages.cpu().double().abs()
+        log_probs, size = decisions.log_probs.double(), advantages.double().abs()
         return Rows(
             prompt=index,
             group=group,
             member=member,
-            reward=totals.cpu().double(),
+            reward=totals.double(),
             length=length,
             log_prob=torch.where(mask, log_probs, 0.0).sum(1) / length.clamp(min=1),
             advantage=torch.where(trained, size, 0.0).sum(1) / number.clamp(min=1),
-            own=torch.isin(decisions.origin.cpu(), torch.tensor([OWN, REPLACED])) & (index >= 0),
+            own=torch.isin(decisions.origin, torch.tensor([OWN, REPLACED])) & (index >= 0),
         )
 
     def canonical(self) -> Rows:
@@ -178,13 +178,13 @@ class Ledger:
         return read.value({**self.columns[RUN], **self.columns[read.table]}).double()
 
     def fields(self, names: Iterable[str], prompt: Int[Tensor, "B"]) -> dict[str, Float[Tensor, "B"]]:
-        """The numbers ``names`` for rows of prompts, -1 for rows of none; those of the run are equal in all rows."""
+        """The numbers ``names`` for rows of prompts (numbers on the host), -1 for rows of none; those of the run are
+        equal in all rows."""
         values = {name: self.read(name) for name in names}
-        place = prompt.cpu().clamp(min=0)
+        place = prompt.clamp(min=0)
         of = {PROMPTS: lambda value: value[place], CATEGORIES: lambda value: value[self.category[place]]}
         whole = lambda value: value.expand(len(place))  # noqa: E731
-        rows = {name: of.get(READS[name].table, whole)(value) for name, value in values.items()}
-        return {name: value.to(prompt.device) for name, value in rows.items()}
+        return {name: of.get(READS[name].table, whole)(value) for name, value in values.items()}
 
     def update(self, rows: Rows, number: int) -> None:
         """Enter round ``number``. A round without any scored row of the policy's own changes nothing."""

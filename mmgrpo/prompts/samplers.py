@@ -38,6 +38,7 @@ from mmgrpo.data.splits import content_digest
 from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import PROMPTS, READS, TRACKERS, tracked
 from mmgrpo.randomness import stream
+from mmgrpo.runtime.devices import put
 from mmgrpo.types import OWN, Decisions, Prompt, Request, Rollout
 
 REDRAWS: dict[str, Block] = {}
@@ -477,13 +478,12 @@ class Draw:
         of a later stage, with the keys of the groups that its rows join."""
         decisions = rollout.decisions
         index = {id(prompt): self.indices[place] for prompt, place in zip(request.prompts, places, strict=True)}
-        numbers = torch.tensor(
-            [index.get(id(prompt), -1) for prompt in rollout.prompts], device=decisions.origin.device
-        )
+        numbers = torch.tensor([index.get(id(prompt), -1) for prompt in rollout.prompts])
+        numbers = put(numbers, decisions.origin.device)
         key = decisions.keys["prompt"]
         if self.slots != self.groups:
             names = dict(zip(self.slots, self.groups, strict=True))
-            key = torch.tensor([names[slot] for slot in key.tolist()], device=key.device)
+            key = put(torch.tensor([names[slot] for slot in key.tolist()]), key.device)
         fields, keys = {**decisions.fields, "prompt_index": numbers}, {**decisions.keys, "prompt": key}
         fields |= {"version": torch.full_like(numbers, self.version)} if self.version is not None else {}
         return rollout.with_decisions(replace(decisions, fields=fields, keys=keys))
@@ -549,7 +549,7 @@ class Drawing:
         """The draw after those so far, of which ``result`` is the estimate."""
         spread_groups = result.spread_groups
         if self.sampling.stages is not None:
-            return self._stage(result.rewards.cpu(), decisions)
+            return self._stage(result.rewards, decisions)
         redraws, missing = self.sampling.redraws(self.ledger), self.prompts - spread_groups
         if missing <= 0 or len(self.draws) > redraws.rounds:
             return None
@@ -583,7 +583,7 @@ class Drawing:
         return draw
 
     def _stage(self, rewards: Float[Tensor, "B"], decisions: Decisions) -> Draw | None:
-        key, stages = decisions.keys["prompt"].cpu(), self.sampling.stages
+        key, stages = decisions.keys["prompt"], self.sampling.stages
         assert stages is not None
         if len(self.draws) >= _parameter(stages, "rounds"):
             return None
@@ -593,7 +593,7 @@ class Drawing:
                 f"algorithm.sampler: '{stages.text}' needs one group per prompt, and this policy samples several "
                 "(those of sampling.plan); choose another plan, or another sampler"
             )
-        scored = ~rewards.isnan() & (decisions.origin.cpu() == OWN)
+        scored = ~rewards.isnan() & (decisions.origin == OWN)
         left = [place for place, slot in enumerate(begun.slots) if not done(rewards[scored & (key == slot)])]
         if not left:
             return None

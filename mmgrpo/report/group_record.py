@@ -35,14 +35,12 @@ from mmgrpo.report.completions import words
 from mmgrpo.report.media import jpeg, strip, thumbnail
 from mmgrpo.report.plots import to_pil
 from mmgrpo.rollout import Round
-from mmgrpo.runtime.devices import put
 from mmgrpo.types import (
     CONTRAST,
     GIVEN,
     REFERENCE,
     REPLAYED,
     Audio,
-    Decisions,
     Image,
     Media,
     Output,
@@ -187,16 +185,16 @@ def write_group(place: Path, step: int, round: Round, displayed: Displayed) -> N
 
 def describe(step: int, round: Round, folder: GroupFolder) -> dict[str, Any]:
     """The contents of ``group.json``; writes the media into ``folder``."""
-    rollout, place = round.batch.rollouts[0], round.batch.places[0].cpu()
+    rollout, place = round.batch.rollouts[0], round.batch.places[0]
     key = rollout.decisions.keys["prompt"].cpu()
     rows = (key == key[0]).nonzero()[:, 0]
-    at = put(place[rows], round.batch.advantages.device)
-    decisions, totals = on_host(select_rows(round.batch.decisions, at)), numbers(round.totals[at])
-    mask, trained = decisions.decision_mask, round.batch.loss_mask[at].cpu()
+    at = place[rows]
+    decisions, totals = select_rows(round.batch.decisions, at), numbers(round.totals[at])
+    mask, trained = decisions.decision_mask, round.batch.loss_mask[at]
     learned = torch.isin(decisions.node, decisions.node[trained]) & mask  # also where another row owns the decision
-    per_decision = {"advantages": round.batch.advantages[at].cpu()}
+    per_decision = {"advantages": round.batch.advantages[at]}
     per_decision |= {name: decisions.fields[name] for name in FIELDS if name in decisions.fields}
-    values, valid = round.reward_scores.values[at].cpu(), round.reward_scores.valid[at].cpu()
+    values, valid = round.reward_scores.values[at], round.reward_scores.valid[at]
     rewards = numbers(torch.where(valid, values.float(), torch.nan))
     abstained = round.reward_scores.abstentions[at].tolist()
     nodes, tree = tree_of(decisions.node, mask, totals) if "tree" in decisions.keys else ([], [])
@@ -252,13 +250,6 @@ def describe(step: int, round: Round, folder: GroupFolder) -> dict[str, Any]:
     about = {"step": step, "steps": rollout.decisions.loss_mask.shape[1], "size": len(rows)}
     about |= {"equal_rewards": len(scored) == 1, "prompt": prompt, "members": members, "nodes": tree}
     return {**about, "left_out": folder.left_out}
-
-
-def on_host(decisions: Decisions) -> Decisions:
-    """The numbers that ``describe`` reads one by one."""
-    keys, fields = ({name: value.cpu() for name, value in some.items()} for some in (decisions.keys, decisions.fields))
-    tensors = decisions.log_probs, decisions.loss_mask, decisions.decision_mask, decisions.node, decisions.origin
-    return Decisions(*(one.cpu() for one in tensors), keys=keys, fields=fields)
 
 
 def tree_of(

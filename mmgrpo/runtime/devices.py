@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +32,20 @@ def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     pinned = device.type == "cuda" and tensor.device.type == "cpu"
     at_once = device.type in ("cpu", "mps")  # on MPS the memory of the host may be gone before it is copied
     return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=not at_once)
+
+
+def fetched(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors on the host, without gradient. Those of a device are copied together, as bytes, so that the host waits
+    once."""
+    import torch
+
+    far = [one.detach() for one in tensors if one.device.type != "cpu"]
+    if not far:
+        return [one.detach() for one in tensors]
+    parts = [one.contiguous().view(-1).view(torch.uint8) for one in far]
+    copied = torch.cat(parts).cpu().split([len(part) for part in parts])
+    near = iter([part.clone().view(one.dtype).view(one.shape) for part, one in zip(copied, far, strict=True)])
+    return [one.detach() if one.device.type == "cpu" else next(near) for one in tensors]
 
 
 def refuse_launcher(environ: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ gradients are summed, never averaged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -16,6 +16,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather
 from torch import Tensor, nn
 
+from mmgrpo.runtime.devices import fetched
 from mmgrpo.runtime.sharding import is_shard
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import Decisions
@@ -47,10 +48,11 @@ class RankSlice:
 
 
 def gather_rows(value: Tensor, accelerator: Processes) -> Tensor:
-    """Concatenate the rows of all ranks, in rank order; the number of rows may differ between ranks."""
+    """Concatenate the rows of all ranks, in rank order, on the device by which they communicate; the number of rows may
+    differ between ranks. The rows of one process stay where they are."""
     if accelerator.num_processes == 1:
         return value
-    counts = row_counts(value, accelerator)
+    value, counts = value.to(accelerator.device), row_counts(value, accelerator)
     longest = max(counts)
     padded = torch.cat([value, value.new_zeros((longest - len(value), *value.shape[1:]))])
     gathered = cast(Tensor, gather(padded))
@@ -73,8 +75,9 @@ def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
 
 def row_counts(value: Tensor, accelerator: Processes) -> list[int]:
     """The number of rows on each rank."""
-    count = torch.tensor([len(value)], device=value.device)
-    return [len(value)] if accelerator.num_processes == 1 else cast(Tensor, gather(count)).tolist()
+    if accelerator.num_processes == 1:
+        return [len(value)]
+    return cast(Tensor, gather(torch.tensor([len(value)], device=accelerator.device))).tolist()
 
 
 def largest(value: float, accelerator: Processes) -> float:
@@ -103,19 +106,12 @@ def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
 
 
 def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
-    """Concatenate the decisions of all ranks, padded to the rank with the most decisions per row."""
+    """Concatenate the decisions of all ranks, padded to the rank with the most decisions per row, on the host."""
     longest = int(largest(float(decisions.loss_mask.shape[1]), accelerator))
     place = draw * accelerator.num_processes + accelerator.process_index
     local = pad_decisions(decisions, longest)
-    return Decisions(
-        log_probs=gather_rows(local.log_probs, accelerator),
-        loss_mask=gather_rows(local.loss_mask, accelerator),
-        decision_mask=gather_rows(local.decision_mask, accelerator),
-        node=gather_rows(local.node + place * NODES_PER_RANK, accelerator),
-        origin=gather_rows(local.origin, accelerator),
-        keys={name: gather_rows(key, accelerator) for name, key in local.keys.items()},
-        fields={name: gather_rows(value, accelerator) for name, value in local.fields.items()},
-    )
+    local = replace(local, node=local.node + place * NODES_PER_RANK)
+    return local.by(lambda tensors: fetched([gather_rows(one, accelerator) for one in tensors]))
 
 
 def pad_decisions(decisions: Decisions, width: int) -> Decisions:
@@ -126,15 +122,7 @@ def pad_decisions(decisions: Decisions, width: int) -> Decisions:
             return value
         return nn.functional.pad(value, (0, width - value.shape[1]))
 
-    return Decisions(
-        log_probs=pad(decisions.log_probs),
-        loss_mask=pad(decisions.loss_mask),
-        decision_mask=pad(decisions.decision_mask),
-        node=pad(decisions.node),
-        origin=decisions.origin,
-        keys=decisions.keys,
-        fields={name: pad(value) for name, value in decisions.fields.items()},
-    )
+    return decisions.by(lambda tensors: [*map(pad, tensors)])
 
 
 def join_decisions(draws: Sequence[Decisions]) -> Decisions:
@@ -156,13 +144,9 @@ def join_decisions(draws: Sequence[Decisions]) -> Decisions:
 
 
 def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) -> RewardScores:
-    """Concatenate the reward scores of all ranks."""
-    device = accelerator.device
-    return RewardScores(
-        gather_rows(reward_scores.values.to(device), accelerator),
-        gather_rows(reward_scores.valid.to(device), accelerator),
-        gather_rows(reward_scores.abstentions.to(device), accelerator),
-    )
+    """Concatenate the reward scores of all ranks, on the host."""
+    tensors = reward_scores.values, reward_scores.valid, reward_scores.abstentions
+    return RewardScores(*fetched([gather_rows(one, accelerator) for one in tensors]))
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:

@@ -87,7 +87,7 @@ class RewardScores:
         """Where a reward applies to the row and could not score it."""
         return ~self.valid & ~self.abstentions
 
-    def rows(self, chosen: Tensor) -> RewardScores:
+    def rows(self, chosen: Tensor | slice) -> RewardScores:
         """The scores of some rows."""
         return RewardScores(self.values[chosen], self.valid[chosen], self.abstentions[chosen])
 

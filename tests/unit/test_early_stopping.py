@@ -19,7 +19,7 @@ NAN = float("nan")
 
 
 def following(patience: int, means, sign: float = 1.0) -> EarlyStopping:
-    stopping = EarlyStopping(patience, "reward", sign)
+    stopping = EarlyStopping(patience, "reward", float(sign))
     for number, mean in enumerate(means):
         stopping.observe(10 * number, {"reward": [mean, mean]})
     return stopping
