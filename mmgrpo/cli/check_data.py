@@ -205,6 +205,7 @@ def unasked_forms(prompts: Sequence[Prompt], rewards: Sequence[Scorer]) -> list[
     """For each reward (by default "task", of rows with a task) that gives right answers more in a form than without
     it, a warning where no prompt mentions the marks of that form: a model that is not asked for them earns nothing."""
     from mmgrpo.rewards import scorer
+    from mmgrpo.scoring.isolation import in_words
     from mmgrpo.types import Text
 
     texts = [prompt.text + " ".join(str(part) for turn in prompt.turns for part in turn.parts) for prompt in prompts]
@@ -219,6 +220,12 @@ def unasked_forms(prompts: Sequence[Prompt], rewards: Sequence[Scorer]) -> list[
                 given = reward.fn(tried, outputs) if tried else []
                 values = [math.nan if value is None else float(value) for value in given]  # None abstains
             except ValueError:  # of a row, which is listed among the problems
+                break
+            except Exception as error:
+                found.append(
+                    f"reward '{reward.name}' fails on a text ({in_words(error)}): only verifiers of texts are tried "
+                    "here; leave out one of images, videos or audio"
+                )
                 break
             known = [value for value in values if not math.isnan(value)]
             means[marks] = sum(known) / len(known) if known else -math.inf

@@ -96,6 +96,13 @@ def test_prompts_that_are_there_twice_are_mentioned_and_no_problem(check, tmp_pa
     assert "repeated" not in check(write(tmp_path, [{"text": one} for one in "ab"]))[1]
 
 
+def test_a_reward_that_cannot_score_texts_is_named_and_no_defect(check, tmp_path, monkeypatch):
+    (tmp_path / "own_images.py").write_text("def red(prompts, outputs):\n    return [one.pixels for one in outputs]\n")
+    monkeypatch.chdir(tmp_path)
+    status, text, _ = check(write(tmp_path, [{"text": "a"}]), "--reward", "own_images:red")
+    assert status == 0 and re.search("'red' fails on a text .*pixels", text)
+
+
 def test_one_unreadable_picture_in_twenty_is_at_the_limit_of_a_twentieth(check, tmp_path):
     path = data(tmp_path)
     (tmp_path / "3.png").unlink()
