@@ -84,7 +84,7 @@ def files_of(source: str | Path, media_root: str | Path = "") -> list[DataFile]:
 
 def _parquet(path: Path) -> DataFile:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such prompt file (working directory: {Path.cwd()})")
+        raise prompts.missing(path)
     require("vlm", "datasets")
     import datasets
 

@@ -27,7 +27,7 @@ from typing import Annotated
 import tyro
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.cli.options import options
+from mmgrpo.cli.options import options, run_first
 from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, one_of
 
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.family import Exporter, family
     from mmgrpo.runtime.saved_model import check_model
 
-    args = options(Args, arguments, __doc__, "mmgrpo export")
+    args = options(Args, run_first(arguments), __doc__, "mmgrpo export")
     section, folder = run_section(args.run), Path(args.run)
     name = str((section.get("model") or {}).get("family", ""))
     if not name:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from mmgrpo.config.ranges import check_ranges
+from mmgrpo.config.reading import take_option
 
 C = TypeVar("C")
 
@@ -14,6 +15,12 @@ C = TypeVar("C")
 def words(arguments: Sequence[str] | None) -> list[str]:
     """The given words, else those of the process."""
     return list(sys.argv[1:] if arguments is None else arguments)
+
+
+def run_first(arguments: Sequence[str] | None) -> list[str]:
+    """The words of a command whose first one is a run folder, which may be named by --run as in other commands."""
+    run, rest = take_option(words(arguments), "--run")
+    return [*([run] if run else []), *rest]
 
 
 def options(kind: type[C], arguments: Sequence[str] | None, about: Any, program: str | None = None) -> C:

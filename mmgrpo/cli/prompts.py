@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.cli.options import options
+from mmgrpo.cli.options import options, run_first
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO, one_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """List, and write if asked to."""
-    args = options(Args, arguments, __doc__)
+    args = options(Args, run_first(arguments), __doc__)
     from mmgrpo.prompts.ledger import FILE, read_ledger
 
     head, lines = read_ledger(Path(args.run) / FILE)

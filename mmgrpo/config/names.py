@@ -17,12 +17,17 @@ def plural(count: int, noun: str, several: str = "") -> str:
     return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
+def closest(name: str, names: Any) -> str:
+    """A hint for an unknown name: the closest of ``names``, where one is close."""
+    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
 def nearest(name: str, names: Any, listing: str = "") -> str:
     """A hint for an unknown name: the closest of ``names``, then all of them, or the five closest of more than
     ``FEW`` and the command that lists all (``listing``)."""
     ordered = sorted(names)
-    close = difflib.get_close_matches(name, ordered, n=1, cutoff=0.5)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = closest(name, ordered)
     if len(ordered) <= FEW:
         return f"{hint} Known: {', '.join(ordered)}."
     shown = difflib.get_close_matches(name, ordered, n=SHOWN, cutoff=0.0) if name else ordered[:SHOWN]

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-from mmgrpo.config.names import nearest
+from mmgrpo.config.names import closest, nearest
 
 Kind: TypeAlias = Callable[[Any], str]
 """From an object to what was expected instead; empty if the object is of the kind."""
@@ -200,8 +200,9 @@ def load_object(name: str, what: str, own: bool = True, kind: Kind = python_func
             ) from error
         if not isinstance(error, ModuleNotFoundError):
             raise
+        near = closest(str(error.name), [file.stem for file in Path.cwd().glob("*.py")])
         raise ValueError(
-            f"{what}: '{name}' needs the module '{error.name}', which cannot be imported. Put a module of "
+            f"{what}: '{name}' needs the module '{error.name}', which cannot be imported.{near} Put a module of "
             f"your own into the working directory ({Path.cwd()}) or on PYTHONPATH."
         ) from error
     try:

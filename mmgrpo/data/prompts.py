@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmgrpo.config.names import closest
 from mmgrpo.data.files import (
     NO_COLUMNS,
     Captioned,
@@ -68,14 +69,24 @@ def open_file(path: Path) -> DataFile:
     if os.path.isdir(path):
         return Captioned(path)
     if not os.path.isfile(path):
-        problem = "is no regular file" if os.path.exists(path) else "no such prompt file"
-        raise FileNotFoundError(f"{path}: {problem} (working directory: {Path.cwd()})")
+        raise missing(path)
     if path.suffix not in READERS:
         suffixes = ", ".join(READERS)
         raise ValueError(
             f"{path}: got a '{path.suffix}' file, expected {suffixes}; convert it, or name it hf:<folder>@<split>"
         )
     return READERS[path.suffix](path)
+
+
+def missing(path: Path) -> FileNotFoundError:
+    """The error of a prompt file that is none, with the name next to it that is closest."""
+    if path.exists():
+        return FileNotFoundError(f"{path}: is no regular file (working directory: {Path.cwd()})")
+    folder = path.parent
+    known = READERS.keys() | {path.suffix}
+    names = [one.name for one in folder.iterdir() if one.suffix in known] if folder.is_dir() else []
+    near = closest(path.name, names)
+    return FileNotFoundError(f"{path}: no such prompt file (working directory: {Path.cwd()}){'.' * bool(near)}{near}")
 
 
 def distinct(rows: Iterable[tuple[str, Callable[[], Prompt]]]) -> Iterator[Attempt]:

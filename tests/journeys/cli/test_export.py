@@ -53,7 +53,7 @@ def test_errors_come_before_anything_is_loaded(words, error, match, tmp_path, mo
     for package in ("diffusers", "transformers"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(error, match=match):
-        export.main([str(folder), *words])
+        export.main(["--run", str(folder), *words])
 
 
 def test_a_damaged_model_is_refused(run):

@@ -62,6 +62,13 @@ def test_weakness_is_a_low_mean_that_falls():
     assert {means: is_weak(means) for means in cases} == cases
 
 
+def test_the_run_may_be_named_as_other_commands_name_it(run, capsys):
+    call("prompts", run)
+    listed = capsys.readouterr().out
+    call("prompts", "--run", run)
+    assert capsys.readouterr().out == listed
+
+
 def test_a_folder_without_a_ledger_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match=FILE):
         call("prompts", str(tmp_path))

@@ -184,6 +184,8 @@ def test_a_file_that_is_changed_in_another_folder_is_another_module(tmp_path, mo
 def test_what_a_file_needs_and_is_not_there_is_an_error_that_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("import no_such_module\n")
+    with pytest.raises(ValueError, match="rewards.*'owm'.*'own'"):
+        scorer("owm:f(process=False)")
     with pytest.raises(ValueError, match=r"rewards.*own\.py.*'no_such_module'"):
         scorer("own:best(process=False)")
     (tmp_path / "own.py").write_text("from .beside import best\n")

@@ -74,6 +74,9 @@ def test_a_file_that_is_not_there_or_not_of_a_known_kind_is_an_error(tmp_path):
         load_prompts(tmp_path / "none.jsonl")
     with pytest.raises(FileNotFoundError, match="none: no such prompt file"):
         load_prompts(tmp_path / "none")
+    written(tmp_path, "a", name="train.jsonl")
+    with pytest.raises(FileNotFoundError, match="trian.jsonl: .*'train.jsonl'"):
+        load_prompts(tmp_path / "trian.jsonl")
     with pytest.raises(ValueError, match=r"'\.tsv'.*\.tar.*\.txt.*\.csv"):
         load_prompts(written(tmp_path, "a", name="a.tsv"))
 
