@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -552,7 +551,7 @@ def spread(unit: str, values: Sequence[float | int]) -> str:
 
 
 def print_problems(problems: dict[str, Skipped]) -> None:
-    """Print the problems, once each for all rows that have the same one, and the columns that would solve it."""
+    """Print the problems, once each for all rows that have the same one."""
     print(f"{len(problems)} rows have problems" if problems else "no problems")
     alike: dict[str, list[str]] = {}
     for place, problem in problems.items():
@@ -560,27 +559,9 @@ def print_problems(problems: dict[str, Skipped]) -> None:
     for places in islice(alike.values(), SHOWN):
         others = f" (and {len(places) - 1} other rows, up to {places[-1]})" if len(places) > 1 else ""
         reason = problems[places[0]].reason
-        print(f"  {places[0]}: {reason}{others}{columns_hint(reason)}")
+        print(f"  {places[0]}: {reason}{others}")
     if len(alike) > SHOWN:
         print(f"  ... and {len(alike) - SHOWN} more; --skipped FILE lists all")
-
-
-LIKELY = {
-    "problem": ("query", "instruction", "input", "caption", "sentence", "user", "content", "prompt_text", "q"),
-    "answer": ("label", "gold", "ground_truth", "target", "output", "response", "gt", "final_answer", "a"),
-}
-"""Our columns, and names of others that often hold the same."""
-
-
-def columns_hint(reason: str) -> str:
-    """The option --columns that reads rows without a text, guessed from the names of their columns."""
-    keys = re.search(r"has no 'text' \(keys: ([^)]*)\)", reason)
-    names = keys[1].split(", ") if keys else []
-    found = {ours: next((one for one in names if one.lower() in theirs), "") for ours, theirs in LIKELY.items()}
-    if not keys or names == ["none"]:
-        return ""
-    pairs = [f"{found['problem'] or 'COLUMN'}=problem", *([f"{found['answer']}=answer"] if found["answer"] else [])]
-    return f". Name the column with the text: --columns {','.join(pairs)} (data.columns of a run)"
 
 
 if __name__ == "__main__":

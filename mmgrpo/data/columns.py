@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,18 @@ ROLES = (TEXT_KEYS, ANSWER_KEYS, *((kind, kind + "s") for kind in IN_MEMORY))
 SPAN_KEYS = ("start", "end", "offset", "duration")
 """Keys of the part of a row's recording, in seconds."""
 
+LIKELY = {
+    "problem": ("query", "instruction", "input", "caption", "sentence", "user", "content", "prompt_text", "q"),
+    "answer": ("label", "gold", "ground_truth", "target", "output", "response", "gt", "final_answer", "a"),
+}
+"""Our columns, and names of others that often hold the same."""
+
 WRAPPED = re.compile(r"\s*(?:<think>.*?</think>)?\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
+
+
+def likely(ours: str, names: Iterable[str]) -> str:
+    """``theirs=ours`` for the first of the names that often holds what is ``ours`` here (``LIKELY``); empty if none."""
+    return next((f"{name}={ours}" for name in names if name.lower() in LIKELY[ours]), "")
 
 
 @cache

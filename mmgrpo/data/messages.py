@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.config.names import nearest, plural
-from mmgrpo.data.columns import TEXT_KEYS, unwrapped, with_columns, with_our_keys
+from mmgrpo.data.columns import TEXT_KEYS, likely, unwrapped, with_columns, with_our_keys
 from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
 from mmgrpo.data.pairs import with_answers
 from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, one_line, quoted, shown
@@ -87,7 +87,11 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     if not key and row.get("audio") is not None:  # speech recognition has no question
         key, row = "text", {**row, "text": ""}
     if not key:
-        raise ValueError(f"has no 'text' (keys: {', '.join(row)[:200] or 'none'}); expected {ROW_FORMAT}")
+        pairs = [likely("problem", row) or "COLUMN=problem", likely("answer", row)]
+        named = f", or the column with the text in data.columns (check-data: --columns) {','.join(filter(None, pairs))}"
+        raise ValueError(
+            f"has no 'text' (keys: {', '.join(row)[:200] or 'none'}); expected {ROW_FORMAT}{named if row else ''}"
+        )
     names = {kind: (kind, kind + "s") for kind in IN_MEMORY}
     columns = {kind: only({n: row[n] for n in pair if row.get(n) is not None}, pair) for kind, pair in names.items()}
     media = {kind: _column(row[name], name, kind, root) for kind, name in columns.items() if name}

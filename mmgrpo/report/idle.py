@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.config.names import plural
 from mmgrpo.config.settings import Optim
 from mmgrpo.files import write_text
 from mmgrpo.report.untrusted import MAX_JSON, parse_json, read_text
@@ -228,7 +229,7 @@ class Watch:
         words, settings = CAUSES[cause]
         others = [f"{CAUSES[name][0]} in {n}" for name, n in causes.items() if name != cause]
         also = f" ({'; '.join(others)} of them)" if others else ""
-        rounds = f"{count} of {self.rounds} rounds" if count < self.rounds else f"all {count} rounds so far"
+        rounds = f"{count} of {self.rounds} rounds" if count < self.rounds else f"all {plural(count, 'round')} so far"
         return Idle(
             cause,
             settings,
@@ -263,7 +264,8 @@ class Watch:
             "rewards",
             self.first,
             self.last,
-            f"reward '{name}' {words} of {self.rounds} rounds, and teaches nothing; {advice}, or set its weight to 0",
+            f"reward '{name}' {words} of {plural(self.rounds, 'round')}, and teaches nothing; {advice}, or set its "
+            "weight to 0",
             name,
         )
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 
+from mmgrpo.data.columns import likely
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.isolation import in_words
 from mmgrpo.scoring.manifest import Manifest, absent, obstacle
@@ -130,7 +131,9 @@ def row_objection(scorer: Scorer, prompt: Prompt) -> str:
     if manifest is None or not manifest.reads:
         return ""
     if not any(_has(prompt, key) for key in manifest.reads):
-        return f"prompt '{prompt.id}' has no {' or '.join(manifest.reads)}"
+        pair = likely("answer", prompt.meta) if "answer" in manifest.reads else ""
+        hint = f"; is it in another column: data.columns {pair}?" if pair else ""
+        return f"prompt '{prompt.id}' has no {' or '.join(manifest.reads)}{hint}"
     return _reference_objection(scorer, manifest, prompt)
 
 

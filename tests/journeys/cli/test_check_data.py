@@ -289,7 +289,7 @@ def test_one_problem_of_many_rows_is_one_line_with_the_columns_that_solve_it(che
     rows = [{"query": f"what {row}", "gt": row} for row in range(20)]
     status, text, _ = check(write(tmp_path, rows))
     assert status == 1 and text.count("has no 'text'") == 1 and "19 other rows" in text
-    assert "--columns query=problem,gt=answer" in text
+    assert "query=problem,gt=answer" in text
     assert check(write(tmp_path, rows), "--columns", "query=problem,gt=answer")[0] == 0
 
 

@@ -41,6 +41,12 @@ def test_a_row_without_the_text_to_draw_is_named():
     assert refuse_unfit([scorer("ocr(from_quotes=True)")], {"data.train": rows}, "Image") == []
 
 
+def test_a_column_that_may_be_the_answer_is_named():
+    rows = [Prompt("which?", "1", meta={"note": "a", "label": "cat"})]
+    with pytest.raises(ValueError, match=r"'1' has no answer.*data\.columns label=answer"):
+        refuse_unfit([scorer("exact")], {"data.train": rows}, "Text")
+
+
 @pytest.mark.parametrize(
     ("reward", "outputs"), [("ocr", "Video"), ("ocr", "Text"), ("math", "Image"), ("clap", "Text")]
 )
