@@ -25,8 +25,10 @@ def closest(name: str, names: Any) -> str:
 
 def nearest(name: str, names: Any, listing: str = "") -> str:
     """A hint for an unknown name: the closest of ``names``, then all of them, or the five closest of more than
-    ``FEW`` and the command that lists all (``listing``)."""
+    ``FEW`` and the command that lists all (``listing``); empty where there are none."""
     ordered = sorted(names)
+    if not ordered:
+        return ""
     hint = closest(name, ordered)
     if len(ordered) <= FEW:
         return f"{hint} Known: {', '.join(ordered)}."

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object
@@ -63,17 +63,28 @@ LEVELS = ("decision", "row", "group")
 _OWN: dict[Callable[..., Any], Block] = {}
 
 
+@overload
+def block(table: F, /) -> F: ...
+@overload
 def block(
     table: dict[str, Block] | None = None,
     name: str = "",
     level: str = "decision",
     inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
-) -> Callable[[F], F]:
+) -> Callable[[F], F]: ...
+def block(
+    table: Any = None,
+    name: str = "",
+    level: str = "decision",
+    inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
+) -> Any:
     """Write the decorated function into ``table`` under its own name, or under ``name``; ``level`` and ``inner`` as in
-    ``Block``.
+    ``Block``. ``@block`` is ``@block()``.
 
     With or without a table, a recipe may also name it as ``package.module:function``.
     """
+    if callable(table):
+        return block()(table)
     if level not in LEVELS:
         raise ValueError(f"block: level is {level!r}; it is one of {', '.join(LEVELS)}")
 

@@ -55,6 +55,7 @@ def test_the_nearest_name_is_one_that_shares_half_of_its_letters():
     assert nearest("groop", ["other", "group", "groups"]) == " Did you mean 'group'? Known: group, groups, other."
     assert nearest("ab", ["ac"]) == " Did you mean 'ac'? Known: ac."
     assert nearest("abc", ["z", "axy"]) == " Known: axy, z."
+    assert nearest("abc", []) == ""
 
 
 def test_a_block_is_called_with_its_inputs_in_order_and_its_parameters():
@@ -106,6 +107,10 @@ def doubled(x, by=2.0):
 
 def plain(x):
     return x
+
+@mmgrpo.block
+def bare(x, by=1.0):
+    return x + by
 """
 
 
@@ -114,6 +119,7 @@ def test_a_function_of_ones_own_is_named_by_its_module(tmp_path, monkeypatch):
     (tmp_path / "my_own_block.py").write_text(OWN)
     bound = bind("my_own_block:doubled(by=3)", {}, "demo")
     assert bound({"x": 2.0}) == 6.0 and bound.block.level == "group"
+    assert bind("my_own_block:bare", {}, "demo")({"x": 2.0}) == 3.0
     for text, named in [
         ("my_own_block:doubled(of=3)", "demo.*doubled.*of"),
         ("my_own_block:plain", "demo.*plain.*mmgrpo.block"),
