@@ -84,6 +84,13 @@ class Accounted:
             worker.reload_weights(weights_iterator=iter(pairs))
         finally:
             del model.load_weights
+        seen = set()
+        for module in model.modules():
+            weight = module._parameters.get("weight")
+            if id(weight) in seen and hasattr(module, "cpu_linear"):
+                # On a CPU an output layer keeps a copy of the embeddings that it is tied to, which a reload forgets.
+                module.quant_method.process_weights_after_loading(module)
+            seen |= {id(weight)} if weight is not None else set()
         return sorted(names - set(written))
 
     def adapters_unbound(self, number: int) -> list[str]:

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
 from mmgrpo.config.settings import Engine as Settings
 from mmgrpo.engines.engine import (
@@ -476,6 +477,23 @@ def test_an_engine_without_weights_says_so():
         engine.generate([], RULES, Drawing(0, 1.0, 3))
 
 
+def test_a_copy_of_tied_embeddings_is_made_anew_by_a_reload():
+    """vLLM on a CPU multiplies by a copy that an output layer keeps of its weight."""
+    from pipelines.vllm_engine import Accounted
+
+    layer, table, other = nn.Linear(2, 3, bias=False), nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+    layer.weight, made = table.weight, []
+    for one in (layer, other):
+        one.cpu_linear = None  # type: ignore[assignment]
+        one.quant_method = SimpleNamespace(process_weights_after_loading=made.append)  # type: ignore[assignment]
+    model = nn.ModuleList([table, other, layer])
+    model.load_weights = lambda weights: {name for name, _ in weights}  # type: ignore[assignment]
+    reload = SimpleNamespace(reload_weights=lambda weights_iterator: model.load_weights(weights_iterator))
+    worker: Any = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model), **vars(reload))
+    assert Accounted.load_accounted(worker, [(name, one) for name, one in model.named_parameters()]) == []
+    assert made == [layer]  # the others' copies are those that the reload wrote
+
+
 # -- vLLM, as far as its calls go (tests/libraries/engines has the real one) -------------------------------------------
 
 
@@ -514,6 +532,9 @@ class StandIn:
 
     def named_parameters(self) -> Any:
         return dict(parameters(self.inner.policy.network)).items()
+
+    def modules(self) -> Any:
+        return self.inner.policy.network.modules()
 
     def load_weights(self, weights: Any) -> set[str]:
         given = {name: one for name, one in weights if not self.forgets or self.forgets not in name}
