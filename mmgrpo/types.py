@@ -44,7 +44,7 @@ class Turn:
     """One message of a conversation: text and media in their order."""
 
     role: str
-    """``system``, ``user`` or ``assistant``."""
+    """``system``, ``user``, ``assistant`` or ``tool``."""
     parts: tuple[str | Media, ...]
 
 
@@ -83,11 +83,25 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A call of a tool in a completion."""
+
+    name: str
+    """As the policy wrote it; empty where the call could not be read."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    result: str = ""
+    """What the policy was given to read, before it is cut to ``sampling.observation_tokens``."""
+    error: str = ""
+    """Why the call failed; the policy reads it in place of a result."""
+
+
+@dataclass(frozen=True)
 class Text:
-    """A decoded completion, without its prompt."""
+    """A decoded completion, without its prompt; of several turns (``sampling.tools``) the last."""
 
     text: str
     tokens: int = 0
+    """The tokens that the policy wrote, in all turns."""
     truncated: bool = False
     seen: tuple[tuple[int, int], ...] = ()
     """(height, width) in pixels at which the model saw each of the prompt's media: the coordinate system of boxes in
@@ -95,12 +109,24 @@ class Text:
     prefilled: str = ""
     """What the chat template wrote of the answer at the end of the prompt, e.g. an opened thought, ``<think>\\n``."""
     ids: tuple[int, ...] = field(default=(), compare=False, repr=False)
-    """The tokens of the completion, where a policy sampled it."""
+    """The tokens of the text, where a policy sampled it."""
+    turns: tuple[Turn, ...] = ()
+    """The turns before the text: what the policy wrote and what its tools answered."""
+    calls: tuple[Call, ...] = field(default=(), hash=False)
+    """The calls of tools in all turns that were answered, in their order."""
 
     @property
     def whole(self) -> str:
         """The answer with its prefilled beginning, whose form rewards check."""
         return self.prefilled + self.text
+
+    @property
+    def transcript(self) -> str:
+        """``whole``, behind the turns before it, for reports."""
+        if not self.turns:
+            return self.whole
+        turns = [*self.turns, Turn("assistant", (self.whole,))]
+        return "\n".join(f"{turn.role}: {''.join(map(str, turn.parts))}" for turn in turns)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import check_ranges
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import Family, Settings
+from pipelines.tools import named
 
 if TYPE_CHECKING:
     from mmgrpo.types import Policy
 
 
 def make_policy(families: Mapping[str, Family], path: str, name: str, seed: int, options: Mapping[str, Any]) -> Policy:
-    """The policy of a checkpoint; ``options`` are those of the sections ``model`` and ``sampling``."""
+    """The policy of a checkpoint; ``options`` are those of the sections ``model`` and ``sampling``, ``tools`` also the
+    functions and classes themselves."""
     family = families[name or recognize(families, locate(path))]
     config = config_class(family.sections)(seed=seed)
     sections = {"model": replace(config.model, path=path, family=family.name), "sampling": config.sampling}
@@ -26,6 +28,8 @@ def make_policy(families: Mapping[str, Family], path: str, name: str, seed: int,
         owners = [key for key, section in sections.items() if option in {f.name for f in fields(section)}]
         if not owners:
             raise ValueError(f"family '{family.name}' has no option '{option}'.{nearest(option, names)}")
+        if option == "tools":
+            value = [named(tool) for tool in (value if isinstance(value, list | tuple) else [value])]
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
     config = replace(config, **sections)
     check_ranges(config, f"policy of '{path}'")

@@ -16,6 +16,7 @@ from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
 from pipelines.factory import with_settings
 from pipelines.options import check_trainable
+from pipelines.tools import check_template, check_tools, schemas, tools_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -136,6 +137,7 @@ class LanguageFamily:
         if "states" in {one.name for one in fields(sampling)}:
             check_states(config)
             check_tree(config)
+            check_tools(config, template_of(model))
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
         if getattr(config.data, "reference_in_group", False) and parse(config.algorithm.added)[0] == "refined":
@@ -189,6 +191,8 @@ class LanguageFamily:
         ]
         if contrast := getattr(config.sampling, "contrast", ""):
             lines.insert(1, f"and those of changed prompts ({contrast}), scored but not trained on")
+        if tools := getattr(config.sampling, "tools", ()):
+            lines.insert(1, f"in at most {config.sampling.turns} turns each, which call {', '.join(tools)}")
         totals = {"completions": samples, "tokens sampled at most": samples * tokens, "completions to train": scored}
         return Arithmetic(tuple(lines), groups=data.prompts_per_step, totals=totals)
 
@@ -198,6 +202,7 @@ class LanguageFamily:
         """Load the model as a policy over tokens."""
         from mmgrpo.advantages.estimate import AdvantageRecipe
         from mmgrpo.policies.token import TokenPolicy
+        from mmgrpo.policies.tools import load_tools
         from pipelines.training import Training, exact_head
         from pipelines.vlm.frames import use_video_reader
 
@@ -207,7 +212,10 @@ class LanguageFamily:
         check_positions(config, locate(options.path))
         given: dict[str, Any] = {"path": locate(options.path)}
         if "template" in {f.name for f in fields(options)}:
-            given["template"] = {name: TRUTHS.get(value, value) for name, value in options.template.items()}
+            given["template"] = template_of(options)
+        if tools := getattr(sampling, "tools", ()):
+            given["template"]["tools"] = schemas(load_tools(tools))
+            check_template(given["path"], given["template"])
         model = importlib.import_module(self.module).load(
             replace(options, **given),
             Training.of(
@@ -231,6 +239,7 @@ class LanguageFamily:
         needed = AdvantageRecipe.of(config.algorithm).fields
         policy: Any = TokenPolicy(
             model,
+            tools=tools_of(config, model),
             divergence="divergence" in needed,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -323,6 +332,11 @@ class LanguageFamily:
         if not getattr(config.eval, "blind", False) or not (blank := self.blank(trainer.evaluation.prompts)):
             return {}
         return {"blind": trainer.measure("blind", blank).intervals()}
+
+
+def template_of(options: Any) -> dict[str, Any]:
+    """The arguments of the chat template."""
+    return {name: TRUTHS.get(value, value) for name, value in options.template.items()}
 
 
 def check_positions(config: Config, path: str) -> None:

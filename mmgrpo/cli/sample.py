@@ -113,7 +113,7 @@ def in_words(output: Output) -> str:
     from mmgrpo.types import Audio, Image, Text
 
     if isinstance(output, Text):
-        text = " ".join(output.text.split())
+        text = " ".join((output.transcript if output.turns else output.text).split())
         return f"{text[:200]}{'...' * (len(text) > 200)}" or "(an empty text)"
     if isinstance(output, Image):
         return f"an image of {output.pixels.shape[2]} x {output.pixels.shape[1]}"

@@ -17,6 +17,7 @@ A template that reads texts only has its media as marks in the text: ``marks={"a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,22 @@ CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 USER, ASSISTANT = "zqu0", "zqa1"
+THOUGHT, RESULTS = "zqd2", ("zqe3", "zqf4")
 """Words of a trial, which no template writes."""
+
+TOLD = """\
+# Tools
+
+You may call these functions, whose signatures are between <tools> tags:
+<tools>
+TOOLS
+</tools>
+
+To call one, write a JSON object with its name and its arguments between <tool_call> tags, and end your turn:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+"""What a model is told of its tools where its chat template does not tell it, in the form of Hermes."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,8 @@ class ChatTemplate:
     def __post_init__(self) -> None:
         if not self.renderer.chat_template:
             raise ValueError("the model's tokenizer has no chat template; add chat_template.jinja to its folder")
-        if unread := [name for name in self.arguments if not re.search(rf"\b{re.escape(name)}\b", self.source)]:
+        names = [name for name in self.arguments if name != "tools"]
+        if unread := [name for name in names if not re.search(rf"\b{re.escape(name)}\b", self.source)]:
             known = sorted(set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", self.source)) - {"add_generation_prompt"})
             raise ValueError(
                 f"model.template: the model's chat template does not read '{unread[0]}'.{nearest(unread[0], known)}"
@@ -66,9 +83,12 @@ class ChatTemplate:
 
     @cached_property
     def source(self) -> str:
-        """The template itself; of several the one of plain conversations."""
+        """The template itself; of several the one of plain conversations, or of those with tools."""
+        return self._source("tool_use" if self.tells else "default")
+
+    def _source(self, kind: str) -> str:
         source = self.renderer.chat_template
-        return str(source["default"] if isinstance(source, Mapping) else source)
+        return str(source.get(kind) or source["default"]) if isinstance(source, Mapping) else str(source)
 
     @cached_property
     def pinned(self) -> str:
@@ -82,7 +102,7 @@ class ChatTemplate:
         given to the template in the form that it reads. ValueError for a conversation that the template refuses.
         """
         try:
-            return self._render([self._formed(message) for message in messages], generate)
+            return self._render([self._formed(message) for message in self._told(messages)], generate)
         except Exception as error:  # whatever a template raises for a conversation that it does not take
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ValueError(
@@ -117,6 +137,99 @@ class ChatTemplate:
         except ValueError:
             return ""
         return text.rpartition(ASSISTANT)[2] if ASSISTANT in text else ""
+
+    @property
+    def _end(self) -> str:
+        """The token of ``end_of_turn``."""
+        return next(iter(self.end_of_turn.split()), "")
+
+    def reply(self, results: Sequence[str]) -> str:
+        """What the template writes behind the token that ends the assistant's turn, where the calls of that turn have
+        these results, up to the beginning of its next turn. ValueError for a template that writes no such turns."""
+        said = [_turn("user", USER), _turn("assistant", ASSISTANT), *(_turn("tool", result) for result in results)]
+        end = self._end
+        asked, begun = self.text(said[:1], generate=False), self.text(said[:1])
+        header = begun.removeprefix(asked) if begun.startswith(asked) else begun.rpartition(USER)[2]
+        _, _, rest = self.text(said).partition(ASSISTANT)
+        _, ended, reply = rest.partition(end) if end else ("", "", "")
+        if not (ended and reply.endswith(header) and all(result in reply for result in results)):
+            raise ValueError(
+                "sampling.tools: the model's chat template does not write turns of a user behind those of the "
+                "assistant, each with its end; change chat_template.jinja, or choose another model"
+            )
+        return reply
+
+    @cached_property
+    def appends(self) -> bool:
+        """Whether the template writes a conversation with tools as its turns are sampled and read one after the other.
+        Some do not: they drop earlier thoughts (Qwen3 with ``enable_thinking`` false drops the empty one)."""
+        opening = self.prefilled or "<think>\n"
+        said = f"{opening}{ASSISTANT}" if "</think>" in opening else f"{opening}{THOUGHT}\n</think>\n\n{ASSISTANT}"
+        sampled = said.removeprefix(self.prefilled) + self._end
+        one, two = ([_turn("assistant", said), _turn("tool", result)] for result in RESULTS)
+        asked = _turn("user", USER)
+        written = [self.text([asked]), *(f"{sampled}{self.reply([result])}" for result in RESULTS)]
+        return self.text([asked, *one, *two]) == "".join(written)
+
+    @cached_property
+    def tells(self) -> bool:
+        """Whether the template itself writes the tools, asks for calls as JSON in ``<tool_call>``, and writes results
+        (Hermes, Qwen2.5, Qwen3). Others ask for calls in another form, or know of none; the tools are then written into
+        the system prompt, and results into a turn of the user, as Hermes does."""
+        source = self._source("tool_use")
+        if not (self.arguments.get("tools") and re.search(r"\btools\b", source)):
+            return False
+        for form in (lambda text: text, lambda text: [_part(text)]):
+            turns = (("user", USER), ("assistant", ASSISTANT), ("tool", RESULTS[0]))
+            try:
+                text = self.renderer.apply_chat_template(
+                    [{"role": role, "content": form(said)} for role, said in turns],
+                    tokenize=False,
+                    chat_template=source,
+                    **self.arguments,
+                )
+            except Exception:  # a template that concatenates a list, or refuses a role
+                continue
+            if RESULTS[0] in text and re.search(r"<tool_call>\s*\{", text):
+                return True
+        return False
+
+    def _told(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Messages whose tools, and what they wrote, are told as the template knows them (``tells``)."""
+        tools = self.arguments.get("tools")
+        if not tools or self.tells:
+            return messages
+        turns: list[Mapping[str, Any]] = []
+        for place, message in enumerate(messages):
+            if message["role"] != "tool":
+                turns.append(message)
+                continue
+            answer = f"<tool_response>\n{message['content'][0]['text']}\n</tool_response>"
+            if messages[place - 1]["role"] == "tool":
+                answer = f"{turns.pop()['content'][0]['text']}\n{answer}"
+            turns.append(_turn("user", answer))
+        about = TOLD.replace("TOOLS", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        first, own = turns[0], turns[0]["role"] == "system"
+        if own or not self._takes_system:
+            parts = list(first["content"])
+            words, at = ("\n\n" + about, len(parts) - 1) if own else (about + "\n\n", 0)
+            if parts[at]["type"] == "text":
+                parts[at] = _part(parts[at]["text"] + words if own else words + parts[at]["text"])
+            else:
+                parts.insert(len(parts) if own else 0, _part(words))
+            return [{**first, "content": parts}, *turns[1:]]
+        return [_turn("system", about), *turns]
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether a system prompt stays at the beginning of a conversation; some write it before the last turn of the
+        user (Mistral Nemo)."""
+        try:
+            turns = ("system", USER), ("user", RESULTS[0]), ("assistant", ASSISTANT), ("user", RESULTS[1])
+            text = self._render([self._formed(_turn(*turn)) for turn in turns], True)
+        except Exception:  # a template that refuses the role
+            return False
+        return 0 <= text.find(USER) < text.find(RESULTS[0])
 
     @cached_property
     def _forms(self) -> dict[str, tuple[bool, bool]]:
@@ -158,9 +271,11 @@ class ChatTemplate:
         return {"role": role, "content": "".join(words)}
 
     def _render(self, messages: Sequence[Mapping[str, Any]], generate: bool) -> str:
-        changed = {"chat_template": self.pinned} if self.pinned != self.source else {}
+        several = isinstance(self.renderer.chat_template, Mapping)
+        changed = {"chat_template": self.pinned} if several or self.pinned != self.source else {}
+        given = {name: value for name, value in self.arguments.items() if name != "tools" or self.tells}
         return self.renderer.apply_chat_template(
-            list(messages), add_generation_prompt=generate, tokenize=False, **changed, **self.arguments
+            list(messages), add_generation_prompt=generate, tokenize=False, **changed, **given
         )
 
 

@@ -17,6 +17,7 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.policies.tools import ENDS, NUMBERS
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.types import OWN, Decisions, Output, Request
@@ -56,7 +57,8 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
     """How a round was drawn. ``rollout/explored_rank``, of rollouts that explore: ``rank_agreement`` of the policy's
     own rows. ``rollout/neighbor_entropy``, of neighbors: mean entropy of the softmax, at most ln G.
     ``rollout/sampler_gap`` and ``/sampler_gap_most``, where another sampler drew: mean and largest difference between
-    its log-probs and the trainer's, in nats per decision."""
+    its log-probs and the trainer's, in nats per decision. Of completions that call tools the means of their numbers,
+    ``rollout/failed_call_fraction`` of all calls, and ``rollout/ended_<why>``, the fraction that ended so."""
     metrics, fields, rows = {}, decisions.fields, decisions.origin == OWN
     if "explored_reward" in fields:
         cheap, key = fields["explored_reward"], decisions.keys["prompt"]
@@ -66,6 +68,11 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
     if "sampler_log_probs" in fields and bool((real := decisions.decision_mask & rows[:, None]).any()):
         gap = (fields["sampler_log_probs"] - decisions.log_probs).abs()[real].double()
         metrics |= {"rollout/sampler_gap": float(gap.mean()), "rollout/sampler_gap_most": float(gap.max())}
+    if "tool_calls" in fields and bool(rows.any()):
+        turns, calls, failed, end = (fields[name][rows].double() for name in NUMBERS)
+        metrics |= {"rollout/turns": float(turns.mean()), "rollout/tool_calls": float(calls.mean())}
+        metrics["rollout/failed_call_fraction"] = float(failed.sum() / calls.sum()) if bool(calls.any()) else 0.0
+        metrics |= {f"rollout/ended_{why}": float((end == place).double().mean()) for place, why in enumerate(ENDS)}
     return metrics
 
 

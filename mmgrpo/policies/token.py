@@ -56,6 +56,7 @@ from mmgrpo.policies.token_model import (
     with_answers,
 )
 from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
+from mmgrpo.policies.tools import NUMBERS, WALKING, Conversations, Tools, refuse_beside
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import Networks
@@ -112,6 +113,7 @@ class TokenPolicy:
         variants: str = "",
         states: str = "",
         tree: str = "",
+        tools: Tools | None = None,
         divergence: bool = False,
         logits_chunk_size: int = 4096,
         features_kept: int = 0,
@@ -124,10 +126,11 @@ class TokenPolicy:
         the old log-probs are then computed again as training computes them, and those of the sampler are stored for a
         mismatch correction. ``contrast`` names a change of the prompt under which further rows are sampled
         (``CONTRASTS``); ``variants`` forms of it among which its group is divided (``VARIANTS``); ``states`` those of a
-        completion that rewards judge (``STATES``), and ``tree`` how samples share tokens (``TREES``). ``divergence``
-        records how much the members of a group differ at each position, for credits that need it. ``features_kept`` is
-        the number of prompts whose features of frozen media are cached across rounds, ``draw_batch_size`` that of
-        completions that are drawn at a time (0: all), which bounds the memory of keys and values."""
+        completion that rewards judge (``STATES``), ``tree`` how samples share tokens (``TREES``), and ``tools`` what
+        completions call. ``divergence`` records how much the members of a group differ at each position, for credits
+        that need it. ``features_kept`` is the number of prompts whose features of frozen media are cached across
+        rounds, ``draw_batch_size`` that of completions that are drawn at a time (0: all), which bounds the memory of
+        keys and values."""
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
         if not 0 < top_p <= 1:
@@ -173,6 +176,19 @@ class TokenPolicy:
         self.tree = bind(tree, TREES, "sampling.tree")({}) if tree else None
         if self.tree:
             self.keys = frozenset({"prompt", "tree"})
+        self.tools = tools
+        if tools:
+            self.provides -= {f"{name} of samples" for name in WALKING}
+            used = {"search": search.removeprefix("sample"), "contrast": contrast, "variants": variants}
+            used |= {"states": states, "tree": tree}
+            refuse_beside({f"sampling.{name}": value for name, value in used.items()})
+            refuse_beside(
+                {
+                    "data.reference_in_group": reference_in_group,
+                    "algorithm.credit": divergence and "the divergence of samples",
+                    "model.family": bool(model.begin_suppress_tokens) and "one that suppresses first tokens",
+                }
+            )
         if variants and (search == "beam" or reference_in_group):
             raise ValueError(
                 f"sampling.variants: got '{variants}' with sampling.search beam or data.reference_in_group, expected "
@@ -189,6 +205,7 @@ class TokenPolicy:
         recorded = {"sampler_log_probs": bool(sampling_dtype), "divergence": divergence, "variant": bool(variants)}
         self.fields = frozenset({"truncated", "entropy"} | {name for name, on in recorded.items() if on})
         self.fields |= STATE_FIELDS if self.text_states else frozenset()
+        self.fields |= frozenset(NUMBERS if tools else ())
         self.engine: Drawer | None = None
 
     def draw_with(self, engine: Drawer) -> None:
@@ -216,6 +233,10 @@ class TokenPolicy:
         queries, drawing = self._queries(request)
         certain, most = "certainty" in request.records, drawing.max_tokens
         sequences, completions = self.generate(queries, drawing, self.search, certain, self.engine)
+        turns = self._converse(sequences, completions, queries, drawing, certain, self.engine)
+        if turns:
+            completions = turns.drawn
+            sequences = replace(sequences, ids=completions.ids, real=completions.real, observed=turns.observed)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
         if "divergence" in self.fields:
             numbers["divergence"] = completions.divergence
@@ -230,12 +251,14 @@ class TokenPolicy:
             names = ["entropy", *(["certainty"] if certain else [])] if self.engine else []
             numbers |= {"sampler_log_probs": completions.log_probs, **self._trained(sequences, names)}
         if self.engine:
-            self.engine.compare(completions.log_probs, numbers["log_probs"], sequences.real)
+            self.engine.compare(completions.log_probs, numbers["log_probs"], sequences.written)
         origin = put(torch.tensor([query.origin for query in queries])[sequences.prompts], self.device)
         if self.reference_in_group:
             answers = [self.model.spell(answer_of(prompt))[:most] for prompt in request.prompts]
             sequences, numbers, origin = with_answers(sequences, numbers, origin, answers, self.model.pad_id)
-        ended, real = self._ended(sequences), sequences.real
+        outputs = self._told(sequences, turns) if turns else self._decode(sequences)
+        ended = turns.ended if turns else self._ended(sequences)
+        real = sequences.written
         rows, width = real.shape
         sampled = (origin != REFERENCE)[:, None]  # only an answer of the data set can contain a suppressed token
         loss_mask = real & (origin != CONTRAST)[:, None] & (sampled | self._has_probability(sequences.ids))
@@ -251,9 +274,10 @@ class TokenPolicy:
                 "truncated": (~ended).float(),
                 **numbers,
                 **self._records(sequences, prompts, request.records),
+                **(turns.fields() if turns else {}),
             },
         )
-        rollout = Rollout(prompts, self._decode(sequences), decisions, sequences, evaluations=rows * width)
+        rollout = Rollout(prompts, outputs, decisions, sequences, evaluations=rows * width)
         if self.text_states:
             rollout = self._with_states(rollout, sequences, request, drawing)
         return self._looked(rollout, sequences) if "visual_dependency" in request.records else rollout
@@ -267,6 +291,10 @@ class TokenPolicy:
                 "sample of the policy besides the reference answer; raise data.group_size"
             )
         forced = self._forced(request)
+        if self.tools and forced:
+            raise ValueError(
+                "sampling.tools: got completions that begin with given tokens, expected those of the policy alone"
+            )
         queries = [
             Query(
                 prompt,
@@ -291,8 +319,48 @@ class TokenPolicy:
             self.engine.begin(context, self._cached_features(context, queries), queries, drawing)
 
     def _context(self, queries: Sequence[Query]) -> Context:
-        context = self.model.encode([query.prompt for query in queries]).to(self.device)
+        distinct, index = distinct_prompts([query.prompt for query in queries])
+        context = self.model.encode(distinct).to(self.device)
+        if len(distinct) < len(queries):
+            context = context.take(index)
         return context.continued([query.forced for query in queries])
+
+    def _converse(
+        self,
+        sequences: Sequences,
+        drawn: Generated,
+        queries: Sequence[Query],
+        drawing: Drawing,
+        certain: bool = False,
+        engine: Drawer | None = None,
+    ) -> Conversations | None:
+        """The completions that begin with the turns that were drawn; None without tools."""
+        if self.tools is None:
+            return None
+
+        def draw(some: Sequence[Query], limit: int, turn: int) -> Generated:
+            later = replace(drawing, seed=derive(drawing.seed, "turn", turn), max_tokens=limit)
+            return self.generate(some, later, certain=certain, engine=engine)[1]
+
+        rows, ends = [queries[place] for place in sequences.prompts.tolist()], frozenset(self.ends.tolist())
+        return self.tools.converse(drawn, rows, draw, self.model, ends, drawing.max_tokens, drawing.seed)
+
+    def _told(self, sequences: Sequences, turns: Conversations) -> list[Text]:
+        """The last turn of each completion, with those before it and the calls."""
+        seen, prefilled = sequences.context.seen, sequences.context.prefilled
+        return [
+            Text(
+                one.text,
+                one.written,
+                one.end == "tokens",
+                seen[row] if seen else (),
+                str(prefilled[row]) if prefilled else "",
+                tuple(one.last),
+                tuple(one.turns),
+                tuple(one.calls),
+            )
+            for row, one in zip(sequences.prompts.tolist(), turns.episodes, strict=True)
+        ]
 
     def _grown(self, request: Request, tree: TextTree) -> Rollout:
         """The leaves of a tree of each prompt."""
@@ -424,8 +492,9 @@ class TokenPolicy:
         """Sample at the evaluation temperature (0 is greedy)."""
         queries = [Query(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
         drawing = Drawing(request.seed, self.evaluation_temperature, self.max_tokens, self.top_p, request.round)
-        sequences, _ = self.generate(queries, drawing)
-        return self._decode(sequences)
+        sequences, drawn = self.generate(queries, drawing)
+        turns = self._converse(sequences, drawn, queries, drawing)
+        return [*self._told(sequences, turns)] if turns else self._decode(sequences)
 
     def keep_reference(self) -> None:
         """Store the present network as the reference of KL terms."""
@@ -650,7 +719,7 @@ class TokenPolicy:
         """``log_probs`` as training computes them, and ``MEASURES``: without autocast, in one forward pass over whole
         completions."""
         tables = {name: torch.zeros(sequences.real.shape, device=self.device) for name in ("log_probs", *measures)}
-        for part in sequences.split(sequences.real, eval_batch_size):
+        for part in sequences.split(sequences.written, eval_batch_size):
             scores = self._score(self.network, sequences, part, measures)
             for table, values in zip(tables.values(), scores, strict=True):
                 table[part.rows, part.positions] = values
@@ -773,7 +842,12 @@ class TokenPolicy:
         return context, self._features(self.network, context, names) if self.model.frozen_media else None
 
     def _cached_features(self, context: Context, queries: Sequence[Query]) -> Features:
-        """Features for sampling, from the cache where it has them."""
+        """Features for sampling, of each prompt once, from the cache where it has them."""
+        first = {id(query.prompt): row for row, query in reversed([*enumerate(queries)])}
+        if len(first) < len(queries):
+            rows = sorted(first.values())
+            found = self._cached_features(context.take(rows), [queries[row] for row in rows])
+            return [found[rows.index(first[id(query.prompt)])] for query in queries] if found else found
         names = [query.prompt.id for query in queries]
         if not (self.model.frozen_media and self.feature_cache.capacity):
             return self._features(self.network, context, names)

@@ -79,6 +79,13 @@ class Sequences:
     """Seed of the request, from which changes of the prompts are drawn."""
     temperature: float = 1.0
     """Temperature at which completions are scored, that of sampling."""
+    observed: Bool[Tensor, "B T"] | None = None
+    """Tokens of completions that tools wrote; None: the policy wrote all that are ``real``."""
+
+    @property
+    def written(self) -> Bool[Tensor, "B T"]:
+        """Tokens that the policy wrote, its decisions."""
+        return self.real if self.observed is None else self.real & ~self.observed
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Tokens]:
         """Parts of at most ``limit`` rows; a row's tokens share its forward pass."""

@@ -53,7 +53,7 @@ def write_completions(
     for i, output in enumerate(shown.outputs):
         if not isinstance(output, Text):
             raise TypeError(f"got {type(output).__name__}, expected completions to be Text outputs")
-        completion = {"completion": output.whole, "tokens": output.tokens, "truncated": output.truncated}
+        completion = {"completion": output.transcript, "tokens": output.tokens, "truncated": output.truncated}
         row = _row(stem, shown, i, media[i], aligned[i] if aligned else ())
         rows.append({**row, "boxes": dict(boxes[i]) if boxes else {}, **completion})
     _write_rows(stem, rows)

@@ -311,7 +311,7 @@ class GroupFolder:
     def output(self, stem: str, output: Output) -> dict[str, Any]:
         """The kind of an output, its file or text, and its size."""
         if isinstance(output, Text):
-            return {"kind": "text", "text": self.cut(output.whole), "tokens": output.tokens}
+            return {"kind": "text", "text": self.cut(output.transcript), "tokens": output.tokens}
         if isinstance(output, Image):
             image = to_pil(output)
             return {"kind": "image", "file": self.write(stem, image_within(image, self.share))}

@@ -7,7 +7,8 @@
 Of a prompt only ``text`` is required; ``prompt`` is its place in ``prompts``. A turn is ``{"role": "user", "parts":
 ["text", {"kind": "image", "source": {"image": MEDIUM}, "options": {}}]}``. An output is one of
 
-    {"text": "...", "tokens": 3, "truncated": false, "seen": [[height, width]]}
+    {"text": "...", "tokens": 3, "truncated": false, "seen": [[height, width]], "turns": [], "calls":
+     [{"name": "search", "arguments": {}, "result": "...", "error": ""}]}
     {"image": MEDIUM}    {"video": MEDIUM or a list of images, "fps": 8}    {"audio": MEDIUM, "rate": 16000}
 
 The bytes of a medium are a PNG file (RGB of 8 bits: levels / 255), a FLAC file, or a safetensors file with one float32
@@ -40,7 +41,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from mmgrpo.scoring.wire import LENGTH
-from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Turn, Video
+from mmgrpo.types import Audio, Call, Image, Media, Output, Prompt, Text, Turn, Video
 
 VERSION = 1
 JSON, FRAMES = "application/json", "application/vnd.mmgrpo.score"
@@ -113,8 +114,14 @@ def write(
     def output_as_json(output: Output) -> dict[str, Any]:
         if isinstance(output, Text):
             seen = [list(size) for size in output.seen]
+            more = {
+                "prefilled": output.prefilled,
+                "ids": list(output.ids),
+                "turns": [{"role": turn.role, "parts": list(turn.parts)} for turn in output.turns],
+                "calls": [vars(call) for call in output.calls],
+            }
             return {"text": output.text, "tokens": output.tokens, "truncated": output.truncated, "seen": seen} | {
-                key: value for key, value in (("prefilled", output.prefilled), ("ids", list(output.ids))) if value
+                key: value for key, value in more.items() if value
             }
         if isinstance(output, Image):
             return {"image": medium(output.pixels)}
@@ -252,7 +259,7 @@ def _shown(value: Any) -> str:
 
 _ANY = (type(None), bool, int, float, str, list, dict)
 _FIELDS = {
-    "text": {"tokens", "truncated", "seen", "prefilled", "ids"},
+    "text": {"tokens", "truncated", "seen", "prefilled", "ids", "turns", "calls"},
     "image": set(),
     "video": {"fps"},
     "audio": {"rate"},
@@ -299,16 +306,30 @@ class _Reader:
         text, name, task = (
             _take(row, key, str, where, *default) for key, default in (("text", ()), ("id", ("",)), ("task", ("",)))
         )
+        turns = self.turns(row, where)
+        answer = _take(row, "answer", _ANY, where, None)
+        meta, columns = (_take(row, key, dict, where, {}) for key in ("meta", "columns"))
+        for key, one in (("text", text), ("id", name), ("task", task)):
+            self.refuse_text(one, f"{where}.{key}")
+        return Prompt(text, name, answer, task, meta, turns, columns)
+
+    def turns(self, row: Any, where: str) -> tuple[Turn, ...]:
         turns = []
         for place, turn in enumerate(_take(row, "turns", list, where, [])):
             here = f"{where}.turns[{place}]"
             parts = [self.part(one, here) for one in _take(turn, "parts", list, here)]
             turns.append(Turn(_take(turn, "role", str, here), tuple(parts)))
-        answer = _take(row, "answer", _ANY, where, None)
-        meta, columns = (_take(row, key, dict, where, {}) for key in ("meta", "columns"))
-        for key, one in (("text", text), ("id", name), ("task", task)):
-            self.refuse_text(one, f"{where}.{key}")
-        return Prompt(text, name, answer, task, meta, tuple(turns), columns)
+        return tuple(turns)
+
+    def calls(self, row: Any, where: str) -> tuple[Call, ...]:
+        calls = []
+        for place, call in enumerate(_take(row, "calls", list, where, [])):
+            here = f"{where}.calls[{place}]"
+            name, result, error = (_take(call, key, str, here, "") for key in ("name", "result", "error"))
+            for key, one in (("name", name), ("result", result), ("error", error)):
+                self.refuse_text(one, f"{here}.{key}")
+            calls.append(Call(name, _take(call, "arguments", dict, here, {}), result, error))
+        return tuple(calls)
 
     def part(self, one: Any, where: str) -> str | Media:
         if isinstance(one, str):
@@ -339,7 +360,8 @@ class _Reader:
             text = _take(row, "text", str, where)
             for key, one in (("text", text), ("prefilled", prefilled)):
                 self.refuse_text(one, f"{where}.{key}")
-            return Text(text, tokens, truncated, sizes, prefilled, tuple(ids))
+            turns, calls = self.turns(row, where), self.calls(row, where)
+            return Text(text, tokens, truncated, sizes, prefilled, tuple(ids), turns, calls)
         if kinds == ["image"]:
             return Image(self.pixels(row["image"], f"{where}.image", 3))
         if kinds == ["video"]:

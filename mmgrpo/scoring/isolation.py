@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmgrpo.types import Answer, Audio, Image, Media, Output, Prompt, Text, Turn, Video
+from mmgrpo.types import Answer, Audio, Call, Image, Media, Output, Prompt, Text, Turn, Video
 
-VALUES = (Prompt, Answer, Turn, Media, Text, Image, Video, Audio)
+VALUES = (Prompt, Answer, Turn, Media, Text, Call, Image, Video, Audio)
 """Classes of prompts and outputs, and of what they contain."""
 
 

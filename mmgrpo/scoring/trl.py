@@ -143,7 +143,8 @@ def _arguments(
         **columns,
         "prompts": [as_messages(one) if talk else one.text for one, talk in zip(prompts, spoken)],
         "completions": [
-            [{"role": "assistant", "content": text.whole}] if talk else text.whole for text, talk in zip(texts, spoken)
+            [*map(_message, text.turns), {"role": "assistant", "content": text.whole}] if talk else text.transcript
+            for text, talk in zip(texts, spoken)
         ],
         "completion_ids": [list(text.ids) for text in texts],
         "trainer_state": TrainerState(now.step, now.steps),

@@ -29,6 +29,23 @@ CHATML = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """Concatenates contents; a system prompt of its own where the row has none (Qwen2.5, SmolLM2)."""
 
+TOOLS = """\
+{%- set own = messages[0].role == 'system' %}
+{%- set system = messages[0].content if own else 'DEFAULT' %}
+{%- if tools %}{% set call = '<tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>' %}
+{%- set told = 'Call tools as ' + call + ':\\n' + (tools | map('tojson') | join('\\n')) %}
+{%- set system = system + '\\n\\n' + told %}{% endif %}
+{{- '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}
+{%- for message in (messages[1:] if own else messages) %}
+{%- if message.role == 'tool' %}
+{%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- else %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Writes tools into the system prompt and their results into a turn of the user (Qwen2.5 with tools)."""
+
 QWEN3 = """\
 {%- for message in messages %}
 {%- if message.content is string %}{% set content = message.content %}{% else %}{% set content = '' %}{% endif %}
@@ -94,6 +111,8 @@ class Kind:
     ends: Sequence[str] = ("<|im_end|>", "<|endoftext|>")
     """Those of the generation configuration."""
     generation: Mapping[str, Any] | None = None
+    added: Sequence[str] = ()
+    """Words that are one token, and no special one."""
 
 
 LLAMA_SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -103,6 +122,7 @@ KINDS: Mapping[str, Kind] = {
         CHATML.replace("DEFAULT", "You are a helpful assistant"),
         generation={"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.001, "repetition_penalty": 1.05},
     ),
+    "tools": Kind(TOOLS.replace("DEFAULT", "You are a helpful assistant"), added=("<tool_call>", "</tool_call>")),
     "smollm2": Kind(
         CHATML.replace("DEFAULT", "You are an assistant named Smol"), pad="<|im_end|>", ends=("<|im_end|>",)
     ),
@@ -149,6 +169,7 @@ def tokenizer_of(form: Kind) -> Any:
 
     words = f"{TINY_WORDS} You are helpful an named Smol Today Date : 26 Jul 2024 model what be brief".split()
     tokenizer = word_tokenizer(words, form.special, form.template or None, end=form.end, pad=form.pad or None)
+    tokenizer.add_tokens(list(form.added))
     return bounded(tokenizer, form.bos)
 
 

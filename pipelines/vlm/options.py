@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, LONG_TEXT, POSITIVE_FRACTION, Text, one_of, within
+from mmgrpo.config.ranges import (
+    ANY_TEXT,
+    COUNT,
+    COUNT_OR_ZERO,
+    FRACTION,
+    LONG_TEXT,
+    POSITIVE_FRACTION,
+    Text,
+    one_of,
+    within,
+)
 from mmgrpo.config.settings import Data, Eval
 from pipelines.options import ModelOptions, TokenSampling
 
@@ -108,6 +118,18 @@ class VlmSampling(TokenSampling):
     tree: Annotated[str, ANY_TEXT] = ""
     """Tree sampling, in which the samples of a prompt share prefixes: text_tree(children=2, depth=3, tokens=64)
     (TreeRPO), with one sample per leaf; empty: independent samples."""
+    tools: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    """Tools that completions may call, functions or classes of your own: my_tools:search. Calls and results are parts
+    of one completion, of which only the model's own tokens are trained on; empty: none."""
+    turns: Annotated[int, within("[1, 1e4]")] = 4
+    """With tools: maximum number of turns of the model in a completion; calls in the last one are not answered."""
+    observation_tokens: Annotated[int, COUNT] = 512
+    """With tools: length to which the result of a call is cut. It counts in max_tokens."""
+    tool_seconds: Annotated[float, within("[0.001, 86400]")] = 30.0
+    """With tools: time after which a call that has not answered counts as failed."""
+    tool_workers: Annotated[int, COUNT] = 1
+    """With tools: completions whose calls are answered at a time, by threads. Raise it for tools that wait for others,
+    a search over the network for instance; 1: one after the other, always in the same order."""
     dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
     """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty:
     model.dtype."""

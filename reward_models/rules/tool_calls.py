@@ -3,8 +3,8 @@
     {"text": "...", "answer": [{"name": "zoom", "parameters": {"x": 1, "y": 2}}]}
 
 A completion calls tools in ``<tool_call>`` tags, one or more objects of JSON {"name", "parameters"} (or "arguments")
-in each, after its thought. A row whose answer is an empty list expects none, but a ``<response>``; one with
-``"response": true`` expects both.
+in each, after its thought; with ``sampling.tools`` the calls of all its turns count. A row whose answer is an empty
+list expects none, but a ``<response>``; one with ``"response": true`` expects both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import permutations
 from typing import Any
 
 from mmgrpo.scoring.manifest import reward
-from mmgrpo.types import Output, Prompt
+from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.groups import groups
 from reward_models.rules.json_answers import same
 from reward_models.rules.parsing import MAX_CHARACTERS, malformed
@@ -60,7 +60,7 @@ def tool_match(prompts: Sequence[Prompt], outputs: Sequence[Output], strict: boo
     """
     values = []
     for prompt, text in zip(prompts, texts(outputs, "tool_match"), strict=True):
-        gold, found = gold_calls(prompt), calls_in(text.text)
+        gold, found = gold_calls(prompt), calls_made(text)
         if not gold:
             values.append(0.0)
         elif not found:
@@ -107,6 +107,14 @@ def assigned(table: Sequence[Sequence[float]]) -> float:
         free.discard(best)
         total += row[best]
     return total
+
+
+def calls_made(text: Text) -> list[Call] | None:
+    """The calls of a completion, those included that tools have answered; None where one cannot be read."""
+    last = calls_in(text.text)
+    if last is None or not all(call.name for call in text.calls):
+        return None
+    return [*((call.name, dict(call.arguments)) for call in text.calls), *last]
 
 
 def calls_in(completion: str) -> list[Call] | None:
@@ -164,7 +172,7 @@ def tool_economy(
     if not c > 0:
         raise ValueError(f"tool_economy: c: got {c}, expected above 0")
     values = task(prompts, outputs, tags)
-    calls = [number_of_calls(text.whole) for text in texts(outputs, "tool_economy")]
+    calls = [len(text.calls) + number_of_calls(text.whole) for text in texts(outputs, "tool_economy")]
     rewards = [0.0] * len(values)
     for rows in groups(prompts):
         good = [row for row in rows if values[row] >= right]

@@ -1,11 +1,12 @@
 """Runs in the environment of ``make engine``: vLLM draws for a tiny Qwen2.5-VL; what happened is written as JSON.
 
-python -m tests.libraries.engines.worker FOLDER LORA
+python -m tests.libraries.engines.worker FOLDER merged|adapter|whole
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from dataclasses import replace
@@ -22,6 +23,7 @@ from mmgrpo.family import Drawable, families
 from mmgrpo.scoring.server import Running
 from mmgrpo.types import Image, Media, Prompt, Request, Turn, Video
 from pipelines import vlm
+from pipelines.vlm import qwen_vl_tiny
 from pipelines.vlm.qwen_vl_tiny import TINY_WORDS, write_model
 
 
@@ -38,7 +40,13 @@ PROMPTS = [
 ]
 
 
+CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "3 + 4"}}</tool_call>'
+
+
 def main(folder: Path, lora: str) -> None:
+    whole = lora == "whole"
+    if whole:
+        qwen_vl_tiny.TAGS = (*qwen_vl_tiny.TAGS, "<tool_call>", "</tool_call>")
     # vLLM's attention on a CPU takes heads of 32 and more.
     path = write_model(
         folder / "model",
@@ -54,13 +62,17 @@ def main(folder: Path, lora: str) -> None:
     owner = families()["qwen_vl"]
     assert isinstance(owner, Drawable)
     config = config_class(owner.sections)()
+    adapters = {} if whole else {"lora_rank": 4, "lora_targets": ["q_proj", "down_proj"]}
+    called: Any = {"max_tokens": 96, "tools": ["pipelines.vlm.calculator:calculate"], "turns": 3}
     config = replace(
         config,
-        model=replace(config.model, path=path, lora_rank=4, lora_targets=["q_proj", "down_proj"], max_prompt_tokens=64),
-        sampling=replace(config.sampling, max_tokens=6, temperature=0.7),
-        rollout=Engine(engine="vllm", eager=True, max_gap=1e-5, lora=lora),
+        model=replace(config.model, path=path, max_prompt_tokens=400 if whole else 64, **adapters),
+        sampling=replace(config.sampling, temperature=0.7, **(called if whole else {"max_tokens": 6})),
+        rollout=Engine(engine="vllm", eager=True, max_gap=1e-4 if whole else 1e-5, lora="merged" if whole else lora),
     )
     policy: Any = owner.policy(config, "cpu")
+    decode = policy.model.decode
+    policy.model.decode = lambda ids: re.sub(r"\b[a-h]\w*", CALL, decode(ids))  # many words read as a call
     owner.draw_with_engine(config, policy, "cpu", 1, 0)
     engine, weights = policy.engine, policy.engine.weights
     number, found = 0, {}
@@ -70,14 +82,16 @@ def main(folder: Path, lora: str) -> None:
         with torch.no_grad():
             for place, one in enumerate(policy.network.parameters()):
                 if one.requires_grad:
-                    one += 0.1 * torch.randn(one.shape, generator=torch.Generator().manual_seed(100 * number + place))
+                    one += (0.05 if whole else 0.1) * torch.randn(
+                        one.shape, generator=torch.Generator().manual_seed(100 * number + place)
+                    )
 
     def round_() -> Any:
         nonlocal number
         number += 1
         return policy.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=number, round=number))
 
-    gaps, sent, load = [], [], engine.engine.load
+    gaps, sent, results, load = [], [], [], engine.engine.load
 
     def counted(tensors: Any, version: int) -> None:
         pairs = list(tensors)
@@ -89,12 +103,14 @@ def main(folder: Path, lora: str) -> None:
         made = round_()
         gap = (made.decisions.fields["sampler_log_probs"] - made.decisions.log_probs).abs()
         gaps.append(float(gap.max()))
+        results += [call.result for text in made.outputs for call in text.calls]
         moved()
     found["gaps"] = gaps
     found["sent"] = [*sent]
+    found["results"] = results
     found["distinct"] = len({tuple(row.tolist()) for row in made.steps.ids})
 
-    part = "weight" if lora == "merged" else "lora_B.weight"
+    part = "lora_B.weight" if lora == "adapter" else "weight"
     norms = [f"model.language_model.layers.{place}.self_attn.q_proj.{part}" for place in (0, 1)]
     stale = {name: value.clone() for name, value in weights()}
     faults = {

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 
 from mmgrpo.scoring.envelope import FRAMES, JSON, Limits, Malformed, TooLarge, read, write
-from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
+from mmgrpo.types import Audio, Call, Image, Media, Prompt, Text, Turn, Video
 from tests.unit.scoring.serving import pictures
 
 LIMITS = Limits()
@@ -280,6 +280,9 @@ def test_an_answer_may_be_yes_and_a_number_may_be_whole():
         (body(text="a", seen=[3]), (), "outputs[0].seen: got '[3]' (list), expected a list of [height, width]"),
         (body(text="a", seen=[[1, 2.0]]), (), "outputs[0].seen: got '[[1, 2.0]]' (list)"),
         (body(text="a", seen=[[1, 2], [1, 2, 3]]), (), "outputs[0].seen: got '[[1, 2], [1, 2, 3]]' (list)"),
+        (body(text="a", calls=[{"name": 3}]), (), "outputs[0].calls[0].name: got '3' (int)"),
+        (body(text="a", calls=[{"arguments": []}]), (), "outputs[0].calls[0].arguments: got '[]' (list)"),
+        (body(text="a", turns=[{"role": "tool"}]), (), "outputs[0].turns[0]"),
         (body(tokens=3), (), "outputs[0]: got the fields ['tokens'], expected an output"),
         (body(image=1, fps=1), (b"x",), "outputs[0]: got the fields ['fps', 'image'], expected an output"),
         (body(text="a", truncated=1), (), "outputs[0].truncated: got '1' (int), expected bool"),
@@ -297,6 +300,14 @@ def test_the_beginning_of_an_answer_arrives_where_there_is_one():
     sent = [Text("4", prefilled="<think>\n"), Text("4")]
     assert list(read(FRAMES, write("r", [PROMPT] * 2, sent, ["a", "b"]), LIMITS).outputs) == sent
     assert b"prefilled" not in write("r", [PROMPT], sent[1:], ["b"])  # which an older server does not know
+
+
+def test_turns_and_calls_arrive_where_there_are_some():
+    turns = (Turn("assistant", ("a",)), Turn("tool", ("7",)))
+    sent = [Text("4", turns=turns, calls=(Call("add", {"x": [1, {"y": None}]}, "7"), Call("", {}, error="broken")))]
+    assert list(read(FRAMES, write("r", [PROMPT], sent, ["a"]), LIMITS).outputs) == sent
+    plain = write("r", [PROMPT], [Text("4")], ["a"])
+    assert b"calls" not in plain and b"turns" not in plain.partition(b"outputs")[2]
 
 
 def test_what_is_not_said_of_a_prompt_or_a_text_is_empty():

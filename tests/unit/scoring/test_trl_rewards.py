@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from mmgrpo.data.rows import as_prompts
 from mmgrpo.rewards import from_trl, scorer
 from mmgrpo.scoring import trl
 from mmgrpo.scoring.progress import report
-from mmgrpo.types import Text
+from mmgrpo.types import Prompt, Text, Turn
 
 OPEN_R1 = r'''
 import asyncio
@@ -190,6 +191,20 @@ def test_strings_are_given_where_the_prompt_is_one_and_messages_on_demand(module
     with pytest.raises(TypeError, match="string indices"):
         values(scorer(f"{module}:accuracy_reward(process=False)"), rows, TEXTS[1:])
     assert values(scorer(f"{module}:accuracy_reward(messages=True, process=False)"), rows, TEXTS[1:]) == [1.0]
+
+
+def test_all_turns_of_a_completion_are_given():
+    seen: list[Any] = []
+
+    def looks(completions, **kwargs):
+        seen.append(completions)
+        return [0.0 for _ in completions]
+
+    one = Text("4", turns=(Turn("assistant", ("2 + 2",)), Turn("tool", ("4",))))
+    for prompt in (Prompt("?"), Prompt("?", turns=(Turn("user", ("?",)),))):
+        from_trl(looks).fn([prompt], [one])
+    words = [("assistant", "2 + 2"), ("tool", "4"), ("assistant", "4")]
+    assert seen == [["\n".join(": ".join(pair) for pair in words)], [[{"role": r, "content": w} for r, w in words]]]
 
 
 def test_a_column_that_no_row_has_is_named_with_what_would_give_it():

@@ -16,7 +16,7 @@ import torch
 
 from mmgrpo.scoring.isolation import VALUES, copied
 from mmgrpo.scoring.wire import LENGTH, frames, read
-from mmgrpo.types import Answer, Audio, Image, Media, Prompt, Text, Turn, Video
+from mmgrpo.types import Answer, Audio, Call, Image, Media, Prompt, Text, Turn, Video
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 OTHERS = (torch.uint8, torch.int16, torch.int64, torch.bool, torch.complex64)
@@ -77,8 +77,11 @@ def tensor(draw: random.Random, *shape: int) -> torch.Tensor:
 def output(draw: random.Random) -> Text | Image | Video | Audio:
     sizes = [draw.randrange(4) for _ in range(3)]
     seen = tuple((draw.randrange(9), draw.randrange(9)) for _ in range(draw.randrange(3)))
+    turns = tuple(Turn(word(draw), (word(draw),)) for _ in range(draw.randrange(3)))
+    called = {word(draw): json_value(draw) for _ in range(draw.randrange(3))}
+    calls = tuple(Call(word(draw), called, word(draw), word(draw)) for _ in turns)
     kinds: list[Callable[[], Text | Image | Video | Audio]] = [
-        lambda: Text(word(draw), draw.randrange(9), draw.random() < 0.5, seen, word(draw), sum(seen, ())),
+        lambda: Text(word(draw), draw.randrange(9), draw.random() < 0.5, seen, word(draw), sum(seen, ()), turns, calls),
         lambda: Image(tensor(draw, 3, *sizes[:2])),
         lambda: Video(tensor(draw, sizes[0], 3, *sizes[1:]), draw.random() * 30),
         lambda: Audio(tensor(draw, *sizes[:2]), draw.randrange(48_000)),

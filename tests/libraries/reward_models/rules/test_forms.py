@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from mmgrpo.types import Prompt, Text
+from mmgrpo.types import Call, Prompt, Text
 from reward_models.rules import json_answers, rule_table, tasks, tool_calls
 from reward_models.rules.single import reward
 from reward_models.rules.speech import biased_wer, neg_wer
@@ -104,6 +105,20 @@ def calls(*several: tuple[str, dict]) -> Text:
 def test_calls_are_compared_by_name_parameter_and_value(text, value):
     assert tool_calls.tool_match([Prompt("", answer=GOLD)], [text]) == [pytest.approx(value)]
     assert tool_calls.tool_match([Prompt("", answer=GOLD)], [text], strict=True) == [3 if value == 3 else -3]
+
+
+@pytest.mark.parametrize(
+    ("answered", "text", "value"),
+    [
+        ((Call("zoom", {"x": 1, "y": 2}, "done"),), Text("so"), 3),
+        ((Call("zoom", {"x": 1, "y": 9}, error="no"),), Text("so"), 1.5),
+        ((Call("zoom", {"x": 1, "y": 2}, "done"), Call("crop", {}, "done")), Text("so"), 2.25),
+        ((Call("crop", {}, "done"),), calls(("zoom", {"x": 1, "y": 2})), 2.25),
+        ((Call("", {}, error="cannot be read"), Call("zoom", {"x": 1, "y": 2}, "done")), Text("so"), -3),
+    ],
+)
+def test_calls_of_earlier_turns_count(answered, text, value):
+    assert tool_calls.tool_match([Prompt("", answer=GOLD)], [replace(text, calls=answered)]) == [pytest.approx(value)]
 
 
 def test_calls_are_assigned_to_give_the_most():
@@ -210,6 +225,9 @@ def test_the_fewest_calls_are_those_of_a_right_answer_of_the_group():
     prompts = [Prompt("2 + 2", id=key, task="numeric", answer=4) for key in "aaab"]
     made = tool_calls.tool_economy(prompts, [Text(text) for text in said])
     assert made == pytest.approx([1, 0.866025, 0, 1], abs=1e-6)
+    answered = [(Call("zoom"),), (Call("zoom"), Call("zoom")), (), ()]
+    later = [Text(text.rpartition("</tool_call>")[2], calls=some) for text, some in zip(said, answered, strict=True)]
+    assert tool_calls.tool_economy(prompts, later) == pytest.approx([1, 0.866025, 0, 1], abs=1e-6)
     assert tool_calls.number_of_calls(one + "<tool_call>broken</tool_call>") == 2
     with pytest.raises(ValueError, match="tool_economy.*c: got 0"):
         tool_calls.tool_economy([], [], c=0)

@@ -1,0 +1,372 @@
+"""Completions of several turns: the policy calls tools, and reads what they answer in its next turn.
+
+    <tool_call> ... <end>     user: <tool_response> ... assistant:     The answer is 7 <end>
+    written                   observed                                 written
+
+All of it is one row. Its tokens are those that were drawn, never spelled again, and those that the chat template
+writes behind a turn that tools have answered (``mmgrpo.data.chat.ChatTemplate.reply``). Observed tokens are read by the
+network and are no decisions. All unfinished completions of a batch are continued together, by whatever draws them.
+
+A tool is a function, or a public method of a class, of which each completion has an instance of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from mmgrpo.config.names import nearest
+from mmgrpo.config.plugins import load_object
+from mmgrpo.data.values import check_values, object_of, reason_of
+from mmgrpo.policies.generation import Generated
+from mmgrpo.policies.token_model import Query, TokenModel
+from mmgrpo.randomness import derive
+from mmgrpo.types import Call, Turn
+
+CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
+"""A call as Hermes and Qwen write it: {"name": ..., "arguments": {...}} between tags."""
+
+STREAMS = 1 << 20
+"""Random streams that the later turns of a prompt's completions have, from the number of its prompt times this on."""
+
+ENDS = ("answered", "turns", "tokens")
+"""Why a completion ended: with a turn without a call, with a call in its last turn, or at its last token."""
+
+NUMBERS = ("turns", "tool_calls", "failed_calls", "turns_end")
+"""What a policy with tools records of each completion, the last the place of its end in ``ENDS``."""
+
+WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
+"""Records that read a completion as one text of the policy."""
+
+Draw: TypeAlias = Callable[[Sequence[Query], int, int], Generated]
+"""Continues queries by at most a number of tokens, in the turn of a number."""
+
+
+def load_tools(names: Sequence[str]) -> list[Any]:
+    """The functions and classes that ``sampling.tools`` names, ``module:name``."""
+    for name in names:
+        if ":" not in name:
+            raise ValueError(f"sampling.tools: got '{name}', expected module:function or module:Class of your own")
+    return [load_object(name, "sampling.tools", kind=_function_or_class) for name in names]
+
+
+def _function_or_class(value: Any) -> str:
+    return "" if inspect.isfunction(value) or inspect.isclass(value) else "a function or a class"
+
+
+def offered(tools: Sequence[Any]) -> dict[str, tuple[type | None, Callable[..., Any]]]:
+    """Each tool by its name, with the class whose method it is. ValueError for a name that two have, and for a class
+    without a public method."""
+    found: dict[str, tuple[type | None, Callable[..., Any]]] = {}
+    for tool in tools:
+        owner = tool if isinstance(tool, type) else None
+        own = {tool.__name__: tool} if owner is None else _methods(owner)
+        if not own:
+            raise ValueError(f"sampling.tools: class '{tool.__name__}' has no public method, expected at least one")
+        if twice := found.keys() & own.keys():
+            raise ValueError(f"sampling.tools: two tools have the name '{min(twice)}'; rename one")
+        found |= {name: (owner, function) for name, function in own.items()}
+    return found
+
+
+def _methods(owner: type) -> dict[str, Callable[..., Any]]:
+    functions = inspect.getmembers(owner, inspect.isfunction)
+    return {name: one for name, one in functions if not name.startswith("_") and name != "reset"}
+
+
+@dataclass
+class Episode:
+    """A completion so far: what was drawn and read, and its instances of the tools that are classes."""
+
+    query: Query
+    member: int
+    ids: list[int] = field(default_factory=list)
+    observed: list[bool] = field(default_factory=list)
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+    """Of each token what was recorded of it, 0 where it was observed."""
+    text: str = ""
+    last: list[int] = field(default_factory=list)
+    """Text and tokens of the newest turn of the policy."""
+    turn: int = 0
+    turns: list[Turn] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    end: str = ""
+    instances: dict[type, Any] = field(default_factory=dict)
+    silent: set[type] = field(default_factory=set)
+    """Classes of which a method has not answered in time, so that the state of the instance is unknown."""
+
+    @property
+    def written(self) -> int:
+        """Tokens that the policy wrote."""
+        return len(self.ids) - sum(self.observed)
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Finished completions as tensors."""
+
+    episodes: Sequence[Episode]
+    drawn: Generated
+    observed: Bool[Tensor, "B T"]
+
+    @property
+    def ended(self) -> Bool[Tensor, " B"]:
+        """Completions that did not end at their last token."""
+        return self.fields()["turns_end"] != ENDS.index("tokens")
+
+    def fields(self) -> dict[str, Tensor]:
+        """``NUMBERS`` of each completion."""
+        rows = [
+            (one.turn, len(one.calls), sum(bool(call.error) for call in one.calls), ENDS.index(one.end))
+            for one in self.episodes
+        ]
+        return dict(zip(NUMBERS, torch.tensor(rows, dtype=torch.float32).to(self.observed.device).T))
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a run, and their limits."""
+
+    tools: Sequence[Any]
+    """Functions and classes."""
+    reply: Callable[[Sequence[str]], str]
+    """What the chat template writes behind a turn whose calls have these results, up to the next turn of the policy."""
+    turns: int
+    """Turns of the policy in a completion; the calls of the last are not answered."""
+    observation_tokens: int
+    """Tokens to which a result is cut."""
+    seconds: float
+    """Time in which a call must be answered."""
+    special: Sequence[str] = ()
+    """Special tokens of the tokenizer, which a result cannot write."""
+    prefilled: str = ""
+    """What the chat template writes of each turn of the policy itself, an opened thought."""
+    workers: int = 1
+    """Completions whose calls are answered at a time."""
+
+    @cached_property
+    def table(self) -> dict[str, tuple[type | None, Callable[..., Any]]]:
+        """``offered``, of these tools."""
+        return offered(self.tools)
+
+    def converse(
+        self,
+        first: Generated,
+        queries: Sequence[Query],
+        draw: Draw,
+        model: TokenModel,
+        ends: frozenset[int],
+        most: int,
+        seed: int,
+    ) -> Conversations:
+        """The completions that begin with ``first``, whose row i is of ``queries[i]``, at most ``most`` tokens each."""
+        members: dict[int, int] = {}
+        rows = []
+        for query in queries:
+            rows.append(Episode(query, members.setdefault(query.slot, 0)))
+            members[query.slot] += 1
+        going, drawn, turn = rows, first, 1
+        while True:
+            tables = {"log_probs": drawn.log_probs.tolist(), "entropy": drawn.entropy.tolist()}
+            tables |= {} if drawn.certainty is None else {"certainty": drawn.certainty.tolist()}
+            for row, (one, ids, real) in enumerate(zip(going, drawn.ids.tolist(), drawn.real.tolist(), strict=True)):
+                # Others may have had more tokens left.
+                length = min(sum(real), most - len(one.ids))
+                numbers = {name: table[row][:length] for name, table in tables.items()}
+                self._written(one, ids[:length], numbers, model, ends)
+            asking = [one for one in going if not one.end]
+            for one, answered in zip(asking, self._answers(asking, seed), strict=True):
+                self._observed(one, answered, model, most)
+            going = [one for one in asking if not one.end]
+            if not going:
+                return _joined(rows, first, model.pad_id)
+            turn += 1
+            asked = [
+                replace(one.query, slot=one.query.slot * STREAMS + one.member, count=1, forced=tuple(one.ids))
+                for one in going
+            ]
+            drawn = draw(asked, most - min(len(one.ids) for one in going), turn)
+
+    def _written(
+        self,
+        one: Episode,
+        ids: list[int],
+        numbers: Mapping[str, list[float]],
+        model: TokenModel,
+        ends: frozenset[int],
+    ) -> None:
+        """A further turn of the policy; the completion ends with it unless it calls tools that may still answer."""
+        one.ids += ids
+        one.observed += [False] * len(ids)
+        for name, values in numbers.items():
+            one.numbers.setdefault(name, []).extend(values)
+        one.last, one.text, one.turn = ids, model.decode(ids), one.turn + 1
+        if ids[-1] not in ends:
+            one.end = "tokens"
+        elif not calls_of(self.prefilled + one.text):
+            one.end = "answered"
+        elif one.turn == self.turns:
+            one.end = "turns"
+
+    def _answers(self, asking: Sequence[Episode], seed: int) -> Iterable[list[Call]]:
+        """The answered calls of the newest turn of each completion; those of one completion one after the other."""
+
+        def answers(one: Episode) -> list[Call]:
+            return [self._answered(one, name, given, seed) for name, given in calls_of(self.prefilled + one.text)]
+
+        if self.workers == 1 or len(asking) < 2:
+            return map(answers, asking)
+        with ThreadPoolExecutor(self.workers) as pool:
+            return [*pool.map(answers, asking)]
+
+    def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
+        """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy."""
+        one.calls += answered
+        shown = [self._shown(call, model) for call in answered]
+        ids = model.spell(self.reply(shown))[:-1]
+        if len(one.ids) + len(ids) >= most:
+            one.end = "tokens"
+            return
+        one.ids += ids
+        one.observed += [True] * len(ids)
+        for values in one.numbers.values():
+            values.extend([0.0] * len(ids))
+        one.turns += [Turn("assistant", (self.prefilled + one.text,)), *(Turn("tool", (text,)) for text in shown)]
+
+    def _shown(self, call: Call, model: TokenModel) -> str:
+        """What the policy reads of a call: its result or error, without special tokens and cut."""
+        text = f"error: {call.error}" if call.error else call.result
+        for token in self.special:
+            text = text.replace(token, f"{token[:1]} {token[1:]}")
+        ids = model.spell(text)[:-1]
+        return text if len(ids) <= self.observation_tokens else model.decode(ids[: self.observation_tokens])
+
+    def _answered(self, one: Episode, name: str, given: Mapping[str, Any] | str, seed: int) -> Call:
+        """A call with its result or its error; ValueError for a tool that answers with something else than text or
+        JSON, which no policy can mend."""
+        if isinstance(given, str):
+            return Call(name, error=given)
+        if name not in self.table:
+            return Call(name, given, error=f"there is no tool '{name}'.{nearest(name, self.table)}")
+        owner, function = self.table[name]
+        if owner in one.silent:
+            return Call(name, given, error=f"'{name}' no longer answers")
+        bound = function if owner is None else getattr(self._instance(one, owner, seed), name)
+        value, error = answer(bound, given, self.seconds)
+        if not error:
+            return Call(name, given, result=_as_text(name, value))
+        if owner is not None and value is OVERDUE:
+            one.silent.add(owner)
+        return Call(name, given, error=error)
+
+    @staticmethod
+    def _instance(one: Episode, owner: type, seed: int) -> Any:
+        """The completion's own instance of a class; all completions of a prompt begin with the same seed."""
+        if owner not in one.instances:
+            try:
+                one.instances[owner] = made = owner()
+                if reset := getattr(made, "reset", None):
+                    given = [one.query.prompt, derive(seed, "tools", one.query.slot)]
+                    reset(*given[: len(inspect.signature(reset).parameters)])
+            except Exception as error:
+                raise RuntimeError(
+                    f"sampling.tools: class '{owner.__name__}' could not begin prompt '{one.query.prompt.id}': "
+                    f"{reason_of(error)}"
+                ) from error
+        return one.instances[owner]
+
+
+def calls_of(text: str) -> list[tuple[str, Mapping[str, Any] | str]]:
+    """The calls of a turn, outside of its thought: name and arguments, or in place of these why they cannot be read."""
+    _, closed, said = text.rpartition("</think>")
+    said = said if closed else said.partition("<think>")[0]
+    return [_read(content, closing) for content, closing in CALL.findall(said)]
+
+
+def _read(content: str, closing: str) -> tuple[str, Mapping[str, Any] | str]:
+    expected = 'expected {"name": ..., "arguments": {...}} in <tool_call></tool_call>'
+    if not closing:
+        return "", f"got a call without </tool_call>, {expected}"
+    try:
+        check_values(read := object_of(content.strip()))
+    except ValueError:
+        return "", f"got a call that cannot be read, {expected}"
+    name, given = read.get("name"), read.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(given, dict):
+        return name if isinstance(name, str) else "", f"got another object, {expected}"
+    return name, given
+
+
+OVERDUE = object()
+"""In place of the value of a call that was not answered in time."""
+
+
+def answer(function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float) -> tuple[Any, str]:
+    """The value of a call, or why there is none. One that takes longer goes on in its thread, and is not waited for."""
+    box: queue.SimpleQueue[tuple[Any, str]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            box.put((function(**arguments), ""))
+        except Exception as error:  # whatever a tool raises, the policy reads it
+            box.put((None, _encodable(reason_of(error))))
+
+    threading.Thread(target=run, name="a tool", daemon=True).start()
+    try:
+        return box.get(timeout=seconds)
+    except queue.Empty:
+        return OVERDUE, f"no answer within {seconds:g} seconds"
+
+
+def _as_text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return _encodable(value)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"sampling.tools: '{name}' returned a {type(value).__name__} ({reason_of(error)}), expected text, or what "
+            "JSON can hold"
+        ) from error
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which no tokenizer reads."""
+    return text.encode(errors="replace").decode()
+
+
+def _joined(rows: Sequence[Episode], first: Generated, pad_id: int) -> Conversations:
+    width, device = max(len(one.ids) for one in rows), first.ids.device
+
+    def table(values: Sequence[Sequence[Any]], filler: Any, dtype: torch.dtype) -> Tensor:
+        padded = [[*row, *[filler] * (width - len(row))] for row in values]
+        return torch.tensor(padded, dtype=dtype).to(device)
+
+    numbers = {name: table([one.numbers[name] for one in rows], 0.0, torch.float32) for name in rows[0].numbers}
+    ids = table([one.ids for one in rows], pad_id, first.ids.dtype)
+    real = table([[True] * len(one.ids) for one in rows], False, torch.bool)
+    zeros = torch.zeros_like(numbers["log_probs"])
+    drawn = Generated(ids, real, numbers["log_probs"], numbers["entropy"], zeros, numbers.get("certainty"))
+    return Conversations(rows, drawn, table([one.observed for one in rows], False, torch.bool))
+
+
+def refuse_beside(used: Mapping[str, Any]) -> None:
+    """ValueError for settings that read or draw a completion as one text of the policy."""
+    for setting, value in used.items():
+        if value:
+            raise ValueError(
+                f"{setting}: got {value} with sampling.tools, whose completions have turns that others wrote; leave "
+                "out one of them"
+            )

@@ -1,0 +1,125 @@
+"""What a language model is told of its tools, and which settings go with them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.config.settings import Config
+
+if TYPE_CHECKING:
+    from mmgrpo.policies.tools import Tools
+
+
+def check_tools(config: Config, template: Mapping[str, Any]) -> None:
+    """ValueError for ``sampling.tools`` that are none, for what cannot be drawn or scored in several turns, and for a
+    chat template, with these arguments, that does not write them."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.policies.tools import WALKING, load_tools, refuse_beside
+
+    data, sampling, algorithm = config.data, config.sampling, config.algorithm
+    if not sampling.tools:
+        plain = {one.name: one.default for one in fields(sampling)}
+        for name in ("turns", "observation_tokens", "tool_seconds", "tool_workers"):
+            if (value := getattr(sampling, name)) != plain[name]:
+                raise ValueError(
+                    f"sampling.{name}: got {value}, which has no effect without sampling.tools; name tools, or leave "
+                    "it out"
+                )
+        return
+    used: dict[str, Any] = {f"sampling.{name}": getattr(sampling, name) for name in ("tree", "states", "variants")}
+    used |= {"sampling.contrast": sampling.contrast, "sampling.search": sampling.search.removeprefix("sample")}
+    used |= {"data.reference_in_group": data.reference_in_group, "data.offline": data.offline}
+    used |= {"rollout.max_staleness": config.rollout.max_staleness}
+    for name in ("replay", "supervised", "hint", "added"):
+        used[f"algorithm.{name}"] = getattr(algorithm, name).removeprefix("none")
+    recipe = AdvantageRecipe.of(algorithm)
+    walking = recipe.records & WALKING | recipe.fields & {"divergence", "step_rewards"}
+    refuse_beside(used | {"algorithm": ", ".join(sorted(walking))})
+    described = schemas(load_tools(sampling.tools))
+    if Path(config.model.path).is_dir():
+        check_template(config.model.path, {**template, "tools": described})
+
+
+def named(tool: Any) -> str:
+    """``module:name`` of a function or class, by which a configuration records it; a text is one. ValueError for one
+    that its module does not hold, a lambda for instance."""
+    if isinstance(tool, str):
+        return tool
+    module, name = getattr(tool, "__module__", ""), getattr(tool, "__name__", "")
+    if getattr(sys.modules.get(module), name, None) is not tool:
+        raise ValueError(f"tools: got {tool!r}, expected a function or a class at the top of a module")
+    return f"{module}:{name}"
+
+
+def check_template(path: str, arguments: Mapping[str, Any]) -> None:
+    """ValueError for a folder without a chat template, or with one that does not write turns of results."""
+    from mmgrpo.data.chat import ChatTemplate
+    from pipelines.conversation import load_tokenizer
+
+    ChatTemplate(load_tokenizer(path), arguments).reply([""])
+
+
+def schemas(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """What chat templates take as ``tools``: name, description and parameters of each, by its signature and docstring.
+
+    ValueError for one whose docstring does not describe every parameter (``Args:``), or with types that JSON lacks.
+    """
+    from transformers.utils import get_json_schema
+
+    from mmgrpo.data.values import reason_of
+    from mmgrpo.policies.tools import offered
+
+    described = []
+    for name, (owner, function) in offered(tools).items():
+        bound = function if owner is None else getattr(object.__new__(owner), name)
+        try:
+            described.append(get_json_schema(bound))
+        except Exception as error:  # of a docstring, a type hint, or a name in one
+            raise ValueError(
+                f"sampling.tools: '{name}' cannot be described to a model ({reason_of(error)}); give it a docstring "
+                "with an entry in Args: for each parameter, and type hints"
+            ) from error
+    return described
+
+
+def tools_of(config: Config, model: Any) -> Tools | None:
+    """The tools of a configuration for a model with a chat template; None without any."""
+    from mmgrpo.data.chat import special_ids
+    from mmgrpo.policies.tools import Tools, load_tools
+
+    sampling = config.sampling
+    if not getattr(sampling, "tools", ()):
+        return None
+    tokenizer, chat = model.tokenizer, model.chat
+    chat.reply([""])
+    if model.turn_end is None:
+        raise ValueError(
+            "sampling.tools: the model's chat template ends a turn with no special token, so that a policy cannot end "
+            "its own; choose another model"
+        )
+    if "<tool_call>" not in model.decode(model.spell("<tool_call>")):
+        raise ValueError(
+            "sampling.tools: the model's tokenizer does not write <tool_call> into a text, since the word is a special "
+            "token of it or unknown; change tokenizer.json, or choose another model"
+        )
+    if not chat.appends:
+        warnings.warn(
+            "sampling.tools: the model's chat template writes earlier turns otherwise than they are sampled (it may "
+            "drop their thoughts); they are kept as sampled, and whatever serves the model later should keep them too",
+            stacklevel=2,
+        )
+    return Tools(
+        load_tools(sampling.tools),
+        chat.reply,
+        sampling.turns,
+        sampling.observation_tokens,
+        sampling.tool_seconds,
+        tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer) | model.media_tokens)),
+        model.prefilled,
+        sampling.tool_workers,
+    )

@@ -1,0 +1,740 @@
+"""Completions that call tools: what is drawn, what is read, what is trained, and what a tool can do wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.data.chat import ChatTemplate, token_ids
+from mmgrpo.engines.engine import Synchronized, parameters
+from mmgrpo.engines.sampler import OwnSampler
+from mmgrpo.policies.exploring import sampling_metrics
+from mmgrpo.policies.generation import Generated
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.token_model import Query
+from mmgrpo.policies.tools import ENDS, Tools, answer, calls_of, load_tools, offered
+from mmgrpo.randomness import derive
+from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.types import Call, Image, Output, Prompt, Request, Rollout, Text, Turn
+from pipelines.tools import schemas
+from pipelines.training import PLAIN, make_trainable
+from pipelines.vlm.causal_lm import LORA_TARGETS, CausalLm
+from pipelines.vlm.causal_lm_tiny import KINDS, decoder, tokenizer_of
+from tests.building import algorithm_blocks, trainer
+from tests.unit.policies.test_token_policy import kept, rescored
+
+pytest.importorskip("transformers")
+
+PEEK, HIDE = (f'<tool_call>{{"name":"{name}","arguments":{{}}}}</tool_call>' for name in ("peek", "hide"))
+MARKS = ("<unk>", "<|im_start|>", "<|im_end|>")
+FRAME = ("system", "user", "assistant", "tool", "<tool_response>", "</tool_response>", "error:", "<tool_call>", "{")
+
+
+def tokenizer_over(words: Sequence[str]) -> Any:
+    """Of words between spaces, so that a whole call is one token."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: place for place, word in enumerate(dict.fromkeys((*MARKS, *FRAME, *words)))}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    told = "{{- '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}\n"
+    template = KINDS["tools"].template.replace(told, "{{- '<tool_call> { ' }}\n")  # a short prompt
+    ends = {"eos_token": "<|im_end|>", "unk_token": "<unk>", "pad_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=template, **ends)
+
+
+def model_over(words: Sequence[str], likely: Sequence[str] = (), seed: int = 0) -> CausalLm:
+    """A random Qwen2 that writes the ``likely`` words more often than others."""
+    tokenizer = tokenizer_over(words)
+    network = decoder(len(tokenizer), seed=seed)
+    network.generation_config.eos_token_id = tokenizer.eos_token_id
+    made = CausalLm(
+        network, tokenizer, make_trainable(network, PLAIN, LORA_TARGETS), template={"tools": schemas([peek])}
+    )
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    made.suppress_tokens |= {tokenizer.convert_tokens_to_ids("<|im_start|>")}  # others write it, the policy never
+    bias, plain = torch.zeros(len(tokenizer)), made.logits
+    bias[tokenizer.convert_tokens_to_ids(list(likely))] = 4.0
+    made.logits = lambda network, hidden: plain(network, hidden) + bias  # type: ignore[method-assign]
+    return made
+
+
+WORDS = ("say", "a", "b", PEEK, HIDE, "seven", "eight")
+LIKELY = (PEEK, HIDE, "<|im_end|>")
+PROMPTS = [Prompt("say a", "0"), Prompt("say a b a", "1"), Prompt("b", "2")]
+
+
+def peek() -> str:
+    """Look."""
+    return "seven eight"
+
+
+def hide() -> str:
+    """Fail."""
+    raise KeyError("seven")
+
+
+def tools_of(model: CausalLm, *tools: Any, turns: int = 4, observation_tokens: int = 8, seconds: float = 60.0) -> Tools:
+    assert model.chat is not None
+    return Tools(tools, model.chat.reply, turns, observation_tokens, seconds, MARKS)
+
+
+def policy_of(likely: Sequence[str] = LIKELY, tools: Sequence[Any] = (peek, hide), **settings: Any) -> TokenPolicy:
+    limits = {name: settings.pop(name) for name in ("turns", "observation_tokens", "seconds") if name in settings}
+    model = model_over(WORDS, likely)
+    made = tools_of(model, *tools, **limits) if tools else None
+    return TokenPolicy(model, **{"max_tokens": 24, "tools": made, **settings})
+
+
+def rollout(policy: TokenPolicy, prompts: Sequence[Prompt] = PROMPTS, size: int = 8, first: int = 0) -> Rollout:
+    return policy.rollout(Request(prompts, list(range(first, first + len(prompts))), size, seed=3))
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[TokenPolicy, Rollout]:
+    policy = policy_of()
+    return policy, rollout(policy)
+
+
+def texts(made: Rollout) -> list[Text]:
+    return [output for output in made.outputs if isinstance(output, Text)]
+
+
+# ---- what a row is
+
+
+def test_a_row_is_the_conversation_as_the_chat_template_writes_it(made):
+    policy, rolled = made
+    chat, tokenizer, rows = policy.model.chat, policy.model.tokenizer, kept(rolled)
+    several = [one for one in texts(rolled) if one.turns]
+    assert len(several) >= 8 and any(len(one.calls) > 2 for one in several)
+    for row, output in enumerate(texts(rolled)):
+        turns = [Turn("user", (rolled.prompts[row].text,)), *output.turns, Turn("assistant", (output.text,))]
+        messages = [{"role": turn.role, "content": [{"type": "text", "text": turn.parts[0]}]} for turn in turns]
+        wanted = token_ids(tokenizer, chat.text(messages, generate=False))
+        prompt = policy.model.encode([rolled.prompts[row]]).ids[0].tolist()
+        got = prompt + rows.ids[row][rows.real[row]].tolist()
+        assert got == (wanted if not output.truncated else wanted[: len(got)])
+
+
+def test_only_what_the_policy_wrote_is_a_decision(made):
+    policy, rolled = made
+    decisions, rows = rolled.decisions, kept(rolled)
+    observed = rows.observed
+    assert int(observed.sum()) > 20 and not (observed & ~rows.real).any()
+    assert torch.equal(decisions.decision_mask, rows.real & ~observed)
+    assert torch.equal(decisions.loss_mask, decisions.decision_mask)
+    for numbers in (decisions.log_probs, decisions.fields["entropy"]):
+        assert not numbers[observed].any() and numbers[decisions.decision_mask].any()
+    for row, output in enumerate(texts(rolled)):
+        assert output.tokens == int(decisions.decision_mask[row].sum())
+        read = policy.model.decode(rows.ids[row][observed[row]].tolist())
+        assert read.count("<tool_response>") == sum(turn.role == "tool" for turn in output.turns)
+    assert rows.real.sum(1).max() <= 24
+
+
+def test_one_forward_over_a_row_gives_the_log_probs_that_were_drawn_and_their_gradient(made):
+    """The oracle: each row whole, without padding, cache or packing."""
+    policy, rolled = made
+    rows, mask = kept(rolled), rolled.decisions.decision_mask
+    torch.testing.assert_close(rescored(policy, rolled)[mask], rolled.decisions.log_probs[mask], rtol=0, atol=1e-5)
+    parameters_ = [one for one in policy.network.parameters() if one.requires_grad]
+    network: Any = policy.network
+    total = torch.zeros(())
+    for row in range(len(mask)):
+        (prompt,) = policy.model.encode([rolled.prompts[row]]).ids
+        own = rows.ids[row][rows.real[row]]
+        hidden = network.base_model(torch.cat([prompt, own])[None]).last_hidden_state[0]
+        logits = policy.model.logits(network, hidden).index_fill(1, policy.suppressed, -torch.inf)
+        log_probs = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        chosen = log_probs.gather(1, own[:, None])[:, 0][~rows.observed[row][rows.real[row]]]
+        wanted = rolled.decisions.log_probs[row][mask[row]]
+        torch.testing.assert_close(chosen.detach(), wanted, rtol=0, atol=1e-5)
+        total = total + chosen.sum()
+    expected = flat(torch.autograd.grad(total, parameters_))
+    sums = [policy.score(rolled, part, frozenset({"log_probs"}))["log_probs"].sum() for part in rows.split(mask, 5)]
+    got = flat(torch.autograd.grad(torch.stack(sums).sum(), parameters_))
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+
+
+def flat(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.cat([one.to_dense().flatten() for one in gradients])
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_without_calls_a_completion_is_what_it_is_without_tools(share):
+    """In its ids, log-probs and loss; one turn is a completion whose calls nobody answers."""
+    plain = rollout(policy_of(tools=(), share_prefix=share))
+    for changes in ({"turns": 1}, {"turns": 1, "tools": (peek,)}):
+        one = rollout(policy_of(share_prefix=share, **changes))
+        assert torch.equal(kept(one).ids, kept(plain).ids)
+        for name in ("log_probs", "loss_mask", "decision_mask", "node"):
+            assert torch.equal(getattr(one.decisions, name), getattr(plain.decisions, name))
+        assert [output.text for output in texts(one)] == [output.text for output in texts(plain)]
+    several = rollout(policy_of(share_prefix=share))
+    quiet = [row for row, output in enumerate(texts(plain)) if "<tool_call>" not in output.text]
+    assert 0 < len(quiet) < 24
+    for row in quiet:
+        assert texts(several)[row].ids == texts(plain)[row].ids and not texts(several)[row].turns
+
+
+def test_a_completion_does_not_depend_on_the_others(made):
+    _, together = made
+    alone = rollout(policy_of(), PROMPTS[1:2], first=1)
+    assert [one.transcript for one in texts(alone)] == [one.transcript for one in texts(together)[8:16]]
+    padded = rollout(policy_of(draw_batch_size=3, share_prefix=False))
+    assert [one.transcript for one in texts(padded)] == [one.transcript for one in texts(together)]
+
+
+def test_later_turns_differ_between_members(made):
+    """Equal beginnings go on differently: each member has a random stream of its own in each turn."""
+    _, rolled = made
+    after: dict[tuple[Turn, ...], set[str]] = {}
+    for row, output in enumerate(texts(rolled)):
+        if len(output.turns) >= 2:
+            after.setdefault((Turn(str(row // 8), ()), *output.turns[:2]), set()).add(output.transcript)
+    assert max(map(len, after.values())) > 1
+
+
+def test_an_engine_draws_the_same(made):
+    _, rolled = made
+    served = policy_of()
+    engine = Synchronized(OwnSampler(policy_of()), lambda: parameters(served.network), served.model, max_gap=1e-4)
+    served.draw_with(engine)
+    other = rollout(served)
+    assert torch.equal(kept(other).ids, kept(rolled).ids)
+    assert torch.equal(other.decisions.fields["sampler_log_probs"], rolled.decisions.log_probs)
+    torch.testing.assert_close(other.decisions.log_probs, rolled.decisions.log_probs, rtol=0, atol=1e-5)
+    observed = kept(other).observed
+    assert observed is not None and not other.decisions.log_probs[observed].any()
+
+
+def test_evaluation_calls_tools_too():
+    outputs = policy_of().sample(Request(PROMPTS, [0, 1, 2], 1, seed=0))
+    assert any(isinstance(one, Text) and one.calls for one in outputs)
+
+
+# ---- one completion, word by word
+
+
+@cache
+def frame() -> CausalLm:
+    return model_over(WORDS)
+
+
+def spelled(*words: str) -> list[int]:
+    return frame().tokenizer.convert_tokens_to_ids(list(words))
+
+
+def conversed(script: Sequence[Sequence[str]], *tools: Any, most: int = 60, **limits: Any) -> tuple[Any, list[Query]]:
+    """A completion whose turns are those of the script, and the queries of its later turns. The log-prob of a token is
+    minus its number."""
+    asked: list[Query] = []
+
+    def drawn(turn: int) -> Generated:
+        ids = torch.tensor([spelled(*script[turn])])
+        return Generated(ids, ids >= 0, -ids.float(), ids / 10, torch.zeros(ids.shape))
+
+    def draw(queries: Sequence[Query], limit: int, turn: int) -> Generated:
+        asked.extend(queries)
+        return drawn(turn - 1)
+
+    given = tools_of(frame(), *(tools or (peek, hide)), **limits)
+    found = given.converse(
+        drawn(0), [Query(PROMPTS[0], 5, 1)], draw, frame(), frozenset(spelled("<|im_end|>")), most, 7
+    )
+    return found, asked
+
+
+OPEN, CLOSE, END, BEGIN = "<tool_response>", "</tool_response>", "<|im_end|>", "<|im_start|>"
+
+
+def test_a_worked_completion():
+    found, asked = conversed([["a", PEEK, END], ["seven", END]])
+    reply = [BEGIN, "user", OPEN, "seven", "eight", CLOSE, END, BEGIN, "assistant"]
+    ids = spelled("a", PEEK, END, *reply, "seven", END)
+    assert found.drawn.ids.tolist() == [ids]
+    assert found.observed.tolist() == [[False] * 3 + [True] * 9 + [False] * 2]
+    numbers = [0 if observed else -number for number, observed in zip(ids, found.observed[0], strict=True)]
+    assert found.drawn.log_probs.tolist() == [numbers]
+    assert asked == [Query(PROMPTS[0], 5 << 20, 1, forced=tuple(ids[:12]))]
+    (one,) = found.episodes
+    assert (one.text, one.end, one.written) == ("seven", "answered", 5)
+    assert one.turns == [Turn("assistant", (f"a {PEEK}",)), Turn("tool", ("seven eight",))]
+    assert one.calls == [Call("peek", {}, "seven eight")]
+    assert {name: float(value) for name, value in found.fields().items()} == {
+        "turns": 2, "tool_calls": 1, "failed_calls": 0, "turns_end": ENDS.index("answered")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "end", "turns", "calls"),
+    [
+        ([["a", END]], {}, "answered", 1, 0),
+        ([["a", "b"]], {"most": 2}, "tokens", 1, 0),
+        ([[PEEK, END], [PEEK, END]], {"turns": 2}, "turns", 2, 1),
+        # Two tokens and nine of the reply leave one.
+        ([[PEEK, END], [END]], {"most": 12}, "answered", 2, 1),
+        ([[PEEK, END]], {"most": 11}, "tokens", 1, 1),
+        ([[PEEK, END], ["a", "a", "a"]], {"most": 13}, "tokens", 2, 1),
+    ],
+)
+def test_limits_end_a_completion(script, limits, end, turns, calls):
+    found, _ = conversed(script, **limits)
+    (one,) = found.episodes
+    assert (one.end, one.turn, len(one.calls)) == (end, turns, calls)
+    assert len(one.ids) <= limits.get("most", 60)
+    assert bool(found.ended) == (end != "tokens")
+
+
+def test_two_calls_of_a_turn_are_answered_in_one():
+    found, _ = conversed([[PEEK, HIDE, END], [END]])
+    (one,) = found.episodes
+    assert [(call.name, call.result, call.error) for call in one.calls] == [
+        ("peek", "seven eight", ""),
+        ("hide", "", "KeyError: 'seven'"),
+    ]
+    read = [token for token, observed in zip(one.ids, one.observed, strict=True) if observed]
+    unknown = ["<unk>"] * 2  # the error's words
+    wanted = [BEGIN, "user", OPEN, "seven", "eight", CLOSE, OPEN, "error:", *unknown, CLOSE, END, BEGIN, "assistant"]
+    assert read == spelled(*wanted) and float(found.fields()["failed_calls"]) == 1
+
+
+class Shop:
+    """Keeps what it was told."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Shop.made += 1
+        self.seen: list[Any] = []
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        self.seen = [prompt.id, seed]
+
+    def peek(self) -> list[Any]:
+        """Look."""
+        self.seen.append(len(self.seen))
+        return self.seen
+
+    def hide(self) -> None:
+        """Nothing."""
+
+
+def test_an_instance_of_a_class_lives_as_long_as_its_completion():
+    before = Shop.made
+    found, _ = conversed([[PEEK, END], [PEEK, HIDE, END], [END]], Shop)
+    seed = derive(7, "tools", 5)
+    assert [call.result for call in found.episodes[0].calls] == [f'["0", {seed}, 2]', f'["0", {seed}, 2, 3]', "null"]
+    assert Shop.made == before + 1
+    conversed([["a", END]], Shop)
+    assert Shop.made == before + 1  # made when it is first called
+    conversed([[PEEK, END], [END]], Shop)
+    assert Shop.made == before + 2
+
+
+class Closed:
+    """Cannot begin."""
+
+    def __init__(self) -> None:
+        raise OSError("closed today")
+
+    def peek(self) -> str:
+        """Look."""
+        return ""
+
+
+def test_a_tool_that_cannot_begin_stops_the_run():
+    with pytest.raises(RuntimeError, match=r"'Closed'.*'0'.*closed today"):
+        conversed([[PEEK, END]], Closed)
+
+
+# ---- what a model and a tool can do wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [
+        ("<tool_call>peek()</tool_call>", "", "cannot be read"),
+        ("<tool_call>[]</tool_call>", "", "cannot be read"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "", "cannot be read"),
+        ('<tool_call>{"name": "peek", "arguments": {"x": NaN}}</tool_call>', "", "cannot be read"),
+        ('<tool_call>{"name": "peek", "arguments": {"x": "\\ud800"}}</tool_call>', "", "cannot be read"),
+        ('<tool_call>{"name": "peek", "arguments": []}</tool_call>', "peek", "arguments"),
+        ('<tool_call>{"arguments": {}}</tool_call>', "", "name"),
+        ('<tool_call>{"name": "peek", "arguments": {}}', "", "</tool_call>"),
+    ],
+)
+def test_a_call_that_cannot_be_read_says_why(text, name, reason):
+    ((found, given),) = calls_of(text)
+    assert found == name and isinstance(given, str) and reason in given
+
+
+def test_calls_in_a_thought_are_none():
+    assert calls_of(f"<think>{PEEK}</think> done") == []
+    assert calls_of(f"<think>{PEEK}") == []
+    assert calls_of(f"<think>{HIDE}</think> {PEEK}") == [("peek", {})]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "value", "error"),
+    [
+        (lambda x: x + 1, {"x": 1}, 2, ""),
+        (lambda: 1 / 0, {}, None, "ZeroDivisionError"),
+        (lambda x: x, {"y": 1}, None, "unexpected keyword argument 'y'"),
+        (lambda: (_ for _ in ()).throw(RuntimeError("half \ud800")), {}, None, "half ?"),
+    ],
+)
+def test_what_a_tool_raises_is_its_answer(tool: Callable[..., Any], arguments, value, error):
+    found, reason = answer(tool, arguments, 60.0)
+    assert found == value and (error in reason if error else not reason)
+
+
+def test_an_unknown_tool_is_answered_with_the_nearest():
+    (one,) = conversed([[PEEK, END], [END]], offered_as("peel"))[0].episodes
+    (call,) = one.calls
+    assert call.name == "peek" and "'peek'" in call.error and "peel" in call.error
+
+
+def offered_as(name: str, function: Callable[..., Any] = peek) -> Any:
+    copy = SimpleNamespace(__name__=name, __call__=function)
+    made = lambda *given, **named: copy.__call__(*given, **named)  # noqa: E731
+    made.__name__ = name
+    return made
+
+
+def test_a_tool_that_does_not_answer_is_not_waited_for():
+    """A function may be called again; an instance of a class is in an unknown state."""
+    never = threading.Event()
+
+    class Slow(Shop):
+        def peek(self) -> list[Any]:
+            never.wait()
+            return []
+
+    for tool, errors in ((offered_as("peek", never.wait), ["0.05", "0.05"]), (Slow, ["0.05", "no longer"])):
+        found, _ = conversed([[PEEK, END], [PEEK, END], [END]], tool, seconds=0.05)
+        (one,) = found.episodes
+        assert [error in call.error for error, call in zip(errors, one.calls, strict=True)] == [True, True]
+        assert one.end == "answered"
+    never.set()
+
+
+def test_a_long_result_is_cut_and_special_tokens_are_written_apart():
+    found, _ = conversed([[PEEK, END], [END]], offered_as("peek", lambda: "a b " * 50), observation_tokens=3)
+    (one,) = found.episodes
+    assert one.turns[1].parts == ("a b a",) and one.calls[0].result == "a b " * 50
+    found, _ = conversed([[PEEK, END], [END]], offered_as("peek", lambda: f"seven{END}{BEGIN} system \udfff"))
+    (one,) = found.episodes
+    assert one.turns[1].parts == ("seven< |im_end|>< |im_start|> system ?",)
+    assert one.ids.count(*spelled(END)) == 3 and one.ids.count(*spelled(BEGIN)) == 2  # of the frame alone
+
+
+def test_calls_of_several_completions_are_answered_at_a_time():
+    """Each of two waits for the other; their answers keep their places."""
+    meeting = threading.Barrier(2)
+
+    class Meet:
+        def reset(self, prompt: Prompt) -> None:
+            self.name = prompt.id
+
+        def peek(self) -> str:
+            """Look."""
+            meeting.wait(timeout=60)
+            return self.name
+
+    ids = torch.tensor([spelled(PEEK, END)] * 2)
+    turns = [Generated(ids, ids >= 0, -ids.float(), ids / 10, torch.zeros(ids.shape))]
+    last = torch.tensor([spelled("a", END)] * 2)
+    given = replace(tools_of(frame(), Meet), workers=2)
+    found = given.converse(
+        turns[0],
+        [Query(prompt, place, 1) for place, prompt in enumerate(PROMPTS[:2])],
+        lambda *_: Generated(last, last >= 0, -last.float(), last / 10, torch.zeros(last.shape)),
+        frame(),
+        frozenset(spelled(END)),
+        60,
+        7,
+    )
+    assert [one.calls[0].result for one in found.episodes] == ["0", "1"]
+
+
+@pytest.mark.parametrize("value", [Image(torch.zeros(3, 2, 2)), torch.zeros(2), object(), {1, 2}])
+def test_what_is_no_text_stops_the_run(value):
+    kind = type(value).__name__
+    with pytest.raises(ValueError, match=f"sampling.tools.*'peek'.*{kind}.*text"):
+        conversed([[PEEK, END]], offered_as("peek", lambda: value))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("as it is", "as it is"), (None, "null"), ({"a": [1, True, "é"]}, '{"a": [1, true, "é"]}')]
+)
+def test_values_are_written_as_json(value, text):
+    found, _ = conversed([[PEEK, END], [END]], offered_as("peek", lambda: value))
+    assert found.episodes[0].calls[0].result == text
+
+
+# ---- tools as they are named and described
+
+
+def test_tools_are_functions_and_methods_of_classes():
+    assert {name: owner for name, (owner, _) in offered([hide]).items()} == {"hide": None}
+    assert {name: owner for name, (owner, _) in offered([Shop]).items()} == {"peek": Shop, "hide": Shop}
+    with pytest.raises(ValueError, match="two tools.*'peek'"):
+        offered([peek, Shop])
+    with pytest.raises(ValueError, match="'Empty'.*public method"):
+        offered([type("Empty", (), {"reset": peek})])
+
+
+def test_names_of_tools_are_looked_up_in_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "own_tools.py").write_text('def look(place: int) -> str:\n    """Look."""\n    return ""\nnumber = 3\n')
+    monkeypatch.chdir(tmp_path)
+    (look,) = load_tools(["own_tools:look"])
+    assert look.__name__ == "look"
+    for name, message in (
+        ("look", "'look'.*module:function"),
+        ("own_tools:number", "int.*function or a class"),
+        ("os:getcwd", "part of Python"),
+        ("own_tools:lok", "'lok'"),
+    ):
+        with pytest.raises(ValueError, match=f"sampling.tools.*{message}"):
+            load_tools([name])
+
+
+def look(place: int, how: str = "closely") -> str:
+    """Look at a place.
+
+    Args:
+        place: Which one.
+        how: In which way.
+    """
+    return f"{place} {how}"
+
+
+def test_a_tool_is_described_by_its_signature_and_docstring():
+    (made,) = schemas([look])
+    function = made["function"]
+    assert (function["name"], function["description"]) == ("look", "Look at a place.")
+    assert function["parameters"]["properties"]["place"] == {"type": "integer", "description": "Which one."}
+    assert function["parameters"]["required"] == ["place"]
+    assert [one["function"]["name"] for one in schemas([Shop])] == ["hide", "peek"]
+
+    def silent(place: int) -> str:
+        """Look."""
+        return ""
+
+    with pytest.raises(ValueError, match="'silent'.*place"):
+        schemas([silent])
+
+
+QUESTION = {"role": "user", "content": [{"type": "text", "text": "where is it?"}]}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "base"])
+def test_every_template_tells_of_tools_and_writes_their_results(kind):
+    """Itself, or they are written into the system prompt, or into the turn of the user where it takes none."""
+    chat = ChatTemplate(tokenizer_of(KINDS[kind]), {"tools": schemas([look])})
+    assert chat.tells == (kind == "tools")
+    text = chat.text([QUESTION])
+    told, _, asked = text.partition("where is it?")
+    assert '"name": "look"' in told and "<tool_call>\n{" in told and "look" not in asked
+    assert kind in ("tools", "gemma2") or told.startswith(
+        ChatTemplate(tokenizer_of(KINDS[kind])).text([system("")])[:12]
+    )
+    own = chat.text([system("Be brief."), QUESTION]) if kind != "gemma2" else "Be brief." + text
+    assert own.index("Be brief.") < own.index('"name": "look"') < own.index("where is it?")
+    reply = chat.reply(["at home", "gone"])
+    places = [reply.index(word) for word in ("<tool_response>", "at home", "</tool_response>", "gone")]
+    assert (
+        places == sorted(places) and "look" not in reply and text.endswith(reply.rpartition("</tool_response>")[2][-8:])
+    )
+    plain = ChatTemplate(tokenizer_of(KINDS[kind]), {"tools": []})
+    assert "look" not in plain.text([QUESTION]) and plain.prefilled == chat.prefilled
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": "text", "text": text}]}
+
+
+@pytest.mark.parametrize(("kind", "appends"), [("tools", True), ("smollm2", True), ("qwen3", False), ("r1", False)])
+def test_a_template_that_drops_thoughts_does_not_append(kind, appends):
+    assert ChatTemplate(tokenizer_of(KINDS[kind]), {"tools": schemas([look])}).appends == appends
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("message.content + '\\n</tool_response>'", "'\\n</tool_response>'"),
+        ("<tool_call>\\n{", "<tool_call>\\nname"),
+    ],
+    ids=["results", "form"],
+)
+def test_a_template_that_asks_for_other_calls_is_not_left_to_tell(old, new):
+    tokenizer = tokenizer_of(KINDS["tools"])
+    assert old in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
+    chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
+    assert not chat.tells and "<tool_call>\n{" in chat.text([QUESTION])
+    assert chat.reply(["1", "2"]).count("<tool_response>") == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("message.content + '<|im_end|>", "message.content.split('</think>')[-1] + '<|im_end|>"),
+        ("'\\n<tool_response>", "loop.index ~ '\\n<tool_response>"),
+        ("message.content + '<|im_end|>", "message.content + ' <|im_end|>"),
+    ],
+    ids=["thought", "number", "space"],
+)
+def test_a_template_that_writes_turns_otherwise_than_they_are_sampled_does_not_append(old, new):
+    tokenizer = tokenizer_of(KINDS["tools"])
+    assert old in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
+    chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
+    assert chat.tells and not chat.appends and chat.reply(["1", "2"]).count("<tool_response>") == 2
+
+
+@pytest.mark.parametrize("old", ["<|im_end|>", "message.role + '\\n' + message.content"], ids=["end", "answers"])
+def test_a_template_without_ends_or_answers_is_refused(old):
+    tokenizer = tokenizer_of(KINDS["tools"])
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, "" if old.startswith("<") else "message.role")
+    with pytest.raises(ValueError, match="chat template"):
+        ChatTemplate(tokenizer, {"tools": schemas([look])}).reply(["1"])
+
+
+# ---- what does not go with them
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"search": "beam"}, "sampling.search"),
+        ({"tree": "text_tree(children=2, depth=2, tokens=2)"}, "sampling.tree"),
+        ({"states": "judged"}, "sampling.states"),
+        ({"contrast": "paraphrase"}, "sampling.contrast"),
+        ({"variants": "budgets(tokens=[1, 2])"}, "sampling.variants"),
+        ({"reference_in_group": True}, "data.reference_in_group"),
+        ({"divergence": True}, "algorithm.credit"),
+    ],
+)
+def test_what_reads_a_completion_as_one_text_is_refused(settings, name):
+    with pytest.raises(ValueError, match=f"{name}.*sampling.tools"):
+        policy_of(**settings)
+
+
+def test_given_beginnings_are_refused():
+    with pytest.raises(ValueError, match="sampling.tools.*given"):
+        policy_of().rollout(Request(PROMPTS[:1], [0], 2, 3, beginnings=[(3, 4)]))
+
+
+def test_records_that_walk_a_text_are_not_offered():
+    policy = policy_of()
+    assert "segment of samples" not in policy.provides and "certainty of samples" in policy.provides
+    request = Request(PROMPTS, [0, 1, 2], 8, seed=3, records=frozenset({"certainty"}))
+    rolled = policy.rollout(request)
+    certainty, mask = rolled.decisions.fields["certainty"], rolled.decisions.decision_mask
+    assert (certainty[mask] > 0).all() and not certainty[~mask].any()
+    torch.testing.assert_close(rescored(policy, rolled, "certainty")[mask], certainty[mask], rtol=0, atol=1e-4)
+
+
+# ---- training
+
+
+def test_the_numbers_of_a_round_are_logged(made):
+    _, rolled = made
+    own = sampling_metrics(rolled.decisions, torch.zeros(24))
+    outputs = texts(rolled)
+    calls = [call for output in outputs for call in output.calls]
+    assert own["rollout/tool_calls"] == pytest.approx(len(calls) / 24)
+    assert own["rollout/failed_call_fraction"] == pytest.approx(sum(bool(call.error) for call in calls) / len(calls))
+    assert own["rollout/turns"] == pytest.approx(
+        sum(1 + sum(turn.role == "assistant" for turn in output.turns) for output in outputs) / 24, abs=0.3
+    )
+    assert sum(own[f"rollout/ended_{why}"] for why in ENDS) == pytest.approx(1.0)
+    assert own["rollout/ended_tokens"] == pytest.approx(sum(output.truncated for output in outputs) / 24)
+
+
+def few_calls(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    return [len(output.calls) + output.tokens / 100 if isinstance(output, Text) else 0.0 for output in outputs]
+
+
+def test_a_killed_run_resumes_with_the_same_numbers_and_its_ratio_is_one(tmp_path):
+    def fresh(folder: Path) -> Any:
+        return trainer(policy_of(tools=[Shop]), folder, PROMPTS, reward=few_calls, steps=4, save_every=2, lr=1e-3)
+
+    fresh(tmp_path / "whole").fit()
+    killed = fresh(tmp_path / "broken")
+    for _ in range(2):
+        killed.run_round()
+    killed.save()
+    killed.run_round()
+    resumed = fresh(tmp_path / "broken")
+    assert resumed.resume() and resumed.step == 2
+    resumed.fit()
+    whole, broken = (
+        [
+            {k: v for k, v in line.items() if not k.startswith("time/") and k not in ("seconds", "memory")}
+            for line in read_metrics(tmp_path / folder / "metrics.jsonl")
+        ]
+        for folder in ("whole", "broken")
+    )
+    assert len(whole) == 4 and whole == broken
+    assert max(abs(line["ratio/first_minus_one"]) for line in whole) < 1e-4
+    assert min(line["rollout/tool_calls"] for line in whole) > 0
+
+
+class Box:
+    """Shows what is in it, which is hidden in a later turn only."""
+
+    def reset(self, prompt: Prompt) -> None:
+        self.seen = ""
+
+    def peek(self) -> str:
+        """Look."""
+        self.seen = "seven"
+        return self.seen
+
+    def hide(self) -> str:
+        """Hide what was seen."""
+        if not self.seen:
+            raise ValueError("eight")
+        return "eight"
+
+
+def hidden(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """Reward: something was seen, and then hidden."""
+    calls = [one.calls if isinstance(one, Text) else () for one in outputs]
+    return [float(any(call.name == "hide" and not call.error for call in some)) for some in calls]
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(("turns", "low", "high"), [(4, 0.8, 1.0), (1, 0.0, 0.0)])
+def test_calls_that_depend_on_each_other_are_learned(turns, low, high, tmp_path):
+    """At first one completion in ten is right; where calls are not answered, none ever is."""
+    policy = policy_of(likely=(PEEK, HIDE, END, "b"), tools=(Box,), turns=turns, max_tokens=40)
+    blocks = algorithm_blocks("dr_grpo")
+    sizes = {"prompts_per_step": 3, "group_size": 32, "steps": 20, "lr": 4e-3, "max_grad_norm": 1.0}
+    trainer(policy, tmp_path, PROMPTS, reward=hidden, **sizes, **blocks).fit()
+    assert low <= read_metrics(tmp_path / "metrics.jsonl")[-1]["reward/reward/mean"] <= high
+
+
+def test_texts_with_turns_are_shown_whole():
+    turns = (Turn("assistant", (PEEK,)), Turn("tool", ("seven",)))
+    one = Text("b", prefilled="a ", turns=turns, calls=(Call("peek", {"x": [1]}, "seven"),))
+    assert one.transcript == f"assistant: {PEEK}\ntool: seven\nassistant: a b" and one.whole == "a b"
+    assert Text("b").transcript == "b" and hash(one) and json.dumps(vars(one.calls[0]))
