@@ -148,6 +148,8 @@ def train(
         named = isinstance(value, str) and (value.startswith(("embedded:", "hf:")) or Path(value).suffix)
         if isinstance(value, str) and not named and not Path(value).is_dir():
             raise ValueError(f"{name}: got the text '{value:.60}', expected a list of prompts or the path of a file")
+    if isinstance(rewards, str | Scorer) or callable(rewards):
+        raise ValueError("rewards: got one reward alone, expected a list of them, e.g. rewards=[...]")
     source: Settings | None = policy.settings
     sections = source.family.sections if source else PLAIN
     where = "mmgrpo.train"

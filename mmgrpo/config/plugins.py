@@ -145,7 +145,8 @@ def locate(path: str) -> str:
         raise ValueError(f"'{path}': unknown modality '{modality}'.{nearest(modality, packages())}")
     located = packages()[modality] / "assets" / inside
     if not located.exists():
-        files = (entry.name for entry in (packages()[modality] / "assets").iterdir())
+        folder = next(one for one in located.parents if one.is_dir())  # where the path leaves what is there
+        files = (one.relative_to(packages()[modality] / "assets").as_posix() for one in folder.iterdir())
         raise FileNotFoundError(f"'{path}' is no embedded file.{nearest(inside, files)}")
     return str(located)
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from mmgrpo.config.names import nearest
+from mmgrpo.config.names import closest, nearest
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
 from mmgrpo.config.schedules import taken
@@ -170,11 +170,30 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
         key = name.removeprefix("--").replace("-", "_")
         if key in REPLACED:
             raise ValueError(f"the command line: '{name}' became --{REPLACED[key].replace('_', '-')}; see --help")
-        close = difflib.get_close_matches(name, option_names(type(default)), n=1, cutoff=0.5)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        options = option_names(type(default))
+        theirs = f"--{OF_OTHERS.get(key, '').replace('_', '-')}"
+        hint = f" Did you mean '{theirs}'?" if theirs in options else closest(name, options)
         raise ValueError(f"the command line: unknown option '{name}'.{hint} --help lists all options.")
     check_ranges(config, "the command line", "--", option=True)
     return config
+
+
+OF_OTHERS = {
+    "learning_rate": "optim.lr",
+    "num_generations": "data.group_size",
+    "max_steps": "steps",
+    "reward_funcs": "rewards",
+    "dataset": "data.train",
+    "dataset_name": "data.train",
+    "model": "model.path",
+    "model_name_or_path": "model.path",
+    "max_completion_length": "sampling.max_tokens",
+    "max_grad_norm": "optim.max_grad_norm",
+    "eval_steps": "eval.every",
+    "save_steps": "save_every",
+    "report_to": "trackers",
+}
+"""Names that TRL and transformers have for settings, where ours is not close to them."""
 
 
 def option_names(kind: type, prefix: str = "--") -> list[str]:
@@ -200,8 +219,10 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
                 raise ValueError(
                     f"{where}: '{prefix}{key}' became '{REPLACED[f'{prefix}{key}']}'; see docs/settings.md"
                 )
-            close = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
-            hint = f" Did you mean '{prefix}{close[0]}'?" if close else ""
+            inside = [prefix + name[2:].replace("-", "_") for name in option_names(kind)]
+            meant = [name for name in inside if name.split(".")[-1] == key or name == OF_OTHERS.get(str(key))]
+            meant = meant or [prefix + name for name in difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)]
+            hint = f" Did you mean '{meant[0]}'?" if meant else ""
             raise ValueError(f"{where}: unknown key '{prefix}{key}'.{hint} Known here: {', '.join(names)}.")
     values: dict[str, Any] = {}
     if kind is Algorithm:

@@ -87,8 +87,8 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     if not key and row.get("audio") is not None:  # speech recognition has no question
         key, row = "text", {**row, "text": ""}
     if not key:
-        pairs = [likely("problem", row) or "COLUMN=problem", likely("answer", row)]
-        named = f", or the column with the text in data.columns (check-data: --columns) {','.join(filter(None, pairs))}"
+        pairs = ",".join(filter(None, [likely("problem", row) or "COLUMN=problem", likely("answer", row)]))
+        named = f", or the column with the text in data.columns (of check-data: columns) {pairs}"
         raise ValueError(
             f"has no 'text' (keys: {', '.join(row)[:200] or 'none'}); expected {ROW_FORMAT}{named if row else ''}"
         )

@@ -119,6 +119,8 @@ def test_an_embedded_file_that_is_not_there_is_an_error_that_names_the_nearest()
         plugins.locate("embedded:visul/scenes/train.jsonl")
     with pytest.raises(FileNotFoundError, match="'train.jsonl'"):
         plugins.locate("embedded:speech/trian.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"'scenes/train\.jsonl'"):
+        plugins.locate("embedded:visual/scenes/trian.jsonl")
     with pytest.raises(ValueError, match="'pypi:whisper-tiny'.*'whisper-tiny.en'"):
         plugins.locate("pypi:whisper-tiny")
 

@@ -9,8 +9,10 @@ import pytest
 from mmgrpo.cli.train import read
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.reading import (
+    OF_OTHERS,
     build,
     load_yaml,
+    option_names,
     read_config,
     refuse_preset,
     take_option,
@@ -95,6 +97,9 @@ def test_whole_numbers_serve_as_floats(recipe):
     [
         ("stepps: 3", r"recipe\.yaml.*'stepps'.*'steps'\?"),
         ("optim: {lrr: 3}", r"'optim\.lrr'.*'optim\.lr'\?"),
+        ("lr: 3", r"'lr'.*'optim\.lr'\?"),
+        ("learning_rate: 3", r"'learning_rate'.*'optim\.lr'\?"),
+        ("optim: {learning_rate: 3}", r"'optim\.learning_rate'.*'optim\.lr'\?"),
         ("xyzzyx: 3", "'xyzzyx'"),
         ("steps: many", r"recipe\.yaml.*steps.*'many'"),
         ("steps: 3.5", r"steps.*3\.5"),
@@ -150,6 +155,14 @@ def test_mistakes_on_the_command_line_are_told_too(tmp_path):
         parsed("--algorithm.preset", "grop")
     with pytest.raises(ValueError, match=r"'--optim\.lrr'.*'--optim\.lr'"):
         parsed("--optim.lrr", "3")
+    with pytest.raises(ValueError, match=r"'--num-generations'.*'--data\.group-size'"):
+        parsed("--num-generations", "3")
+
+
+def test_names_of_others_are_answered_by_names_of_ours():
+    options = option_names(config_class(family("qwen_vl").sections))
+    assert {f"--{name.replace('_', '-')}" for name in OF_OTHERS.values()} <= {*options}
+    assert not {f"--{name.replace('_', '-')}" for name in OF_OTHERS} & {*options}
 
 
 @pytest.mark.parametrize(
