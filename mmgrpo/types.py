@@ -114,6 +114,8 @@ class Text:
     """The turns before the text: what the policy wrote and what its tools answered."""
     calls: tuple[Call, ...] = field(default=(), hash=False)
     """The calls of tools in all turns that were answered, in their order."""
+    tool_reward: float | None = field(default=None, hash=False)
+    """What the tools themselves gave to the completion; NaN where one failed, None where none rewards."""
 
     @property
     def whole(self) -> str:

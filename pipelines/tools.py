@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import Config
 
 if TYPE_CHECKING:
@@ -19,10 +20,16 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     """ValueError for ``sampling.tools`` that are none, for what cannot be drawn or scored in several turns, and for a
     chat template, with these arguments, that does not write them."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.policies.tools import WALKING, load_tools, refuse_beside
+    from mmgrpo.policies.tools import WALKING, load_tools, refuse_beside, rewarding
 
     data, sampling, algorithm = config.data, config.sampling, config.algorithm
-    if not sampling.tools:
+    loaded = load_tools(sampling.tools)
+    if not rewarding(loaded) and "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}:
+        raise ValueError(
+            "rewards: got tool_reward without a class in sampling.tools that has a method reward; name one, or leave "
+            "it out"
+        )
+    if not loaded:
         plain = {one.name: one.default for one in fields(sampling)}
         for name in ("turns", "observation_tokens", "tool_seconds", "tool_workers"):
             if (value := getattr(sampling, name)) != plain[name]:
@@ -40,7 +47,7 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     recipe = AdvantageRecipe.of(algorithm)
     walking = recipe.records & WALKING | recipe.fields & {"divergence", "step_rewards"}
     refuse_beside(used | {"algorithm": ", ".join(sorted(walking))})
-    described = schemas(load_tools(sampling.tools))
+    described = schemas(loaded)
     if Path(config.model.path).is_dir():
         check_template(config.model.path, {**template, "tools": described})
 

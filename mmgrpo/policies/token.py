@@ -358,6 +358,7 @@ class TokenPolicy:
                 tuple(one.last),
                 tuple(one.turns),
                 tuple(one.calls),
+                one.reward,
             )
             for row, one in zip(sequences.prompts.tolist(), turns.episodes, strict=True)
         ]

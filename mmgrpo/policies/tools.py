@@ -7,21 +7,24 @@ All of it is one row. Its tokens are those that were drawn, never spelled again,
 writes behind a turn that tools have answered (``mmgrpo.data.chat.ChatTemplate.reply``). Observed tokens are read by the
 network and are no decisions. All unfinished completions of a batch are continued together, by whatever draws them.
 
-A tool is a function, or a public method of a class, of which each completion has an instance of its own.
+A tool is a function, or a public method of a class, of which each completion has an instance of its own. Its method
+``reset(prompt, seed)`` begins it, and ``reward()`` says at the end what was reached (the reward ``tool_reward``).
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
 import queue
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cached_property, partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -49,6 +52,8 @@ NUMBERS = ("turns", "tool_calls", "failed_calls", "turns_end")
 
 WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
 """Records that read a completion as one text of the policy."""
+
+T = TypeVar("T")
 
 Draw: TypeAlias = Callable[[Sequence[Query], int, int], Generated]
 """Continues queries by at most a number of tokens, in the turn of a number."""
@@ -83,7 +88,12 @@ def offered(tools: Sequence[Any]) -> dict[str, tuple[type | None, Callable[..., 
 
 def _methods(owner: type) -> dict[str, Callable[..., Any]]:
     functions = inspect.getmembers(owner, inspect.isfunction)
-    return {name: one for name, one in functions if not name.startswith("_") and name != "reset"}
+    return {name: one for name, one in functions if not name.startswith("_") and name not in ("reset", "reward")}
+
+
+def rewarding(tools: Sequence[Any]) -> list[type]:
+    """The classes of tools that have a method ``reward``."""
+    return [tool for tool in tools if isinstance(tool, type) and callable(getattr(tool, "reward", None))]
 
 
 @dataclass
@@ -103,6 +113,8 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     end: str = ""
+    reward: float | None = None
+    """What its tools gave it; NaN where one failed, None without such tools."""
     instances: dict[type, Any] = field(default_factory=dict)
     silent: set[type] = field(default_factory=set)
     """Classes of which a method has not answered in time, so that the state of the instance is unknown."""
@@ -161,6 +173,11 @@ class Tools:
         """``offered``, of these tools."""
         return offered(self.tools)
 
+    @cached_property
+    def rewarding(self) -> list[type]:
+        """The classes that reward their completions."""
+        return rewarding(self.tools)
+
     def converse(
         self,
         first: Generated,
@@ -187,10 +204,12 @@ class Tools:
                 numbers = {name: table[row][:length] for name, table in tables.items()}
                 self._written(one, ids[:length], numbers, model, ends)
             asking = [one for one in going if not one.end]
-            for one, answered in zip(asking, self._answers(asking, seed), strict=True):
+            for one, answered in zip(asking, self._each(asking, partial(self._answers, seed=seed)), strict=True):
                 self._observed(one, answered, model, most)
             going = [one for one in asking if not one.end]
             if not going:
+                for one, value in zip(rows, self._each(rows, partial(self._rewarded, seed=seed)), strict=True):
+                    one.reward = value
                 return _joined(rows, first, model.pad_id)
             turn += 1
             asked = [
@@ -220,16 +239,37 @@ class Tools:
         elif one.turn == self.turns:
             one.end = "turns"
 
-    def _answers(self, asking: Sequence[Episode], seed: int) -> Iterable[list[Call]]:
-        """The answered calls of the newest turn of each completion; those of one completion one after the other."""
-
-        def answers(one: Episode) -> list[Call]:
-            return [self._answered(one, name, given, seed) for name, given in calls_of(self.prefilled + one.text)]
-
-        if self.workers == 1 or len(asking) < 2:
-            return map(answers, asking)
+    def _each(self, some: Sequence[Episode], does: Callable[[Episode], T]) -> Iterable[T]:
+        """What is done with each completion, with several at a time."""
+        if self.workers == 1 or len(some) < 2:
+            return map(does, some)
         with ThreadPoolExecutor(self.workers) as pool:
-            return [*pool.map(answers, asking)]
+            return [*pool.map(does, some)]
+
+    def _answers(self, one: Episode, seed: int) -> list[Call]:
+        """The answered calls of the newest turn, one after the other."""
+        return [self._answered(one, name, given, seed) for name, given in calls_of(self.prefilled + one.text)]
+
+    def _rewarded(self, one: Episode, seed: int) -> float | None:
+        total = 0.0
+        for owner in self.rewarding:
+            instance: Any = self._instance(one, owner, seed)
+            silent = "it no longer answers" if owner in one.silent else ""
+            value, error = (None, silent) if silent else answer(instance.reward, {}, self.seconds)
+            if error:
+                warnings.warn(
+                    f"sampling.tools: reward of class '{owner.__name__}' failed for a completion of prompt "
+                    f"'{one.query.prompt.id}': {error}",
+                    stacklevel=2,
+                )
+                return math.nan
+            if not isinstance(value, int | float):
+                raise ValueError(
+                    f"sampling.tools: reward of class '{owner.__name__}' returned a {type(value).__name__}, expected a "
+                    "number"
+                )
+            total += value
+        return total if self.rewarding else None
 
     def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
         """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy."""

@@ -8,7 +8,7 @@ Of a prompt only ``text`` is required; ``prompt`` is its place in ``prompts``. A
 ["text", {"kind": "image", "source": {"image": MEDIUM}, "options": {}}]}``. An output is one of
 
     {"text": "...", "tokens": 3, "truncated": false, "seen": [[height, width]], "turns": [], "calls":
-     [{"name": "search", "arguments": {}, "result": "...", "error": ""}]}
+     [{"name": "search", "arguments": {}, "result": "...", "error": ""}], "tool_reward": 1.0}
     {"image": MEDIUM}    {"video": MEDIUM or a list of images, "fps": 8}    {"audio": MEDIUM, "rate": 16000}
 
 The bytes of a medium are a PNG file (RGB of 8 bits: levels / 255), a FLAC file, or a safetensors file with one float32
@@ -120,8 +120,10 @@ def write(
                 "turns": [{"role": turn.role, "parts": list(turn.parts)} for turn in output.turns],
                 "calls": [vars(call) for call in output.calls],
             }
+            if output.tool_reward is not None:
+                more["tool_reward"] = None if math.isnan(output.tool_reward) else output.tool_reward
             return {"text": output.text, "tokens": output.tokens, "truncated": output.truncated, "seen": seen} | {
-                key: value for key, value in more.items() if value
+                key: value for key, value in more.items() if value or key == "tool_reward"
             }
         if isinstance(output, Image):
             return {"image": medium(output.pixels)}
@@ -259,7 +261,7 @@ def _shown(value: Any) -> str:
 
 _ANY = (type(None), bool, int, float, str, list, dict)
 _FIELDS = {
-    "text": {"tokens", "truncated", "seen", "prefilled", "ids", "turns", "calls"},
+    "text": {"tokens", "truncated", "seen", "prefilled", "ids", "turns", "calls", "tool_reward"},
     "image": set(),
     "video": {"fps"},
     "audio": {"rate"},
@@ -361,7 +363,9 @@ class _Reader:
             for key, one in (("text", text), ("prefilled", prefilled)):
                 self.refuse_text(one, f"{where}.{key}")
             turns, calls = self.turns(row, where), self.calls(row, where)
-            return Text(text, tokens, truncated, sizes, prefilled, tuple(ids), turns, calls)
+            gave = _take(row, "tool_reward", (int, float, type(None)), where, None)
+            gave = math.nan if gave is None and "tool_reward" in row else gave  # one that failed
+            return Text(text, tokens, truncated, sizes, prefilled, tuple(ids), turns, calls, gave)
         if kinds == ["image"]:
             return Image(self.pixels(row["image"], f"{where}.image", 3))
         if kinds == ["video"]:

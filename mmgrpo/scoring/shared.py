@@ -44,7 +44,7 @@ def once(name: Hashable, outputs: Sequence[Output], compute: Callable[[], T]) ->
 def _identity(output: Output) -> Hashable:
     """Of texts their content, of media where their numbers lie: they stay there while they are scored."""
     if isinstance(output, Text):
-        return output.prefilled, output.text, repr(output.calls)
+        return output.prefilled, output.text, repr(output.calls), repr(output.tool_reward)
     tensors = {Image: "pixels", Video: "frames", Audio: "samples"}
     tensor = getattr(output, tensors[type(output)])  # type: ignore[index]
     return tensor.data_ptr(), tuple(tensor.shape)

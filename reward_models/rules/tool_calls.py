@@ -71,6 +71,19 @@ def tool_match(prompts: Sequence[Prompt], outputs: Sequence[Output], strict: boo
     return values
 
 
+@reward("Text", range=(-math.inf, math.inf), scale="what the class of a tool returns")
+def tool_reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
+    """What the tools themselves give to the completion: the sum of ``reward()`` of the classes of ``sampling.tools``.
+    One that fails is no score."""
+    values = [text.tool_reward for text in texts(outputs, "tool_reward")]
+    if None in values:
+        raise ValueError(
+            "tool_reward: got a completion that no tool rewards; name a class with a method reward in sampling.tools, "
+            "or leave the reward out"
+        )
+    return [None if value is None or math.isnan(value) else value for value in values]
+
+
 def most(gold: Sequence[Call]) -> float:
     """The score of the gold calls themselves."""
     return 1 + sum(1 + len(parameters) for _, parameters in gold)

@@ -144,6 +144,7 @@ def test_in_python_tools_are_functions_and_classes(tags, tmp_path):
         ("data", {"reference_in_group": True}, r"data\.reference_in_group.*sampling\.tools"),
         ("data", {"offline": True}, r"data\.offline.*sampling\.tools"),
         ("rollout", {"max_staleness": 1}, r"rollout\.max_staleness.*sampling\.tools"),
+        ("rewards", ["task", "tool_reward(weight=0.5)"], "tool_reward.*sampling.tools"),
         ("algorithm", {"credit": "looking(threshold=0.5, gain=1.0)"}, r"algorithm.*visual_dependency.*sampling\.tools"),
     ],
 )
@@ -152,7 +153,8 @@ def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded
     config = config_class(owner.sections)()
     tools = replace(config.sampling, tools=[f"{__name__}:count"])
     config = replace(config, sampling=tools, model=replace(config.model, path="nowhere"))
-    config = replace(config, **{section: replace(getattr(config, section), **changed)})
+    value = changed if section == "rewards" else replace(getattr(config, section), **changed)
+    config = replace(config, **{section: value})
     with pytest.raises(ValueError, match=name):
         check_tools(config, {})
 

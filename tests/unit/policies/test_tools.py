@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,13 +89,17 @@ def hide() -> str:
     raise KeyError("seven")
 
 
-def tools_of(model: CausalLm, *tools: Any, turns: int = 4, observation_tokens: int = 8, seconds: float = 60.0) -> Tools:
+def tools_of(
+    model: CausalLm, *tools: Any, turns: int = 4, observation_tokens: int = 8, seconds: float = 60.0, workers: int = 1
+) -> Tools:
     assert model.chat is not None
-    return Tools(tools, model.chat.reply, turns, observation_tokens, seconds, MARKS)
+    return Tools(tools, model.chat.reply, turns, observation_tokens, seconds, MARKS, workers=workers)
 
 
 def policy_of(likely: Sequence[str] = LIKELY, tools: Sequence[Any] = (peek, hide), **settings: Any) -> TokenPolicy:
-    limits = {name: settings.pop(name) for name in ("turns", "observation_tokens", "seconds") if name in settings}
+    limits = {
+        name: settings.pop(name) for name in ("turns", "observation_tokens", "seconds", "workers") if name in settings
+    }
     model = model_over(WORDS, likely)
     made = tools_of(model, *tools, **limits) if tools else None
     return TokenPolicy(model, **{"max_tokens": 24, "tools": made, **settings})
@@ -361,6 +366,49 @@ class Closed:
 def test_a_tool_that_cannot_begin_stops_the_run():
     with pytest.raises(RuntimeError, match=r"'Closed'.*'0'.*closed today"):
         conversed([[PEEK, END]], Closed)
+
+
+class Counter(Shop):
+    """Rewards each look."""
+
+    def reward(self) -> float:
+        return len(self.seen) - 2.0
+
+
+def test_a_class_rewards_the_completions_that_it_has_served():
+    for script, reward in (([[PEEK, END], [PEEK, END], ["a", END]], 2.0), ([["a", END]], 0.0)):
+        found, _ = conversed(script, Counter)
+        assert found.episodes[0].reward == reward
+    assert set(offered([Counter])) == {"peek", "hide"}
+    assert conversed([["a", END]], Shop)[0].episodes[0].reward is None
+
+
+def test_rewards_of_tools_arrive_with_the_texts():
+    rolled = rollout(policy_of(tools=(Counter,), workers=3))
+    served = [one.tool_reward for one in texts(rolled)]
+    assert served == [sum(call.name == "peek" for call in one.calls) for one in texts(rolled)] and max(served) > 1
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(lambda: 1 / 0, "ZeroDivisionError"), (threading.Event().wait, "no answer within 0.05")]
+)
+def test_a_reward_that_fails_is_none(value, reason):
+    class Broken(Shop):
+        def reward(self) -> float:
+            return value()
+
+    with pytest.warns(UserWarning, match=f"'Broken'.*'0'.*{reason}"):
+        (one,) = conversed([[PEEK, END], ["a", END]], Broken, seconds=0.05)[0].episodes
+    assert math.isnan(one.reward) and one.calls[0].result
+
+
+def test_a_reward_that_is_no_number_stops_the_run():
+    class Wordy(Shop):
+        def reward(self) -> str:
+            return "well done"
+
+    with pytest.raises(ValueError, match="'Wordy'.*str.*number"):
+        conversed([["a", END]], Wordy)
 
 
 # ---- what a model and a tool can do wrong

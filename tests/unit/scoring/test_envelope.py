@@ -306,8 +306,13 @@ def test_turns_and_calls_arrive_where_there_are_some():
     turns = (Turn("assistant", ("a",)), Turn("tool", ("7",)))
     sent = [Text("4", turns=turns, calls=(Call("add", {"x": [1, {"y": None}]}, "7"), Call("", {}, error="broken")))]
     assert list(read(FRAMES, write("r", [PROMPT], sent, ["a"]), LIMITS).outputs) == sent
+    for gave in (-0.5, 0.0):
+        rewarded = [Text("4", tool_reward=gave)]
+        assert read(FRAMES, write("r", [PROMPT], rewarded, ["a"]), LIMITS).outputs[0].tool_reward == gave
+    failed = read(FRAMES, write("r", [PROMPT], [Text("4", tool_reward=math.nan)], ["a"]), LIMITS).outputs[0]
+    assert math.isnan(failed.tool_reward)
     plain = write("r", [PROMPT], [Text("4")], ["a"])
-    assert b"calls" not in plain and b"turns" not in plain.partition(b"outputs")[2]
+    assert b"tool_reward" not in plain and b"calls" not in plain and b"turns" not in plain.partition(b"outputs")[2]
 
 
 def test_what_is_not_said_of_a_prompt_or_a_text_is_empty():

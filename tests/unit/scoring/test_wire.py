@@ -81,7 +81,17 @@ def output(draw: random.Random) -> Text | Image | Video | Audio:
     called = {word(draw): json_value(draw) for _ in range(draw.randrange(3))}
     calls = tuple(Call(word(draw), called, word(draw), word(draw)) for _ in turns)
     kinds: list[Callable[[], Text | Image | Video | Audio]] = [
-        lambda: Text(word(draw), draw.randrange(9), draw.random() < 0.5, seen, word(draw), sum(seen, ()), turns, calls),
+        lambda: Text(
+            word(draw),
+            draw.randrange(9),
+            draw.random() < 0.5,
+            seen,
+            word(draw),
+            sum(seen, ()),
+            turns,
+            calls,
+            draw.choice([None, 0.5]),
+        ),
         lambda: Image(tensor(draw, 3, *sizes[:2])),
         lambda: Video(tensor(draw, sizes[0], 3, *sizes[1:]), draw.random() * 30),
         lambda: Audio(tensor(draw, *sizes[:2]), draw.randrange(48_000)),

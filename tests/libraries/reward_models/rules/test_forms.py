@@ -121,6 +121,14 @@ def test_calls_of_earlier_turns_count(answered, text, value):
     assert tool_calls.tool_match([Prompt("", answer=GOLD)], [replace(text, calls=answered)]) == [pytest.approx(value)]
 
 
+def test_what_tools_give_is_a_reward_and_what_fails_is_none():
+    prompts = [Prompt("", "a"), Prompt("", "b")]
+    given = [Text("", tool_reward=-0.5), Text("", tool_reward=float("nan"))]
+    assert tool_calls.tool_reward(prompts, given) == [-0.5, None]
+    with pytest.raises(ValueError, match="tool_reward.*sampling.tools"):
+        tool_calls.tool_reward(prompts, [given[0], Text("")])
+
+
 def test_calls_are_assigned_to_give_the_most():
     """Taking the first best in turn, as the released code does, gives .42857."""
     gold = [{"name": "a", "parameters": {"p": 1, "q": 2}}, {"name": "a", "parameters": {"p": 1, "q": 3}}]
