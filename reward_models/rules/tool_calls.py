@@ -74,13 +74,8 @@ def tool_match(prompts: Sequence[Prompt], outputs: Sequence[Output], strict: boo
 @reward("Text", range=(-math.inf, math.inf), scale="what the class of a tool returns")
 def tool_reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
     """What the tools themselves give to the completion: the sum of ``reward()`` of the classes of ``sampling.tools``.
-    One that fails is no score."""
+    There is no score where none has one, or where it fails."""
     values = [text.tool_reward for text in texts(outputs, "tool_reward")]
-    if None in values:
-        raise ValueError(
-            "tool_reward: got a completion that no tool rewards; name a class with a method reward in sampling.tools, "
-            "or leave the reward out"
-        )
     return [None if value is None or math.isnan(value) else value for value in values]
 
 
