@@ -214,7 +214,7 @@ def draw_samples(
 
     def gather(rows: Sequence[Tensor]) -> Tensor:
         table = torch.cat(list(rows)).view(len(slots), samples, -1)
-        return gather_rows(table.to(accelerator.device), accelerator)[: len(prompts)].cpu()
+        return gather_rows(table, accelerator)[: len(prompts)].cpu()
 
     table = gather(counts)
     whole = gather_texts(texts, accelerator) if len(texts) == len(slots) * samples else []

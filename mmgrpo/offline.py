@@ -29,7 +29,7 @@ from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
-from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks
+from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks, total
 from mmgrpo.runtime.sharding import drawing_weights, scoring_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request
@@ -137,10 +137,9 @@ class Offline:
             if CATEGORY_WEIGHT in loss.fields:
                 batch = self._balanced(batch, loss, ledger, optim.micro_batch_size, accelerator)
                 metrics |= ledger.metrics()
-        evaluations = torch.tensor([rollout.evaluations], device=accelerator.device)
         metrics |= {
             "rollout/rows": float(len(grade)),
-            "rollout/evaluations": float(gather_rows(evaluations, accelerator).sum()),
+            "rollout/evaluations": total(rollout.evaluations, accelerator),
             "time/rollout": time.perf_counter() - started,
             "time/reward": 0.0,
         }
@@ -185,18 +184,18 @@ class Offline:
         """Of the policy before the round: the log-probability of a decision of the best and of the worst answers, and
         how often the best has the larger log-ratio to the reference (log-probability, where the loss needs none)."""
         decisions, mask = batch.decisions, batch.decisions.decision_mask
-        total = torch.where(mask, decisions.log_probs, 0.0)
-        score = total
+        log_probs = torch.where(mask, decisions.log_probs, 0.0)
+        score = log_probs
         if "reference_log_probs" in loss.scores:
             far = on_device(batch, accelerator.device)
             reference = torch.zeros_like(far.decisions.log_probs)
             with torch.no_grad(), scoring_weights(self.policy.network):
                 names = frozenset({"log_probs", "reference_log_probs"})
                 for at, scores in scored(self.policy, far, mask, names, micro_batch_size):
-                    reference[at] = scores["reference_log_probs"].to(total.dtype)
-            score = total - sum_over_ranks(reference, accelerator).cpu()
+                    reference[at] = scores["reference_log_probs"].to(log_probs.dtype)
+            score = log_probs - sum_over_ranks(reference, accelerator).cpu()
         key, summed = decisions.keys["prompt"], score.sum(1)
-        mean = total.sum(1) / mask.sum(1).clamp_min(1)
+        mean = log_probs.sum(1) / mask.sum(1).clamp_min(1)
         best, worst = [], []
         for group in key.unique():
             rows = (key == group).nonzero()[:, 0]

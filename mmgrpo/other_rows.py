@@ -402,15 +402,13 @@ def gather_stored(stored: Sequence[tuple[int, int, Stored]], accelerator: Accele
         head = torch.tensor([key, place, row.prompt, row.step])
         numbers = {"head": head, "reward": torch.tensor([row.reward], dtype=torch.float64), "scores": row.scores}
         blobs.append(to_bytes({**numbers, **{f"record.{name}": value for name, value in row.record.items()}}))
-    lengths = gather_rows(
-        torch.tensor([len(one) for one in blobs], dtype=torch.long, device=accelerator.device), accelerator
-    )
+    lengths = gather_rows(torch.tensor([len(one) for one in blobs], dtype=torch.long), accelerator)
     width = int(lengths.max()) if len(lengths) else 0
     table = torch.zeros(len(blobs), width, dtype=torch.uint8)
     for row, blob in zip(table, blobs, strict=True):
         row[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
     found = []
-    for row, length in zip(gather_rows(table.to(accelerator.device), accelerator).cpu(), lengths.tolist(), strict=True):
+    for row, length in zip(gather_rows(table, accelerator).cpu(), lengths.tolist(), strict=True):
         tensors = from_bytes(bytes(row[:length].tolist()))
         key, place, prompt, step = tensors.pop("head").tolist()
         reward, scores = float(tensors.pop("reward")), tensors.pop("scores")

@@ -28,6 +28,7 @@ from torch import Tensor
 from mmgrpo.config.ranges import UPPER_BOUND
 from mmgrpo.config.registry import Block, bind, block
 from mmgrpo.diffusion.schedules import Grid
+from mmgrpo.runtime.devices import put
 
 KERNELS: dict[str, Block] = {}
 
@@ -325,10 +326,10 @@ def rectifier_table(kernel: Kernel, grid: Grid) -> Float[Tensor, " steps"]:
 
     The gradient of a log-prob is inverse to it (Flash-GRPO, arXiv:2605.15980).
     """
-    zeros, step = torch.zeros(grid.steps, 1, dtype=torch.float64), torch.arange(grid.steps)
+    zeros, step, host = torch.zeros(grid.steps, 1, dtype=torch.float64), torch.arange(grid.steps), grid.to("cpu")
     small = 1e-3  # the mean is linear in the output, unless the clean estimate is clipped
-    without, moved = (kernel(zeros, output, step, grid.to("cpu")) for output in (zeros, zeros + small))
-    return (small * without.std / (moved.mean - without.mean).abs()).flatten().float().to(grid.levels.device)
+    without, moved = (kernel(zeros, output, step, host) for output in (zeros, zeros + small))
+    return put((small * without.std / (moved.mean - without.mean).abs()).flatten().float(), grid.levels.device)
 
 
 def sibling_noise(shared: Latent, own: Latent, scale: float) -> Latent:

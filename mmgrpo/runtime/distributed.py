@@ -69,7 +69,7 @@ def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
     for row, one in zip(rows, encoded, strict=True):
         row[0] = len(one)
         row[1 : 1 + len(one)] = torch.tensor(list(one), dtype=torch.int32)
-    gathered = gather_rows(rows.to(accelerator.device), accelerator).cpu()
+    gathered = gather_rows(rows, accelerator).cpu()
     return [bytes(row[1 : 1 + row[0]].tolist()).decode() for row in gathered]
 
 
@@ -84,7 +84,7 @@ def largest(value: float, accelerator: Processes) -> float:
     """The maximum over ranks."""
     if accelerator.num_processes == 1:
         return value
-    return float(gather_rows(torch.tensor([value], device=accelerator.device), accelerator).max())
+    return float(gather_rows(torch.tensor([value]), accelerator).max())
 
 
 def sum_by_name(values: Mapping[str, float], names: Sequence[str], accelerator: Accelerator) -> dict[str, float]:
