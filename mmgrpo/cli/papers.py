@@ -1,8 +1,8 @@
 """List papers with the state of their implementation; ``mmgrpo explain ID`` shows the record of one:
 
 mmgrpo papers
+mmgrpo papers preset length                  # whose record contains these words
 mmgrpo papers --status part --area core
-mmgrpo papers --search preset length
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--status", nargs="+", choices=STATUS, metavar="STATUS", help=f"of {', '.join(STATUS)}")
     parser.add_argument("--area", nargs="+", choices=AREAS, metavar="AREA", help=f"of {', '.join(AREAS)}")
-    parser.add_argument("--search", nargs="+", default=[], metavar="WORD", help="words that a record must contain")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="words that a record must contain")
+    parser.add_argument("--search", nargs="+", default=[], metavar="WORD", help="further such words")
     return parser
 
 
@@ -50,7 +51,7 @@ def line(paper: Paper, width: int) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Print the chosen records, one a line, and how many there are of each status."""
     given = options().parse_args(arguments)
-    found = chosen(given.status, given.area, given.search)
+    found = chosen(given.status, given.area, [*given.words, *given.search])
     if not found:
         raise ValueError(f"mmgrpo papers: none of {len(papers())} records fits; leave out an option or a word")
     width = max(len(paper.id) for paper in found)

@@ -115,7 +115,9 @@ def answer_of(text: str) -> object:
 
 
 def kind_of(file: str) -> str:
-    """``image``, ``video``, ``audio`` or ``text``; ValueError for another suffix."""
+    """``image``, ``video``, ``audio`` or ``text``; ValueError for another suffix, and for a folder."""
+    if Path(file).is_dir():
+        raise ValueError(f"{file}: is a folder, expected files; name those inside: {file.rstrip('/')}/*")
     suffix = Path(file).suffix.lower()
     for kind, suffixes in KINDS.items():
         if suffix in suffixes:

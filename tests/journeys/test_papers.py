@@ -100,6 +100,8 @@ def test_papers_are_listed_by_status_area_and_words(capsys) -> None:
     main.run(["papers", "--status", "works", "core", "--area", "visual", "--search", "PRESET", "dance_grpo"])
     *lines, total = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("dance_grpo") and "works" in lines[0] and total.startswith("1 of ")
+    main.run(["papers", "PRESET", "dance_grpo", "--area", "visual"])
+    assert capsys.readouterr().out.splitlines()[:-2] == lines[:-1]
     main.run(["papers"])
     assert capsys.readouterr().out.count("\n") == len(papers()) + 2
     with pytest.raises(ValueError, match="none of"):

@@ -177,5 +177,10 @@ def test_torch_computes_with_as_many_threads_as_it_is_told(files):
         torch.set_num_threads(before)
 
 
+def test_a_folder_is_no_file_to_score(tmp_path):
+    with pytest.raises(ValueError, match=rf"folder.*{tmp_path}/\*"):
+        kind_of(f"{tmp_path}/")
+
+
 def test_suffixes_do_not_depend_on_case():
     assert [kind_of(name) for name in ("a.PNG", "b.Mp4", "c.wav", "d.txt")] == ["image", "video", "audio", "text"]
