@@ -51,7 +51,6 @@ from mmgrpo.cli.source import (
 )
 from mmgrpo.cli.train import check_model
 from mmgrpo.config.names import nearest
-from mmgrpo.config.plugins import EMBEDDED, PYPI
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO
 from mmgrpo.family import family
 
@@ -187,8 +186,6 @@ def opponent(contestant: Contestant) -> Contestant | None:
 def refuse_no_model(against: str, other: Contestant) -> None:
     """FileNotFoundError or ValueError for a value of ``--against`` that is no model, as far as folders or the hub show
     without weights: a run that saved none, and a name that nothing has, for which the nearest are named."""
-    from mmgrpo.scoring.manifest import cached_on_hub
-
     saved = Path(other.args.run) / "model"
     if other.args.run:
         if other.args.weights == "model" and not saved.is_dir():
@@ -197,17 +194,10 @@ def refuse_no_model(against: str, other: Contestant) -> None:
                 "name another run or the path of a model"
             )
         return
-    known, path = nearest(against, [UNTRAINED, *runs_near(against)]), Path(against)
-    elsewhere = against.startswith((PYPI, EMBEDDED)) or cached_on_hub(against) is not None
-    # Run folders have the form of hub ids; one whose owner is the name of a folder here is a folder misspelt.
-    if not elsewhere and not path.exists() and path.parent.is_dir():
-        raise FileNotFoundError(
-            f"--against {against}: there is no such folder, expected a run, a model's path or {UNTRAINED}.{known}"
-        )
     try:
         check_model(other.config)
     except FileNotFoundError as error:
-        reason = str(error).removeprefix("model.path: ")
+        reason, known = str(error).removeprefix("model.path: "), nearest(against, [UNTRAINED, *runs_near(against)])
         raise FileNotFoundError(f"--against {against}: {reason}.{known}") from error
     except ValueError as error:
         raise ValueError(f"--against {against}: {str(error).removeprefix('model.path: ')}") from error

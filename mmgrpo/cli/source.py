@@ -134,7 +134,7 @@ def run_section(run: str) -> dict[str, Any]:
 def runs_near(path: str) -> list[str]:
     """The run folders next to a path and in runs/."""
     folders = dict.fromkeys([Path(path).parent, Path("runs")])
-    return [str(file.parent) for folder in folders for file in sorted(folder.glob("*/config.yaml"))]
+    return [str(file.parent) for folder in folders for file in sorted(folder.glob("[!.]*/config.yaml"))]
 
 
 def run_config(run: str, model_family: Family) -> Config:

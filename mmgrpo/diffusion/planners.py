@@ -317,14 +317,17 @@ def window_starts(steps: int, depth: int, r: float) -> torch.Tensor:
 
 
 def planner(text: str, entropy: Callable[[int, int], float] | None = None) -> Planner:
-    """The planner of ``name(parameter=value)``; ``entropy`` as in ``step_entropy``, by default of ``flow_sde`` on
-    levels of shift 3."""
+    """The planner of ``name(parameter=value)``, whose errors begin with its setting; ``entropy`` as in
+    ``step_entropy``, by default of ``flow_sde`` on levels of shift 3."""
     bound = bind(text, PLANS, "sampling.plan")
 
     def plans(steps: int, group_size: int, round: int, generator: torch.Generator) -> list[Plan]:
         known = entropy or (lambda step, span: step_entropy(kernel("flow_sde"), flow_grid(steps), step, span))
         inputs = {"steps": steps, "group_size": group_size, "round": round, "generator": generator}
-        return bound({**inputs, "entropy": known})
+        try:
+            return bound({**inputs, "entropy": known})
+        except ValueError as error:
+            raise ValueError(f"sampling.plan: {error}") from error
 
     return plans
 

@@ -53,6 +53,10 @@ class Counting(LanguageFamily):
         assert not training, "nothing is trained here"
         return Counts(float((Path(weights) / "number").read_text() if weights else config.model.path))
 
+    def refuse_model(self, config: Config, path: str) -> None:
+        """Any number is a model."""
+        float(path)
+
 
 def counting(sections: Sections) -> Counting:
     return Counting("counting", "counts", "vlm", "none", (), sections, check_media)

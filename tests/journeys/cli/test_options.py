@@ -291,7 +291,7 @@ def test_a_launcher_that_would_shard_is_refused_before_all_else(dry, monkeypatch
         ({"lora_rank": -1}, r"model.lora_rank.*-1.*\[0, 65536\]"),
         ({"device": "cdua"}, "model.device.*'cdua'"),
         ({"steps": 0}, r"sampling.steps.*0.*\[1, 10000\]"),
-        ({"guidance": float("nan")}, r"model.guidance.*nan.*\[0, 1000\]"),
+        ({"guidance": float("nan")}, r"model.guidance.*nan.*\[1, 1000\]"),
         ({"kernel": "flow_sd"}, "sampling.kernel.*'flow_sd'"),
     ],
 )
