@@ -93,6 +93,8 @@ class Call:
     """What the policy was given to read, before it is cut to ``sampling.observation_tokens``."""
     error: str = ""
     """Why the call failed; the policy reads it in place of a result."""
+    images: tuple[Media, ...] = ()
+    """What it was given to look at, behind the text of the result."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class Text:
         if not self.turns:
             return self.whole
         turns = [*self.turns, Turn("assistant", (self.whole,))]
-        return "\n".join(f"{turn.role}: {''.join(map(str, turn.parts))}" for turn in turns)
+        words = [[part if isinstance(part, str) else f"[{part.kind}]" for part in turn.parts] for turn in turns]
+        return "\n".join(f"{turn.role}: {''.join(some)}" for turn, some in zip(turns, words, strict=True))
 
 
 @dataclass(frozen=True)

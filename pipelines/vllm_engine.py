@@ -52,7 +52,7 @@ def media_of(model: Any, context: Context, features: Features, queries: Sequence
     """What vLLM is given of each prompt's media; ValueError for a family that does not say."""
     found: list[Mapping[str, Any]] = []
     for row, query in enumerate(queries):
-        if not query.prompt.media:
+        if not (query.prompt.media or query.shown):
             found.append({})
         elif isinstance(model, ForEngines):
             found.append(model.engine_media(context, features, row))

@@ -143,16 +143,19 @@ class ChatTemplate:
         """The token of ``end_of_turn``."""
         return next(iter(self.end_of_turn.split()), "")
 
-    def reply(self, results: Sequence[str]) -> str:
+    def reply(self, results: Sequence[str | Sequence[Mapping[str, str]]]) -> str:
         """What the template writes behind the token that ends the assistant's turn, where the calls of that turn have
-        these results, up to the beginning of its next turn. ValueError for a template that writes no such turns."""
-        said = [_turn("user", USER), _turn("assistant", ASSISTANT), *(_turn("tool", result) for result in results)]
+        these results, texts or lists of parts, up to the beginning of its next turn. ValueError for a template that
+        writes no such turns."""
+        told = [_turn("tool", one) if isinstance(one, str) else {"role": "tool", "content": one} for one in results]
+        said = [_turn("user", USER), _turn("assistant", ASSISTANT), *told]
+        texts = [part["text"] for one in told for part in one["content"] if part["type"] == "text"]
         end = self._end
         asked, begun = self.text(said[:1], generate=False), self.text(said[:1])
         header = begun.removeprefix(asked) if begun.startswith(asked) else begun.rpartition(USER)[2]
         _, _, rest = self.text(said).partition(ASSISTANT)
         _, ended, reply = rest.partition(end) if end else ("", "", "")
-        if not (ended and reply.endswith(header) and all(result in reply for result in results)):
+        if not (ended and reply.endswith(header) and all(text in reply for text in texts)):
             raise ValueError(
                 "sampling.tools: the model's chat template does not write turns of a user behind those of the "
                 "assistant, each with its end; change chat_template.jinja, or choose another model"
@@ -204,10 +207,10 @@ class ChatTemplate:
             if message["role"] != "tool":
                 turns.append(message)
                 continue
-            answer = f"<tool_response>\n{message['content'][0]['text']}\n</tool_response>"
+            answer = [_part("<tool_response>\n"), *message["content"], _part("\n</tool_response>")]
             if messages[place - 1]["role"] == "tool":
-                answer = f"{turns.pop()['content'][0]['text']}\n{answer}"
-            turns.append(_turn("user", answer))
+                answer = [*turns.pop()["content"], _part("\n"), *answer]
+            turns.append({"role": "user", "content": _joined(answer)})
         about = TOLD.replace("TOOLS", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         first, own = turns[0], turns[0]["role"] == "system"
         if own or not self._takes_system:
@@ -289,6 +292,16 @@ def chat_of(renderer: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> ChatT
 
 def _part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
+
+
+def _joined(parts: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Parts of which no two texts stand one behind the other."""
+    made: list[Mapping[str, str]] = []
+    for part in parts:
+        if part["type"] == "text" and made and made[-1]["type"] == "text":
+            part = _part(made.pop()["text"] + part["text"])
+        made.append(part)
+    return made
 
 
 def _turn(role: str, text: str) -> dict[str, Any]:

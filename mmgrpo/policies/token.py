@@ -48,6 +48,7 @@ from mmgrpo.policies.token_model import (
     Features,
     Query,
     Sequences,
+    Showing,
     TokenModel,
     Tokens,
     answer_of,
@@ -70,6 +71,7 @@ from mmgrpo.types import (
     RECORDS,
     REFERENCE,
     Decisions,
+    Media,
     Output,
     Prompt,
     Record,
@@ -236,7 +238,8 @@ class TokenPolicy:
         turns = self._converse(sequences, completions, queries, drawing, certain, self.engine)
         if turns:
             completions = turns.drawn
-            sequences = replace(sequences, ids=completions.ids, real=completions.real, observed=turns.observed)
+            drawn = {"ids": completions.ids, "real": completions.real, "observed": turns.observed}
+            sequences = replace(sequences, **drawn, shown=turns.shown)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
         if "divergence" in self.fields:
             numbers["divergence"] = completions.divergence
@@ -323,7 +326,24 @@ class TokenPolicy:
         context = self.model.encode(distinct).to(self.device)
         if len(distinct) < len(queries):
             context = context.take(index)
-        return context.continued([query.forced for query in queries])
+        return self._with_shown(context.continued([query.forced for query in queries]), queries)
+
+    def _with_shown(self, context: Context, queries: Sequence[Query]) -> Context:
+        """The context with the media that stand behind its prompts."""
+        if not any(query.shown for query in queries):
+            return context
+        return self._placed(context, [(query.shown, query.prompt) for query in queries])
+
+    def _placed(self, context: Context, shown: Sequence[tuple[Sequence[Media], Prompt]]) -> Context:
+        """Rows with these media behind those that they have; positions on padding stay as they are."""
+        model, positions, media = self.model, context.positions.clone(), [*context.media]
+        assert isinstance(model, Showing)
+        for row, (some, prompt) in enumerate(shown):
+            if some:
+                media[row], there = [*media[row], *model.read_shown(some, prompt)], context.real[row]
+                own = model.place(context.ids[row][there].tolist(), media[row])
+                positions[row][:, there] = own.to(positions.device)
+        return replace(context, positions=positions, media=media)
 
     def _converse(
         self,
@@ -758,6 +778,8 @@ class TokenPolicy:
         self, network: nn.Module, sequences: Sequences, rows: Int[Tensor, " rows"]
     ) -> Float[Tensor, "rows T width"]:
         """The hidden state before every token of some completions; ``rows`` lie on the host."""
+        if sequences.shown and any(sequences.shown[row] for row in rows.tolist()):
+            return self._shown_states(network, sequences, rows)
         prompts, owners = torch.unique(sequences.prompts[rows], return_inverse=True)
         index, lengths = prompts.tolist(), sequences.lengths[rows]
         prompt, chosen = put(owners, self.device), put(rows, self.device)
@@ -791,6 +813,26 @@ class TokenPolicy:
         mask = torch.cat([context.real[prompt], real], 1)
         hidden, _ = self.model.hidden(network, ids, mask, positions, (), self.model.spread(cache, owners))
         return torch.cat([first, hidden], 1)
+
+    def _shown_states(
+        self, network: nn.Module, sequences: Sequences, rows: Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows T width"]:
+        """As ``states``, where media stand in completions: each row whole, with its prompt."""
+        context = sequences.context.take(sequences.prompts[rows].tolist())
+        before, length, chosen = context.ids.shape[1], int(sequences.lengths[rows].max()), put(rows, self.device)
+        ids, real = sequences.ids[chosen, : length - 1], sequences.real[chosen, : length - 1]
+        position = next_position(context)[:, None] + torch.arange(length - 1, device=self.device)
+        joint = replace(
+            context,
+            ids=torch.cat([context.ids, ids], 1),
+            real=torch.cat([context.real, real], 1),
+            positions=torch.cat([context.positions, position[:, None].expand(-1, context.positions.shape[1], -1)], 2),
+        )
+        nameless = Prompt("", "")
+        joint = self._placed(joint, [(sequences.shown[row], nameless) for row in rows.tolist()])
+        features = self._features(network, joint, [""] * len(rows))
+        hidden, _ = self.model.hidden(network, joint.ids, joint.real, joint.positions, features, None)
+        return hidden[:, before - 1 :]
 
     def _packed_states(
         self,
@@ -844,6 +886,8 @@ class TokenPolicy:
 
     def _cached_features(self, context: Context, queries: Sequence[Query]) -> Features:
         """Features for sampling, of each prompt once, from the cache where it has them."""
+        if any(query.shown for query in queries):
+            return self._features(self.network, context, [query.prompt.id for query in queries])
         first = {id(query.prompt): row for row, query in reversed([*enumerate(queries)])}
         if len(first) < len(queries):
             rows = sorted(first.values())

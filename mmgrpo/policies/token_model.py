@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from mmgrpo.runtime.devices import put
-from mmgrpo.types import CONTRAST, HINTED, OWN, REFERENCE, Prompt, Reference
+from mmgrpo.types import CONTRAST, HINTED, OWN, REFERENCE, Media, Prompt, Reference
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Precisions of sampling by name."""
@@ -37,6 +37,8 @@ class Query:
     """Tokens that its completions begin with."""
     variant: float | None = None
     """The number of the form of the prompt, where its group is divided among several."""
+    shown: tuple[Media, ...] = ()
+    """The media of the placeholders in ``forced``, which tools have returned (``Showing``)."""
 
     @property
     def stream(self) -> tuple[str | int, ...]:
@@ -81,6 +83,8 @@ class Sequences:
     """Temperature at which completions are scored, that of sampling."""
     observed: Bool[Tensor, "B T"] | None = None
     """Tokens of completions that tools wrote; None: the policy wrote all that are ``real``."""
+    shown: Sequence[tuple[Media, ...]] = ()
+    """The media of the placeholders in each completion; empty if none has any."""
 
     @property
     def written(self) -> Bool[Tensor, "B T"]:
@@ -301,6 +305,23 @@ class TokenModel(Protocol):
         ...
 
     def save(self, folder: Path, network: nn.Module) -> None: ...
+
+
+@runtime_checkable
+class Showing(Protocol):
+    """A language model that can be shown media behind its prompts."""
+
+    def read_shown(self, media: Sequence[Media], prompt: Prompt) -> Sequence[Any]:
+        """The media as those of ``Context.media``; ``prompt`` is named in errors."""
+        ...
+
+    def spell_shown(self, text: str, read: Sequence[Any]) -> list[int]:
+        """Ids of a text that holds one mark for each medium, with a placeholder for each of its features."""
+        ...
+
+    def place(self, ids: Sequence[int], read: Sequence[Any]) -> Int[Tensor, "axes length"]:
+        """Positions of the tokens of a row with these media."""
+        ...
 
 
 class FeatureCache:

@@ -28,15 +28,17 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool
+from PIL import Image as Pil
 from torch import Tensor
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object
+from mmgrpo.data.images import from_pil
 from mmgrpo.data.values import check_values, object_of, reason_of
 from mmgrpo.policies.generation import Generated
-from mmgrpo.policies.token_model import Query, TokenModel
+from mmgrpo.policies.token_model import Query, Showing, TokenModel
 from mmgrpo.randomness import derive
-from mmgrpo.types import Call, Turn
+from mmgrpo.types import Call, Image, Media, Turn
 
 CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
 """A call as Hermes and Qwen write it: {"name": ..., "arguments": {...}} between tags."""
@@ -54,6 +56,9 @@ WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visua
 """Records that read a completion as one text of the policy."""
 
 T = TypeVar("T")
+
+Parts: TypeAlias = str | Sequence[Mapping[str, str]]
+"""The content of a message: a text, or parts of texts and media."""
 
 Draw: TypeAlias = Callable[[Sequence[Query], int, int], Generated]
 """Continues queries by at most a number of tokens, in the turn of a number."""
@@ -111,6 +116,8 @@ class Episode:
     """Text and tokens of the newest turn of the policy."""
     turn: int = 0
     turns: list[Turn] = field(default_factory=list)
+    shown: list[Media] = field(default_factory=list)
+    """The media that tools have returned."""
     calls: list[Call] = field(default_factory=list)
     end: str = ""
     reward: float | None = None
@@ -134,6 +141,11 @@ class Conversations:
     observed: Bool[Tensor, "B T"]
 
     @property
+    def shown(self) -> Sequence[tuple[Media, ...]]:
+        """The media in each completion; empty if none has any."""
+        return [tuple(one.shown) for one in self.episodes] if any(one.shown for one in self.episodes) else ()
+
+    @property
     def ended(self) -> Bool[Tensor, " B"]:
         """Completions that did not end at their last token."""
         return self.fields()["turns_end"] != ENDS.index("tokens")
@@ -153,7 +165,7 @@ class Tools:
 
     tools: Sequence[Any]
     """Functions and classes."""
-    reply: Callable[[Sequence[str]], str]
+    reply: Callable[[Sequence[Parts]], str]
     """What the chat template writes behind a turn whose calls have these results, up to the next turn of the policy."""
     turns: int
     """Turns of the policy in a completion; the calls of the last are not answered."""
@@ -213,7 +225,13 @@ class Tools:
                 return _joined(rows, first, model.pad_id)
             turn += 1
             asked = [
-                replace(one.query, slot=one.query.slot * STREAMS + one.member, count=1, forced=tuple(one.ids))
+                replace(
+                    one.query,
+                    slot=one.query.slot * STREAMS + one.member,
+                    count=1,
+                    forced=tuple(one.ids),
+                    shown=tuple(one.shown),
+                )
                 for one in going
             ]
             drawn = draw(asked, most - min(len(one.ids) for one in going), turn)
@@ -274,8 +292,17 @@ class Tools:
     def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
         """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy."""
         one.calls += answered
-        shown = [self._shown(call, model) for call in answered]
-        ids = model.spell(self.reply(shown))[:-1]
+        texts = [self._shown(call, model) for call in answered]
+        media = [image for call in answered for image in call.images]
+        if media and not isinstance(model, Showing):
+            raise ValueError(
+                f"sampling.tools: '{next(call.name for call in answered if call.images)}' returned an image, which "
+                f"{type(model).__name__} cannot be shown behind its prompt; return text, or choose another model.family"
+            )
+        written = self.reply([_content(text, call.images) for text, call in zip(texts, answered, strict=True)])
+        ids = model.spell(written)[:-1]
+        if media and isinstance(model, Showing):
+            ids = model.spell_shown(written, model.read_shown(media, one.query.prompt))
         if len(one.ids) + len(ids) >= most:
             one.end = "tokens"
             return
@@ -283,7 +310,9 @@ class Tools:
         one.observed += [True] * len(ids)
         for values in one.numbers.values():
             values.extend([0.0] * len(ids))
-        one.turns += [Turn("assistant", (self.prefilled + one.text,)), *(Turn("tool", (text,)) for text in shown)]
+        one.shown += media
+        one.turns.append(Turn("assistant", (self.prefilled + one.text,)))
+        one.turns += [Turn("tool", (text, *call.images)) for text, call in zip(texts, answered, strict=True)]
 
     def _shown(self, call: Call, model: TokenModel) -> str:
         """What the policy reads of a call: its result or error, without special tokens and cut."""
@@ -306,7 +335,8 @@ class Tools:
         bound = function if owner is None else getattr(self._instance(one, owner, seed), name)
         value, error = answer(bound, given, self.seconds)
         if not error:
-            return Call(name, given, result=_as_text(name, value))
+            text, images = _as_result(name, value)
+            return Call(name, given, result=text, images=images)
         if owner is not None and value is OVERDUE:
             one.silent.add(owner)
         return Call(name, given, error=error)
@@ -370,6 +400,27 @@ def answer(function: Callable[..., Any], arguments: Mapping[str, Any], seconds: 
         return OVERDUE, f"no answer within {seconds:g} seconds"
 
 
+def _content(text: str, images: Sequence[Media]) -> Parts:
+    """The result of a call as chat templates take it."""
+    return [{"type": "text", "text": text}, *({"type": image.kind} for image in images)] if images else text
+
+
+def _as_result(name: str, value: Any) -> tuple[str, tuple[Media, ...]]:
+    """The text of a result and its images: one, or those of a list of texts and images."""
+    parts = value if isinstance(value, list | tuple) and any(map(_image_of, value)) else [value]
+    images = tuple(image for part in parts if (image := _image_of(part)))
+    rest = [part for part in parts if not _image_of(part)]
+    return " ".join(_as_text(name, part) for part in rest), images
+
+
+def _image_of(value: Any) -> Media | None:
+    if isinstance(value, Pil.Image):
+        value = from_pil(value)
+    if isinstance(value, Image):
+        return Media("image", value)
+    return value if isinstance(value, Media) and value.kind == "image" else None
+
+
 def _as_text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return _encodable(value)
@@ -377,8 +428,8 @@ def _as_text(name: str, value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"sampling.tools: '{name}' returned a {type(value).__name__} ({reason_of(error)}), expected text, or what "
-            "JSON can hold"
+            f"sampling.tools: '{name}' returned a {type(value).__name__} ({reason_of(error)}), expected text, an "
+            "image, or what JSON can hold"
         ) from error
 
 

@@ -8,7 +8,7 @@ Of a prompt only ``text`` is required; ``prompt`` is its place in ``prompts``. A
 ["text", {"kind": "image", "source": {"image": MEDIUM}, "options": {}}]}``. An output is one of
 
     {"text": "...", "tokens": 3, "truncated": false, "seen": [[height, width]], "turns": [], "calls":
-     [{"name": "search", "arguments": {}, "result": "...", "error": ""}], "tool_reward": 1.0}
+     [{"name": "search", "arguments": {}, "result": "...", "error": "", "images": []}], "tool_reward": 1.0}
     {"image": MEDIUM}    {"video": MEDIUM or a list of images, "fps": 8}    {"audio": MEDIUM, "rate": 16000}
 
 The bytes of a medium are a PNG file (RGB of 8 bits: levels / 255), a FLAC file, or a safetensors file with one float32
@@ -117,8 +117,8 @@ def write(
             more = {
                 "prefilled": output.prefilled,
                 "ids": list(output.ids),
-                "turns": [{"role": turn.role, "parts": list(turn.parts)} for turn in output.turns],
-                "calls": [vars(call) for call in output.calls],
+                "turns": [turn_as_json(turn, "a turn of an output") for turn in output.turns],
+                "calls": [call_as_json(call) for call in output.calls],
             }
             if output.tool_reward is not None:
                 more["tool_reward"] = None if math.isnan(output.tool_reward) else output.tool_reward
@@ -130,6 +130,15 @@ def write(
         if isinstance(output, Video):
             return {"video": medium(output.frames), "fps": output.fps}
         return {"audio": medium(output.samples), "rate": output.rate}
+
+    def call_as_json(call: Call) -> dict[str, Any]:
+        images = [part(one, f"the result of '{call.name}'") for one in call.images if media]
+        text = {"name": call.name, "arguments": call.arguments, "result": call.result, "error": call.error}
+        return {**text, "images": images} if images else text
+
+    def turn_as_json(turn: Turn, where: str) -> dict[str, Any]:
+        parts = [part(one, where) for one in turn.parts if media or isinstance(one, str)]
+        return {"role": turn.role, "parts": parts}
 
     def part(one: str | Media, where: str) -> Any:
         if isinstance(one, str):
@@ -144,10 +153,7 @@ def write(
 
     def prompt_as_json(prompt: Prompt) -> dict[str, Any]:
         where = f"prompt '{prompt.id or prompt.text[:60]}'"
-        turns = [
-            {"role": turn.role, "parts": [part(one, where) for one in turn.parts if media or isinstance(one, str)]}
-            for turn in prompt.turns
-        ]
+        turns = [turn_as_json(turn, where) for turn in prompt.turns]
         answer, meta = plain(prompt.answer, f"{where}: answer"), plain(prompt.meta, f"{where}: meta")
         named = {"text": prompt.text, "id": prompt.id, "task": prompt.task}
         columns = {"columns": plain(prompt.columns, f"{where}: columns")} if prompt.columns else {}
@@ -330,7 +336,11 @@ class _Reader:
             name, result, error = (_take(call, key, str, here, "") for key in ("name", "result", "error"))
             for key, one in (("name", name), ("result", result), ("error", error)):
                 self.refuse_text(one, f"{here}.{key}")
-            calls.append(Call(name, _take(call, "arguments", dict, here, {}), result, error))
+            images = [self.part(one, here) for one in _take(call, "images", list, here, [])]
+            if not all(isinstance(one, Media) for one in images):
+                raise Malformed(f"{here}.images: got a text, expected media")
+            arguments = _take(call, "arguments", dict, here, {})
+            calls.append(Call(name, arguments, result, error, tuple(one for one in images if isinstance(one, Media))))
         return tuple(calls)
 
     def part(self, one: Any, where: str) -> str | Media:

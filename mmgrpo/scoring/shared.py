@@ -41,10 +41,14 @@ def once(name: Hashable, outputs: Sequence[Output], compute: Callable[[], T]) ->
     return kept[key]
 
 
+def _calls(output: Text) -> Hashable:
+    return tuple((one.name, repr(one.arguments), one.result, one.error, *map(id, one.images)) for one in output.calls)
+
+
 def _identity(output: Output) -> Hashable:
     """Of texts their content, of media where their numbers lie: they stay there while they are scored."""
     if isinstance(output, Text):
-        return output.prefilled, output.text, repr(output.calls), repr(output.tool_reward)
+        return output.prefilled, output.text, _calls(output), repr(output.tool_reward)
     tensors = {Image: "pixels", Video: "frames", Audio: "samples"}
     tensor = getattr(output, tensors[type(output)])  # type: ignore[index]
     return tensor.data_ptr(), tuple(tensor.shape)

@@ -97,21 +97,11 @@ class QwenVl(Decoder):
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Conversations with a placeholder for every feature of their media; a prompt that is too long is refused."""
-        network: Any = self.network
-        media = [[self._read(medium, prompt) for medium in prompt.media] for prompt in prompts]
+        media = [self.read_shown(prompt.media, prompt) for prompt in prompts]
         rows = [self._ids(prompt, inputs) for prompt, inputs in zip(prompts, media, strict=True)]
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
-        speed, merge = network.config.vision_config.tokens_per_second, self.processor.merge_size
-        own = [
-            grid_positions(
-                row,
-                self.media_tokens,
-                [(one.grid[0], one.grid[1] // merge, one.grid[2] // merge) for one in inputs],
-                [one.seconds * speed for one in inputs],
-            )
-            for row, inputs in zip(rows, media, strict=True)
-        ]
+        own = [self.place(row, inputs) for row, inputs in zip(rows, media, strict=True)]
         positions = torch.ones(len(rows), 3, ids.shape[1], dtype=torch.long)  # on padding nothing is read
         for row, one in enumerate(own):
             positions[row, :, ids.shape[1] - one.shape[1] :] = one
@@ -120,7 +110,22 @@ class QwenVl(Decoder):
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt, media included."""
-        return len(self._ids(prompt, [self._read(medium, prompt) for medium in prompt.media]))
+        return len(self._ids(prompt, self.read_shown(prompt.media, prompt)))
+
+    def read_shown(self, media: Sequence[Media], prompt: Prompt) -> list[Patches]:
+        """The media as the vision tower reads them."""
+        return [self._read(medium, prompt) for medium in media]
+
+    def spell_shown(self, text: str, read: Sequence[Patches]) -> list[int]:
+        """Ids of a text, with a placeholder for every feature of its media."""
+        return self._with_places(self.spell(text)[:-1], read, "the answer of a tool")
+
+    def place(self, ids: Sequence[int], read: Sequence[Patches]) -> Int[Tensor, "3 length"]:
+        """Positions of a row with these media (``grid_positions``)."""
+        network: Any = self.network
+        speed, merge = network.config.vision_config.tokens_per_second, self.processor.merge_size
+        grids = [(one.grid[0], one.grid[1] // merge, one.grid[2] // merge) for one in read]
+        return grid_positions(ids, self.media_tokens, grids, [one.seconds * speed for one in read])
 
     def features(self, network: Any, context: Context) -> Features:
         """Output of the vision tower for each prompt's media, in order."""
@@ -163,12 +168,14 @@ class QwenVl(Decoder):
         def content(medium: Media) -> list[dict[str, str]]:
             return [{"type": medium.kind}]
 
-        ids = conversation_ids(self.chat, prompt, MARKS, content)
+        return self._with_places(conversation_ids(self.chat, prompt, MARKS, content), media, f"prompt '{prompt.id}'")
+
+    def _with_places(self, ids: Sequence[int], media: Sequence[Patches], where: str) -> list[int]:
         marks = sum(token in self.media_tokens for token in ids)
         if marks != len(media):
             raise ValueError(
-                f"prompt '{prompt.id}': got {marks} placeholders from the model's chat template, expected "
-                f"{len(media)}, one per medium; use the template of the checkpoint"
+                f"{where}: got {marks} placeholders from the model's chat template, expected {len(media)}, one per "
+                "medium; use the template of the checkpoint"
             )
         return repeat_marks(ids, [self._token_count(one) for one in media], sorted(self.media_tokens))
 

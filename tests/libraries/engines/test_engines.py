@@ -112,8 +112,8 @@ def test_a_denoising_family_draws_with_a_network_of_its_own(name):
 @pytest.mark.parametrize("lora", ["merged", "adapter", "whole"])
 def test_vllm_draws_with_the_trainers_weights_and_a_wrong_sync_is_caught(lora, tmp_path):
     """Three rounds with images, videos and text, of adapters, or of the whole network, whose output layer is tied to
-    its embeddings and whose completions call a tool; then one tensor forgotten, swapped, stale, unknown. Sent by
-    themselves, adapters also draw a run a round ahead, behind HTTP."""
+    its embeddings and whose completions are shown images by a tool; then one tensor forgotten, swapped, stale, unknown.
+    Sent by themselves, adapters also draw a run a round ahead, behind HTTP."""
     python = Path(os.environ.get("MMGRPO_ENGINE", PYTHON))
     if not python.exists():
         pytest.skip(f"{python}: vLLM is not installed there; run 'make engine' (3 GB)")
@@ -125,7 +125,7 @@ def test_vllm_draws_with_the_trainers_weights_and_a_wrong_sync_is_caught(lora, t
     limit = 1e-4 if lora == "whole" else 1e-5  # its numbers are larger, and so is their rounding
     assert max(found["gaps"]) < limit and found["after"] < limit and found["distinct"] > 6
     assert len({*found["sent"]}) == (2 if lora == "adapter" else 1)  # all each time, or once
-    assert ("7" in found["results"]) == (lora == "whole")
+    assert ("7" in found["results"]) == (lora == "whole") and (found["shown"] > 1) == (lora == "whole")
     if lora == "adapter":
         assert found["sent"][1:] == [found["sent"][1]] * 2 and 2 * found["sent"][1] < found["sent"][0]
         assert [line["rollout/staleness"] for line in found["ahead"]] == [0, 1, 1, 1]

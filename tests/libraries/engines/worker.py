@@ -40,7 +40,16 @@ PROMPTS = [
 ]
 
 
-CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "3 + 4"}}</tool_call>'
+CALL = '<tool_call>{"name": "look", "arguments": {"place": 7}}</tool_call>'
+
+
+def look(place: int) -> list[Any]:
+    """Look at a place.
+
+    Args:
+        place: Which one.
+    """
+    return [f"{place}", Image(drawn(3, 16, 24, seed=place))]
 
 
 def main(folder: Path, lora: str) -> None:
@@ -63,7 +72,7 @@ def main(folder: Path, lora: str) -> None:
     assert isinstance(owner, Drawable)
     config = config_class(owner.sections)()
     adapters = {} if whole else {"lora_rank": 4, "lora_targets": ["q_proj", "down_proj"]}
-    called: Any = {"max_tokens": 96, "tools": ["pipelines.vlm.calculator:calculate"], "turns": 3}
+    called: Any = {"max_tokens": 96, "tools": ["tests.libraries.engines.worker:look"], "turns": 3}
     config = replace(
         config,
         model=replace(config.model, path=path, max_prompt_tokens=400 if whole else 64, **adapters),
@@ -107,7 +116,7 @@ def main(folder: Path, lora: str) -> None:
         moved()
     found["gaps"] = gaps
     found["sent"] = [*sent]
-    found["results"] = results
+    found["results"], found["shown"] = results, max(map(len, made.steps.shown), default=0)
     found["distinct"] = len({tuple(row.tolist()) for row in made.steps.ids})
 
     part = "lora_B.weight" if lora == "adapter" else "weight"

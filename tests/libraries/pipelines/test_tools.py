@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image as Pil
 from torch import Tensor
 
 from mmgrpo.config.settings import config_class
+from mmgrpo.engines.engine import Synchronized, parameters
+from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.family import families
+from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tools import ENDS
-from mmgrpo.types import Request, Text
+from mmgrpo.types import Image, Media, Request, Text, Turn
 from pipelines import vlm
 from pipelines.tools import check_tools
 from pipelines.vlm import qwen_vl_tiny
 from pipelines.vlm.calculator import calculate
 from pipelines.vlm.causal_lm_tiny import KINDS
 from pipelines.vlm.causal_lm_tiny import tiny as tiny_of_kind
-from tests.building import module
-from tests.libraries.families.examples import EXAMPLES
+from tests.building import amplify, module
+from tests.libraries.families.examples import EXAMPLES, noise
 
 OFFERED = [name for name, one in families().items() if "tools" in one.sections.sampling.__dataclass_fields__]
 CALL = '<tool_call>{"name": "count", "arguments": {"what": "circles"}}</tool_call>'
@@ -36,7 +42,7 @@ def count(what: str) -> str:
     return f"<|im_end|>{len(what)} is the red"
 
 
-def policy_of(name: str, path: str, **sampling: Any) -> Any:
+def policy_of(name: str, path: str, call: str = CALL, **sampling: Any) -> Any:
     """A policy that writes "blue" and ends its turns often; "blue" reads as a call."""
     config, example = config_class(families()[name].sections)(), EXAMPLES[name]
     chosen = {"max_tokens": 120, "tools": [f"{__name__}:count"], "turns": 3, **sampling}
@@ -48,6 +54,7 @@ def policy_of(name: str, path: str, **sampling: Any) -> Any:
         ),
         "cpu",
     )
+    amplify(policy.network, 5)
     model = policy.model
     decode, logits = model.decode, model.logits
     (blue, _), ends = model.spell("blue"), list(model.end_ids)
@@ -58,7 +65,7 @@ def policy_of(name: str, path: str, **sampling: Any) -> Any:
         bias[ends], bias[blue] = 5.0, 6.0
         return scores + bias
 
-    said = f"</think>{CALL}" if model.prefilled else CALL
+    said = f"</think>{call}" if model.prefilled else call
     model.decode = lambda ids: decode(ids).replace("blue", said)
     model.logits = likely
     return policy
@@ -118,6 +125,126 @@ def test_a_model_without_a_template_is_refused(tmp_path):
 def test_a_tokenizer_that_cannot_write_calls_is_refused(tmp_path):
     with pytest.raises(ValueError, match="<tool_call>.*special"):
         policy_of("causal_lm", tiny_of_kind(tmp_path / "qwen", "qwen2.5"))
+
+
+# ---- images
+
+
+def crop(what: str) -> list[Any]:
+    """Look at a part of the picture.
+
+    Args:
+        what: Which part.
+    """
+    return ["red", Image(noise(3, 20, 24, seed=len(what)))]
+
+
+def drawn_by_pil(what: str) -> Any:
+    """Draw.
+
+    Args:
+        what: What.
+    """
+    return Pil.new("RGB", (16, 24), "blue")
+
+
+@pytest.fixture
+def seeing(tags, tmp_path):
+    """Makes policies whose tool returns images."""
+    path = str(module("qwen_vl").tiny(tmp_path / "qwen_vl"))
+
+    def made(tool: str = "crop", **settings: Any) -> Any:
+        return policy_of("qwen_vl", path, tools=[f"{__name__}:{tool}"], call=CALL.replace("count", tool), **settings)
+
+    return made
+
+
+def shown(policy: Any, size: int = 8) -> Any:
+    prompts = EXAMPLES["qwen_vl"].prompts
+    return policy.rollout(Request(prompts, [*range(len(prompts))], size, seed=1))
+
+
+@pytest.mark.parametrize("trained_tower", [False, True])
+def test_images_that_tools_return_are_seen_in_drawing_and_in_training(seeing, trained_tower):
+    policy = seeing()
+    if trained_tower:
+        policy.model.frozen_media = False
+        for one in policy.network.parameters():
+            one.requires_grad_(True)
+    made = shown(policy)
+    mask, observed, ids = made.decisions.decision_mask, made.steps.observed, made.steps.ids
+    texts = [one for one in made.outputs if isinstance(one, Text)]
+    assert max(map(len, made.steps.shown)) > 1
+    mark = policy.network.config.image_token_id
+    for row, one in enumerate(texts):
+        images = [part for turn in one.turns for part in turn.parts if not isinstance(part, str)]
+        assert (*images,) == made.steps.shown[row]
+        assert int((ids[row] == mark).sum()) == sum(
+            math.prod(read.grid) // 4 for read in policy.model.read_shown(images, made.prompts[row])
+        )
+    assert not mask[ids == mark].any() and observed[ids == mark].all()
+    torch.testing.assert_close(rescored(policy, made)[mask], made.decisions.log_probs[mask], rtol=0, atol=2e-4)
+    # Other images give other log-probs, behind them alone.
+    row = max(range(len(texts)), key=lambda row: len(made.steps.shown[row]))
+    changed = [*made.steps.shown]
+    changed[row] = (Media("image", Image(noise(3, 20, 24, seed=99))), *changed[row][1:])
+    other = rescored(policy, replace(made, steps=replace(made.steps, shown=changed)))
+    begin = int((ids[row] == mark).nonzero()[0])
+    moved = (other - made.decisions.log_probs).abs() > 1e-3
+    assert moved[row, begin:].any() and not moved[row, :begin].any()
+    if trained_tower:
+        part = next(made.steps.split(mask, 4))
+        policy.score(made, part, frozenset({"log_probs"}))["log_probs"].sum().backward()
+        assert policy.network.model.visual.patch_embed.proj.weight.grad.abs().max() > 0
+
+
+def test_a_conversation_with_images_is_read_as_a_prompt_of_the_same_turns_is(seeing):
+    """Ids, positions on three axes, and media, against those of ``encode``."""
+    policy = seeing()
+    model, plain = policy.model, policy.model.tokenizer
+    made, compared = shown(policy, 16), 0
+    for row, one in enumerate(made.outputs):
+        images = made.steps.shown[row]
+        if len(images) < 1 or len(one.turns) != 2 * len(images):
+            continue
+        prompt = made.prompts[row]
+        turns = list(prompt.turns or (Turn("user", (prompt.text,)),))
+        ids, observed = made.steps.ids[row], made.steps.observed[row]
+        said = "".join("o" if seen else "w" for seen in observed[made.steps.real[row]].tolist())
+        begins = [found.span() for found in re.finditer("w+", said)]
+        for (begin, end), image in zip(begins, images):
+            words = plain.decode(ids[begin : end - 1].tolist())
+            turns += [Turn("assistant", (words,))]
+            turns += [Turn("user", ("<tool_response>\nred", image, "\n</tool_response>"))]
+        length = begins[len(images)][0] if len(begins) > len(images) else len(said)
+        wanted = model.encode([replace(prompt, turns=tuple(turns))])
+        context = made.steps.context.take([int(made.steps.prompts[row])])
+        begun = ids[:length].tolist()
+        query = Query(prompt, 0, 1, forced=tuple(begun), shown=images)
+        got = policy._context([query])
+        if wanted.ids.tolist() != got.ids.tolist():  # words that are spelled otherwise than they were drawn
+            continue
+        assert torch.equal(wanted.positions, got.positions) and context.ids.shape[1] < got.ids.shape[1]
+        assert [one.grid for one in wanted.media[0]] == [one.grid for one in got.media[0]]
+        compared += 1
+    assert compared >= 3
+
+
+def test_images_of_pil_and_engines_of_the_process(seeing):
+    """A second network is given the media as well."""
+    policy, drawing = seeing("drawn_by_pil"), seeing("drawn_by_pil")
+    policy.draw_with(Synchronized(OwnSampler(drawing), lambda: parameters(policy.network), policy.model, max_gap=1e-3))
+    made = shown(policy)
+    calls = [call for one in made.outputs for call in one.calls if call.images]
+    assert calls and calls[0].images[0].source.pixels.shape == (3, 24, 16)
+    torch.testing.assert_close(made.decisions.fields["sampler_log_probs"], made.decisions.log_probs, rtol=0, atol=2e-4)
+
+
+def test_images_for_a_family_that_cannot_be_shown_any_are_refused(tags, tmp_path):
+    path = str(module("smolvlm").tiny(tmp_path / "smolvlm"))
+    policy = policy_of("smolvlm", path, tools=[f"{__name__}:crop"], call=CALL.replace("count", "crop"))
+    with pytest.raises(ValueError, match="'crop' returned an image.*SmolVlm"):
+        shown(policy)
 
 
 # ---- as they are configured

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -475,6 +475,12 @@ def test_an_engine_without_weights_says_so():
     engine = OwnSampler(policy())
     with pytest.raises(Forgotten):
         engine.generate([], RULES, Drawing(0, 1.0, 3))
+
+
+def test_a_query_is_sent_whole():
+    from mmgrpo.engines.served import fields_of
+
+    assert fields_of(Query(PROMPTS[0], 0, 2)).keys() == {one.name for one in fields(Query)}
 
 
 def test_a_copy_of_tied_embeddings_is_made_anew_by_a_reload():

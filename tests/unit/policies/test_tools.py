@@ -521,9 +521,14 @@ def test_calls_of_several_completions_are_answered_at_a_time():
     assert [one.calls[0].result for one in found.episodes] == ["0", "1"]
 
 
-@pytest.mark.parametrize("value", [Image(torch.zeros(3, 2, 2)), torch.zeros(2), object(), {1, 2}])
+def test_an_image_for_a_model_that_sees_none_stops_the_run():
+    with pytest.raises(ValueError, match="sampling.tools: 'peek'.*image.*CausalLm"):
+        conversed([[PEEK, END]], offered_as("peek", lambda: Image(torch.zeros(3, 2, 2))))
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), object(), {1, 2}, [Image(torch.zeros(3, 2, 2)), {1}]])
 def test_what_is_no_text_stops_the_run(value):
-    kind = type(value).__name__
+    kind = "set" if isinstance(value, list) else type(value).__name__
     with pytest.raises(ValueError, match=f"sampling.tools.*'peek'.*{kind}.*text"):
         conversed([[PEEK, END]], offered_as("peek", lambda: value))
 

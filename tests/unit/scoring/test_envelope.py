@@ -306,6 +306,13 @@ def test_turns_and_calls_arrive_where_there_are_some():
     turns = (Turn("assistant", ("a",)), Turn("tool", ("7",)))
     sent = [Text("4", turns=turns, calls=(Call("add", {"x": [1, {"y": None}]}, "7"), Call("", {}, error="broken")))]
     assert list(read(FRAMES, write("r", [PROMPT], sent, ["a"]), LIMITS).outputs) == sent
+    image = Media("image", pictures(1)[0])
+    shown = Text("4", turns=(Turn("tool", ("7", image)),), calls=(Call("crop", {}, "7", images=(image,)),))
+    (back,) = read(FRAMES, write("r", [PROMPT], [shown], ["a"]), LIMITS).outputs
+    for one in (back.turns[0].parts[1], back.calls[0].images[0]):
+        assert torch.equal(one.source.pixels, image.source.pixels)
+    (back,) = read(FRAMES, write("r", [PROMPT], [shown], ["a"], media=False), LIMITS).outputs
+    assert back.turns[0].parts == ("7",) and not back.calls[0].images
     for gave in (-0.5, 0.0):
         rewarded = [Text("4", tool_reward=gave)]
         assert read(FRAMES, write("r", [PROMPT], rewarded, ["a"]), LIMITS).outputs[0].tool_reward == gave

@@ -79,7 +79,9 @@ def output(draw: random.Random) -> Text | Image | Video | Audio:
     seen = tuple((draw.randrange(9), draw.randrange(9)) for _ in range(draw.randrange(3)))
     turns = tuple(Turn(word(draw), (word(draw),)) for _ in range(draw.randrange(3)))
     called = {word(draw): json_value(draw) for _ in range(draw.randrange(3))}
-    calls = tuple(Call(word(draw), called, word(draw), word(draw)) for _ in turns)
+    seldom = draw.random() < 0.1  # a medium holds an output, which may hold calls
+    images = (media(draw),) if seldom else ()
+    calls = tuple(Call(word(draw), called, word(draw), word(draw), images) for _ in turns)
     kinds: list[Callable[[], Text | Image | Video | Audio]] = [
         lambda: Text(
             word(draw),
