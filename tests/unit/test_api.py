@@ -19,8 +19,9 @@ from mmgrpo.toy import scenes
 from mmgrpo.types import Image, Policy, Prompt
 from pipelines import visual
 from pipelines.visual import sd3
+from tests.building import first_number
 from tests.journeys.cli.running import call
-from tests.toys import ToyModel
+from tests.toys import ToyModel, toy_policy, toy_prompts
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +162,9 @@ def test_trackers_are_told_of_every_step_and_none_is_started_unasked(words, tmp_
         options = {**SMALL, "steps": 1, "trackers": trackers, "name": name}
         run = mmgrpo.train(make_policy(words), ["a red circle"], [brightness], **options)
         assert len(list(run.folder.glob("tensorboard/mmgrpo/events.*"))) == len(trackers)
+
+
+@pytest.mark.parametrize("rewards", [first_number, "task", Scorer("mine", first_number)])
+def test_a_reward_alone_is_no_list_of_rewards(rewards):
+    with pytest.raises(ValueError, match="^rewards.*list"):
+        mmgrpo.train(toy_policy(), toy_prompts(2), rewards)

@@ -379,12 +379,6 @@ def test_a_text_that_is_no_path_is_one_prompt_in_place_of_a_list(name, monkeypat
         executed(monkeypatch, **{name: "a red circle"})
 
 
-@pytest.mark.parametrize("rewards", [first_number, "task", Scorer("mine", first_number)])
-def test_a_reward_alone_is_no_list_of_rewards(rewards, monkeypatch):
-    with pytest.raises(ValueError, match="^rewards.*list"):
-        executed(monkeypatch, rewards=rewards)
-
-
 @pytest.mark.parametrize("key", [*api.ELSEWHERE, "data.group_size", "algorithm.preset"])
 def test_a_setting_that_has_another_place_is_refused_with_it(key, monkeypatch):
     section, _, name = key.rpartition(".")
