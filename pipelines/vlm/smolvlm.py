@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from PIL import Image as Pil
 from torch import Tensor, nn
 
@@ -114,7 +114,7 @@ class SmolVlm(Decoder):
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Conversations with a placeholder for every feature of their media; a prompt that is too long is refused."""
-        media = [[self._read(medium, prompt) for medium in prompt.media] for prompt in prompts]
+        media = [self.read_shown(prompt.media, prompt) for prompt in prompts]
         rows = [self._ids(prompt, inputs) for prompt, inputs in zip(prompts, media, strict=True)]
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
@@ -123,7 +123,19 @@ class SmolVlm(Decoder):
 
     def prompt_length(self, prompt: Prompt) -> int:
         """Number of tokens of a prompt, media included."""
-        return len(self._ids(prompt, [self._read(medium, prompt) for medium in prompt.media]))
+        return len(self._ids(prompt, self.read_shown(prompt.media, prompt)))
+
+    def read_shown(self, media: Sequence[Media], prompt: Prompt) -> list[Tiles]:
+        """The media as the vision tower reads them."""
+        return [self._read(medium, prompt) for medium in media]
+
+    def spell_shown(self, text: str, read: Sequence[Tiles]) -> list[int]:
+        """Ids of a text, with each mark of an image expanded."""
+        return self._expanded(self.spell(text)[:-1], read, "the answer of a tool")
+
+    def place(self, ids: Sequence[int], read: Sequence[Tiles]) -> Int[Tensor, "1 length"]:
+        """Positions of a row, which media do not change."""
+        return torch.arange(len(ids))[None]
 
     def features(self, network: Any, context: Context) -> Features:
         """Output of the vision tower and its connector for each prompt's tiles, in order."""
@@ -160,12 +172,14 @@ class SmolVlm(Decoder):
         def content(_: Media) -> list[dict[str, str]]:
             return clip_parts(one.times, one.duration) if (one := next(remaining)).times else [{"type": "image"}]
 
-        ids = conversation_ids(self.chat, prompt, self.marks, content)
+        return self._expanded(conversation_ids(self.chat, prompt, self.marks, content), media, f"prompt '{prompt.id}'")
+
+    def _expanded(self, ids: Sequence[int], media: Sequence[Tiles], where: str) -> list[int]:
         images = [image for one in media for image in self._image_ids(one)]
-        if ids.count(self.image_id) != len(images):
+        if (marks := list(ids).count(self.image_id)) != len(images):
             raise ValueError(
-                f"prompt '{prompt.id}': got {ids.count(self.image_id)} placeholders from the model's chat template, "
-                f"expected {len(images)}, one per image and frame; use the template of the checkpoint"
+                f"{where}: got {marks} placeholders from the model's chat template, expected {len(images)}, one per "
+                "image and frame; use the template of the checkpoint"
             )
         return [part for one in ids for part in (images.pop(0) if one == self.image_id else [one])]
 

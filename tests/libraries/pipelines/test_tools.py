@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -148,13 +147,15 @@ def drawn_by_pil(what: str) -> Any:
     return Pil.new("RGB", (16, 24), "blue")
 
 
-@pytest.fixture
-def seeing(tags, tmp_path):
+@pytest.fixture(params=["qwen_vl", "smolvlm"])
+def seeing(request, tags, tmp_path):
     """Makes policies whose tool returns images."""
-    path = str(module("qwen_vl").tiny(tmp_path / "qwen_vl"))
+    name = request.param
+    path = str(module(name).tiny(tmp_path / name))
 
     def made(tool: str = "crop", **settings: Any) -> Any:
-        return policy_of("qwen_vl", path, tools=[f"{__name__}:{tool}"], call=CALL.replace("count", tool), **settings)
+        call, given = CALL.replace("count", tool), {"max_tokens": 300, **settings}
+        return policy_of(name, path, tools=[f"{__name__}:{tool}"], call=call, **given)
 
     return made
 
@@ -179,9 +180,10 @@ def test_images_that_tools_return_are_seen_in_drawing_and_in_training(seeing, tr
     for row, one in enumerate(texts):
         images = [part for turn in one.turns for part in turn.parts if not isinstance(part, str)]
         assert (*images,) == made.steps.shown[row]
-        assert int((ids[row] == mark).sum()) == sum(
-            math.prod(read.grid) // 4 for read in policy.model.read_shown(images, made.prompts[row])
-        )
+        read = policy.model.read_shown(images, made.prompts[row])
+        context = replace(made.steps.context.take([0]), media=[read])
+        features = policy.model.features(policy.network, context)
+        assert int((ids[row] == mark).sum()) == (len(features[0]) if images else 0)
     assert not mask[ids == mark].any() and observed[ids == mark].all()
     torch.testing.assert_close(rescored(policy, made)[mask], made.decisions.log_probs[mask], rtol=0, atol=2e-4)
     # Other images give other log-probs, behind them alone.
@@ -195,7 +197,9 @@ def test_images_that_tools_return_are_seen_in_drawing_and_in_training(seeing, tr
     if trained_tower:
         part = next(made.steps.split(mask, 4))
         policy.score(made, part, frozenset({"log_probs"}))["log_probs"].sum().backward()
-        assert policy.network.model.visual.patch_embed.proj.weight.grad.abs().max() > 0
+        inner = policy.network.model
+        tower = inner.visual if hasattr(inner, "visual") else inner.vision_model
+        assert max(one.grad.abs().max() for one in tower.parameters()) > 0
 
 
 def test_a_conversation_with_images_is_read_as_a_prompt_of_the_same_turns_is(seeing):
@@ -225,7 +229,7 @@ def test_a_conversation_with_images_is_read_as_a_prompt_of_the_same_turns_is(see
         if wanted.ids.tolist() != got.ids.tolist():  # words that are spelled otherwise than they were drawn
             continue
         assert torch.equal(wanted.positions, got.positions) and context.ids.shape[1] < got.ids.shape[1]
-        assert [one.grid for one in wanted.media[0]] == [one.grid for one in got.media[0]]
+        assert [one.size for one in wanted.media[0]] == [one.size for one in got.media[0]]
         compared += 1
     assert compared >= 3
 
@@ -241,9 +245,9 @@ def test_images_of_pil_and_engines_of_the_process(seeing):
 
 
 def test_images_for_a_family_that_cannot_be_shown_any_are_refused(tags, tmp_path):
-    path = str(module("smolvlm").tiny(tmp_path / "smolvlm"))
-    policy = policy_of("smolvlm", path, tools=[f"{__name__}:crop"], call=CALL.replace("count", "crop"))
-    with pytest.raises(ValueError, match="'crop' returned an image.*SmolVlm"):
+    path = str(module("image_text").tiny(tmp_path / "image_text"))
+    policy = policy_of("image_text", path, tools=[f"{__name__}:crop"], call=CALL.replace("count", "crop"))
+    with pytest.raises(ValueError, match="'crop' returned an image.*ImageText"):
         shown(policy)
 
 
