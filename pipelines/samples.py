@@ -13,7 +13,7 @@ from mmgrpo.report.audio_player import MIME, Sound
 from mmgrpo.report.completions import FRAMES, completions_html, strip, thumbnail, write_completions, write_sounds
 from mmgrpo.report.html import page, write_page
 from mmgrpo.report.plots import to_pil
-from mmgrpo.types import Audio, Media
+from mmgrpo.types import Audio, Media, Text
 from pipelines import require
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ SMALL = 64 * 1024
 
 
 def write_texts(stem: Path, shown: Shown) -> None:
-    """``<stem>.jsonl``, and next to it the media of the prompts."""
+    """``<stem>.jsonl``, and next to it the media of the prompts, and the images that tools returned."""
     media = [[displayed(medium) for medium in prompt.media] for prompt in shown.prompts]
+    calls = [output.calls if isinstance(output, Text) else () for output in shown.outputs]
     notes = shown.annotations
     write_completions(
         stem,
@@ -35,6 +36,7 @@ def write_texts(stem: Path, shown: Shown) -> None:
         media,
         boxes=[note.get("boxes", {}) for note in notes],
         aligned=[note.get("aligned", []) for note in notes],
+        returned=[[displayed(image) for call in some for image in call.images] for some in calls],
     )
 
 

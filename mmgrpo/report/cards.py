@@ -114,8 +114,12 @@ def _row(line: str, place: str) -> Row:
     for name, kind in FIELDS.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"{place}: {name!r}: got {brief(row.get(name))}, expected a {kind.__name__}")
-    if not all(isinstance(name, str) for name in [*row["media"], row.get("sound", ""), row.get("image", "")]):
-        raise ValueError(f"{place}: media, sound, image: got names that are not strings, expected names of files")
+    returned = row.get("returned", [])
+    named = [*row["media"], *(returned if isinstance(returned, list) else [returned])]
+    if not all(isinstance(name, str) for name in [*named, row.get("sound", ""), row.get("image", "")]):
+        raise ValueError(
+            f"{place}: media, sound, image, returned: got names that are not strings, expected names of files"
+        )
     for position in row["aligned"]:
         if not (_strings(position, 3) and position[0] in KINDS):
             raise ValueError(f"{place}: 'aligned': got {brief(position)}, expected [kind, reference, hypothesis]")
@@ -221,6 +225,7 @@ def _side(folder: MediaFolder, title: str, row: Row, boxed: bool) -> Side:
         media = [shown_image(folder, row["image"], f"{title}: {row['id']}")]
     else:
         size = f"{row.get('tokens')} tokens" + (", truncated" if row.get("truncated") else "")
+        media = [*media, *(shown_image(folder, name, name) for name in row.get("returned", []))]
     return Side(
         title=title,
         size=size,

@@ -42,12 +42,14 @@ def write_completions(
     media: Sequence[Sequence[Pil.Image | Sound]],
     boxes: Sequence[Mapping[str, Sequence[Box]]] = (),
     aligned: Sequence[Aligned] = (),
+    returned: Sequence[Sequence[Pil.Image | Sound]] = (),
 ) -> None:
     """Write ``<stem>.jsonl``, and thumbnails and recordings into the folder ``<stem>``.
 
     Per prompt, ``media`` are thumbnails and small audio files of its media, ``boxes`` those of its answer (key
     ``gold``) and of its completion (key ``said``), and ``aligned`` the words of the transcript aligned with the
-    reference (mmgrpo/report/audio_player.py). A reward that could not be computed is null.
+    reference (mmgrpo/report/audio_player.py). ``returned`` are thumbnails of the images that tools gave to the
+    completion. A reward that could not be computed is null.
     """
     rows = []
     for i, output in enumerate(shown.outputs):
@@ -55,7 +57,8 @@ def write_completions(
             raise TypeError(f"got {type(output).__name__}, expected completions to be Text outputs")
         completion = {"completion": output.transcript, "tokens": output.tokens, "truncated": output.truncated}
         row = _row(stem, shown, i, media[i], aligned[i] if aligned else ())
-        rows.append({**row, "boxes": dict(boxes[i]) if boxes else {}, **completion})
+        images = {"returned": _written(stem, f"{i:03d}-returned-", returned[i])} if returned and returned[i] else {}
+        rows.append({**row, "boxes": dict(boxes[i]) if boxes else {}, **completion, **images})
     _write_rows(stem, rows)
 
 
@@ -117,21 +120,26 @@ def words(prompt: Prompt) -> str:
 def _row(stem: Path, shown: Shown, i: int, media: Sequence[Pil.Image | Sound], aligned: Aligned) -> dict[str, Any]:
     """The fields of row i that do not depend on the kind of output. Writes the media of the prompt."""
     prompt, values = shown.prompts[i], shown.values[i]
-    names = []
-    for number, medium in enumerate(media):
-        content, suffix = medium if isinstance(medium, Sound) else (jpeg(medium), ".jpg")
-        names.append(f"{stem.name}/{i:03d}-{number}{suffix}")
-        write_bytes(stem.parent / names[-1], content)
     return {
         "id": prompt.id,
         "task": prompt.task,
         "prompt": words(prompt),
         "meta": dict(prompt.meta),
-        "media": names,
+        "media": _written(stem, f"{i:03d}-", media),
         "aligned": [list(position) for position in aligned],
         "answer": prompt.answer,
         "rewards": {name: value if math.isfinite(value) else None for name, value in values.items()},
     }
+
+
+def _written(stem: Path, begin: str, media: Sequence[Pil.Image | Sound]) -> list[str]:
+    """The names of files with these media, which begin with a text and a number."""
+    names = []
+    for number, medium in enumerate(media):
+        content, suffix = medium if isinstance(medium, Sound) else (jpeg(medium), ".jpg")
+        names.append(f"{stem.name}/{begin}{number}{suffix}")
+        write_bytes(stem.parent / names[-1], content)
+    return names
 
 
 def _write_rows(stem: Path, rows: Sequence[Row]) -> None:

@@ -20,7 +20,7 @@ from mmgrpo.family import family
 from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.completions import completions_html
 from mmgrpo.rewards import scorer
-from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
+from mmgrpo.types import Audio, Call, Image, Media, Prompt, Text, Turn, Video
 from pipelines import samples
 from pipelines.samples import (
     SMALL,
@@ -37,6 +37,21 @@ HUM = Audio((torch.sin(torch.arange(16_000) * 0.05) / 2)[None], 16_000)
 
 def clip(file, answer="the cat sat"):
     return Prompt("", id="a", answer=answer, turns=(Turn("user", (Media("audio", str(file)),)),))
+
+
+def test_images_that_tools_returned_stand_beside_the_completion_that_they_were_given_to(tmp_path):
+    seen, other = (Media("image", Image(torch.full((3, 8, 8), level))) for level in (0.2, 0.7))
+    prompt = Prompt("what?", "a", turns=(Turn("user", (seen, "what?")),))
+    turns = (Turn("assistant", ("look",)), Turn("tool", ("here", other, other)))
+    called = Text("red", 1, turns=turns, calls=(Call("look", {}, "here", images=(other, other)),))
+    for title, output in (("before", Text("blue", 1)), ("after", called)):
+        write_texts(tmp_path / "samples" / title, Shown([prompt], [output], [{"task": 1.0}]))
+    row = json.loads((tmp_path / "samples" / "after.jsonl").read_text())
+    assert len(row["media"]) == 1 and len(row["returned"]) == 2
+    assert all((tmp_path / "samples" / name).is_file() for name in (*row["media"], *row["returned"]))
+    assert row["completion"] == "assistant: look\ntool: here[image][image]\nassistant: red"
+    assert "returned" not in json.loads((tmp_path / "samples" / "before.jsonl").read_text())
+    assert completions_html(tmp_path / "samples").count("<img") == 3
 
 
 def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
@@ -158,5 +173,6 @@ def test_annotations_are_written_beside_their_completions_and_sounds(tmp_path, m
     samples.write_texts(tmp_path / "a", Shown([Prompt("a")] * 2, [Text("x")] * 2, [{}, {}], notes))
     samples.write_speech(tmp_path / "a", Shown([Prompt("a")] * 2, [HUM] * 2, [{}, {}], notes))
     aligned = [[["a", "a"]], []]
-    assert written["write_completions"] == {"boxes": [{"cat": [[0, 0, 2, 3]]}, {}], "aligned": aligned}
+    boxes = [{"cat": [[0, 0, 2, 3]]}, {}]
+    assert written["write_completions"] == {"boxes": boxes, "aligned": aligned, "returned": [[], []]}
     assert written["write_sounds"] == {"transcripts": ["a cat", ""], "aligned": aligned}
