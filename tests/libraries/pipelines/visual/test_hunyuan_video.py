@@ -152,7 +152,6 @@ def test_every_plan_films_and_training_sees_the_guidance_of_the_rollout(folder, 
         ({"height": 24}, "height.*24.*32"),
         ({"width": 8}, "width.*8.*16"),
         ({"frames": 24}, "frames.*24.*25"),
-        ({"true_cfg_scale": 0.5}, "true_cfg_scale.*0.5.*1"),
     ],
 )
 def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):

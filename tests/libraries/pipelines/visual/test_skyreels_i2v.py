@@ -141,7 +141,6 @@ def test_pictures_encoded_in_another_precision_are_others(folder, tmp_path):
     [
         ({"height": 24}, "height.*24.*32"),
         ({"frames": 7}, "frames.*7"),
-        ({"true_cfg_scale": 0.5}, "true_cfg_scale.*0.5.*1"),
     ],
 )
 def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
