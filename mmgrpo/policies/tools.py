@@ -34,11 +34,12 @@ from torch import Tensor
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object
 from mmgrpo.data.images import from_pil
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.values import check_values, object_of, reason_of
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Showing, TokenModel
 from mmgrpo.randomness import derive
-from mmgrpo.types import Call, Image, Media, Turn
+from mmgrpo.types import Call, Image, Media, Prompt, Turn
 
 CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
 """A call as Hermes and Qwen write it: {"name": ..., "arguments": {...}} between tags."""
@@ -291,18 +292,12 @@ class Tools:
 
     def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
         """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy."""
+        read: list[Any] = []
+        answered = [self._looked_at(call, model, one.query.prompt, read) for call in answered]
         one.calls += answered
         texts = [self._shown(call, model) for call in answered]
-        media = [image for call in answered for image in call.images]
-        if media and not isinstance(model, Showing):
-            raise ValueError(
-                f"sampling.tools: '{next(call.name for call in answered if call.images)}' returned an image, which "
-                f"{type(model).__name__} cannot be shown behind its prompt; return text, or choose another model.family"
-            )
         written = self.reply([_content(text, call.images) for text, call in zip(texts, answered, strict=True)])
-        ids = model.spell(written)[:-1]
-        if media and isinstance(model, Showing):
-            ids = model.spell_shown(written, model.read_shown(media, one.query.prompt))
+        ids = model.spell_shown(written, read) if read and isinstance(model, Showing) else model.spell(written)[:-1]
         if len(one.ids) + len(ids) >= most:
             one.end = "tokens"
             return
@@ -310,9 +305,28 @@ class Tools:
         one.observed += [True] * len(ids)
         for values in one.numbers.values():
             values.extend([0.0] * len(ids))
-        one.shown += media
+        one.shown += [image for call in answered for image in call.images]
         one.turns.append(Turn("assistant", (self.prefilled + one.text,)))
         one.turns += [Turn("tool", (text, *call.images)) for text, call in zip(texts, answered, strict=True)]
+
+    def _looked_at(self, call: Call, model: TokenModel, prompt: Prompt, read: list[Any]) -> Call:
+        """The call, whose images are added to those that were ``read``; failed where the model cannot read them, an
+        empty crop for instance. ValueError for a model that cannot be shown any."""
+        if not call.images:
+            return call
+        if not isinstance(model, Showing):
+            raise ValueError(
+                f"sampling.tools: '{call.name}' returned an image, which {type(model).__name__} cannot be shown behind "
+                "its prompt; return text, or choose another model.family"
+            )
+        empty = [image for image in call.images if isinstance(image.source, Image) and not image.source.pixels.numel()]
+        try:
+            if empty:
+                raise Unreadable("got an image without a pixel")
+            read += model.read_shown(call.images, prompt)
+        except Unreadable as error:
+            return replace(call, result="", error=str(error), images=())
+        return call
 
     def _shown(self, call: Call, model: TokenModel) -> str:
         """What the policy reads of a call: its result or error, without special tokens and cut."""
@@ -407,16 +421,21 @@ def _content(text: str, images: Sequence[Media]) -> Parts:
 
 def _as_result(name: str, value: Any) -> tuple[str, tuple[Media, ...]]:
     """The text of a result and its images: one, or those of a list of texts and images."""
-    parts = value if isinstance(value, list | tuple) and any(map(_image_of, value)) else [value]
-    images = tuple(image for part in parts if (image := _image_of(part)))
-    rest = [part for part in parts if not _image_of(part)]
-    return " ".join(_as_text(name, part) for part in rest), images
+    several = isinstance(value, list | tuple) and any(_image_of(name, part) for part in value)
+    parts = [(part, _image_of(name, part)) for part in (value if several else [value])]
+    texts = [_as_text(name, part) for part, image in parts if image is None]
+    return " ".join(texts), tuple(image for _, image in parts if image is not None)
 
 
-def _image_of(value: Any) -> Media | None:
+def _image_of(name: str, value: Any) -> Media | None:
     if isinstance(value, Pil.Image):
         value = from_pil(value)
     if isinstance(value, Image):
+        if value.pixels.ndim != 3 or len(value.pixels) != 3:
+            raise ValueError(
+                f"sampling.tools: '{name}' returned an image of shape {[*value.pixels.shape]}, expected [3, height, "
+                "width]"
+            )
         return Media("image", value)
     return value if isinstance(value, Media) and value.kind == "image" else None
 

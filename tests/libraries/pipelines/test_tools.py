@@ -147,6 +147,15 @@ def drawn_by_pil(what: str) -> Any:
     return Pil.new("RGB", (16, 24), "blue")
 
 
+def careless(what: str) -> Any:
+    """Look.
+
+    Args:
+        what: What.
+    """
+    return Image(torch.zeros(3, 0, 5))
+
+
 @pytest.fixture(params=["qwen_vl", "smolvlm"])
 def seeing(request, tags, tmp_path):
     """Makes policies whose tool returns images."""
@@ -242,6 +251,13 @@ def test_images_of_pil_and_engines_of_the_process(seeing):
     calls = [call for one in made.outputs for call in one.calls if call.images]
     assert calls and calls[0].images[0].source.pixels.shape == (3, 24, 16)
     torch.testing.assert_close(made.decisions.fields["sampler_log_probs"], made.decisions.log_probs, rtol=0, atol=2e-4)
+
+
+def test_an_image_without_a_pixel_is_the_error_of_its_call(seeing):
+    made = shown(seeing("careless"))
+    calls = [call for one in made.outputs for call in one.calls if call.name == "careless"]
+    assert calls and all("without a pixel" in call.error and not call.images for call in calls)
+    assert not made.steps.shown and any("error: got an image" in one.transcript for one in made.outputs)
 
 
 def test_images_for_a_family_that_cannot_be_shown_any_are_refused(tags, tmp_path):

@@ -526,6 +526,11 @@ def test_an_image_for_a_model_that_sees_none_stops_the_run():
         conversed([[PEEK, END]], offered_as("peek", lambda: Image(torch.zeros(3, 2, 2))))
 
 
+def test_an_image_of_another_shape_stops_the_run():
+    with pytest.raises(ValueError, match=r"sampling.tools: 'peek'.*\[1, 2, 2\].*height"):
+        conversed([[PEEK, END]], offered_as("peek", lambda: Image(torch.zeros(1, 2, 2))))
+
+
 @pytest.mark.parametrize("value", [torch.zeros(2), object(), {1, 2}, [Image(torch.zeros(3, 2, 2)), {1}]])
 def test_what_is_no_text_stops_the_run(value):
     kind = "set" if isinstance(value, list) else type(value).__name__
