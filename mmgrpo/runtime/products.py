@@ -31,13 +31,14 @@ ROWS = 16
 """Rows that the order of a copied weight is best for; with 1 to 64 it gains as well."""
 
 
-def aligned(layer: Any, inputs: Float[Tensor, "N width"]) -> Float[Tensor, "N outputs"]:
+def aligned(layer: Any, inputs: Float[Tensor, "*N width"]) -> Float[Tensor, "*N outputs"]:
     """``layer(inputs)``, with outputs in rows of a multiple of ``ALIGNMENT`` numbers where the layer is a plain one.
 
     Rows of other lengths are written more slowly: 256 inputs of width 256 with 32,013 outputs take 80 ms, and 48 ms so.
     The vocabulary of Whisper is of such a size, and those with added tokens are.
     """
-    if type(layer) is not nn.Linear or len(inputs) <= ALIGNMENT or not layer.out_features % ALIGNMENT:
+    plain = type(layer) is nn.Linear and inputs.ndim == 2
+    if not plain or len(inputs) <= ALIGNMENT or not layer.out_features % ALIGNMENT:
         return layer(inputs)
     if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):  # what wraps it may replace it
         return layer(inputs)

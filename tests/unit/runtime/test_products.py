@@ -32,6 +32,7 @@ def test_a_layer_that_is_not_a_plain_one_or_would_not_gain_is_called_as_it_is() 
     assert aligned(plain, inputs).stride() == (128, 1)
     for layer, rows, shape in (
         (plain, inputs[:64], (64, 77)),
+        (nn.Linear(8, 77), inputs[:, None], (70, 1, 77)),
         (even, inputs, (70, 128)),
         (nn.Sequential(plain), inputs, (70, 77)),
         (hooked, inputs, (1,)),
