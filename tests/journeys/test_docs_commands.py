@@ -24,8 +24,8 @@ from tests import ROOT
 from tests.pages import DOCS, PAGES, blocks, in_code, prose
 
 LISTS = ("recipes", "families", "presets", "rewards")
-PLUGIN = ("dots/short", "runs/dots_short", "dots", "auraflow:FAMILY")
-"""Names of the package that extending.md makes; its examples run there."""
+PLUGIN = ("dots/short", "runs/dots_short", "dots", "auraflow:FAMILY", "my_tools:search")
+"""Names of the package that extending.md makes, whose examples run there, and of the module that vlm.md shows."""
 
 
 def lines() -> Iterator[tuple[str, str]]:
