@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,6 +22,7 @@ from mmgrpo.family import families, family
 from mmgrpo.prompts.ledger import Measured
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import RoundSettings
+from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.trainer import Trainer
@@ -153,6 +154,28 @@ def trainer(
         ledger=ledger,
         schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )
+
+
+def killed_and_whole(fresh: Callable[[Path], Trainer], folder: Path) -> list[list[dict[str, Any]]]:
+    """The metrics, without times, of a run that is killed a round behind its checkpoint of step 2 and goes on, and of
+    the same run without that."""
+    fresh(folder / "whole").fit()
+    killed = fresh(folder / "killed")
+    for _ in range(2):
+        killed.run_round()
+    killed.save()
+    killed.run_round()
+    resumed = fresh(folder / "killed")
+    assert resumed.resume() and resumed.step == 2
+    resumed.fit()
+    times = ("seconds", "memory")
+    return [
+        [
+            {name: value for name, value in line.items() if not name.startswith("time/") and name not in times}
+            for line in read_metrics(folder / one / "metrics.jsonl")
+        ]
+        for one in ("killed", "whole")
+    ]
 
 
 def amplify(network: nn.Module, factor: float) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.policies.categorical import CategoricalModel, CategoricalPolicy, Choices
 from mmgrpo.types import Policy, Prompt, Request
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, killed_and_whole, trainer
 from tests.speaking import TableModel, near_answer, table_prompts
 
 PROMPTS = table_prompts(3)
@@ -142,20 +142,5 @@ def test_a_killed_run_resumes_with_the_same_numbers(tmp_path):
         blocks = algorithm_blocks("dmospeech2")
         return trainer(policy(), folder, PROMPTS, reward=near_answer, steps=5, save_every=2, **blocks)
 
-    fresh(tmp_path / "whole").fit()
-    killed = fresh(tmp_path / "broken")
-    killed.run_round()
-    killed.run_round()
-    killed.save()
-    killed.run_round()
-    resumed = fresh(tmp_path / "broken")
-    assert resumed.resume() and resumed.step == 2
-    resumed.fit()
-    kept = [
-        [
-            {k: v for k, v in json.loads(line).items() if not k.startswith("time/") and k not in ("seconds", "memory")}
-            for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()
-        ]
-        for folder in ("whole", "broken")
-    ]
-    assert kept[0] == kept[1] and len(kept[0]) == 5
+    killed, whole = killed_and_whole(fresh, tmp_path)
+    assert len(whole) == 5 and killed == whole

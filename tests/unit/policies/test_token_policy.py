@@ -19,7 +19,7 @@ from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.vlm.causal_lm import load, toy
 from pipelines.vlm.options import TextOptions
-from tests.building import algorithm_blocks, amplify, recipe, trainer
+from tests.building import algorithm_blocks, amplify, killed_and_whole, recipe, trainer
 
 pytest.importorskip("transformers")
 
@@ -407,23 +407,8 @@ def test_a_killed_language_run_resumes_with_the_same_numbers(tmp_path):
     def fresh(folder: Path):
         return trainer(token_policy(), folder, SAY, reward=says_it, steps=4, save_every=2)
 
-    fresh(tmp_path / "whole").fit()
-    killed = fresh(tmp_path / "broken")
-    for _ in range(2):
-        killed.run_round()
-    killed.save()
-    killed.run_round()
-    resumed = fresh(tmp_path / "broken")
-    assert resumed.resume() and resumed.step == 2
-    resumed.fit()
-    told = [
-        [
-            {k: v for k, v in json.loads(line).items() if not k.startswith("time/") and k not in ("seconds", "memory")}
-            for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()
-        ]
-        for folder in ("whole", "broken")
-    ]
-    assert len(told[0]) == 4 and told[0] == told[1]
+    killed, whole = killed_and_whole(fresh, tmp_path)
+    assert len(whole) == 4 and killed == whole
 
 
 def test_a_completion_that_ends_in_any_of_several_ends_has_ended():

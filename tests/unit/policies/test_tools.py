@@ -31,7 +31,7 @@ from pipelines.tools import schemas
 from pipelines.training import PLAIN, make_trainable
 from pipelines.vlm.causal_lm import LORA_TARGETS, CausalLm
 from pipelines.vlm.causal_lm_tiny import KINDS, decoder, tokenizer_of
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, killed_and_whole, trainer
 from tests.unit.policies.test_token_policy import kept, rescored
 
 pytest.importorskip("transformers")
@@ -737,23 +737,8 @@ def test_a_killed_run_resumes_with_the_same_numbers_and_its_ratio_is_one(tmp_pat
     def fresh(folder: Path) -> Any:
         return trainer(policy_of(tools=[Shop]), folder, PROMPTS, reward=few_calls, steps=4, save_every=2, lr=1e-3)
 
-    fresh(tmp_path / "whole").fit()
-    killed = fresh(tmp_path / "broken")
-    for _ in range(2):
-        killed.run_round()
-    killed.save()
-    killed.run_round()
-    resumed = fresh(tmp_path / "broken")
-    assert resumed.resume() and resumed.step == 2
-    resumed.fit()
-    whole, broken = (
-        [
-            {k: v for k, v in line.items() if not k.startswith("time/") and k not in ("seconds", "memory")}
-            for line in read_metrics(tmp_path / folder / "metrics.jsonl")
-        ]
-        for folder in ("whole", "broken")
-    )
-    assert len(whole) == 4 and whole == broken
+    killed, whole = killed_and_whole(fresh, tmp_path)
+    assert len(whole) == 4 and killed == whole
     assert max(abs(line["ratio/first_minus_one"]) for line in whole) < 1e-4
     assert min(line["rollout/tool_calls"] for line in whole) > 0
 
