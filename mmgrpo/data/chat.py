@@ -138,6 +138,13 @@ class ChatTemplate:
             return ""
         return text.rpartition(ASSISTANT)[2] if ASSISTANT in text else ""
 
+    @cached_property
+    def _header(self) -> str:
+        """What the template writes of an answer before its words; with the end of the turn before it where it writes
+        another end behind the last turn."""
+        asked, begun = (self.text([_turn("user", USER)], generate=generate) for generate in (False, True))
+        return begun.removeprefix(asked) if begun.startswith(asked) else begun.rpartition(USER)[2]
+
     @property
     def _end(self) -> str:
         """The token of ``end_of_turn``."""
@@ -151,11 +158,9 @@ class ChatTemplate:
         said = [_turn("user", USER), _turn("assistant", ASSISTANT), *told]
         texts = [part["text"] for one in told for part in one["content"] if part["type"] == "text"]
         end = self._end
-        asked, begun = self.text(said[:1], generate=False), self.text(said[:1])
-        header = begun.removeprefix(asked) if begun.startswith(asked) else begun.rpartition(USER)[2]
         _, _, rest = self.text(said).partition(ASSISTANT)
         _, ended, reply = rest.partition(end) if end else ("", "", "")
-        if not (ended and reply.endswith(header) and all(text in reply for text in texts)):
+        if not (ended and reply.endswith(self._header) and all(text.strip() in reply for text in texts)):
             raise ValueError(
                 "sampling.tools: the model's chat template does not write turns of a user behind those of the "
                 "assistant, each with its end; change chat_template.jinja, or choose another model"

@@ -652,6 +652,15 @@ def test_a_template_that_asks_for_other_calls_is_not_left_to_tell(old, new):
     assert chat.reply(["1", "2"]).count("<tool_response>") == 2
 
 
+def test_a_template_may_trim_results():
+    tokenizer = tokenizer_of(KINDS["tools"])
+    written = "message.content + '\\n</tool_response>'"
+    assert written in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(written, f"message.content | trim + {written[18:]}")
+    chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
+    assert chat.tells and "<tool_response>\n42\n</tool_response>" in chat.reply([" 42\n"])
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
