@@ -34,6 +34,7 @@ from mmgrpo.runtime.checkpoint import (
 )
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.runtime.folder import discard_replaced
+from mmgrpo.runtime.identity import MARKER
 from mmgrpo.runtime.sharding import collected, like
 
 NO_TABLES: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
@@ -121,7 +122,7 @@ class Checkpoints:
                 reason = str(error)
             if checkpoint is not None:
                 abandon_after(folder, checkpoint.step)
-            elif not reason and (self.folder / "model").is_dir():
+            elif not reason and (self.folder / "model" / MARKER).is_file():  # a user may have files of their own there
                 reason = (
                     f"{folder}: contains no checkpoint from which the saved model could be trained further; restore "
                     "one, start again with --overwrite, or begin another run with --name"

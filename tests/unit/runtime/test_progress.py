@@ -122,6 +122,9 @@ def test_later_checkpoints_are_set_aside_and_where_there_is_none_nothing_changes
 
 def test_a_saved_model_is_not_replaced_by_a_run_that_begins_again_for_want_of_a_checkpoint(tmp_path):
     (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.md").write_text("a user's file, and no model")
+    assert kept(tmp_path).restore(*trained(5.0)) is None
+    (tmp_path / "model" / "run.json").touch()
     with pytest.raises(ValueError, match="checkpoints.*--overwrite"):
         kept(tmp_path).restore(*trained(5.0))
 
