@@ -16,7 +16,7 @@ from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
 from pipelines.factory import with_settings
 from pipelines.options import check_trainable
-from pipelines.tools import check_template, check_tools, schemas, tools_of
+from pipelines.tools import check_template, check_tools, schemas, tools_of, unread
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -192,7 +192,9 @@ class LanguageFamily:
         if contrast := getattr(config.sampling, "contrast", ""):
             lines.insert(1, f"and those of changed prompts ({contrast}), scored but not trained on")
         if tools := getattr(config.sampling, "tools", ()):
-            lines.insert(1, f"in at most {config.sampling.turns} turns each, which call {', '.join(tools)}")
+            lines.insert(
+                1, f"in at most {config.sampling.turns} turns each, which call {', '.join(tools)}{unread(config)}"
+            )
         totals = {"completions": samples, "tokens sampled at most": samples * tokens, "completions to train": scored}
         return Arithmetic(tuple(lines), groups=data.prompts_per_step, totals=totals)
 

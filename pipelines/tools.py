@@ -1,4 +1,4 @@
-"""What a language model is told of its tools, and which settings go with them."""
+"""Descriptions of tools for a language model, and the settings that go with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     """ValueError for ``sampling.tools`` that are none, for what cannot be drawn or scored in several turns, and for a
     chat template, with these arguments, that does not write them."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.policies.tools import WALKING, load_tools, refuse_beside, rewarding
+    from mmgrpo.policies.tools import WALKING, load_tools, refuse_with_tools, rewarding
 
     data, sampling, algorithm = config.data, config.sampling, config.algorithm
     loaded = load_tools(sampling.tools)
@@ -46,10 +46,19 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
         used[f"algorithm.{name}"] = getattr(algorithm, name).removeprefix("none")
     recipe = AdvantageRecipe.of(algorithm)
     walking = recipe.records & WALKING | recipe.fields & {"divergence", "step_rewards"}
-    refuse_beside(used | {"algorithm": ", ".join(sorted(walking))})
+    refuse_with_tools(used | {"algorithm": ", ".join(sorted(walking))})
     described = schemas(loaded)
     if Path(config.model.path).is_dir():
         check_template(config.model.path, {**template, "tools": described})
+
+
+def unread(config: Config) -> str:
+    """Which classes' rewards the run does not read, in words for its arithmetic; empty: none."""
+    from mmgrpo.policies.tools import load_tools, rewarding
+
+    names = [owner.__name__ for owner in rewarding(load_tools(config.sampling.tools))]
+    read = "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}
+    return f"; reward() of {', '.join(names)} is not read: add tool_reward to rewards" if names and not read else ""
 
 
 def named(tool: Any) -> str:
@@ -103,7 +112,6 @@ def tools_of(config: Config, model: Any) -> Tools | None:
     if not getattr(sampling, "tools", ()):
         return None
     tokenizer, chat = model.tokenizer, model.chat
-    chat.reply([""])
     if model.turn_end is None:
         raise ValueError(
             "sampling.tools: the model's chat template ends a turn with no special token, so that a policy cannot end "

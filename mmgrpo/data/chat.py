@@ -42,7 +42,7 @@ USER, ASSISTANT = "zqu0", "zqa1"
 THOUGHT, RESULTS = "zqd2", ("zqe3", "zqf4")
 """Words of a trial, which no template writes."""
 
-TOLD = """\
+TOOL_PROMPT = """\
 # Tools
 
 You may call these functions, whose signatures are between <tools> tags:
@@ -54,7 +54,7 @@ To call one, write a JSON object with its name and its arguments between <tool_c
 <tool_call>
 {"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""
-"""What a model is told of its tools where its chat template does not tell it, in the form of Hermes."""
+"""The system prompt on tools for a chat template that does not write them, in the form of Hermes."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class ChatTemplate:
     @cached_property
     def source(self) -> str:
         """The template itself; of several the one of plain conversations, or of those with tools."""
-        return self._source("tool_use" if self.tells else "default")
+        return self._source("tool_use" if self.writes_tools else "default")
 
     def _source(self, kind: str) -> str:
         source = self.renderer.chat_template
@@ -102,7 +102,7 @@ class ChatTemplate:
         given to the template in the form that it reads. ValueError for a conversation that the template refuses.
         """
         try:
-            return self._render([self._formed(message) for message in self._told(messages)], generate)
+            return self._render([self._formed(message) for message in self._with_tools(messages)], generate)
         except Exception as error:  # whatever a template raises for a conversation that it does not take
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ValueError(
@@ -180,7 +180,7 @@ class ChatTemplate:
         return self.text([asked, *one, *two]) == "".join(written)
 
     @cached_property
-    def tells(self) -> bool:
+    def writes_tools(self) -> bool:
         """Whether the template itself writes the tools, asks for calls as JSON in ``<tool_call>``, and writes results
         (Hermes, Qwen2.5, Qwen3). Others ask for calls in another form, or know of none; the tools are then written into
         the system prompt, and results into a turn of the user, as Hermes does."""
@@ -202,10 +202,10 @@ class ChatTemplate:
                 return True
         return False
 
-    def _told(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Messages whose tools, and what they wrote, are told as the template knows them (``tells``)."""
+    def _with_tools(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Messages with tools and their results in the form that the template reads (``writes_tools``)."""
         tools = self.arguments.get("tools")
-        if not tools or self.tells:
+        if not tools or self.writes_tools:
             return messages
         turns: list[Mapping[str, Any]] = []
         for place, message in enumerate(messages):
@@ -216,7 +216,7 @@ class ChatTemplate:
             if messages[place - 1]["role"] == "tool":
                 answer = [*turns.pop()["content"], _part("\n"), *answer]
             turns.append({"role": "user", "content": _joined(answer)})
-        about = TOLD.replace("TOOLS", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        about = TOOL_PROMPT.replace("TOOLS", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         first, own = turns[0], turns[0]["role"] == "system"
         if own or not self._takes_system:
             parts = list(first["content"])
@@ -281,7 +281,7 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Mapping[str, Any]], generate: bool) -> str:
         several = isinstance(self.renderer.chat_template, Mapping)
         changed = {"chat_template": self.pinned} if several or self.pinned != self.source else {}
-        given = {name: value for name, value in self.arguments.items() if name != "tools" or self.tells}
+        given = {name: value for name, value in self.arguments.items() if name != "tools" or self.writes_tools}
         return self.renderer.apply_chat_template(
             list(messages), add_generation_prompt=generate, tokenize=False, **changed, **given
         )

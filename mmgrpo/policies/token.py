@@ -57,7 +57,7 @@ from mmgrpo.policies.token_model import (
     with_answers,
 )
 from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
-from mmgrpo.policies.tools import NUMBERS, WALKING, Conversations, Tools, refuse_beside
+from mmgrpo.policies.tools import NUMBERS, WALKING, Conversations, Tools, refuse_with_tools
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import Networks
@@ -183,8 +183,8 @@ class TokenPolicy:
             self.provides -= {f"{name} of samples" for name in WALKING}
             used = {"search": search.removeprefix("sample"), "contrast": contrast, "variants": variants}
             used |= {"states": states, "tree": tree}
-            refuse_beside({f"sampling.{name}": value for name, value in used.items()})
-            refuse_beside(
+            refuse_with_tools({f"sampling.{name}": value for name, value in used.items()})
+            refuse_with_tools(
                 {
                     "data.reference_in_group": reference_in_group,
                     "algorithm.credit": divergence and "the divergence of samples",
@@ -259,7 +259,7 @@ class TokenPolicy:
         if self.reference_in_group:
             answers = [self.model.spell(answer_of(prompt))[:most] for prompt in request.prompts]
             sequences, numbers, origin = with_answers(sequences, numbers, origin, answers, self.model.pad_id)
-        outputs = self._told(sequences, turns) if turns else self._decode(sequences)
+        outputs = self._last_turns(sequences, turns) if turns else self._decode(sequences)
         ended = turns.ended if turns else self._ended(sequences)
         real = sequences.written
         rows, width = real.shape
@@ -365,7 +365,7 @@ class TokenPolicy:
         rows, ends = [queries[place] for place in sequences.prompts.tolist()], frozenset(self.ends.tolist())
         return self.tools.converse(drawn, rows, draw, self.model, ends, drawing.max_tokens, drawing.seed)
 
-    def _told(self, sequences: Sequences, turns: Conversations) -> list[Text]:
+    def _last_turns(self, sequences: Sequences, turns: Conversations) -> list[Text]:
         """The last turn of each completion, with those before it and the calls."""
         seen, prefilled = sequences.context.seen, sequences.context.prefilled
         return [
@@ -515,7 +515,7 @@ class TokenPolicy:
         drawing = Drawing(request.seed, self.evaluation_temperature, self.max_tokens, self.top_p, request.round)
         sequences, drawn = self.generate(queries, drawing)
         turns = self._converse(sequences, drawn, queries, drawing)
-        return [*self._told(sequences, turns)] if turns else self._decode(sequences)
+        return [*self._last_turns(sequences, turns)] if turns else self._decode(sequences)
 
     def keep_reference(self) -> None:
         """Store the present network as the reference of KL terms."""

@@ -342,7 +342,7 @@ class Tools:
         if isinstance(given, str):
             return Call(name, error=given)
         if name not in self.table:
-            return Call(name, given, error=f"there is no tool '{name}'.{nearest(name, self.table)}")
+            return Call(name, given, error=f"unknown tool '{name}'.{nearest(name, self.table)}")
         owner, function = self.table[name]
         if owner in one.silent:
             return Call(name, given, error=f"'{name}' no longer answers")
@@ -472,7 +472,7 @@ def _joined(rows: Sequence[Episode], first: Generated, pad_id: int) -> Conversat
     return Conversations(rows, drawn, table([one.observed for one in rows], False, torch.bool))
 
 
-def refuse_beside(used: Mapping[str, Any]) -> None:
+def refuse_with_tools(used: Mapping[str, Any]) -> None:
     """ValueError for settings that read or draw a completion as one text of the policy."""
     for setting, value in used.items():
         if value:

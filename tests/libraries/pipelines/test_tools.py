@@ -306,6 +306,26 @@ def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded
         check_tools(config, {})
 
 
+class Scored:
+    """Rewards what nobody reads."""
+
+    def look(self) -> str:
+        """Look."""
+        return ""
+
+    def reward(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(("rewards", "named"), [(["task"], True), (["tool_reward(weight=0)"], False)])
+def test_a_reward_of_a_class_that_the_run_does_not_read_is_said(rewards, named):
+    owner = families()["causal_lm"]
+    config = config_class(owner.sections)()
+    sampling = replace(config.sampling, tools=[f"{__name__}:Scored"])
+    lines = owner.arithmetic(replace(config, sampling=sampling, rewards=rewards)).lines
+    assert any("Scored" in line and "tool_reward" in line for line in lines) == named
+
+
 # ---- the calculator
 
 

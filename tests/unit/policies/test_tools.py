@@ -390,16 +390,17 @@ def test_rewards_of_tools_arrive_with_the_texts():
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [(lambda: 1 / 0, "ZeroDivisionError"), (threading.Event().wait, "no answer within 0.05")]
+    ("value", "seconds", "reason"),
+    [(lambda: 1 / 0, 60.0, "ZeroDivisionError"), (threading.Event().wait, 0.05, "no answer within 0.05")],
 )
-def test_a_reward_that_fails_is_none(value, reason):
+def test_a_reward_that_fails_is_none(value, seconds, reason):
     class Broken(Shop):
         def reward(self) -> float:
             return value()
 
     with pytest.warns(UserWarning, match=f"'Broken'.*'0'.*{reason}"):
-        (one,) = conversed([[PEEK, END], ["a", END]], Broken, seconds=0.05)[0].episodes
-    assert math.isnan(one.reward) and one.calls[0].result
+        (one,) = conversed([["a", END]], Broken, seconds=seconds)[0].episodes
+    assert math.isnan(one.reward)
 
 
 def test_a_reward_that_is_no_number_stops_the_run():
@@ -608,7 +609,7 @@ QUESTION = {"role": "user", "content": [{"type": "text", "text": "where is it?"}
 def test_every_template_tells_of_tools_and_writes_their_results(kind):
     """Itself, or they are written into the system prompt, or into the turn of the user where it takes none."""
     chat = ChatTemplate(tokenizer_of(KINDS[kind]), {"tools": schemas([look])})
-    assert chat.tells == (kind == "tools")
+    assert chat.writes_tools == (kind == "tools")
     text = chat.text([QUESTION])
     told, _, asked = text.partition("where is it?")
     assert '"name": "look"' in told and "<tool_call>\n{" in told and "look" not in asked
@@ -648,7 +649,7 @@ def test_a_template_that_asks_for_other_calls_is_not_left_to_tell(old, new):
     assert old in tokenizer.chat_template
     tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
     chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
-    assert not chat.tells and "<tool_call>\n{" in chat.text([QUESTION])
+    assert not chat.writes_tools and "<tool_call>\n{" in chat.text([QUESTION])
     assert chat.reply(["1", "2"]).count("<tool_response>") == 2
 
 
@@ -658,7 +659,7 @@ def test_a_template_may_trim_results():
     assert written in tokenizer.chat_template
     tokenizer.chat_template = tokenizer.chat_template.replace(written, f"message.content | trim + {written[18:]}")
     chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
-    assert chat.tells and "<tool_response>\n42\n</tool_response>" in chat.reply([" 42\n"])
+    assert chat.writes_tools and "<tool_response>\n42\n</tool_response>" in chat.reply([" 42\n"])
 
 
 @pytest.mark.parametrize(
@@ -675,7 +676,7 @@ def test_a_template_that_writes_turns_otherwise_than_they_are_sampled_does_not_a
     assert old in tokenizer.chat_template
     tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
     chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
-    assert chat.tells and not chat.appends and chat.reply(["1", "2"]).count("<tool_response>") == 2
+    assert chat.writes_tools and not chat.appends and chat.reply(["1", "2"]).count("<tool_response>") == 2
 
 
 @pytest.mark.parametrize("old", ["<|im_end|>", "message.role + '\\n' + message.content"], ids=["end", "answers"])
