@@ -34,8 +34,10 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"{', '.join(sorted(policy.provides))}); choose another preset or objective"
             + (f", or add a network of the name '{other}' to algorithm.networks" if other else "")
         )
+    turns = "turn of samples" in policy.provides
+    refuse_turns(recipe, turns)
     completes = bool(policy.fields & STEP_FIELDS)
-    if bool(recipe.fields & STEP_FIELDS) != completes and policy.kind in ("gaussian", "tokens"):
+    if not turns and bool(recipe.fields & STEP_FIELDS) != completes and policy.kind in ("gaussian", "tokens"):
         refuse_step_rewards(recipe, completes, "states" if policy.kind == "tokens" else "completion_steps")
     if (
         absent := (recipe.fields | all_fields(loss))
@@ -99,6 +101,22 @@ def refuse_step_rewards(recipe: AdvantageRecipe, completes: bool, setting: str =
         f"algorithm.credit: got '{recipe.credit.text}', which compares rewards of single steps, and nothing completes "
         f"the states between them; set sampling.{setting}, e.g. to {some}"
     )
+
+
+def refuse_turns(recipe: AdvantageRecipe, tools: bool) -> None:
+    """Raise ValueError for a credit that compares turns without tools, which make them, and with tools for one that
+    compares other steps."""
+    text, turns = recipe.credit.text, "turn" in recipe.fields
+    if turns and not tools:
+        raise ValueError(
+            f"algorithm.credit: got '{text}', which compares turns, and completions have several with sampling.tools "
+            "alone; name tools (families of texts take them), or choose another credit"
+        )
+    if tools and not turns and recipe.fields & STEP_FIELDS:
+        raise ValueError(
+            f"algorithm.credit: got '{text}' with sampling.tools, whose step rewards are those of turns; choose a "
+            "credit of turns, e.g. turn_return"
+        )
 
 
 def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:

@@ -222,6 +222,12 @@ def begin_rollout(
     def finish() -> tuple[Decisions, RewardScores]:
         scores = join_scores([scores() for scores in begun], dim=1)
         fields, device = dict(rollout.decisions.fields), rollout.decisions.log_probs.device
+        if "step_rewards" in fields:  # those of turns
+            failed = ~fields["step_rewards"].isfinite().all(1)
+            fields["step_rewards"] = torch.where(failed[:, None], 0.0, fields["step_rewards"])
+            fields["turn_reward_failed"] = failed.float()
+            if "turn" in fields:  # they are trained on
+                scores = replace(scores, valid=scores.valid & ~failed[:, None].to(scores.valid.device))
         if begun_steps:
             of_steps, scored = begun_steps(scores)
             fields, scores = fields | of_steps, replace(scores, valid=scores.valid & scored[:, None])

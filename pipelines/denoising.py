@@ -32,9 +32,10 @@ def check_decisions(config: Config) -> None:
     """Raise ValueError for completions of states without a credit that reads them, and the other way round, and for
     plans that are drawn for each prompt and are the same for all."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.compatibility import refuse_step_rewards
+    from mmgrpo.compatibility import refuse_step_rewards, refuse_turns
 
     recipe, completes = AdvantageRecipe.of(config.algorithm), bool(config.sampling.completion_steps)
+    refuse_turns(recipe, False)
     if config.sampling.policy == "transitions" and ("step_rewards" in recipe.fields) != completes:
         refuse_step_rewards(recipe, completes)
     if config.sampling.completion_steps and parse(config.sampling.plan)[0] == "expand_prune":

@@ -103,6 +103,9 @@ class LanguageFamily:
     def check(self, config: Config) -> None:
         """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other, and
         ModuleNotFoundError for a ``data.video_reader`` that is not installed."""
+        from mmgrpo.advantages.estimate import AdvantageRecipe
+        from mmgrpo.compatibility import refuse_turns
+
         model, sampling = config.model, config.sampling
         if getattr(config.data, "video_reader", "av") != "av":
             from pipelines.vlm.frames import use_video_reader
@@ -134,10 +137,12 @@ class LanguageFamily:
             from mmgrpo.policies.perturbed_prompts import VARIANTS
 
             bind(variants, VARIANTS, "sampling.variants")
+        refuse_turns(AdvantageRecipe.of(config.algorithm), bool(getattr(sampling, "tools", ())))
         if "states" in {one.name for one in fields(sampling)}:
-            check_states(config)
-            check_tree(config)
             check_tools(config, template_of(model))
+            if not sampling.tools:
+                check_states(config)
+            check_tree(config)
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
         if getattr(config.data, "reference_in_group", False) and parse(config.algorithm.added)[0] == "refined":

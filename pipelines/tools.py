@@ -20,11 +20,11 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     """ValueError for ``sampling.tools`` that are none, for what cannot be drawn or scored in several turns, and for a
     chat template, with these arguments, that does not write them."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.policies.tools import WALKING, load_tools, refuse_with_tools, rewarding
+    from mmgrpo.policies.tools import WALKING, having, load_tools, refuse_with_tools
 
     data, sampling, algorithm = config.data, config.sampling, config.algorithm
     loaded = load_tools(sampling.tools)
-    if not rewarding(loaded) and "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}:
+    if not having(loaded, "reward") and "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}:
         raise ValueError(
             "rewards: got tool_reward without a class in sampling.tools that has a method reward; name one, or leave "
             "it out"
@@ -45,7 +45,7 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     for name in ("replay", "supervised", "hint", "added"):
         used[f"algorithm.{name}"] = getattr(algorithm, name).removeprefix("none")
     recipe = AdvantageRecipe.of(algorithm)
-    walking = recipe.records & WALKING | recipe.fields & {"divergence", "step_rewards"}
+    walking = recipe.records & WALKING | recipe.fields & {"divergence"}
     refuse_with_tools(used | {"algorithm": ", ".join(sorted(walking))})
     described = schemas(loaded)
     if Path(config.model.path).is_dir():
@@ -54,11 +54,23 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
 
 def unread(config: Config) -> str:
     """Which classes' rewards the run does not read, in words for its arithmetic; empty: none."""
-    from mmgrpo.policies.tools import load_tools, rewarding
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.policies.tools import having, load_tools
 
-    names = [owner.__name__ for owner in rewarding(load_tools(config.sampling.tools))]
-    read = "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}
-    return f"; reward() of {', '.join(names)} is not read: add tool_reward to rewards" if names and not read else ""
+    loaded = load_tools(config.sampling.tools)
+    readers = {
+        "reward": ("add tool_reward to rewards", "tool_reward" in {parse(str(one))[0] for one in config.rewards}),
+        "turn_reward": (
+            "set algorithm.credit to one of turns, e.g. turn_return",
+            "step_rewards" in AdvantageRecipe.of(config.algorithm).fields,
+        ),
+    }
+    names = {method: [owner.__name__ for owner in having(loaded, method)] for method in readers}
+    return "".join(
+        f"; {method}() of {', '.join(names[method])} is not read: {remedy}"
+        for method, (remedy, read) in readers.items()
+        if names[method] and not read
+    )
 
 
 def named(tool: Any) -> str:

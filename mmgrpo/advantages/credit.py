@@ -242,11 +242,18 @@ def standardized(
 ) -> Matrix:
     """(x - mean) / (std + eps) over the distinct decisions of a group at one ``position``, of a whole ``group`` or of
     the ``batch``; 0 where the std is 0, and outside of the decisions and of ``stat``."""
-    entries = decision_mask & stat[:, None]
     index, _ = groups.group_index(key)
     position = torch.arange(node.shape[1], device=node.device)
     compared = {"position": index[:, None] * node.shape[1] + position, "group": index[:, None], "batch": 0 * position}
-    together = compared[over].expand(node.shape)[entries]
+    return standardized_among(matrix, compared[over].expand(node.shape), stat, node, decision_mask, ddof, eps)
+
+
+def standardized_among(
+    matrix: Matrix, together: Node, stat: Rows, node: Node, decision_mask: Mask, ddof: int, eps: float
+) -> Matrix:
+    """``standardized``, over the distinct decisions whose number ``together`` is the same."""
+    entries = decision_mask & stat[:, None]
+    together = together[entries]
     values, everything = matrix[entries], torch.ones_like(node[entries], dtype=torch.bool)
     first = groups.group_first(node[entries], everything)  # a decision that several rows share counts once
     std = groups.group_std(values, together, first, ddof)
@@ -278,6 +285,55 @@ def step_return(
     """
     sums = mean_over_sharing_rows(returns(step_rewards, decision_mask, gamma), stat, node, decision_mask)
     return standardized(sums, key, stat, node, decision_mask, over, ddof, eps).clamp(-limit, limit)
+
+
+OVER_TURNS = one_of("turn", "group", "batch")
+
+
+@block(CREDITS, level="group")
+def turn_return(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    turn: Node,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    over: Annotated[str, OVER_TURNS] = "turn",
+    outcome: Annotated[float, ANY_NUMBER] = 1.0,
+    ddof: Annotated[int, DDOF] = 1,
+    eps: float = 1e-4,
+) -> Matrix:
+    """Every token of a turn has the standardized discounted sum of the rewards of this and later turns.
+
+    R_k = r_k + gamma R_(k+1), r_k what the tools gave to turn k (``turn_reward``), to the last one ``outcome`` times
+    the reward of the sample besides; then (R - mean) / (std + eps) ``over`` the group's turns of one number, over all
+    of the group or the batch, each turn counted once. Rewards 0, .5, 1 and gamma .9: 1.26, 1.4, 1. In one turn without
+    a reward of its own this is ``broadcast`` of standardized rewards.
+    """
+    sums, there = turn_returns(values, decision_mask, step_rewards, turn, gamma, outcome)
+    each = torch.arange(there.numel(), device=there.device).view(there.shape)
+    over = "position" if over == "turn" else over
+    return of_turns(standardized(sums, key, stat, each, there, over, ddof, eps), decision_mask, turn)
+
+
+def turn_returns(
+    values: Values, decision_mask: Mask, step_rewards: Matrix, turn: Node, gamma: float, outcome: float
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, "B K"]]:
+    """The discounted sums of rewards of turns, with ``outcome`` times the row's own at the last, and which turns there
+    are, in a table of one column per number of a turn."""
+    number = torch.where(decision_mask, turn, 0)
+    width = int(number.max()) + 1 if number.numel() else 1
+    rewards = step_rewards.new_zeros(len(turn), width)
+    rewards.scatter_add_(1, number, torch.where(decision_mask, step_rewards, 0.0))
+    there = torch.zeros_like(rewards).scatter_add_(1, number, decision_mask.to(rewards.dtype)) > 0
+    last = there & (there.flip(1).cumsum(1).flip(1) == 1)
+    return returns(rewards + torch.where(last, outcome * values[:, None], 0.0), there, gamma), there
+
+
+def of_turns(table: Float[Tensor, "B K"], decision_mask: Mask, turn: Node) -> Matrix:
+    """Every decision has the entry of its turn."""
+    return torch.where(decision_mask, table.gather(1, torch.where(decision_mask, turn, 0)), 0.0)
 
 
 @block(CREDITS, level="group")

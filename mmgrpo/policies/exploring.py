@@ -7,6 +7,7 @@ in lower precision too; its speed is not that of fewer steps alone.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
     own rows. ``rollout/neighbor_entropy``, of neighbors: mean entropy of the softmax, at most ln G.
     ``rollout/sampler_gap`` and ``/sampler_gap_most``, where another sampler drew: mean and largest difference between
     its log-probs and the trainer's, in nats per decision. Of completions that call tools the means of their numbers,
-    ``rollout/failed_call_fraction`` of all calls, and ``rollout/ended_<why>``, the fraction that ended so."""
+    ``rollout/failed_call_fraction`` of all calls, and ``rollout/ended_<why>``, the fraction that ended so; where tools
+    reward turns ``rollout/turn_reward``, the mean sum of a completion, and ``/turn_reward_failed_fraction``."""
     metrics, fields, rows = {}, decisions.fields, decisions.origin == OWN
     if "explored_reward" in fields:
         cheap, key = fields["explored_reward"], decisions.keys["prompt"]
@@ -73,6 +75,11 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
         metrics |= {"rollout/turns": float(turns.mean()), "rollout/tool_calls": float(calls.mean())}
         metrics["rollout/failed_call_fraction"] = float(failed.sum() / calls.sum()) if bool(calls.any()) else 0.0
         metrics |= {f"rollout/ended_{why}": float((end == place).double().mean()) for place, why in enumerate(ENDS)}
+    if "turn_reward_failed" in fields and bool(rows.any()):
+        failed = fields["turn_reward_failed"] > 0
+        sums = fields["step_rewards"].double().sum(1)[rows & ~failed]
+        metrics["rollout/turn_reward"] = float(sums.mean()) if len(sums) else math.nan
+        metrics["rollout/turn_reward_failed_fraction"] = float(failed[rows].double().mean())
     return metrics
 
 

@@ -57,7 +57,7 @@ from mmgrpo.policies.token_model import (
     with_answers,
 )
 from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
-from mmgrpo.policies.tools import NUMBERS, WALKING, Conversations, Tools, refuse_with_tools
+from mmgrpo.policies.tools import NUMBERS, OF_TURNS, WALKING, Conversations, Tools, refuse_with_tools
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import Networks
@@ -179,8 +179,8 @@ class TokenPolicy:
         if self.tree:
             self.keys = frozenset({"prompt", "tree"})
         self.tools = tools
+        self.provides -= {f"{name} of samples" for name in (WALKING if tools else OF_TURNS)}
         if tools:
-            self.provides -= {f"{name} of samples" for name in WALKING}
             used = {"search": search.removeprefix("sample"), "contrast": contrast, "variants": variants}
             used |= {"states": states, "tree": tree}
             refuse_with_tools({f"sampling.{name}": value for name, value in used.items()})
@@ -207,7 +207,7 @@ class TokenPolicy:
         recorded = {"sampler_log_probs": bool(sampling_dtype), "divergence": divergence, "variant": bool(variants)}
         self.fields = frozenset({"truncated", "entropy"} | {name for name, on in recorded.items() if on})
         self.fields |= STATE_FIELDS if self.text_states else frozenset()
-        self.fields |= frozenset(NUMBERS if tools else ())
+        self.fields |= frozenset((*NUMBERS, "step_rewards") if tools else ())
         self.engine: Drawer | None = None
 
     def draw_with(self, engine: Drawer) -> None:
@@ -277,7 +277,7 @@ class TokenPolicy:
                 "truncated": (~ended).float(),
                 **numbers,
                 **self._records(sequences, prompts, request.records),
-                **(turns.fields() if turns else {}),
+                **(turns.fields(request.records) if turns else {}),
             },
         )
         rollout = Rollout(prompts, outputs, decisions, sequences, evaluations=rows * width)

@@ -8,7 +8,8 @@ writes behind a turn that tools have answered (``mmgrpo.data.chat.ChatTemplate.r
 network and are no decisions. All unfinished completions of a batch are continued together, by whatever draws them.
 
 A tool is a function, or a public method of a class, of which each completion has an instance of its own. Its method
-``reset(prompt, seed)`` begins it, and ``reward()`` says at the end what was reached (the reward ``tool_reward``).
+``reset(prompt, seed)`` begins it, ``turn_reward()`` says after each turn what it reached (the field ``step_rewards``),
+and ``reward()`` at the end what was reached in all (the reward ``tool_reward``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from functools import cached_property, partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from PIL import Image as Pil
 from torch import Tensor
 
@@ -53,8 +54,14 @@ ENDS = ("answered", "turns", "tokens")
 NUMBERS = ("turns", "tool_calls", "failed_calls", "turns_end")
 """What a policy with tools records of each completion, the last the place of its end in ``ENDS``."""
 
+HOOKS = ("reset", "turn_reward", "reward")
+"""Methods of a class that are no tools."""
+
 WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
 """Records that read a completion as one text of the policy."""
+
+OF_TURNS = frozenset({"turn"})
+"""Records of completions that have turns."""
 
 T = TypeVar("T")
 
@@ -94,12 +101,12 @@ def offered(tools: Sequence[Any]) -> dict[str, tuple[type | None, Callable[..., 
 
 def _methods(owner: type) -> dict[str, Callable[..., Any]]:
     functions = inspect.getmembers(owner, inspect.isfunction)
-    return {name: one for name, one in functions if not name.startswith("_") and name not in ("reset", "reward")}
+    return {name: one for name, one in functions if not name.startswith("_") and name not in HOOKS}
 
 
-def rewarding(tools: Sequence[Any]) -> list[type]:
-    """The classes of tools that have a method ``reward``."""
-    return [tool for tool in tools if isinstance(tool, type) and callable(getattr(tool, "reward", None))]
+def having(tools: Sequence[Any], method: str) -> list[type]:
+    """The classes of tools that have a method of ``HOOKS``."""
+    return [tool for tool in tools if isinstance(tool, type) and callable(getattr(tool, method, None))]
 
 
 @dataclass
@@ -115,7 +122,10 @@ class Episode:
     text: str = ""
     last: list[int] = field(default_factory=list)
     """Text and tokens of the newest turn of the policy."""
-    turn: int = 0
+    ends: list[int] = field(default_factory=list)
+    """The place of the last token of each turn of the policy."""
+    earned: list[float] = field(default_factory=list)
+    """What its tools gave to each of them; NaN where one failed."""
     turns: list[Turn] = field(default_factory=list)
     shown: list[Media] = field(default_factory=list)
     """The media that tools have returned."""
@@ -126,6 +136,11 @@ class Episode:
     instances: dict[type, Any] = field(default_factory=dict)
     silent: set[type] = field(default_factory=set)
     """Classes of which a method has not answered in time, so that the state of the instance is unknown."""
+
+    @property
+    def turn(self) -> int:
+        """Turns of the policy so far."""
+        return len(self.ends)
 
     @property
     def written(self) -> int:
@@ -149,15 +164,40 @@ class Conversations:
     @property
     def ended(self) -> Bool[Tensor, " B"]:
         """Completions that did not end at their last token."""
-        return self.fields()["turns_end"] != ENDS.index("tokens")
+        ended = torch.tensor([one.end != "tokens" for one in self.episodes])
+        return ended.to(self.observed.device)
 
-    def fields(self) -> dict[str, Tensor]:
-        """``NUMBERS`` of each completion."""
+    def fields(self, records: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+        """``NUMBERS`` of each completion, those of ``OF_TURNS`` that are asked for, and the rewards of turns with them
+        or where tools have given some."""
         rows = [
             (one.turn, len(one.calls), sum(bool(call.error) for call in one.calls), ENDS.index(one.end))
             for one in self.episodes
         ]
-        return dict(zip(NUMBERS, torch.tensor(rows, dtype=torch.float32).to(self.observed.device).T))
+        numbers: dict[str, Tensor] = dict(
+            zip(NUMBERS, torch.tensor(rows, dtype=torch.float32).to(self.observed.device).T)
+        )
+        if "turn" in records:
+            numbers["turn"] = self.turn
+        rewarded = "turn" in records or any(one.earned for one in self.episodes)
+        return numbers | {"step_rewards": self.step_rewards} if rewarded else numbers
+
+    @property
+    def step_rewards(self) -> Float[Tensor, "B T"]:
+        """What the tools gave to each turn, at its last token, and 0 elsewhere; NaN where one failed."""
+        table = torch.zeros(self.observed.shape)
+        for row, one in zip(table, self.episodes, strict=True):
+            row[one.ends[: len(one.earned)]] = torch.tensor(one.earned)
+        return table.to(self.observed.device)
+
+    @property
+    def turn(self) -> Int[Tensor, "B T"]:
+        """The number of the turn that each token of the policy is in, from 0; -1 elsewhere."""
+        begun = torch.zeros(self.observed.shape, dtype=torch.long)
+        for row, one in zip(begun, self.episodes, strict=True):
+            row[[end + 1 for end in one.ends[:-1]]] = 1
+        written = self.drawn.real & ~self.observed
+        return torch.where(written, begun.cumsum(1).to(written.device), -1)
 
 
 @dataclass(frozen=True)
@@ -189,7 +229,12 @@ class Tools:
     @cached_property
     def rewarding(self) -> list[type]:
         """The classes that reward their completions."""
-        return rewarding(self.tools)
+        return having(self.tools, "reward")
+
+    @cached_property
+    def rewarding_turns(self) -> list[type]:
+        """The classes that reward single turns."""
+        return having(self.tools, "turn_reward")
 
     def converse(
         self,
@@ -216,13 +261,15 @@ class Tools:
                 length = min(sum(real), most - len(one.ids))
                 numbers = {name: table[row][:length] for name, table in tables.items()}
                 self._written(one, ids[:length], numbers, model, ends)
-            asking = [one for one in going if not one.end]
-            for one, answered in zip(asking, self._each(asking, partial(self._answers, seed=seed)), strict=True):
-                self._observed(one, answered, model, most)
-            going = [one for one in asking if not one.end]
+            for one, answered in zip(going, self._each(going, partial(self._turned, seed=seed)), strict=True):
+                if not one.end:
+                    self._observed(one, answered, model, most)
+            going = [one for one in going if not one.end]
             if not going:
-                for one, value in zip(rows, self._each(rows, partial(self._rewarded, seed=seed)), strict=True):
-                    one.reward = value
+                if self.rewarding:
+                    given = partial(self._given, method="reward", owners=self.rewarding, seed=seed)
+                    for one, value in zip(rows, self._each(rows, given), strict=True):
+                        one.reward = value
                 return _joined(rows, first, model.pad_id)
             turn += 1
             asked = [
@@ -250,7 +297,8 @@ class Tools:
         one.observed += [False] * len(ids)
         for name, values in numbers.items():
             one.numbers.setdefault(name, []).extend(values)
-        one.last, one.text, one.turn = ids, model.decode(ids), one.turn + 1
+        one.last, one.text = ids, model.decode(ids)
+        one.ends.append(len(one.ids) - 1)
         if ids[-1] not in ends:
             one.end = "tokens"
         elif not calls_of(self.prefilled + one.text):
@@ -265,30 +313,37 @@ class Tools:
         with ThreadPoolExecutor(self.workers) as pool:
             return [*pool.map(does, some)]
 
-    def _answers(self, one: Episode, seed: int) -> list[Call]:
-        """The answered calls of the newest turn, one after the other."""
-        return [self._answered(one, name, given, seed) for name, given in calls_of(self.prefilled + one.text)]
+    def _turned(self, one: Episode, seed: int) -> list[Call]:
+        """The answered calls of the newest turn, one after the other, none of a last one; then the turn is rewarded."""
+        calls = [] if one.end else calls_of(self.prefilled + one.text)
+        answered = [self._answered(one, name, given, seed) for name, given in calls]
+        if self.rewarding_turns:
+            one.earned.append(self._given(one, "turn_reward", self.rewarding_turns, seed))
+        return answered
 
-    def _rewarded(self, one: Episode, seed: int) -> float | None:
+    def _given(self, one: Episode, method: str, owners: Sequence[type], seed: int) -> float:
+        """The sum of what the instances of some classes return from a method; NaN where one fails."""
         total = 0.0
-        for owner in self.rewarding:
+        for owner in owners:
             instance: Any = self._instance(one, owner, seed)
             silent = "it no longer answers" if owner in one.silent else ""
-            value, error = (None, silent) if silent else answer(instance.reward, {}, self.seconds)
+            value, error = (None, silent) if silent else answer(getattr(instance, method), {}, self.seconds)
+            if value is OVERDUE:
+                one.silent.add(owner)
             if error:
                 warnings.warn(
-                    f"sampling.tools: reward of class '{owner.__name__}' failed for a completion of prompt "
+                    f"sampling.tools: {method} of class '{owner.__name__}' failed for a completion of prompt "
                     f"'{one.query.prompt.id}': {error}",
                     stacklevel=2,
                 )
                 return math.nan
             if not isinstance(value, int | float):
                 raise ValueError(
-                    f"sampling.tools: reward of class '{owner.__name__}' returned a {type(value).__name__}, expected a "
-                    "number"
+                    f"sampling.tools: {method} of class '{owner.__name__}' returned a {type(value).__name__}, expected "
+                    "a number"
                 )
             total += value
-        return total if self.rewarding else None
+        return total
 
     def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
         """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy."""

@@ -306,6 +306,27 @@ def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded
         check_tools(config, {})
 
 
+@pytest.mark.parametrize(
+    ("credit", "tools", "name"),
+    [
+        ("step_gain", True, r"algorithm\.credit.*step_gain.*turn_return"),
+        ("turn_return", False, r"algorithm\.credit.*turn_return.*sampling\.tools"),
+        ("step_return(over='group')", True, r"algorithm\.credit.*step_return.*turn_return"),
+    ],
+)
+@pytest.mark.parametrize("family", ["causal_lm", "qwen_vl", "whisper", "sd3", "flow_speech"])
+def test_credits_of_turns_and_tools_need_each_other_before_a_model_is_loaded(family, credit, tools, name):
+    owner = families()[family]
+    config = config_class(owner.sections)()
+    if tools and family not in OFFERED:
+        return
+    sampling = replace(config.sampling, tools=[f"{__name__}:count"]) if tools else config.sampling
+    algorithm = replace(config.algorithm, credit=credit, baseline="none", scale="none", shape=[])
+    config = replace(config, sampling=sampling, algorithm=algorithm, model=replace(config.model, path="nowhere"))
+    with pytest.raises(ValueError, match=name):
+        owner.check(config)
+
+
 class Scored:
     """Rewards what nobody reads."""
 
@@ -316,14 +337,31 @@ class Scored:
     def reward(self) -> float:
         return 1.0
 
+    def turn_reward(self) -> float:
+        return 1.0
 
-@pytest.mark.parametrize(("rewards", "named"), [(["task"], True), (["tool_reward(weight=0)"], False)])
-def test_a_reward_of_a_class_that_the_run_does_not_read_is_said(rewards, named):
+
+@pytest.mark.parametrize(
+    ("rewards", "credit", "named"),
+    [
+        (["task"], "broadcast", ["tool_reward", "turn_return"]),
+        (["tool_reward(weight=0)"], "broadcast", ["turn_return"]),
+        (["task"], "turn_return", ["tool_reward"]),
+        (["tool_reward(weight=0)"], "turn_return", []),
+    ],
+)
+def test_a_reward_of_a_class_that_the_run_does_not_read_is_said(rewards, credit, named):
     owner = families()["causal_lm"]
     config = config_class(owner.sections)()
     sampling = replace(config.sampling, tools=[f"{__name__}:Scored"])
-    lines = owner.arithmetic(replace(config, sampling=sampling, rewards=rewards)).lines
-    assert any("Scored" in line and "tool_reward" in line for line in lines) == named
+    blocks = {} if credit == "broadcast" else {"baseline": "none", "scale": "none"}
+    config = replace(config, algorithm=replace(config.algorithm, credit=credit, **blocks))
+    (line,) = (
+        line for line in owner.arithmetic(replace(config, sampling=sampling, rewards=rewards)).lines if "Scored" in line
+    )
+    said = line.partition(":Scored")[2]
+    assert [name for name in ("tool_reward", "turn_return") if name in said] == named
+    assert ("Scored" in said) == bool(named)
 
 
 # ---- the calculator

@@ -37,6 +37,7 @@ from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
 from tests.speaking import TableModel
 from tests.toys import ToyModel, toy_policy, toy_prompts
+from tests.unit.policies.test_tools import policy_of as conversing
 
 TABLES: dict[str, dict[str, Block]] = {
     "transform": TRANSFORMS,
@@ -57,7 +58,7 @@ TABLES: dict[str, dict[str, Block]] = {
     "kl_weight": KL_WEIGHTS,
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
-POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing", "few_steps", "stepped")
+POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing", "few_steps", "stepped", "tools")
 REFERENCE_VALUE = {"reference_value": 0.5, "reference_rewards": {"reward": [0.0, 1.0]}, "difficulty": 1.0}
 
 
@@ -99,6 +100,8 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
         policy = FlowMatchingPolicy(cast(Any, ToyModel()), evaluation_steps=4, forward_batch_size=1024, **settings)
     elif kind == "stepped":
         policy = TokenPolicy(toy(["say", "a", "b", "c", "d"]), max_tokens=4, states="judged()")
+    elif kind == "tools":
+        policy = conversing()
     elif kind in ("tokens", "rendered"):
         words = toy(["say", "a", "b", "c", "d"])
         policy = tokens = TokenPolicy(
@@ -109,7 +112,7 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
             policy = cast(Any, RenderedTokenPolicy(tokens, lambda prompt, text: text, reading))
     else:
         policy = CategoricalPolicy(cast(Any, TableModel(2, 5)))
-    if kind in ("tokens", "rendered", "stepped"):
+    if kind in ("tokens", "rendered", "stepped", "tools"):
         prompts = [Prompt(f"say {word}", str(number), answer=word) for number, word in enumerate("ab")]
     else:
         prompts = toy_prompts(2)

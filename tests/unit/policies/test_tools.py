@@ -403,12 +403,95 @@ def test_a_reward_that_fails_is_none(value, seconds, reason):
     assert math.isnan(one.reward)
 
 
+class Paid(Counter):
+    """Rewards each turn with the looks of it, and 10 for what it has seen by then."""
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        super().reset(prompt, seed)
+        self.asked: list[int] = []
+
+    def turn_reward(self) -> float:
+        self.asked.append(len(self.seen) - 2 - sum(self.asked))
+        return self.asked[-1] + 10.0 * (len(self.asked) - 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "rewards"),
+    [
+        ([[PEEK, PEEK, END], [PEEK, END], ["a", END]], {}, [2, 11, 20]),
+        ([["a", END]], {}, [0]),
+        ([[PEEK, END], [PEEK, END]], {"turns": 2}, [1, 10]),  # the calls of the last turn are not answered
+        ([[PEEK, END]], {"most": 3}, [1]),  # nor read where they do not fit
+    ],
+)
+def test_a_class_rewards_each_turn_at_its_last_token(script, limits, rewards):
+    found, _ = conversed(script, Paid, **limits)
+    (one,), given = found.episodes, found.step_rewards[0]
+    assert one.earned == rewards and given[one.ends].tolist() == rewards and float(given.sum()) == sum(rewards)
+    assert [one.ids[end] for end in one.ends] == spelled(*[turn[-1] for turn in script])
+    written = [one.ids[place] for place in range(len(one.ids)) if found.turn[0, place] == len(script) - 1]
+    assert written == spelled(*script[-1])
+    assert torch.equal(found.turn >= 0, ~found.observed)
+    assert one.reward == sum(word == PEEK for turn in script[: one.turn - (one.end != "tokens")] for word in turn)
+
+
+def test_turns_are_recorded_on_request_and_their_rewards_where_a_class_gives_some():
+    asked = Request(PROMPTS, [0, 1, 2], 8, seed=3, records=frozenset({"turn"}))
+    rolled = policy_of(tools=(Paid, offered_as("more", peek))).rollout(asked)
+    fields, mask = rolled.decisions.fields, rolled.decisions.decision_mask
+    assert torch.equal(fields["turn"] >= 0, mask) and not fields["step_rewards"][~mask].any()
+    most = fields["turn"].amax(1)
+    assert torch.equal(most + 1, fields["turns"].long()) and int(most.max()) > 1
+    assert (fields["turn"].diff(dim=1)[mask[:, 1:] & mask[:, :-1]] >= 0).all()
+    none = policy_of().rollout(asked).decisions.fields
+    assert "turn" in none and not none["step_rewards"].any()
+    assert "step_rewards" not in rollout(policy_of()).decisions.fields
+    assert not {"turn of samples"} & policy_of(tools=()).provides
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds", "reason"),
+    [(lambda: 1 / 0, 60.0, "ZeroDivisionError"), (threading.Event().wait, 0.05, "no answer within 0.05")],
+)
+def test_a_reward_of_a_turn_that_fails_is_none(value, seconds, reason):
+    class Broken(Paid):
+        def turn_reward(self) -> float:
+            return super().turn_reward() if len(self.asked) != 1 else value()
+
+    with pytest.warns(UserWarning, match=f"turn_reward.*'Broken'.*'0'.*{reason}"):
+        (one,) = conversed([[PEEK, END], ["a", END]], Broken, seconds=seconds)[0].episodes
+    assert one.earned[0] == 1 and math.isnan(one.earned[1])
+    assert math.isnan(one.reward) == (seconds < 1)  # an instance that does not answer is in an unknown state
+
+
+@pytest.mark.parametrize("gave", [math.nan, math.inf])
+def test_a_sample_whose_turn_has_no_reward_is_outside_of_a_credit_of_turns(gave, tmp_path):
+    class Broken(Paid):
+        def turn_reward(self) -> float:
+            return gave if len(self.seen) > 3 else 1.0
+
+    def run(credit: str) -> dict[str, float]:
+        blocks = algorithm_blocks("grpo", terms=[], baseline="none", scale="none", credit=credit)
+        made = trainer(policy_of(tools=[Broken]), tmp_path / credit[:4], PROMPTS, reward=few_calls, steps=1, **blocks)
+        made.fit()
+        return read_metrics(tmp_path / credit[:4] / "metrics.jsonl")[-1]
+
+    turns, rows = run("turn_return"), run("broadcast")
+    share = turns["rollout/turn_reward_failed_fraction"]
+    assert 0 < share < 1 and turns["reward/reward/failed_fraction"] == share
+    assert rows["rollout/turn_reward_failed_fraction"] == share and "reward/reward/failed" not in rows
+    assert math.isfinite(turns["group/advantage"]) and turns["rollout/turn_reward"] >= 1
+
+
 def test_a_reward_that_is_no_number_stops_the_run():
     class Wordy(Shop):
         def reward(self) -> str:
             return "well done"
 
-    with pytest.raises(ValueError, match="'Wordy'.*str.*number"):
+    with pytest.raises(ValueError, match="reward of.*'Wordy'.*str.*number"):
+        conversed([["a", END]], Wordy)
+    Wordy.turn_reward = Wordy.reward  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="turn_reward of.*'Wordy'.*str.*number"):
         conversed([["a", END]], Wordy)
 
 
@@ -743,9 +826,19 @@ def few_calls(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[floa
     return [len(output.calls) + output.tokens / 100 if isinstance(output, Text) else 0.0 for output in outputs]
 
 
-def test_a_killed_run_resumes_with_the_same_numbers_and_its_ratio_is_one(tmp_path):
+BY_TURNS = {"baseline": "none", "scale": "none", "terms": []}
+
+
+@pytest.mark.parametrize(
+    ("tool", "changes"),
+    [(Shop, {"terms": []}), (Paid, {**BY_TURNS, "credit": "turn_return(gamma=0.9)"})],
+    ids=["rows", "turns"],
+)
+def test_a_killed_run_resumes_with_the_same_numbers_and_its_ratio_is_one(tool, changes, tmp_path):
     def fresh(folder: Path) -> Any:
-        return trainer(policy_of(tools=[Shop]), folder, PROMPTS, reward=few_calls, steps=4, save_every=2, lr=1e-3)
+        blocks = algorithm_blocks("grpo", **changes)
+        made = policy_of(tools=[tool])
+        return trainer(made, folder, PROMPTS, reward=few_calls, steps=4, save_every=2, lr=1e-3, **blocks)
 
     killed, whole = killed_and_whole(fresh, tmp_path)
     assert len(whole) == 4 and killed == whole

@@ -89,6 +89,15 @@ def tokens(folder: Path, accelerator: Accelerator, **settings: Any) -> Trainer:
     return trainer(policy, folder, prompts, reward=short, steps=3, **settings)
 
 
+def conversing(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Completions of several turns, whose tools reward each of them."""
+    from tests.unit.policies.test_tools import PROMPTS, Paid, few_calls, policy_of
+
+    blocks = algorithm_blocks("grpo", terms=[], baseline="none", scale="none", credit="turn_return(gamma=0.9)")
+    policy = policy_of(tools=[Paid])
+    return trainer(policy, folder, PROMPTS, reward=few_calls, steps=3, lr=1e-3, accelerator=accelerator, **blocks)
+
+
 def ahead(folder: Path, accelerator: Accelerator) -> Trainer:
     """Rounds that an engine of each process draws while the trainer computes, with the weights of the round before."""
     from mmgrpo.engines.engine import Synchronized, parameters
@@ -245,6 +254,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "branches": branches,
     "resampled": resampled,
     "tokens": tokens,
+    "conversing": conversing,
     "ahead": ahead,
     "offline": offline,
     "sighted": sighted,

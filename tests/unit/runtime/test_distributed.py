@@ -131,7 +131,7 @@ def test_two_processes_train_like_one(case, runs):
     for first, second in zip(one, two, strict=True):
         assert first.keys() == second.keys()
         # Of tokens they count the padding, up to the longest completion of a process.
-        padded = {"rollout/evaluations"} if case in ("tokens", "ahead", *REMEMBERED) else set()
+        padded = {"rollout/evaluations"} if case in ("tokens", "conversing", "ahead", *REMEMBERED) else set()
         for name in (
             first.keys() - padded - {"seconds", "memory", "time/rollout", "time/reward", "time/update", "time/learners"}
         ):
