@@ -313,6 +313,15 @@ CATALOGUE: dict[str, Preset] = {
         **OF_STEPS,
         credit="process_reward(alpha=1.0, delta=False, outcome=0.0)",
     ),
+    # arXiv:2505.10978 and its code: both parts of weight 1 and centred alone (mean_norm; mean_std_norm is scale
+    # group_std(eps=1e-6) and mode='mean_std'), gamma .95 and KL .01 of its scripts, clip .2, groups of 8. With
+    # sampling.tools; a penalty for calls that cannot be read is a reward of the user's.
+    "gigpo": for_tokens(
+        "Completions of a prompt are compared, and turns that were taken in the same state.",
+        scale="none",
+        credit="state_groups(weight=1.0, gamma=0.95)",
+        terms=["kl_k3(coef=0.01)"],
+    ),
     # arXiv:2307.13372: REINFORCE on what is still gained. With sampling.states judged(by='step_coverage'); the
     # comparison over the group is ours.
     "subpo": for_tokens(

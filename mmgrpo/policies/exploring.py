@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.advantages import groups
+from mmgrpo.advantages.credit import same_state
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.diffusion.schedules import Grid
@@ -60,7 +61,9 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
     ``rollout/sampler_gap`` and ``/sampler_gap_most``, where another sampler drew: mean and largest difference between
     its log-probs and the trainer's, in nats per decision. Of completions that call tools the means of their numbers,
     ``rollout/failed_call_fraction`` of all calls, and ``rollout/ended_<why>``, the fraction that ended so; where tools
-    reward turns ``rollout/turn_reward``, the mean sum of a completion, and ``/turn_reward_failed_fraction``."""
+    reward turns ``rollout/turn_reward``, the mean sum of a completion, and ``/turn_reward_failed_fraction``;
+    where their states are compared ``rollout/single_state_fraction``, the turns whose state no other of the group has.
+    """
     metrics, fields, rows = {}, decisions.fields, decisions.origin == OWN
     if "explored_reward" in fields:
         cheap, key = fields["explored_reward"], decisions.keys["prompt"]
@@ -80,6 +83,13 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
         sums = fields["step_rewards"].double().sum(1)[rows & ~failed]
         metrics["rollout/turn_reward"] = float(sums.mean()) if len(sums) else math.nan
         metrics["rollout/turn_reward_failed_fraction"] = float(failed[rows].double().mean())
+    if "state" in fields and bool(rows.any()):
+        mask = decisions.decision_mask & rows[:, None]
+        same = same_state(decisions.keys["prompt"], mask, fields["turn"], fields["state"])
+        turns = torch.arange(same.shape[1], device=same.device) < fields["turns"][:, None]
+        together = same[turns & rows[:, None]]
+        alone = groups.group_count(together, torch.ones_like(together, dtype=torch.bool)) == 1
+        metrics["rollout/single_state_fraction"] = float(alone.double().mean())
     return metrics
 
 

@@ -235,7 +235,8 @@ class TokenPolicy:
         queries, drawing = self._queries(request)
         certain, most = "certainty" in request.records, drawing.max_tokens
         sequences, completions = self.generate(queries, drawing, self.search, certain, self.engine)
-        turns = self._converse(sequences, completions, queries, drawing, certain, self.engine)
+        keyed = "state" in request.records
+        turns = self._converse(sequences, completions, queries, drawing, certain, self.engine, keyed)
         if turns:
             completions = turns.drawn
             drawn = {"ids": completions.ids, "real": completions.real, "observed": turns.observed}
@@ -353,6 +354,7 @@ class TokenPolicy:
         drawing: Drawing,
         certain: bool = False,
         engine: Drawer | None = None,
+        keyed: bool = False,
     ) -> Conversations | None:
         """The completions that begin with the turns that were drawn; None without tools."""
         if self.tools is None:
@@ -363,7 +365,7 @@ class TokenPolicy:
             return self.generate(some, later, certain=certain, engine=engine)[1]
 
         rows, ends = [queries[place] for place in sequences.prompts.tolist()], frozenset(self.ends.tolist())
-        return self.tools.converse(drawn, rows, draw, self.model, ends, drawing.max_tokens, drawing.seed)
+        return self.tools.converse(drawn, rows, draw, self.model, ends, drawing.max_tokens, drawing.seed, keyed)
 
     def _last_turns(self, sequences: Sequences, turns: Conversations) -> list[Text]:
         """The last turn of each completion, with those before it and the calls."""

@@ -9,11 +9,13 @@ network and are no decisions. All unfinished completions of a batch are continue
 
 A tool is a function, or a public method of a class, of which each completion has an instance of its own. Its method
 ``reset(prompt, seed)`` begins it, ``turn_reward()`` says after each turn what it reached (the field ``step_rewards``),
-and ``reward()`` at the end what was reached in all (the reward ``tool_reward``).
+``state()`` where it has led (the field ``state``), and ``reward()`` at the end what was reached in all (the reward
+``tool_reward``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import math
@@ -54,13 +56,13 @@ ENDS = ("answered", "turns", "tokens")
 NUMBERS = ("turns", "tool_calls", "failed_calls", "turns_end")
 """What a policy with tools records of each completion, the last the place of its end in ``ENDS``."""
 
-HOOKS = ("reset", "turn_reward", "reward")
+HOOKS = ("reset", "turn_reward", "state", "reward")
 """Methods of a class that are no tools."""
 
 WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
 """Records that read a completion as one text of the policy."""
 
-OF_TURNS = frozenset({"turn"})
+OF_TURNS = frozenset({"turn", "state"})
 """Records of completions that have turns."""
 
 T = TypeVar("T")
@@ -126,6 +128,8 @@ class Episode:
     """The place of the last token of each turn of the policy."""
     earned: list[float] = field(default_factory=list)
     """What its tools gave to each of them; NaN where one failed."""
+    states: list[int] = field(default_factory=list)
+    """The number of the state in which each of them is taken (``Tools.number_of``), where they are asked for."""
     turns: list[Turn] = field(default_factory=list)
     shown: list[Media] = field(default_factory=list)
     """The media that tools have returned."""
@@ -179,6 +183,8 @@ class Conversations:
         )
         if "turn" in records:
             numbers["turn"] = self.turn
+        if "state" in records:
+            numbers["state"] = self.state
         rewarded = "turn" in records or any(one.earned for one in self.episodes)
         return numbers | {"step_rewards": self.step_rewards} if rewarded else numbers
 
@@ -189,6 +195,13 @@ class Conversations:
         for row, one in zip(table, self.episodes, strict=True):
             row[one.ends[: len(one.earned)]] = torch.tensor(one.earned)
         return table.to(self.observed.device)
+
+    @property
+    def state(self) -> Int[Tensor, "B T"]:
+        """The number of the state in which the turn of each token of the policy is taken; 0 elsewhere."""
+        turn, width = self.turn, max(one.turn for one in self.episodes)
+        states = [[*one.states[: one.turn], *[0] * (width - one.turn)] for one in self.episodes]
+        return torch.where(turn >= 0, torch.tensor(states).to(turn.device).gather(1, turn.clamp(min=0)), 0)
 
     @property
     def turn(self) -> Int[Tensor, "B T"]:
@@ -236,6 +249,11 @@ class Tools:
         """The classes that reward single turns."""
         return having(self.tools, "turn_reward")
 
+    @cached_property
+    def stating(self) -> list[type]:
+        """The classes that name the states of their instances."""
+        return having(self.tools, "state")
+
     def converse(
         self,
         first: Generated,
@@ -245,13 +263,19 @@ class Tools:
         ends: frozenset[int],
         most: int,
         seed: int,
+        keyed: bool = False,
     ) -> Conversations:
-        """The completions that begin with ``first``, whose row i is of ``queries[i]``, at most ``most`` tokens each."""
+        """The completions that begin with ``first``, whose row i is of ``queries[i]``, at most ``most`` tokens each;
+        ``keyed``: with the states of their turns."""
         members: dict[int, int] = {}
         rows = []
         for query in queries:
             rows.append(Episode(query, members.setdefault(query.slot, 0)))
             members[query.slot] += 1
+        if keyed:
+            for one, state in zip(rows, self._each(rows, partial(self._state, (), seed=seed)), strict=True):
+                one.states.append(state)
+        turned = partial(self._turned, seed=seed, keyed=keyed)
         going, drawn, turn = rows, first, 1
         while True:
             tables = {"log_probs": drawn.log_probs.tolist(), "entropy": drawn.entropy.tolist()}
@@ -261,7 +285,7 @@ class Tools:
                 length = min(sum(real), most - len(one.ids))
                 numbers = {name: table[row][:length] for name, table in tables.items()}
                 self._written(one, ids[:length], numbers, model, ends)
-            for one, answered in zip(going, self._each(going, partial(self._turned, seed=seed)), strict=True):
+            for one, answered in zip(going, self._each(going, turned), strict=True):
                 if not one.end:
                     self._observed(one, answered, model, most)
             going = [one for one in going if not one.end]
@@ -313,13 +337,45 @@ class Tools:
         with ThreadPoolExecutor(self.workers) as pool:
             return [*pool.map(does, some)]
 
-    def _turned(self, one: Episode, seed: int) -> list[Call]:
-        """The answered calls of the newest turn, one after the other, none of a last one; then the turn is rewarded."""
+    def _turned(self, one: Episode, seed: int, keyed: bool) -> list[Call]:
+        """The answered calls of the newest turn, one after the other, none of a last one; then the turn is rewarded,
+        and the next state numbered."""
         calls = [] if one.end else calls_of(self.prefilled + one.text)
         answered = [self._answered(one, name, given, seed) for name, given in calls]
         if self.rewarding_turns:
             one.earned.append(self._given(one, "turn_reward", self.rewarding_turns, seed))
+        if keyed and not one.end:
+            one.states.append(self._state(answered, one, seed))
         return answered
+
+    def _state(self, answered: Sequence[Call], one: Episode, seed: int) -> int:
+        """The number of the present state: of what the classes with a method ``state`` return or, without any, of the
+        newest observation. One that could not be named is equal to no other."""
+        if not self.stating:
+            return number_of(one.query.prompt, *map(_observation, answered))
+        named = []
+        for owner in self.stating:
+            instance: Any = self._instance(one, owner, seed)
+            silent = "it no longer answers" if owner in one.silent else ""
+            value, error = (None, silent) if silent else answer(instance.state, {}, self.seconds)
+            if value is OVERDUE:
+                one.silent.add(owner)
+            if error:
+                warnings.warn(
+                    f"sampling.tools: state of class '{owner.__name__}' failed for a completion of prompt "
+                    f"'{one.query.prompt.id}', whose turn is compared with none: {error}",
+                    stacklevel=2,
+                )
+                return number_of(one.query.prompt, {"unknown": [one.query.slot, one.member, one.turn]})
+            named.append(value)
+        try:
+            return number_of(one.query.prompt, named)
+        except (TypeError, ValueError, RecursionError) as error:
+            names = ", ".join(owner.__name__ for owner in self.stating)
+            raise ValueError(
+                f"sampling.tools: state of class '{names}' returned {named!r:.200} ({reason_of(error)}), expected what "
+                "JSON can hold"
+            ) from error
 
     def _given(self, one: Episode, method: str, owners: Sequence[type], seed: int) -> float:
         """The sum of what the instances of some classes return from a method; NaN where one fails."""
@@ -425,6 +481,26 @@ class Tools:
                     f"{reason_of(error)}"
                 ) from error
         return one.instances[owner]
+
+
+def number_of(prompt: Prompt, *state: Any) -> int:
+    """The number of a state of a prompt, equal for equal ones in every process: the first 8 bytes of BLAKE2b of
+    [prompt, state] as JSON with sorted keys."""
+    written = json.dumps([prompt.id, *state], sort_keys=True)
+    return int.from_bytes(hashlib.blake2b(written.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def _observation(call: Call) -> list[Any]:
+    """What the policy reads of a call, as JSON can hold it."""
+    return [call.error, call.result, [_content_of(image) for image in call.images]]
+
+
+def _content_of(image: Media) -> Any:
+    """The digest of an image in memory, or the name of a file."""
+    if not isinstance(image.source, Image):
+        return repr(image.source)
+    pixels = image.source.pixels.contiguous().cpu()
+    return [[*pixels.shape], hashlib.blake2b(pixels.numpy().tobytes()).hexdigest()]
 
 
 def calls_of(text: str) -> list[tuple[str, Mapping[str, Any] | str]]:

@@ -27,9 +27,10 @@ def conversing(turns, rewards, **more) -> Decisions:
     return decisions(node, decision_mask=turn >= 0, step_rewards=given, **more, turn=turn)
 
 
-def credited(text, values, made, **more):
-    """``credit``, whose numbers of turns stay whole."""
-    return credit(text, values, made, turn=made.fields["turn"], **more)
+def credited(text, advantages, made, **more):
+    """``credit``, whose numbers of turns and states stay whole."""
+    whole = {name: made.fields[name] for name in ("turn", "state") if name in made.fields}
+    return credit(text, advantages, made, **whole, **more)
 
 
 ROWS = [[0, 0, OBSERVED, 1, OBSERVED, 2], [0, OBSERVED, OBSERVED, 1, 1, OBSERVED]]
@@ -96,6 +97,90 @@ def test_one_turn_is_the_broadcast_of_standardized_rewards(gamma, over):
     given = values, torch.ones_like(values, dtype=torch.bool), torch.ones(1), made
     by_turns = recipe(baseline="none", scale="none", credit=f"turn_return(gamma={gamma}, over='{over}')")
     torch.testing.assert_close(estimate(*given, by_turns).advantages, estimate(*given, recipe()).advantages)
+
+
+LENGTHS = [2, 3, 4, 3]
+SUCCESS = torch.tensor([1.0, 0.0, 1.0, 0.0]).double()
+
+
+def walking(states):
+    """Rows of one token a turn, of these lengths, without rewards of turns."""
+    width = max(LENGTHS)
+    turns = [[*range(length), *[OBSERVED] * (width - length)] for length in LENGTHS]
+    return conversing(turns, [[]] * 4, state=torch.tensor(states))
+
+
+START = [[7, 1, 0, 0], [7, 2, 3, 0], [7, 4, 5, 6], [7, 8, 9, 10]]
+"""All begin in one state, and no other is met twice."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "episode", "sums", "later"),
+    [
+        ("mean_std", 0.866025, [1.81832, -1.72979, 1.64125, -1.72979], [0.866025, -0.866025, 0.866025, -0.866025]),
+        ("mean", 0.0, [0.49816, -0.45184, 0.40553, -0.45184], [0, 0, 0, 0]),
+    ],
+)
+def test_turns_of_one_state_are_compared_as_in_the_paper(mode, episode, sums, later):
+    """Returns at the first turns .95, 0, .857375, 0: mean .451844, std .523168. The shorter success is better there."""
+    advantages = episode * (2 * SUCCESS - 1)
+    made = walking(START)
+    got = credited(f"state_groups(mode='{mode}')", advantages, made, values=SUCCESS)
+    assert got[:, 0].numpy() == near(sums, 1e-5)
+    for row, length in enumerate(LENGTHS):
+        assert got[row, 1:length].tolist() == pytest.approx([later[row]] * (length - 1))
+        assert not got[row, length:].any()
+
+
+def test_a_state_that_a_row_meets_twice_is_compared_with_itself():
+    """Returns .9025 and .95 of row 2, whose second and third turn are in one state: half their difference."""
+    states = [[7, 1, 0, 0], [7, 2, 3, 0], [7, 4, 4, 6], [7, 8, 9, 10]]
+    got = credited("state_groups", [0.0] * 4, walking(states), values=SUCCESS)
+    assert got[2].tolist() == pytest.approx([0.40553, -0.02375, 0.02375, 0.0], abs=1e-5)
+
+
+def test_the_same_state_of_another_prompt_is_another():
+    turns = [[0], [0], [0], [0]]
+    state = torch.full((4, 1), -3)
+    made = conversing(turns, [[]] * 4, keys={"prompt": [5, 5, 9, 9]}, state=state)
+    got = credited("state_groups", [0.0] * 4, made, values=torch.tensor([1.0, 0.0, 10.0, 4.0]).double())
+    assert got[:, 0].tolist() == [0.5, -0.5, 3.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "states"),
+    [
+        ("weight=0", [[7, 7, 7, 7]] * 4),
+        ("weight=1", [[4 * row + place for place in range(4)] for row in range(4)]),
+        ("outcome=0", START),  # nothing rewards turns
+    ],
+)
+@pytest.mark.parametrize("mode", ["mean", "mean_std"])
+def test_without_weight_or_equal_states_it_is_broadcast(options, states, mode):
+    advantages, made = torch.tensor([1.0, -2.0, 0.5, 3.0]).double(), walking(states)
+    got = credited(f"state_groups({options}, mode='{mode}')", advantages, made, values=SUCCESS)
+    torch.testing.assert_close(got, credited("broadcast", advantages, made))
+
+
+def test_one_turn_in_one_state_counts_twice():
+    advantages = SUCCESS - SUCCESS.mean()
+    made = conversing([[0, 0]] * 4, [[]] * 4, state=torch.full((4, 2), 3))
+    got = credited("state_groups(gamma=1)", advantages, made, values=SUCCESS)
+    torch.testing.assert_close(got, 2 * advantages[:, None].expand(4, 2))
+
+
+def test_rewards_of_turns_enter_its_returns():
+    """1 + .5 (0 + .5 1) and 0 + .5 0 in the first state: half of 1.25."""
+    made = conversing([[0, 1, 2], [0, 1, OBSERVED]], [[1, 0, 0], [0, 0]], state=torch.tensor([[7, 1, 2], [7, 3, 0]]))
+    got = credited("state_groups(gamma=0.5)", [0.0, 0.0], made, values=torch.tensor([1.0, 0.0]).double())
+    assert got[:, 0].tolist() == [0.625, -0.625]
+
+
+def test_rows_outside_of_the_statistics_have_no_part_of_the_step():
+    keep = torch.tensor([True, True, False, True])
+    got = credited("state_groups", [1.0, 2.0, 3.0, 4.0], walking(START), values=SUCCESS, stat=keep)
+    # .95, 0 and 0: mean .316667
+    assert got[:, 0].tolist() == pytest.approx([1 + 0.633333, 2 - 0.316667, 3, 4 - 0.316667])
 
 
 def test_credits_of_turns_and_tools_need_each_other():

@@ -22,6 +22,7 @@ from mmgrpo.types import Answer, Image, Media, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
+from tests.unit.policies.test_tools import policy_of as conversing
 
 NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy"}
 """Presets that need samples in trees, which only denoising policies grow."""
@@ -84,9 +85,13 @@ def policy_of(kind: str, preset: str) -> Policy:
             forward_batch_size=1024,
             boundaries=preset == "tdm_r1",
         )
-    states = "judged()" if "step_rewards" in algorithm_blocks(preset)["advantages"].fields else ""
+    fields = algorithm_blocks(preset)["advantages"].fields
+    states = "judged()" if "step_rewards" in fields else ""
     tree = "text_tree(children=2, depth=3, tokens=1)" if preset == "treerpo" else ""
-    policy = TokenPolicy(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo", states=states, tree=tree)
+    if "turn" in fields:
+        policy = conversing()
+    else:
+        policy = TokenPolicy(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo", states=states, tree=tree)
     policy.keep_reference()
     return policy
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections import Counter as Counts
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,10 +24,10 @@ from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query
-from mmgrpo.policies.tools import ENDS, Tools, answer, calls_of, load_tools, offered
+from mmgrpo.policies.tools import ENDS, Tools, _observation, answer, calls_of, load_tools, number_of, offered
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
-from mmgrpo.types import Call, Image, Output, Prompt, Request, Rollout, Text, Turn
+from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, Text, Turn
 from pipelines.tools import schemas
 from pipelines.training import PLAIN, make_trainable
 from pipelines.vlm.causal_lm import LORA_TARGETS, CausalLm
@@ -245,7 +246,14 @@ def spelled(*words: str) -> list[int]:
     return frame().tokenizer.convert_tokens_to_ids(list(words))
 
 
-def conversed(script: Sequence[Sequence[str]], *tools: Any, most: int = 60, **limits: Any) -> tuple[Any, list[Query]]:
+def conversed(
+    script: Sequence[Sequence[str]],
+    *tools: Any,
+    most: int = 60,
+    prompt: Prompt = PROMPTS[0],
+    keyed: bool = False,
+    **limits: Any,
+) -> tuple[Any, list[Query]]:
     """A completion whose turns are those of the script, and the queries of its later turns. The log-prob of a token is
     minus its number."""
     asked: list[Query] = []
@@ -260,7 +268,7 @@ def conversed(script: Sequence[Sequence[str]], *tools: Any, most: int = 60, **li
 
     given = tools_of(frame(), *(tools or (peek, hide)), **limits)
     found = given.converse(
-        drawn(0), [Query(PROMPTS[0], 5, 1)], draw, frame(), frozenset(spelled("<|im_end|>")), most, 7
+        drawn(0), [Query(prompt, 5, 1)], draw, frame(), frozenset(spelled("<|im_end|>")), most, 7, keyed
     )
     return found, asked
 
@@ -481,6 +489,110 @@ def test_a_sample_whose_turn_has_no_reward_is_outside_of_a_credit_of_turns(gave,
     assert 0 < share < 1 and turns["reward/reward/failed_fraction"] == share
     assert rows["rollout/turn_reward_failed_fraction"] == share and "reward/reward/failed" not in rows
     assert math.isfinite(turns["group/advantage"]) and turns["rollout/turn_reward"] >= 1
+
+
+class Walk(Shop):
+    """On a line, of which ``peek`` is a step to the right and ``hide`` one to the left."""
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        self.place = 0
+
+    def peek(self) -> str:
+        """Right."""
+        self.place += 1
+        return "seven"
+
+    def hide(self) -> str:
+        """Left."""
+        self.place -= 1
+        return "eight"
+
+    def state(self) -> Any:
+        return {"place": self.place, "again": (self.place,)}
+
+
+def states_of(script: Sequence[Sequence[str]], *tools: Any, prompt: Prompt = PROMPTS[0], **limits: Any) -> list[int]:
+    found, _ = conversed(script, *tools, prompt=prompt, keyed=True, **limits)
+    (numbers,), (turn,) = found.state, found.turn
+    assert not numbers[turn < 0].any()
+    each = [{*numbers[turn == number].tolist()} for number in range(found.episodes[0].turn)]
+    assert all(len(some) == 1 for some in each)
+    return [some.pop() for some in each]
+
+
+def test_a_turn_has_the_state_in_which_it_was_taken():
+    there_and_back = [["a", PEEK, END], [HIDE, END], [PEEK, PEEK, END], ["a", END]]
+    first, second, third, last = states_of(there_and_back, Walk)
+    assert first == third and len({first, second, last}) == 3
+    begun, after = states_of([[PEEK, PEEK, END], ["b", "b", END]], Walk, peek_none())
+    assert (begun, after) == (first, last)  # whatever the way, and whatever tools without states do
+    assert states_of([["a", END]], Walk) == [first] != states_of([["a", END]], Walk, prompt=PROMPTS[1])
+    # The same in another process.
+    assert number_of(PROMPTS[0], [{"place": 0, "again": [0]}]) == first
+    assert number_of(Prompt("", "x"), {"b": 1, "a": "é"}) == number_of(Prompt("", "x"), {"a": "é", "b": 1})
+    assert number_of(Prompt("", "x"), 3) == 6270758321780097406
+
+
+def peek_none() -> Any:
+    return offered_as("none", lambda: "")
+
+
+def test_without_a_state_of_a_class_it_is_what_was_read_last():
+    """Results and errors, however long, and images; nothing before the first call."""
+    results = iter(["seven", "seven eight", "seven", "seven" * 100])
+    changing = offered_as("peek", lambda: next(results))
+    first, *read = states_of([[PEEK, END], [PEEK, END], [PEEK, END], [PEEK, END], ["a", END]], changing, hide, turns=5)
+    assert read[0] == read[2] and len({first, *read}) == 4
+    failed = states_of([[HIDE, END], [HIDE, HIDE, END], ["a", END]])
+    assert failed[0] == first and len({*failed, *read}) == 6
+    shown = [number_of(PROMPTS[0], _observation(Call("", images=(Media("image", one),)))) for one in IMAGES]
+    assert shown[0] == shown[1] and len({*shown}) == 4
+
+
+IMAGES = [
+    Image(torch.zeros(3, 2, 4)),
+    Image(torch.zeros(3, 4, 2).transpose(1, 2).contiguous()),
+    Image(torch.zeros(3, 4, 2)),
+    Image(torch.ones(3, 2, 4)),
+    "a.png",
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds", "reason"),
+    [(lambda: 1 / 0, 60.0, "ZeroDivisionError"), (threading.Event().wait, 0.05, "no answer within 0.05")],
+)
+def test_a_state_that_cannot_be_named_is_equal_to_no_other(value, seconds, reason):
+    class Lost(Walk):
+        def state(self) -> Any:
+            return value() if self.place else 0
+
+    script = [["a", PEEK, END], [HIDE, END], ["b", END]]
+    with pytest.warns(UserWarning, match=f"state.*'Lost'.*'0'.*{reason}"):
+        first, second, third = states_of(script, Lost, seconds=seconds)
+    assert first != second != third
+    assert (third == first) == (seconds > 1)  # who does not answer is not asked again
+    for one in (set(), b"x", object()):
+        Lost.state = lambda self, one=one: one  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match=r"state.*'Lost'.*JSON"):
+            states_of([["a", END]], Lost)
+
+
+def test_states_are_recorded_on_request_and_their_share_is_logged():
+    rolled = policy_of(tools=(Walk,), workers=2).rollout(
+        Request(PROMPTS, [0, 1, 2], 8, seed=3, records=frozenset({"turn", "state"}))
+    )
+    decisions = rolled.decisions
+    state, turn, mask = decisions.fields["state"], decisions.fields["turn"], decisions.decision_mask
+    assert state.dtype == torch.long and not state[~mask].any()
+    met = Counts(
+        (row // 8, int(state[row][turn[row] == number][0]))
+        for row in range(24)
+        for number in range(int(turn[row].max()) + 1)
+    )
+    assert len({one for one in met if met[one] >= 8}) == 3  # where each prompt begins
+    share = sampling_metrics(decisions, torch.zeros(24))["rollout/single_state_fraction"]
+    assert 0 < share < 1 and share == pytest.approx(sum(n == 1 for n in met.values()) / met.total())
 
 
 def test_a_reward_that_is_no_number_stops_the_run():
@@ -831,8 +943,12 @@ BY_TURNS = {"baseline": "none", "scale": "none", "terms": []}
 
 @pytest.mark.parametrize(
     ("tool", "changes"),
-    [(Shop, {"terms": []}), (Paid, {**BY_TURNS, "credit": "turn_return(gamma=0.9)"})],
-    ids=["rows", "turns"],
+    [
+        (Shop, {"terms": []}),
+        (Paid, {**BY_TURNS, "credit": "turn_return(gamma=0.9)"}),
+        (Walk, {"terms": [], "credit": "state_groups(mode='mean_std')"}),
+    ],
+    ids=["rows", "turns", "states"],
 )
 def test_a_killed_run_resumes_with_the_same_numbers_and_its_ratio_is_one(tool, changes, tmp_path):
     def fresh(folder: Path) -> Any:
@@ -871,11 +987,19 @@ def hidden(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("turns", "low", "high"), [(4, 0.8, 1.0), (1, 0.0, 0.0)])
-def test_calls_that_depend_on_each_other_are_learned(turns, low, high, tmp_path):
+@pytest.mark.parametrize(
+    ("turns", "credit", "low", "high"),
+    [
+        (4, {}, 0.8, 1.0),
+        (1, {}, 0.0, 0.0),
+        (4, {"credit": "state_groups"}, 0.8, 1.0),
+        (4, {"credit": "turn_return(gamma=0.9)", "baseline": "none"}, 0.8, 1.0),
+    ],
+)
+def test_calls_that_depend_on_each_other_are_learned(turns, credit, low, high, tmp_path):
     """At first one completion in ten is right; where calls are not answered, none ever is."""
     policy = policy_of(likely=(PEEK, HIDE, END, "b"), tools=(Box,), turns=turns, max_tokens=40)
-    blocks = algorithm_blocks("dr_grpo")
+    blocks = algorithm_blocks("dr_grpo", **credit)
     sizes = {"prompts_per_step": 3, "group_size": 32, "steps": 20, "lr": 4e-3, "max_grad_norm": 1.0}
     trainer(policy, tmp_path, PROMPTS, reward=hidden, **sizes, **blocks).fit()
     assert low <= read_metrics(tmp_path / "metrics.jsonl")[-1]["reward/reward/mean"] <= high

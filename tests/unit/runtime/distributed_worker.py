@@ -90,10 +90,14 @@ def tokens(folder: Path, accelerator: Accelerator, **settings: Any) -> Trainer:
 
 
 def conversing(folder: Path, accelerator: Accelerator) -> Trainer:
-    """Completions of several turns, whose tools reward each of them."""
-    from tests.unit.policies.test_tools import PROMPTS, Paid, few_calls, policy_of
+    """Completions of several turns, whose tools reward each of them and name their states."""
+    from tests.unit.policies.test_tools import PROMPTS, Walk, few_calls, policy_of
 
-    blocks = algorithm_blocks("grpo", terms=[], baseline="none", scale="none", credit="turn_return(gamma=0.9)")
+    class Paid(Walk):
+        def turn_reward(self) -> float:
+            return float(self.place)
+
+    blocks = algorithm_blocks("gigpo", terms=[])
     policy = policy_of(tools=[Paid])
     return trainer(policy, folder, PROMPTS, reward=few_calls, steps=3, lr=1e-3, accelerator=accelerator, **blocks)
 
