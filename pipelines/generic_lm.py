@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -46,6 +47,8 @@ class Whole:
     ids: Sequence[Int[Tensor, "_"]]
     media: Sequence[Mapping[str, Tensor]]
 
+
+NO_TYPES: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 Read: TypeAlias = tuple[Mapping[str, Tensor], tuple[tuple[int, int], ...]]
 """A prompt as its processor's tensors, and (height, width) of each of its images as the network sees it."""
@@ -76,6 +79,8 @@ class OwnForward(ABC):
     """Compute the output layer in fp32 (``head_logits``)."""
     cap: float = 0.0
     """Bound of the logits, ``cap * tanh(logits / cap)``; 0: none."""
+    types: Mapping[str, Mapping[int, int]] = NO_TYPES
+    """Types of tokens of media, by the name of the tensor that has one for each token; others are 0."""
 
     @property
     def masks(self) -> bool:
@@ -180,12 +185,12 @@ class OwnForward(ABC):
             return self.network(**self._inputs(ids, media), use_cache=False).logits[0].float()
 
     def _inputs(self, ids: Tensor, media: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The arguments of a forward pass over one row: what is given per token is 0 on tokens of the completion."""
+        """The arguments of a forward pass over one row; ``media`` has the types of the tokens of its prompt."""
         inputs = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
         for name, value in media.items():
             value = put(value.to(self.dtype) if value.is_floating_point() else value, self.device)
             if name.endswith("token_type_ids"):
-                value = nn.functional.pad(value, (0, len(ids) - value.shape[1]))
+                value = typed(value, ids, self.types.get(name, {}))
             inputs[name] = value
         return inputs
 
@@ -300,6 +305,17 @@ def _takes_masks(
     got = model.logits(model.network, states[0]).float().view(2, count, -1)
     gap = (got - wanted[:, 1:]).abs().max() / wanted.abs().max()
     return bool(gap <= TOLERANCE[model.dtype])
+
+
+def typed(
+    types: Int[Tensor, "1 before"], ids: Int[Tensor, "length"], known: Mapping[int, int]
+) -> Int[Tensor, "1 length"]:
+    """Types of the tokens of a row, of which the first are given: of the others those that are known, else 0."""
+    before = types.shape[1]
+    row = nn.functional.pad(types, (0, len(ids) - before))
+    for token, kind in known.items():
+        row[:, before:].masked_fill_(ids[before:] == token, kind)
+    return row
 
 
 def _joined(caches: Sequence[Any], length: int) -> Any:

@@ -67,6 +67,9 @@ class LanguageFamily:
     """What is called depends on the rows: lengths, media, shared prefixes."""
     refuse_parts: Callable[[Config], None] = lambda config: None
     """Raises for another model that the options name, where that is none."""
+    check_showing: Callable[[str, Mapping[str, Any]], None] | None = None
+    """Raises for a checkpoint that, with these arguments of its chat template, cannot be shown images that tools
+    return; None where no checkpoint can."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -140,6 +143,7 @@ class LanguageFamily:
         refuse_turns(AdvantageRecipe.of(config.algorithm), bool(getattr(sampling, "tools", ())))
         if "states" in {one.name for one in fields(sampling)}:
             check_tools(config, template_of(model))
+            self.check_images(config, model.path if Path(model.path).is_dir() else "")
             if not sampling.tools:
                 check_states(config)
             check_tree(config)
@@ -152,6 +156,21 @@ class LanguageFamily:
             )
         if Path(model.path).is_dir():
             check_positions(config, model.path)
+
+    def check_images(self, config: Config, path: str) -> None:
+        """ValueError for tools that say they return images, where the model in a folder cannot be shown any."""
+        from mmgrpo.policies.tools import load_tools, returning_images
+
+        tools = load_tools(config.sampling.tools)
+        if not (names := returning_images(tools)):
+            return
+        if self.check_showing is None:
+            raise ValueError(
+                f"sampling.tools: '{names[0]}' returns images, which a model of family '{self.name}' cannot be shown; "
+                "set model.family to qwen_vl, smolvlm or image_text"
+            )
+        if path:
+            self.check_showing(path, {**template_of(config.model), "tools": schemas(tools)})
 
     def refuse_model(self, config: Config, path: str) -> None:
         """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
@@ -223,6 +242,7 @@ class LanguageFamily:
         if tools := getattr(sampling, "tools", ()):
             given["template"]["tools"] = schemas(load_tools(tools))
             check_template(given["path"], given["template"])
+            self.check_images(config, given["path"])
         model = importlib.import_module(self.module).load(
             replace(options, **given),
             Training.of(

@@ -140,13 +140,14 @@ def tools_of(config: Config, model: Any) -> Tools | None:
             "drop their thoughts); they are kept as sampled, and whatever serves the model later should keep them too",
             stacklevel=2,
         )
+    marks = {one for one in model.suppress_tokens if one < len(tokenizer)}
     return Tools(
         load_tools(sampling.tools),
         chat.reply,
         sampling.turns,
         sampling.observation_tokens,
         sampling.tool_seconds,
-        tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer) | model.media_tokens)),
+        tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer) | marks)),
         model.prefilled,
         sampling.tool_workers,
     )

@@ -336,13 +336,16 @@ class TokenPolicy:
         return self._placed(context, [(query.shown, query.prompt) for query in queries])
 
     def _placed(self, context: Context, shown: Sequence[tuple[Sequence[Media], Prompt]]) -> Context:
-        """Rows with these media behind those that they have; positions on padding stay as they are."""
+        """Rows with these media behind those that they have; positions on padding stay as they are. Rows without
+        media may have one axis of positions, where they need several now."""
         model, positions, media = self.model, context.positions.clone(), [*context.media]
         assert isinstance(model, Showing)
         for row, (some, prompt) in enumerate(shown):
             if some:
-                media[row], there = [*media[row], *model.read_shown(some, prompt)], context.real[row]
+                media[row], there = model.joined(media[row], model.read_shown(some, prompt)), context.real[row]
                 own = model.place(context.ids[row][there].tolist(), media[row])
+                if positions.shape[1] < len(own):
+                    positions = positions.repeat(1, len(own), 1)
                 positions[row][:, there] = own.to(positions.device)
         return replace(context, positions=positions, media=media)
 

@@ -312,15 +312,20 @@ class Showing(Protocol):
     """A language model that can be shown media behind its prompts."""
 
     def read_shown(self, media: Sequence[Media], prompt: Prompt) -> Sequence[Any]:
-        """The media as those of ``Context.media``; ``prompt`` is named in errors."""
+        """The media one by one, as ``joined`` takes them; ``prompt`` is named in errors. ``Unreadable`` for one that
+        the model does not take, ValueError for a model that takes none behind a prompt."""
         ...
 
     def spell_shown(self, text: str, read: Sequence[Any]) -> list[int]:
         """Ids of a text that holds one mark for each medium, with a placeholder for each of its features."""
         ...
 
-    def place(self, ids: Sequence[int], read: Sequence[Any]) -> Int[Tensor, "axes length"]:
-        """Positions of the tokens of a row with these media."""
+    def joined(self, media: Any, read: Sequence[Any]) -> Any:
+        """An entry of ``Context.media`` with further media behind its own."""
+        ...
+
+    def place(self, ids: Sequence[int], media: Any) -> Int[Tensor, "axes length"]:
+        """Positions of the tokens of a row with these media, an entry of ``Context.media``."""
         ...
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -109,6 +109,17 @@ def _methods(owner: type) -> dict[str, Callable[..., Any]]:
 def having(tools: Sequence[Any], method: str) -> list[type]:
     """The classes of tools that have a method of ``HOOKS``."""
     return [tool for tool in tools if isinstance(tool, type) and callable(getattr(tool, method, None))]
+
+
+def returning_images(tools: Sequence[Any]) -> list[str]:
+    """The tools whose annotations say that they return images."""
+    hints = {name: get_type_hints(function).get("return") for name, (_, function) in offered(tools).items()}
+    return [name for name, hint in hints.items() if _of_images(hint)]
+
+
+def _of_images(hint: Any) -> bool:
+    kinds = Pil.Image, Image, Media
+    return (isinstance(hint, type) and issubclass(hint, kinds)) or any(map(_of_images, get_args(hint)))
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.settings import Config, Sections
 from pipelines.language import LanguageFamily
@@ -30,7 +30,23 @@ def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[S
     return usable, skipped
 
 
-def _family(name: str, about: str, architectures: tuple[str, ...], options: type) -> LanguageFamily:
+def _every_checkpoint(path: str, template: Mapping[str, Any]) -> None:
+    """Every checkpoint can be shown images that tools return."""
+
+
+def _some_checkpoints(path: str, template: Mapping[str, Any]) -> None:
+    from pipelines.vlm.image_text import check_showing
+
+    check_showing(path, template)
+
+
+def _family(
+    name: str,
+    about: str,
+    architectures: tuple[str, ...],
+    options: type,
+    check_showing: Callable[[str, Mapping[str, Any]], None] | None,
+) -> LanguageFamily:
     sections = Sections(
         model=options,
         sampling=VlmSampling,
@@ -39,14 +55,17 @@ def _family(name: str, about: str, architectures: tuple[str, ...], options: type
         rewards=("task", "format(weight=0.5)"),
         outputs="Text",
     )
-    return LanguageFamily(name, about, "vlm", f"pipelines.vlm.{name}", architectures, sections, check_media)
+    module = f"pipelines.vlm.{name}"
+    return LanguageFamily(name, about, "vlm", module, architectures, sections, check_media, check_showing=check_showing)
 
 
 FAMILIES: Mapping[str, LanguageFamily] = {
     family.name: family
     for family in (
-        _family("qwen_vl", "Qwen2.5-VL: images, videos and text", ("qwen2_5_vl",), QwenVlOptions),
-        _family("smolvlm", "SmolVLM, SmolVLM2 and Idefics3", ("smolvlm", "idefics3"), SmolVlmOptions),
+        _family("qwen_vl", "Qwen2.5-VL: images, videos and text", ("qwen2_5_vl",), QwenVlOptions, _every_checkpoint),
+        _family(
+            "smolvlm", "SmolVLM, SmolVLM2 and Idefics3", ("smolvlm", "idefics3"), SmolVlmOptions, _every_checkpoint
+        ),
         _family(
             "image_text",
             "any other image-text-to-text model of transformers: Qwen2-VL, Qwen3-VL, InternVL, LLaVA, Gemma 3, ...",
@@ -55,12 +74,14 @@ FAMILIES: Mapping[str, LanguageFamily] = {
                 *("mistral3", "aya_vision", "paligemma", "idefics2", "mllama", "glm4v", "ovis2", "lfm2_vl", "kimi_k25"),
             ),
             SmolVlmOptions,
+            _some_checkpoints,
         ),
         _family(
             "causal_lm",
             "plain language models of any architecture that transformers knows",
             ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"),
             TextOptions,
+            None,
         ),
     )
 }

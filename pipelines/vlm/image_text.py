@@ -10,28 +10,33 @@ the model is loaded (``pipelines.generic_lm``).
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from PIL import Image as Pil
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import ChatTemplate, special_tokens, token_ids
+from mmgrpo.data.chat import ChatTemplate, token_ids
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
 from pipelines import require
 from pipelines.conversation import check_prompt_lengths, conversation_text, repeat_marks
-from pipelines.generic_lm import OwnForward, choose_way, train_decoder
+from pipelines.generic_lm import OwnForward, choose_way, train_decoder, typed
 from pipelines.pretrained import locate, read_json, read_network, read_part
 from pipelines.processors import read_processor
 from pipelines.training import PLAIN, Training
 from pipelines.vlm.image_text_tiny import tiny
+from pipelines.vlm.later_images import Joins, LaterImage, counts, process
 from pipelines.vlm.media import eight_bits, read_image, read_video, resize
 from pipelines.vlm.options import SmolVlmOptions
 from pipelines.vlm.qwen_vl import patchify
@@ -132,6 +137,58 @@ class ImageText(OwnForward):
         """Number of tokens of a prompt, media included."""
         return self._read(prompt)[0]["input_ids"].shape[1]
 
+    @cached_property
+    def joins(self) -> Joins:
+        """How images behind a prompt are read; ValueError for a model that cannot be shown any."""
+        try:
+            found = Joins.of(self.processor, self.chat, self.accepted)
+        except ValueError as error:
+            network: Any = self.network
+            raise ValueError(refusal(network.config.model_type, error)) from error
+        self.types = found.types
+        return found
+
+    def read_shown(self, media: Sequence[Media], prompt: Prompt) -> list[LaterImage]:
+        """Images as the processor reads each of them alone."""
+        marks, read = self.joins.marks, []
+        for medium in media:
+            [image] = self._images(medium, prompt)
+            try:
+                inputs = process(self.processor, self._alone, [image])
+            except Exception as error:  # whatever a processor raises for an image that it does not take
+                raise Unreadable(f"the model's processor does not take the image: {reason_of(error)}") from error
+            tensors = {name: inputs[name] for name in self.joins.axes if name in inputs}
+            read.append(LaterImage(image, tensors, counts(inputs["input_ids"], marks)))
+        return read
+
+    def spell_shown(self, text: str, read: Sequence[LaterImage]) -> list[int]:
+        """Ids of a text, with each mark of an image as the processor writes it."""
+        ids = process(self.processor, text, [one.image for one in read], begins=False)["input_ids"][0]
+        wanted = {mark: sum(one.marks[mark] for one in read) for mark in sorted(self.joins.marks)}
+        if (found := counts(ids, self.joins.marks)) != wanted:
+            raise ValueError(
+                f"the answer of a tool: got {sum(found.values())} tokens of images from the model's chat template, "
+                f"expected {sum(wanted.values())}; use the template of the checkpoint"
+            )
+        return ids.tolist()
+
+    def joined(self, media: Mapping[str, Tensor], read: Sequence[LaterImage]) -> dict[str, Tensor]:
+        """The tensors of a prompt with those of images behind it; ``typed`` knows the types of their tokens."""
+        types = {name: torch.zeros(1, 0, dtype=torch.long) for name in self.joins.types}
+        return {**types, **media, **self.joins.join([media, *(one.tensors for one in read)])}
+
+    def place(self, ids: Sequence[int], media: Mapping[str, Tensor]) -> Int[Tensor, "axes length"]:
+        """Positions of a row with these images, by the model's own rule."""
+        row = torch.tensor(ids)
+        whole = {name: value for name, value in media.items() if not value.is_floating_point()}
+        types = {name: typed(media[name], row, known) for name, known in self.types.items()}
+        return self._positions({"input_ids": row[None], **whole, **types})
+
+    @cached_property
+    def _alone(self) -> str:
+        """A prompt of one image."""
+        return conversation_text(self.chat, QUESTION, self.marks, lambda _: [{"type": "image"}])
+
     def _read(self, prompt: Prompt) -> tuple[dict[str, Tensor], tuple[tuple[int, int], ...]]:
         """A prompt as its processor's tensors, and the size of each of its images as the network sees it."""
         if self.clips and any(medium.kind == "video" for medium in prompt.media):
@@ -141,16 +198,10 @@ class ImageText(OwnForward):
         text = conversation_text(self.chat, prompt, self.marks, lambda _: [{"type": "image"}] * len(next(remaining)))
         flat = [image for several in images for image in several]
         try:
-            inputs = self.processor(
-                text=[text],
-                images=[flat] if flat else None,
-                return_tensors="pt",
-                **special_tokens(self.tokenizer, text),
-            )
+            tensors = process(self.processor, text, flat)
         except Exception as error:  # whatever a processor raises for a prompt that it does not take
             reason = reason_of(error)
             raise ValueError(f"prompt '{prompt.id}': the model's processor does not take it: {reason}") from error
-        tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         sizes = [(image.height, image.width) for image in flat]
         if (grid := tensors.get("image_grid_thw")) is not None:
             patch = self.processor.image_processor.patch_size
@@ -264,6 +315,33 @@ def load(options: SmolVlmOptions, training: Training = PLAIN) -> ImageText:
         options.max_pixels, options.max_frames or frames, options.fps or rate, options.max_prompt_tokens
     )
     return model
+
+
+def check_showing(path: str, template: Mapping[str, Any]) -> None:
+    """ValueError for a checkpoint that cannot be shown images behind its prompts, by its processor and the chat
+    template with these arguments; its weights are not read."""
+    require("vlm", "transformers")
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    source = locate(path, EXAMPLE)
+    kind = read_part(transformers.AutoConfig, source, trust_remote_code=False).model_type
+    network = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind, ""), None)
+    if network is None:
+        return  # which ``load`` refuses
+    processor = read_processor(source, kind)
+    try:
+        Joins.of(processor, ChatTemplate(processor, template), inspect.signature(network.forward).parameters)
+    except ValueError as error:
+        raise ValueError(refusal(kind, error)) from error
+
+
+def refusal(kind: str, reason: ValueError) -> str:
+    """Why a model cannot be shown images behind its prompts, and which can."""
+    return (
+        f"sampling.tools: a model of type '{kind}' cannot be shown images behind its prompt, since {reason}; return "
+        "text, or choose another model: Qwen2.5-VL, Qwen3-VL, Gemma 3, InternVL and SmolVLM can be shown them"
+    )
 
 
 def stamped_clips(source: str, config: Any) -> StampedClips:

@@ -120,12 +120,16 @@ class QwenVl(Decoder):
         """Ids of a text, with a placeholder for every feature of its media."""
         return self._with_places(self.spell(text)[:-1], read, "the answer of a tool")
 
-    def place(self, ids: Sequence[int], read: Sequence[Patches]) -> Int[Tensor, "3 length"]:
+    def joined(self, media: Sequence[Patches], read: Sequence[Patches]) -> list[Patches]:
+        """Media with further ones behind them."""
+        return [*media, *read]
+
+    def place(self, ids: Sequence[int], media: Sequence[Patches]) -> Int[Tensor, "3 length"]:
         """Positions of a row with these media (``grid_positions``)."""
         network: Any = self.network
         speed, merge = network.config.vision_config.tokens_per_second, self.processor.merge_size
-        grids = [(one.grid[0], one.grid[1] // merge, one.grid[2] // merge) for one in read]
-        return grid_positions(ids, self.media_tokens, grids, [one.seconds * speed for one in read])
+        grids = [(one.grid[0], one.grid[1] // merge, one.grid[2] // merge) for one in media]
+        return grid_positions(ids, self.media_tokens, grids, [one.seconds * speed for one in media])
 
     def features(self, network: Any, context: Context) -> Features:
         """Output of the vision tower for each prompt's media, in order."""

@@ -133,7 +133,11 @@ class SmolVlm(Decoder):
         """Ids of a text, with each mark of an image expanded."""
         return self._expanded(self.spell(text)[:-1], read, "the answer of a tool")
 
-    def place(self, ids: Sequence[int], read: Sequence[Tiles]) -> Int[Tensor, "1 length"]:
+    def joined(self, media: Sequence[Tiles], read: Sequence[Tiles]) -> list[Tiles]:
+        """Media with further ones behind them."""
+        return [*media, *read]
+
+    def place(self, ids: Sequence[int], media: Sequence[Tiles]) -> Int[Tensor, "1 length"]:
         """Positions of a row, which media do not change."""
         return torch.arange(len(ids))[None]
 

@@ -8,12 +8,14 @@ import sqlite3
 import sys
 
 import pytest
+import torch
 import yaml
+from PIL import Image as Pil
 
 from mmgrpo.runtime.identity import Identity
-from pipelines.vlm import causal_lm, image_text
+from pipelines.vlm import causal_lm, image_text, qwen_vl_tiny
 from tests.journeys.cli import quick
-from tests.journeys.cli.running import call, read_lines, summary, write_rows
+from tests.journeys.cli.running import call, metrics, read_lines, summary, write_rows
 from tests.journeys.cli.test_recipes import OF_TEXT, TASKS
 
 VIDEOS = {"video_r1": ("video", "image"), "time_r1": ("video",)}
@@ -100,6 +102,80 @@ def test_a_recipe_of_a_language_model_trains(name, tmp_path):
     call("train", "--recipe", f"vlm/{name}", *words)
     for line in read_lines(tmp_path / name / "metrics.jsonl"):
         assert math.isfinite(line["loss"]) and line["ratio/first_minus_one"] < 1e-5
+
+
+ZOOM = """
+from mmgrpo.types import Image
+from pipelines.vlm.media import read_image
+
+
+class Zoom:
+    def reset(self, prompt):
+        self.pixels = read_image(prompt.media[0]).pixels
+
+    def zoom(self, left: int, top: int) -> Image:
+        '''Enlarge a part of the image.
+
+        Args:
+            left: Its left edge.
+            top: Its upper edge.
+        '''
+        return Image(self.pixels[:, top : top + 12, left : left + 9])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3"])
+def test_a_model_that_zooms_into_its_images_trains_and_resumes(kind, media, tmp_path, monkeypatch):
+    monkeypatch.setattr(qwen_vl_tiny, "TAGS", (*qwen_vl_tiny.TAGS, "<tool_call>", "</tool_call>"))
+    folder = image_text.tiny(tmp_path / "model", kind, published=True)
+    (tmp_path / "my_zoom.py").write_text(ZOOM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    choose = image_text.choose_way
+    asked = '</think><tool_call>{"name": "zoom", "arguments": {"left": 3, "top": 2}}</tool_call>'
+
+    def then_call(model, name, example):
+        """A model that often writes "blue", which reads as a call."""
+        choose(model, name, example)
+        decode, logits = model.decode, model.logits
+        bias = torch.zeros(model.network.get_output_embeddings().weight.shape[0])
+        bias[[*model.end_ids]], bias[model.spell("blue")[0]] = 20.0, 22.0
+        model.decode = lambda ids: decode(ids).replace("blue", asked)
+        model.logits = lambda network, hidden: logits(network, hidden) + bias
+
+    monkeypatch.setattr(image_text, "choose_way", then_call)
+    options = [
+        "--model.family",
+        "image_text",
+        "--model.path",
+        folder,
+        "--model.lora-rank",
+        2,
+        "--model.max-pixels",
+        900,
+    ]
+    options += ["--data.media-root", media, "--output-dir", tmp_path, "--threads", 1, "--trackers", "--eval.every", 0]
+    options += ["--samples-shown", 4, "--sampling.tools", "my_zoom:Zoom", "--sampling.max-tokens", 400]
+    options += quick.questions(tmp_path, "exact", ("image",)) + ["--eval.prompts", 4, "--save-every", 1]
+    options += ["--data.prompts-per-step", 2, "--data.group-size", 8, "--rewards", "task", "repetition(weight=0.5)"]
+    options += ["--sampling.evaluation-temperature", 1, "--optim.lr", 0.001]
+    call("train", *options, "--name", "whole", "--steps", 2)
+    lines = metrics(tmp_path / "whole")
+    for line in lines:
+        assert line["rollout/tool_calls"] > 0.1 and line["rollout/failed_call_fraction"] < 0.2
+        assert math.isfinite(line["loss"]) and line["ratio/first_minus_one"] < 1e-5
+    files = [tmp_path / "whole" / "samples" / f"{title}.jsonl" for title in ("before", "after")]
+    samples = [row for file in files for row in read_lines(file)]
+    seen = [name for row in samples for name in row.get("returned", [])]
+    sizes = {Pil.open(tmp_path / "whole" / "samples" / name).size for name in seen}
+    assert seen and sizes == {(9, 12)}
+    assert (tmp_path / "whole" / "report.html").read_text().count("data:image/jpeg;base64,") > len(samples)
+    call("train", *options, "--name", "parted", "--steps", 1)
+    call("train", *options, "--name", "parted", "--steps", 2, "--resume")
+    assert metrics(tmp_path / "parted") == lines
+    files = [tmp_path / name / "checkpoints" / "step-000002" / "weights.safetensors" for name in ("whole", "parted")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 # ---- mistakes

@@ -261,10 +261,10 @@ def test_an_image_without_a_pixel_is_the_error_of_its_call(seeing):
 
 
 def test_images_for_a_family_that_cannot_be_shown_any_are_refused(tags, tmp_path):
-    path = str(module("image_text").tiny(tmp_path / "image_text"))
-    policy = policy_of("image_text", path, tools=[f"{__name__}:crop"], call=CALL.replace("count", "crop"))
-    with pytest.raises(ValueError, match="'crop' returned an image.*ImageText"):
-        shown(policy)
+    path = tiny_of_kind(tmp_path / "words", "qwen2.5")
+    policy = policy_of("causal_lm", path, tools=[f"{__name__}:crop"], call=CALL.replace("count", "crop"))
+    with pytest.raises(ValueError, match="'crop' returned an image.*CausalLm"):
+        policy.rollout(Request(EXAMPLES["causal_lm"].prompts, [*range(3)], 8, seed=1))
 
 
 # ---- as they are configured

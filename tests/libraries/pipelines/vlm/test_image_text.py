@@ -234,6 +234,7 @@ def test_what_a_processor_says_beside_its_tensors_is_left_out(folders, monkeypat
 
     class Talking:
         apply_chat_template = silent.apply_chat_template
+        tokenizer = silent.tokenizer
 
         def __call__(self, **given):
             return {**silent(**given), "num_tiles": [1]}

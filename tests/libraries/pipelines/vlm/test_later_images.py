@@ -1,0 +1,252 @@
+"""Images that tools return, shown to models of any architecture through their own processor."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.config.settings import config_class
+from mmgrpo.engines.engine import Synchronized, parameters
+from mmgrpo.engines.sampler import OwnSampler
+from mmgrpo.family import families
+from mmgrpo.policies.token_model import Query
+from mmgrpo.types import Image, Media, Prompt, Request, Turn
+from pipelines.vlm import causal_lm_tiny, image_text, qwen_vl_tiny
+from tests.libraries.families.examples import EXAMPLES, noise
+from tests.libraries.pipelines.test_tools import CALL, policy_of, rescored
+
+KINDS = ("gemma3", "llava", "qwen2_vl", "qwen3_vl", "internvl")
+SIZES = ((20, 24), (12, 40), (48, 16), (33, 50))
+PROMPTS = EXAMPLES["image_text"].prompts
+"""One image, a clip, a text."""
+
+
+class Look:
+    """Another picture with each call."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def crop(self, what: str) -> list[Any]:
+        """Look at a part of the picture.
+
+        Args:
+            what: Which part.
+        """
+        self.looks += 1
+        return ["red", picture(self.looks)]
+
+
+def picture(number: int) -> Image:
+    return Image(noise(3, *SIZES[number % len(SIZES)], seed=number))
+
+
+def zoom(what: str) -> Image:
+    """Look.
+
+    Args:
+        what: What.
+    """
+    return picture(0)
+
+
+def thin(what: str) -> Any:
+    """Look.
+
+    Args:
+        what: What.
+    """
+    return Image(noise(3, 2, 900, seed=1))
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *(f"{kind}, published" for kind in KINDS if kind != "llava")])
+def placed(request, tmp_path_factory) -> str:
+    """Models in the form of this package and in the published one; that of LLaVA 1.5 ends no turn of the assistant."""
+    kind, _, published = request.param.partition(", ")
+    return folder_of(kind, tmp_path_factory.mktemp(kind), bool(published))
+
+
+def folder_of(kind: str, place: Any, published: bool = False) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qwen_vl_tiny, "TAGS", (*qwen_vl_tiny.TAGS, "<tool_call>", "</tool_call>"))
+        return str(image_text.tiny(place / kind, kind, published))
+
+
+def seeing(path: str, tool: str = "Look", **settings: Any) -> Any:
+    call = CALL.replace("count", "crop" if tool == "Look" else tool)
+    return policy_of("image_text", path, tools=[f"{__name__}:{tool}"], call=call, **{"max_tokens": 400, **settings})
+
+
+def drawn(policy: Any, size: int = 8) -> Any:
+    return policy.rollout(Request(PROMPTS, [*range(len(PROMPTS))], size, seed=1))
+
+
+def conversations(policy: Any, made: Any) -> list[tuple[int, Prompt, int]]:
+    """Rows with images, the conversations up to their last turn as prompts, and where that begins. Rows whose words
+    would be spelled otherwise than they were drawn are left out."""
+    model, found = policy.model, []
+    for row, one in enumerate(made.outputs):
+        images = made.steps.shown[row]
+        if not images or len(one.turns) != 2 * len(images):
+            continue
+        ids, seen = made.steps.ids[row], made.steps.observed[row][made.steps.real[row]].tolist()
+        begins = [part.span() for part in re.finditer("w+", "".join("o" if there else "w" for there in seen))]
+        prompt = made.prompts[row]
+        turns = list(prompt.turns or (Turn("user", (prompt.text,)),))
+        for (begin, end), image in zip(begins, images):
+            turns.append(Turn("assistant", (model.prefilled + model.tokenizer.decode(ids[begin : end - 1].tolist()),)))
+            turns.append(Turn("user", ("<tool_response>\nred", image, "\n</tool_response>")))
+        whole = replace(prompt, turns=tuple(turns))
+        length = begins[len(images)][0]
+        spelled = model.encode([whole]).ids[0].tolist()
+        if spelled[-length:] == ids[:length].tolist():
+            found.append((row, whole, length))
+    return found
+
+
+def plain_log_probs(policy: Any, prompt: Prompt, answer: Tensor) -> Tensor:
+    """Of an answer to a conversation that the processor has read whole: the network's own forward pass."""
+    model = policy.model
+    context = model.encode([prompt])
+    ids = torch.cat([context.ids[0], answer])[None]
+    inputs: dict[str, Tensor] = {}
+    for name, value in context.media[0].items():
+        more = len(answer) if name.endswith("token_type_ids") else 0
+        inputs[name] = torch.nn.functional.pad(value, (0, more)) if more else value
+    out = policy.network.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs)
+    logits = model.logits(policy.network, out.last_hidden_state[0, -len(answer) - 1 : -1])
+    logits = logits.index_fill(1, torch.tensor(sorted(model.suppress_tokens)), -torch.inf)
+    return logits.log_softmax(-1).gather(1, answer[:, None])[:, 0]
+
+
+def test_a_conversation_is_read_as_a_prompt_of_the_same_turns_is(placed):
+    """Ids, positions, types of tokens and media against those that the processor makes of the whole."""
+    policy = seeing(placed)
+    made = drawn(policy, 16)
+    compared = conversations(policy, made)
+    assert len(compared) >= 3 and max(len(made.steps.shown[row]) for row, _, _ in compared) > 1
+    for row, whole, length in compared:
+        wanted = policy.model.encode([whole])
+        begun = made.steps.ids[row, :length].tolist()
+        got = policy._context([Query(made.prompts[row], 0, 1, forced=tuple(begun), shown=made.steps.shown[row])])
+        assert torch.equal(wanted.ids, got.ids) and torch.equal(wanted.positions, got.positions)
+        media = policy.model._inputs(got.ids[0], got.media[0])
+        assert wanted.media[0].keys() == got.media[0].keys()
+        for name, value in wanted.media[0].items():
+            assert value.dtype == media[name].dtype and torch.equal(value, media[name]), name
+
+
+def test_log_probs_and_gradients_are_those_of_a_plain_pass_over_the_conversation(placed):
+    policy = seeing(placed)
+    made = drawn(policy, 16)
+    rows = conversations(policy, made)[-3:]
+    weights = policy.network.get_input_embeddings().weight.requires_grad_(True)
+    total = torch.zeros(())
+    kept = torch.zeros_like(made.decisions.loss_mask)
+    for row, whole, length in rows:
+        answer = made.steps.ids[row, length : int(made.steps.real[row].sum())]
+        kept[row, length : length + len(answer)] = True
+        log_probs = plain_log_probs(policy, whole, answer)
+        said = made.decisions.log_probs[row, length : length + len(answer)]
+        torch.testing.assert_close(log_probs, said, rtol=0, atol=1e-5)
+        total = total + log_probs.sum()
+    [wanted] = torch.autograd.grad(total, weights)
+    [part] = made.steps.split(kept, len(made.steps.ids))
+    [got] = torch.autograd.grad(policy.score(made, part, frozenset({"log_probs"}))["log_probs"].sum(), weights)
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_another_image_changes_what_stands_behind_it_alone(placed):
+    policy = seeing(placed)
+    made = drawn(policy)
+    mask, shown = made.decisions.decision_mask, [*made.steps.shown]
+    torch.testing.assert_close(rescored(policy, made)[mask], made.decisions.log_probs[mask], rtol=0, atol=1e-5)
+    row = max(range(len(shown)), key=lambda row: len(shown[row]))
+    images = shown[row]
+    assert len(images) > 1
+    height, width = images[1].source.pixels.shape[1:]
+    shown[row] = (images[0], Media("image", Image(noise(3, height, width, seed=99))), *images[2:])
+    other = rescored(policy, replace(made, steps=replace(made.steps, shown=shown)))
+    moved = (other - made.decisions.log_probs).abs() > 1e-5
+    marks = torch.isin(made.steps.ids[row], torch.tensor(sorted(policy.model.joins.marks))).nonzero()[:, 0]
+    [first] = policy.model.read_shown(images[:1], made.prompts[row])
+    begin = int(marks[sum(first.marks.values())])
+    assert moved[row, begin:].any() and not moved[row, :begin].any()
+    assert not moved[[one for one in range(len(shown)) if one != row]].any()
+
+
+def test_completions_without_calls_are_those_of_a_run_without_tools(placed):
+    policy = seeing(placed)
+    made = drawn(policy)
+    policy.tools = None
+    plain = drawn(policy)
+    silent = [row for row, one in enumerate(made.outputs) if not one.calls]
+    assert silent and len(silent) < len(made.outputs)
+    for row in silent:
+        length = int(made.steps.real[row].sum())
+        assert torch.equal(made.steps.ids[row, :length], plain.steps.ids[row, :length])
+        assert torch.equal(made.decisions.log_probs[row, :length], plain.decisions.log_probs[row, :length])
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3"])
+def test_whole_samples_are_read_again_where_nothing_is_shared(kind, tmp_path):
+    path = folder_of(kind, tmp_path)
+    shared, replayed = seeing(path), seeing(path)
+    replayed.model.shared = False
+    one, two = drawn(shared), drawn(replayed)
+    assert torch.equal(one.steps.ids, two.steps.ids) and any(one.steps.shown)
+    torch.testing.assert_close(one.decisions.log_probs, two.decisions.log_probs, rtol=0, atol=1e-5)
+
+
+def test_an_image_that_the_processor_does_not_take_is_the_error_of_its_call(tmp_path):
+    made = drawn(seeing(folder_of("qwen3_vl", tmp_path), "thin"))
+    calls = [call for one in made.outputs for call in one.calls if call.name == "thin"]
+    assert calls and all("aspect ratio" in call.error and not call.images for call in calls)
+    assert not made.steps.shown
+
+
+def test_an_engine_is_given_the_images_as_well(tmp_path):
+    path = folder_of("qwen3_vl", tmp_path)
+    policy, drawing = seeing(path), seeing(path)
+    policy.draw_with(Synchronized(OwnSampler(drawing), lambda: parameters(policy.network), policy.model, max_gap=1e-3))
+    made = drawn(policy)
+    assert any(made.steps.shown)
+    torch.testing.assert_close(made.decisions.fields["sampler_log_probs"], made.decisions.log_probs, rtol=0, atol=1e-5)
+
+
+# ---- what cannot be shown
+
+
+def test_a_processor_that_reads_images_otherwise_beside_others_is_refused_by_name(tmp_path, monkeypatch):
+    """Before the weights are read where the tool says what it returns, else with its first image."""
+    path = folder_of("llava_onevision", tmp_path)
+    with pytest.raises(ValueError, match="llava_onevision.*Qwen3-VL"):
+        drawn(seeing(path))
+    monkeypatch.setattr(image_text, "read_network", lambda *_: pytest.fail("the weights were read"))
+    with pytest.raises(ValueError, match="llava_onevision.*Qwen3-VL"):
+        seeing(path, "zoom")
+
+
+def test_a_template_that_leaves_out_images_of_results_is_refused(tmp_path):
+    path = folder_of("qwen3_vl", tmp_path)
+    file = tmp_path / "qwen3_vl" / "chat_template.jinja"
+    mark, text = "<|vision_start|><|image_pad|><|vision_end|>", file.read_text()
+    assert text.count(mark) == 1
+    file.write_text(text.replace(mark, f"{{% if messages | length < 3 %}}{mark}{{% endif %}}"))
+    with pytest.raises(ValueError, match="qwen3_vl.*image"):
+        drawn(seeing(path))
+
+
+def test_a_family_of_texts_is_refused_where_a_tool_says_that_it_returns_images(tmp_path):
+    owner = families()["causal_lm"]
+    config = config_class(owner.sections)()
+    path = causal_lm_tiny.tiny(tmp_path / "words", "qwen2.5")
+    sampling = replace(config.sampling, tools=[f"{__name__}:zoom"])
+    with pytest.raises(ValueError, match="zoom.*causal_lm.*image_text"):
+        owner.check(replace(config, model=replace(config.model, path=path), sampling=sampling))
