@@ -318,29 +318,63 @@ def turn_return(
     of the group or the batch, each turn counted once. Rewards 0, .5, 1 and gamma .9: 1.26, 1.4, 1. In one turn without
     a reward of its own this is ``broadcast`` of standardized rewards.
     """
-    sums, there = turn_returns(values, decision_mask, step_rewards, turn, gamma, outcome)
-    each = torch.arange(there.numel(), device=there.device).view(there.shape)
+    rewards, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, outcome)
+    sums = returns(rewards, there, gamma)
     over = "position" if over == "turn" else over
-    return of_turns(standardized(sums, key, stat, each, there, over, ddof, eps), decision_mask, turn)
+    return of_turns(standardized(sums, key, stat, each(there), there, over, ddof, eps), decision_mask, turn)
 
 
-def turn_returns(
-    values: Values, decision_mask: Mask, step_rewards: Matrix, turn: Node, gamma: float, outcome: float
-) -> tuple[Float[Tensor, "B K"], Bool[Tensor, "B K"]]:
-    """The discounted sums of rewards of turns, with ``outcome`` times the row's own at the last, and which turns there
-    are, in a table of one column per number of a turn."""
+def turn_rewards(
+    values: Values, decision_mask: Mask, step_rewards: Matrix, turn: Node, outcome: float
+) -> tuple[Float[Tensor, "B K"], Bool[Tensor, "B K"], Bool[Tensor, "B K"]]:
+    """The rewards of turns, with ``outcome`` times the row's own at the last, which turns there are, and which are the
+    last, in tables of one column per number of a turn."""
     number = torch.where(decision_mask, turn, 0)
     width = int(number.max()) + 1 if number.numel() else 1
     rewards = step_rewards.new_zeros(len(turn), width)
     rewards.scatter_add_(1, number, torch.where(decision_mask, step_rewards, 0.0))
     there = torch.zeros_like(rewards).scatter_add_(1, number, decision_mask.to(rewards.dtype)) > 0
     last = there & (there.flip(1).cumsum(1).flip(1) == 1)
-    return returns(rewards + torch.where(last, outcome * values[:, None], 0.0), there, gamma), there
+    return rewards + torch.where(last, outcome * values[:, None], 0.0), there, last
+
+
+def each(there: Bool[Tensor, "B K"]) -> Int[Tensor, "B K"]:
+    """A number for each entry of a table, none of which is shared."""
+    return torch.arange(there.numel(), device=there.device).view(there.shape)
 
 
 def of_turns(table: Float[Tensor, "B K"], decision_mask: Mask, turn: Node) -> Matrix:
     """Every decision has the entry of its turn."""
     return torch.where(decision_mask, table.gather(1, torch.where(decision_mask, turn, 0)), 0.0)
+
+
+@block(CREDITS, level="group")
+def information_gain(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    decision_mask: Mask,
+    turn: Node,
+    answer_gain: Matrix,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    separate: bool = False,
+    outcome: Annotated[float, ANY_NUMBER] = 1.0,
+    ddof: Annotated[int, DDOF] = 0,
+    eps: float = 1e-6,
+) -> Matrix:
+    """Every token of a turn has the discounted sum of the standardized rewards of this and later turns: A_k = z_k +
+    gamma A_(k+1), z = (r - mean) / (std + eps). IGPO (arXiv:2510.14967).
+
+    The reward of a turn is what it adds to the probability of the reference answer, that of the last one ``outcome``
+    times the sample's own; mean and std are over all of the group, or (``separate``, in its later code) over its gains
+    and over its last turns. Gains .3 and .1 before outcomes 1 and 0: z -.13, -.64 and 1.66, -.9, and A 1.54 and
+    -1.54 in the first turn; separate 1 and -1 in both, and A 2 and -2.
+    """
+    rewards, there, last = turn_rewards(values, decision_mask, answer_gain, turn, outcome)
+    index, _ = groups.group_index(key)
+    together = 2 * index[:, None] + last * separate
+    z = standardized_among(rewards, together, stat, each(there), there, ddof, eps)
+    return of_turns(returns(z, there, gamma), decision_mask, turn)
 
 
 @block(CREDITS, level="group")
@@ -369,10 +403,9 @@ def state_groups(
     all have .95, 0, .857, 0, and by their std .952, -.864, .775, -.864 more than their row: the shorter way is better.
     A state of one turn adds nothing, so that weight 0, and states that are all different, are ``broadcast``.
     """
-    sums, there = turn_returns(values, decision_mask, step_rewards, turn, gamma, outcome)
-    each = torch.arange(there.numel(), device=there.device).view(there.shape)
-    same = same_state(key, decision_mask, turn, state)
-    steps = standardized_among(sums, same, stat, each, there, ddof, eps, scaled=mode == "mean_std")
+    rewards, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, outcome)
+    sums, same = returns(rewards, there, gamma), same_state(key, decision_mask, turn, state)
+    steps = standardized_among(sums, same, stat, each(there), there, ddof, eps, scaled=mode == "mean_std")
     return broadcast(advantages, keep, node, decision_mask) + weight * of_turns(steps, decision_mask, turn)
 
 

@@ -322,6 +322,15 @@ CATALOGUE: dict[str, Preset] = {
         credit="state_groups(weight=1.0, gamma=0.95)",
         terms=["kl_k3(coef=0.01)"],
     ),
+    # arXiv:2510.14967 and its code (bff163b and the later debajoycs98/IGPO): rewards standardized over all turns of the
+    # group, gamma 1, KL .001, clip .2, groups of 16, at most 10 turns; separate=True is the later code's default. The
+    # reward of the answer (its F1 of words) is the user's. With sampling.tools.
+    "igpo": for_tokens(
+        "A turn is rewarded by what it adds to the probability of the reference answer.",
+        **OF_STEPS,
+        credit="information_gain(gamma=1.0)",
+        terms=["kl_k3(coef=0.001)"],
+    ),
     # arXiv:2307.13372: REINFORCE on what is still gained. With sampling.states judged(by='step_coverage'); the
     # comparison over the group is ours.
     "subpo": for_tokens(

@@ -62,8 +62,8 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
     its log-probs and the trainer's, in nats per decision. Of completions that call tools the means of their numbers,
     ``rollout/failed_call_fraction`` of all calls, and ``rollout/ended_<why>``, the fraction that ended so; where tools
     reward turns ``rollout/turn_reward``, the mean sum of a completion, and ``/turn_reward_failed_fraction``;
-    where their states are compared ``rollout/single_state_fraction``, the turns whose state no other of the group has.
-    """
+    where their states are compared ``rollout/single_state_fraction``, the turns whose state no other of the group has,
+    and of their gains ``rollout/answer_gain``, the mean sum."""
     metrics, fields, rows = {}, decisions.fields, decisions.origin == OWN
     if "explored_reward" in fields:
         cheap, key = fields["explored_reward"], decisions.keys["prompt"]
@@ -90,6 +90,8 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
         together = same[turns & rows[:, None]]
         alone = groups.group_count(together, torch.ones_like(together, dtype=torch.bool)) == 1
         metrics["rollout/single_state_fraction"] = float(alone.double().mean())
+    if "answer_gain" in fields and bool(rows.any()):
+        metrics["rollout/answer_gain"] = float(fields["answer_gain"].double().sum(1)[rows].mean())
     return metrics
 
 

@@ -93,6 +93,75 @@ def answer_likelihood(
     return probability.sum(1) / target.sum(1).clamp_min(1)
 
 
+def answer_gains(
+    sequences: Sequences,
+    prompts: Sequence[Prompt],
+    begun: Sequence[Sequence[tuple[int, int]]],
+    opening: str,
+    model: TokenModel,
+    score: Callable[[Sequences, Tokens], Float[Tensor, "N"]],
+) -> Float[Tensor, "B T"]:
+    """What each turn but the last of a row adds to the probability of its reference answer, P_(k+1) - P_k, at the
+    token before the next turn's first that the policy wrote, and 0 elsewhere; ``begun`` are the tokens and the shown
+    media before each turn.
+
+    P_k = exp(mean log-prob of the answer's tokens) behind what was read and written before turn k, and ``opening``.
+    IGPO (arXiv:2510.14967), as in its code: mean log-probs -2, -1, -.5 give .23254, .23865. Equal beginnings are scored
+    once.
+    """
+    opened, answers = model.spell(opening)[:-1], {}
+    found: dict[tuple[Any, ...], int] = {}
+    rows: list[tuple[int, list[int], int, int]] = []  # row, tokens, place of the answer, number of shown media
+    numbers: list[list[int]] = []
+    for row, (prompt, places, own) in enumerate(zip(prompts, begun, sequences.ids.tolist(), strict=True)):
+        if id(prompt) not in answers:
+            answers[id(prompt)] = model.spell(reference_text(prompt.answer, prompt.id, "answer_gain"))[:-1]
+        numbers.append([])
+        for length, count in places:
+            shown = sequences.shown[row][:count] if count else ()
+            key = int(sequences.prompts[row]), tuple(own[:length]), tuple(map(id, shown))
+            if key not in found:
+                found[key] = len(rows)
+                before = own[:length] + opened
+                rows.append((row, before + answers[id(prompt)], len(before), count))
+            numbers[-1].append(found[key])
+    probability = torch.cat([_answered(sequences, rows[i : i + ROWS], model, score) for i in range(0, len(rows), ROWS)])
+    gains = torch.zeros(sequences.ids.shape)
+    for row, (own, places) in enumerate(zip(numbers, begun, strict=True)):
+        for k in range(len(own) - 1):
+            end = int(sequences.written[row, : places[k + 1][0]].nonzero().max())
+            gains[row, end] = probability[own[k + 1]] - probability[own[k]]
+    return gains.to(sequences.ids.device)
+
+
+def _answered(
+    sequences: Sequences,
+    rows: Sequence[tuple[int, list[int], int, int]],
+    model: TokenModel,
+    score: Callable[[Sequences, Tokens], Float[Tensor, "N"]],
+) -> Float[Tensor, "N"]:
+    """exp(mean log-prob) of the tokens from a place on of some rows, on the host."""
+    width, device = max(len(ids) for _, ids, _, _ in rows), sequences.ids.device
+    ids = torch.tensor([[*one, *[model.pad_id] * (width - len(one))] for _, one, _, _ in rows], device=device)
+    place = torch.arange(width, device=device)
+    real = place < torch.tensor([[len(one)] for _, one, _, _ in rows], device=device)
+    target = real & (place >= torch.tensor([[start] for _, _, start, _ in rows], device=device))
+    chosen = torch.tensor([row for row, _, _, _ in rows], device=device)
+    shown = [sequences.shown[row][:count] if count else () for row, _, _, count in rows]
+    given = replace(
+        sequences,
+        prompt=sequences.prompt[chosen],
+        ids=ids,
+        real=real,
+        observed=None,
+        shown=shown if any(shown) else (),
+    )
+    total = torch.zeros(target.shape, device=device)
+    for part in given.split(target, ROWS):
+        total[part.rows, part.positions] = score(given, part)
+    return (total.sum(1) / target.sum(1)).exp().cpu()
+
+
 def gradient_features(
     sequences: Sequences,
     states: Callable[[Int[Tensor, "rows"]], Float[Tensor, "rows T width"]],

@@ -37,7 +37,14 @@ from mmgrpo.policies.generation import (
     pad_beams,
 )
 from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS, ChangedPrompts
-from mmgrpo.policies.records import answer_likelihood, gradient_features, reaching, segments, visual_dependency
+from mmgrpo.policies.records import (
+    answer_gains,
+    answer_likelihood,
+    gradient_features,
+    reaching,
+    segments,
+    visual_dependency,
+)
 from mmgrpo.policies.text_states import FIELDS as STATE_FIELDS
 from mmgrpo.policies.text_states import STATES, with_states
 from mmgrpo.policies.text_trees import TREES, TextTree, grow
@@ -242,6 +249,8 @@ class TokenPolicy:
             drawn = {"ids": completions.ids, "real": completions.real, "observed": turns.observed}
             sequences = replace(sequences, **drawn, shown=turns.shown)
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
+        if turns and "answer_gain" in request.records:
+            numbers["answer_gain"] = self._gains(sequences, queries, turns)
         if "divergence" in self.fields:
             numbers["divergence"] = completions.divergence
         if self.variants:
@@ -369,6 +378,17 @@ class TokenPolicy:
 
         rows, ends = [queries[place] for place in sequences.prompts.tolist()], frozenset(self.ends.tolist())
         return self.tools.converse(drawn, rows, draw, self.model, ends, drawing.max_tokens, drawing.seed, keyed)
+
+    def _gains(self, sequences: Sequences, queries: Sequence[Query], turns: Conversations) -> Float[Tensor, "B T"]:
+        """``answer_gains`` of the turns, where the thought that the template opens is closed before the answer."""
+        assert self.tools is not None
+        opened = self.tools.prefilled.rpartition("</think>")[2]
+        opening = "</think>\n<answer>" if "<think>" in opened else "<answer>"
+        prompts = [queries[index].prompt for index in sequences.prompts.tolist()]
+        begun = [one.begun for one in turns.episodes]
+        return answer_gains(
+            sequences, prompts, begun, opening, self.model, lambda some, part: self._score(self.network, some, part)[0]
+        )
 
     def _last_turns(self, sequences: Sequences, turns: Conversations) -> list[Text]:
         """The last turn of each completion, with those before it and the calls."""

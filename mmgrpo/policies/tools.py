@@ -62,7 +62,7 @@ HOOKS = ("reset", "turn_reward", "state", "reward")
 WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
 """Records that read a completion as one text of the policy."""
 
-OF_TURNS = frozenset({"turn", "state"})
+OF_TURNS = frozenset({"turn", "state", "answer_gain"})
 """Records of completions that have turns."""
 
 T = TypeVar("T")
@@ -135,6 +135,8 @@ class Episode:
     text: str = ""
     last: list[int] = field(default_factory=list)
     """Text and tokens of the newest turn of the policy."""
+    begun: list[tuple[int, int]] = field(default_factory=list)
+    """The number of tokens before each turn of the policy, and of media in them."""
     ends: list[int] = field(default_factory=list)
     """The place of the last token of each turn of the policy."""
     earned: list[float] = field(default_factory=list)
@@ -328,6 +330,7 @@ class Tools:
         ends: frozenset[int],
     ) -> None:
         """A further turn of the policy; the completion ends with it unless it calls tools that may still answer."""
+        one.begun.append((len(one.ids), len(one.shown)))
         one.ids += ids
         one.observed += [False] * len(ids)
         for name, values in numbers.items():

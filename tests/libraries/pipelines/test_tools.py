@@ -253,6 +253,23 @@ def test_images_of_pil_and_engines_of_the_process(seeing):
     torch.testing.assert_close(made.decisions.fields["sampler_log_probs"], made.decisions.log_probs, rtol=0, atol=2e-4)
 
 
+def test_gains_of_turns_behind_images_do_not_depend_on_other_completions(seeing):
+    policy, other = seeing(), seeing("drawn_by_pil")
+    prompts = [replace(prompt, answer="red blue") for prompt in EXAMPLES["qwen_vl"].prompts]
+    records = frozenset({"turn", "answer_gain"})
+    slots = range(len(prompts))
+    made = policy.rollout(Request(prompts, [*slots], 8, seed=1, records=records))
+    gains, images = made.decisions.fields["answer_gain"], [len(some) for some in made.steps.shown]
+    assert max(images) > 1 and gains[[count > 0 for count in images]].any(1).all()
+    for place in slots:
+        alone = policy.rollout(Request(prompts[place : place + 1], [place], 8, seed=1, records=records))
+        got = alone.decisions.fields["answer_gain"]
+        rows = gains[8 * place : 8 * place + 8, : got.shape[1]]
+        torch.testing.assert_close(got, rows, rtol=0, atol=1e-6)
+    changed = other.rollout(Request(prompts, [*slots], 8, seed=1, records=records)).decisions.fields["answer_gain"]
+    assert (changed.sum(1) - gains.sum(1)).abs().max() > 1e-6
+
+
 def test_an_image_without_a_pixel_is_the_error_of_its_call(seeing):
     made = shown(seeing("careless"))
     calls = [call for one in made.outputs for call in one.calls if call.name == "careless"]

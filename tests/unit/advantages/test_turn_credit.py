@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.advantages.credit import of_turns, turn_returns
+from mmgrpo.advantages.credit import of_turns, returns, turn_rewards
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.compatibility import refuse_turns
 from mmgrpo.types import Decisions
@@ -50,7 +50,9 @@ ROWS = [[0, 0, OBSERVED, 1, OBSERVED, 2], [0, OBSERVED, OBSERVED, 1, 1, OBSERVED
 def test_returns_of_turns_are_discounted_once_a_turn(rewards, values, gamma, outcome, sums):
     made = conversing(ROWS, rewards)
     given = torch.tensor(values).double(), made.decision_mask, made.fields["step_rewards"], made.fields["turn"]
-    table, there = turn_returns(*given, gamma, outcome)
+    earned, there, last = turn_rewards(*given, outcome)
+    assert last.tolist() == [[False, False, True], [False, True, False]]
+    table = returns(earned, there, gamma)
     assert table.numpy() == near(sums) and there.tolist() == [[True] * 3, [True, True, False]]
     spread = of_turns(table, made.decision_mask, made.fields["turn"])
     first, second = table.tolist()
@@ -183,6 +185,36 @@ def test_rows_outside_of_the_statistics_have_no_part_of_the_step():
     assert got[:, 0].tolist() == pytest.approx([1 + 0.633333, 2 - 0.316667, 3, 4 - 0.316667])
 
 
+GAINS = torch.tensor([[0.3, 0.0], [0.1, 0.0], [0.0, 0.0]]).double()
+"""In the first of two turns; the third row has one turn."""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # .3, 1, .1, 0 and .5: mean .38, std sqrt(.1256)
+        ("information_gain(eps=0)", [[0.54, 0.62], [-0.66, -0.38], [0.12, 0]]),
+        ("information_gain(gamma=0.5, eps=0)", [[0.23, 0.62], [-0.47, -0.38], [0.12, 0]]),
+        ("information_gain(gamma=0, outcome=0, eps=0)", [[0.22, -0.08], [0.02, -0.08], [-0.08, 0]]),
+    ],
+)
+def test_rewards_of_turns_are_standardized_before_they_are_summed(text, expected):
+    made = conversing([[0, 1], [0, 1], [0, OBSERVED]], [[]] * 3, answer_gain=GAINS)
+    got = credited(text, [0.0] * 3, made, values=torch.tensor([1.0, 0.0, 0.5]).double())
+    std = 0.1256**0.5 if "outcome" not in text else torch.tensor([0.3, 0, 0.1, 0, 0]).std(correction=0)
+    assert got.numpy() == near(torch.tensor(expected) / std)
+
+
+def test_gains_and_outcomes_are_compared_by_themselves():
+    made = conversing([[0, 1], [0, 1]], [[]] * 2, answer_gain=GAINS[:2])
+    given = [0.0] * 2, made
+    outcomes = torch.tensor([1.0, 0.0]).double()
+    got = credited("information_gain(separate=True, eps=0)", *given, values=outcomes)
+    assert got.tolist() == [pytest.approx([2, 1]), pytest.approx([-2, -1])]
+    joint = credited("information_gain(eps=0)", *given, values=outcomes)
+    assert joint[:, 0].tolist() == pytest.approx([1.536443, -1.536443], abs=1e-6)
+
+
 def test_credits_of_turns_and_tools_need_each_other():
     turns = recipe(baseline="none", scale="none", credit="turn_return")
     steps = recipe(baseline="none", scale="none", credit="step_return(over='group')")
@@ -193,3 +225,5 @@ def test_credits_of_turns_and_tools_need_each_other():
     with pytest.raises(ValueError, match=r"algorithm\.credit.*step_return.*sampling\.tools.*turn_return"):
         refuse_turns(steps, True)
     assert isinstance(turns, AdvantageRecipe) and turns.records == {"turn"}
+    gains = recipe(baseline="none", scale="none", credit="information_gain")
+    assert gains.records == {"turn", "answer_gain"} and recipe(credit="state_groups").records == {"turn", "state"}

@@ -225,7 +225,7 @@ REFUSED |= {"treerpo": r"algorithm\.credit.*tree", "t1": "entropy"} | dict.fromk
     ("gr_dpo", "gr_ipo"), r"data\.offline"
 )
 REFUSED |= dict.fromkeys(("vineppo", "clip_delta", "text2grad", "subpo"), r"sampling\.states")
-REFUSED["gigpo"] = r"sampling\.tools"
+REFUSED |= dict.fromkeys(("gigpo", "igpo"), r"sampling\.tools")
 REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence", "rapo": "entropy"}
 REFUSED |= {"rover": "certainty", "prorl": r"eval\.every", "tgdpo": "teacher_log_probs"}
 REFUSED |= {

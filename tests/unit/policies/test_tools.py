@@ -22,8 +22,9 @@ from mmgrpo.engines.engine import Synchronized, parameters
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.generation import Generated
+from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.policies.token_model import Query
+from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.tools import ENDS, Tools, _observation, answer, calls_of, load_tools, number_of, offered
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
@@ -593,6 +594,70 @@ def test_states_are_recorded_on_request_and_their_share_is_logged():
     assert len({one for one in met if met[one] >= 8}) == 3  # where each prompt begins
     share = sampling_metrics(decisions, torch.zeros(24))["rollout/single_state_fraction"]
     assert 0 < share < 1 and share == pytest.approx(sum(n == 1 for n in met.values()) / met.total())
+
+
+ANSWERED = [replace(prompt, answer=answer) for prompt, answer in zip(PROMPTS, ("seven eight", "a", "b b"), strict=True)]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_turn_gains_what_it_adds_to_the_probability_of_the_answer(share):
+    """Against plain forward passes: exp(mean log-prob of the answer) behind what stands before each turn."""
+    policy = policy_of(share_prefix=share, temperature=0.8, max_tokens=48)
+    asked = Request(ANSWERED, [0, 1, 2], 8, seed=3, records=frozenset({"turn", "answer_gain"}))
+    rolled = policy.rollout(asked)
+    rows, fields, network = kept(rolled), rolled.decisions.fields, policy.network
+    gain, turn = fields["answer_gain"], fields["turn"]
+    model: Any = policy.model
+    opening, several = model.spell("<answer>")[:-1], 0
+
+    @torch.no_grad()
+    def probability(row: int, length: int) -> float:
+        (prompt,) = model.encode([rolled.prompts[row]]).ids.tolist()
+        answer = model.spell(rolled.prompts[row].answer)[:-1]
+        ids = torch.tensor([[*prompt, *rows.ids[row][:length].tolist(), *opening, *answer]])
+        logits = model.logits(network, network.base_model(ids).last_hidden_state[0]) / 0.8
+        log_probs = logits.index_fill(1, policy.suppressed, -torch.inf).log_softmax(-1)
+        chosen = [log_probs[-len(answer) - 1 + place, token] for place, token in enumerate(answer)]
+        return float(torch.stack(chosen).mean().exp())
+
+    for row in range(24):
+        places = [(turn[row] == number).nonzero()[:, 0] for number in range(int(turn[row].max()) + 1)]
+        before = [probability(row, int(some[0])) for some in places]
+        for number, some in enumerate(places):
+            last = number == len(places) - 1
+            wanted = 0.0 if last else before[number + 1] - before[number]
+            assert float(gain[row, some[-1]]) == pytest.approx(wanted, abs=1e-6)
+            assert not gain[row][some[:-1]].any()
+        assert not gain[row][turn[row] < 0].any()
+        several += len(places) > 2
+    assert several > 1
+    assert sampling_metrics(rolled.decisions, torch.zeros(24))["rollout/answer_gain"] == pytest.approx(
+        float(gain.sum() / 24), abs=1e-7
+    )
+
+
+def test_gains_are_differences_of_geometric_means():
+    """Mean log-probs -2, -1 and -.5: .36788 - .13534 and .60653 - .36788. Equal beginnings are scored once."""
+    model, scored = frame(), []
+    ids = torch.tensor([spelled("a", END, BEGIN, "b", END, BEGIN, "a", END)] * 2)
+    observed = torch.tensor([[False, False, True] * 2 + [False, False]] * 2)
+    context: Any = SimpleNamespace(forced=())
+    sequences = Sequences(context, (), torch.tensor([0, 0]), ids, torch.ones_like(observed), observed=observed)
+
+    def score(some: Sequences, part: Any) -> Tensor:
+        scored.append(len(some.ids))
+        length = (some.lengths[part.rows] - 3) // 3  # turns before the answer of two words and its opening of one
+        spread = torch.where(part.positions % 2 == 0, 0.25, -0.25)
+        return torch.tensor([-2.0, -1.0, -0.5])[length] + spread
+
+    begun = [[(0, 0), (3, 0), (6, 0)], [(0, 0), (3, 0)]]
+    prompt = replace(PROMPTS[0], answer="seven eight")
+    got = answer_gains(sequences, [prompt, prompt], begun, "<tool_call>", model, score)
+    expected = [[0, 0.23254, 0, 0, 0.23865, 0, 0, 0], [0, 0.23254, 0, 0, 0, 0, 0, 0]]
+    torch.testing.assert_close(got, torch.tensor(expected), rtol=0, atol=1e-5)
+    assert sum(scored) == 3
+    with pytest.raises(ValueError, match="'0'.*None.*answer"):
+        answer_gains(sequences, PROMPTS[:1] * 2, begun, "<tool_call>", model, score)
 
 
 def test_a_reward_that_is_no_number_stops_the_run():
