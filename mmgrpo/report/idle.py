@@ -8,7 +8,8 @@ A round trains if one of its steps has a learning rate, decisions, a finite grad
 It is an alarm if no round of the run did, from ``FEW`` rounds on, or at the end of a shorter run; if the last ``LONG``
 rounds did not; and if at the end half of all did not. A reward with a weight is one if it gave one and the same number
 to every sample of the run, or abstained from all. Votes have collapsed if nearly all prompts' samples agree. Gradients
-are faint if AdamW's ``eps`` is most of what it divides them by.
+are faint if AdamW's ``eps`` is most of what it divides them by. Tools are uncalled if no completion of the run called
+one.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Idle:
 
     cause: str
     """A key of ``CAUSES``; ``constant_reward``, ``absent_reward``, ``collapsed_votes``, ``clip_range``, ``warmup``,
-    ``unchanged_model``, ``faint_gradient``."""
+    ``unchanged_model``, ``faint_gradient``, ``uncalled_tools``."""
     settings: str
     since: int
     step: int
@@ -144,6 +145,8 @@ class Watch:
     """The norm of a gradient whose entries are ``optim.eps`` on average: AdamW halves the steps of such a one."""
     faint: int = 0
     """Rounds from the first on in which every gradient that was not zero was smaller; -1: not in all."""
+    uncalled: int = 0
+    """Rounds from the first on in which no completion called a tool; -1: not in all, or there are no tools."""
 
     @classmethod
     def of(cls, scorers: Sequence[Scorer], loss: LossRecipe, optim: Optim, steps: int, trained: int) -> Watch:
@@ -184,6 +187,8 @@ class Watch:
         self.coarse = self.coarse + 1 if coarse and self.coarse >= 0 else -1
         if norm := max(_number(row, "grad_norm", 0.0) for row in rows):
             self.faint = self.faint + 1 if norm < self.least and self.faint >= 0 else -1
+        uncalled = _number(rows[0], "rollout/tool_calls") == 0 and self.uncalled >= 0
+        self.uncalled = self.uncalled + 1 if uncalled else -1
 
     def alarms(self, ended: bool = False) -> list[Idle]:
         """What is wrong so far; ``ended``: no round follows."""
@@ -220,6 +225,18 @@ class Watch:
                     f"{self.least:.2g}, that of entries of optim.eps on average, under which AdamW takes a part of "
                     "optim.lr only; look at algorithm.aggregation (a constant far above the decisions of a sample) "
                     "and at coefficients of the objective, or set optim.eps lower",
+                )
+            )
+        if enough and self.uncalled == self.rounds:
+            found.append(
+                Idle(
+                    "uncalled_tools",
+                    "data.system, model.path, sampling.turns",
+                    self.first,
+                    self.last,
+                    f"up to step {self.last} no completion called a tool of sampling.tools, so that calls are not "
+                    "learned; ask for them in data.system, take a model that writes them, and set sampling.turns above "
+                    "1, without which none is answered",
                 )
             )
         return found

@@ -999,6 +999,14 @@ def test_the_numbers_of_a_round_are_logged(made):
     assert own["rollout/ended_tokens"] == pytest.approx(sum(output.truncated for output in outputs) / 24)
 
 
+def test_a_run_whose_completions_call_nothing_says_so(tmp_path):
+    quiet = policy_of(likely=("a", "b", "<|im_end|>"), turns=1)
+    run = trainer(quiet, tmp_path, PROMPTS, reward=few_calls, steps=3, **algorithm_blocks("grpo", terms=[]))
+    with pytest.warns(UserWarning, match=r"sampling\.tools.*sampling\.turns"):
+        run.fit()
+    assert [alarm.cause for alarm in run.present_alarms] == ["uncalled_tools"]
+
+
 def few_calls(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     return [len(output.calls) + output.tokens / 100 if isinstance(output, Text) else 0.0 for output in outputs]
 

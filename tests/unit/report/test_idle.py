@@ -125,6 +125,15 @@ def test_a_clip_range_below_the_rounding_of_log_probs_is_an_alarm_where_a_round_
     assert watched([{}, *rounded], clip_range=1e-4, updates=2).alarms() == []
 
 
+def test_tools_that_no_completion_has_called_are_an_alarm():
+    never, once = {"rollout/tool_calls": 0.0}, {"rollout/tool_calls": 0.01}
+    assert causes(watched([never] * FEW).alarms()) == ["uncalled_tools"]
+    assert watched([never] * (FEW - 1)).alarms() == [] == watched([{}] * FEW).alarms()
+    assert causes(watched([never]).alarms(ended=True)) == ["uncalled_tools"]
+    assert watched([once, *[never] * FEW]).alarms() == [], "they have been called before"
+    assert watched([*[never] * FEW, once]).alarms() == []
+
+
 def test_settings_with_which_nothing_can_be_trained_are_an_alarm_from_the_start():
     assert causes(settings_alarms(Optim(lr=0.0), 10)) == ["learning_rate"]
     [alarm] = settings_alarms(Optim(warmup=1000), 10)
