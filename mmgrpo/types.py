@@ -113,7 +113,8 @@ class Text:
     ids: tuple[int, ...] = field(default=(), compare=False, repr=False)
     """The tokens of the text, where a policy sampled it."""
     turns: tuple[Turn, ...] = ()
-    """The turns before the text: what the policy wrote and what its tools answered."""
+    """The turns before the text: what the policy wrote and what its tools answered, and before them what these wrote
+    behind the prompt."""
     calls: tuple[Call, ...] = field(default=(), hash=False)
     """The calls of tools in all turns that were answered, in their order."""
     tool_reward: float | None = field(default=None, hash=False)

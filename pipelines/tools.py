@@ -20,7 +20,8 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     """ValueError for ``sampling.tools`` that are none, for what cannot be drawn or scored in several turns, and for a
     chat template, with these arguments, that does not write them."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.policies.tools import WALKING, having, load_tools, refuse_with_tools
+    from mmgrpo.policies.tools import WALKING, having, load_tools, opens, refuse_with_tools
+    from mmgrpo.update import LossRecipe
 
     data, sampling, algorithm = config.data, config.sampling, config.algorithm
     loaded = load_tools(sampling.tools)
@@ -47,6 +48,12 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     recipe = AdvantageRecipe.of(algorithm)
     walking = recipe.records & WALKING | recipe.fields & {"divergence"}
     refuse_with_tools(used | {"algorithm": ", ".join(sorted(walking))})
+    opening = [tool.__name__ for tool in loaded if isinstance(tool, type) and opens(tool)]
+    if opening and (changed := sorted(name for name in LossRecipe.read(algorithm).scores if "@" in name)):
+        raise ValueError(
+            f"algorithm.terms: got one that scores under a changed prompt ({changed[0]}) with class '{opening[0]}' of "
+            "sampling.tools, whose reset writes behind the prompt; leave out one of them"
+        )
     described = schemas(loaded)
     if Path(config.model.path).is_dir():
         check_template(config.model.path, {**template, "tools": described})

@@ -176,6 +176,15 @@ def worded(prompt: Prompt, system: str = "", template: str = "") -> Prompt:
     return replace(prompt, text=text, turns=() if plain else tuple(turns))
 
 
+def appended(prompt: Prompt, text: str) -> Prompt:
+    """The prompt with a text at the end of its last user turn."""
+    last = max((place for place, turn in enumerate(prompt.turns) if turn.role == "user"), default=-1)
+    turns = tuple(
+        replace(turn, parts=(*turn.parts, text)) if place == last else turn for place, turn in enumerate(prompt.turns)
+    )
+    return replace(prompt, text=prompt.text + text, turns=turns)
+
+
 def text_of(turns: Iterable[Turn]) -> str:
     """The text of the user's turns."""
     return "\n".join(_text_of(turn) for turn in turns if turn.role == "user")

@@ -213,7 +213,7 @@ def refuse_servers(urls: Iterable[str], token: str) -> None:
 
 def fields_of(query: Query) -> dict[str, Any]:
     """A query as what a message can hold."""
-    names = ("prompt", "slot", "count", "origin", "forced", "variant", "shown")
+    names = ("prompt", "slot", "count", "origin", "forced", "variant", "shown", "opening")
     return {name: getattr(query, name) for name in names}
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmgrpo.config.ranges import POSITIVE_FRACTION
 from mmgrpo.config.registry import Block, bind, block
+from mmgrpo.data.messages import appended
 from mmgrpo.data.perturbations import CHANGES, shuffle_frames
 from mmgrpo.policies.token_model import Context, Features, Sequences, Tokens
 from mmgrpo.randomness import derive
@@ -121,13 +122,7 @@ def instructions(prompt: Prompt, *, texts: Sequence[str]) -> list[tuple[Prompt, 
 
 def _asked(prompt: Prompt, text: str, **meta: int) -> Prompt:
     """The prompt with a sentence at the end of its last user turn."""
-    last = max((place for place, turn in enumerate(prompt.turns) if turn.role == "user"), default=-1)
-    turns = tuple(
-        replace(turn, parts=(*turn.parts, f" {text}")) if text and place == last else turn
-        for place, turn in enumerate(prompt.turns)
-    )
-    whole = f"{prompt.text} {text}" if text else prompt.text
-    return replace(prompt, text=whole, turns=turns, meta={**prompt.meta, **meta})
+    return replace(appended(prompt, f" {text}") if text else prompt, meta={**prompt.meta, **meta})
 
 
 Encode: TypeAlias = Callable[[Sequence[Prompt]], tuple[Context, "Features | None"]]

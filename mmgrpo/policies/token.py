@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmgrpo.config.registry import bind
+from mmgrpo.data.messages import appended
 from mmgrpo.files import share
 from mmgrpo.policies.generation import (
     DecodingState,
@@ -188,6 +189,8 @@ class TokenPolicy:
         self.tools = tools
         self.provides -= {f"{name} of samples" for name in (WALKING if tools else OF_TURNS)}
         if tools:
+            if tools.opening:
+                self.provides = frozenset(name for name in self.provides if not name.endswith("under a changed prompt"))
             used = {"search": search.removeprefix("sample"), "contrast": contrast, "variants": variants}
             used |= {"states": states, "tree": tree}
             refuse_with_tools({f"sampling.{name}": value for name, value in used.items()})
@@ -319,6 +322,7 @@ class TokenPolicy:
         ]
         queries = [form for query in queries for form in self._forms(query)]
         queries = [*forced.values()] if request.beginnings else [*queries, *self._contrasts(request), *forced.values()]
+        queries = self.tools.opened(queries, request.seed) if self.tools else queries
         temperature = request.sampling.get("temperature", self.temperature)
         most = round(request.sampling.get("max_tokens", self.max_tokens))
         return queries, Drawing(request.seed, temperature, most, self.top_p, request.round)
@@ -332,7 +336,12 @@ class TokenPolicy:
             self.engine.begin(context, self._cached_features(context, queries), queries, drawing)
 
     def _context(self, queries: Sequence[Query]) -> Context:
-        distinct, index = distinct_prompts([query.prompt for query in queries])
+        read: dict[tuple[int, tuple[str, ...]], Prompt] = {}
+        for one in queries:
+            key = id(one.prompt), one.opening
+            if key not in read:
+                read[key] = appended(one.prompt, "".join(one.opening)) if any(one.opening) else one.prompt
+        distinct, index = distinct_prompts([read[id(query.prompt), query.opening] for query in queries])
         context = self.model.encode(distinct).to(self.device)
         if len(distinct) < len(queries):
             context = context.take(index)
@@ -537,6 +546,7 @@ class TokenPolicy:
     def sample(self, request: Request) -> list[Output]:
         """Sample at the evaluation temperature (0 is greedy)."""
         queries = [Query(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
+        queries = self.tools.opened(queries, request.seed) if self.tools else queries
         drawing = Drawing(request.seed, self.evaluation_temperature, self.max_tokens, self.top_p, request.round)
         sequences, drawn = self.generate(queries, drawing)
         turns = self._converse(sequences, drawn, queries, drawing)
@@ -926,7 +936,9 @@ class TokenPolicy:
             return self._features(self.network, context.take(missing), [names[index] for index in missing])
 
         # A contrast is another change in every round, and so may be a hint.
-        recurring = [query.origin != CONTRAST and HINT not in query.prompt.meta for query in queries]
+        recurring = [
+            query.origin != CONTRAST and HINT not in query.prompt.meta and not query.opening for query in queries
+        ]
         return self.feature_cache.features([query.prompt for query in queries], compute, recurring)
 
     def _features(self, network: nn.Module, context: Context, names: Sequence[str]) -> Features:

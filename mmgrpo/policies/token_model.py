@@ -39,6 +39,8 @@ class Query:
     """The number of the form of the prompt, where its group is divided among several."""
     shown: tuple[Media, ...] = ()
     """The media of the placeholders in ``forced``, which tools have returned (``Showing``)."""
+    opening: tuple[str, ...] = ()
+    """What classes of tools have written behind the prompt, at the end of its last user turn."""
 
     @property
     def stream(self) -> tuple[str | int, ...]:

@@ -8,9 +8,9 @@ writes behind a turn that tools have answered (``mmgrpo.data.chat.ChatTemplate.r
 network and are no decisions. All unfinished completions of a batch are continued together, by whatever draws them.
 
 A tool is a function, or a public method of a class, of which each completion has an instance of its own. Its method
-``reset(prompt, seed)`` begins it, ``turn_reward()`` says after each turn what it reached (the field ``step_rewards``),
-``state()`` where it has led (the field ``state``), and ``reward()`` at the end what was reached in all (the reward
-``tool_reward``).
+``reset(prompt, seed)`` begins it, and may return a text that the completions read behind the prompt; ``turn_reward()``
+says after each turn what it reached (the field ``step_rewards``), ``state()`` where it has led (the field ``state``),
+and ``reward()`` at the end what was reached in all (the reward ``tool_reward``).
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visua
 OF_TURNS = frozenset({"turn", "state", "answer_gain"})
 """Records of completions that have turns."""
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 Parts: TypeAlias = str | Sequence[Mapping[str, str]]
@@ -104,6 +105,15 @@ def offered(tools: Sequence[Any]) -> dict[str, tuple[type | None, Callable[..., 
 def _methods(owner: type) -> dict[str, Callable[..., Any]]:
     functions = inspect.getmembers(owner, inspect.isfunction)
     return {name: one for name, one in functions if not name.startswith("_") and name not in HOOKS}
+
+
+def opens(owner: type) -> bool:
+    """Whether a class declares that its ``reset`` returns a text."""
+    reset = getattr(owner, "reset", None)
+    if not inspect.isfunction(reset):
+        return False
+    annotation = inspect.signature(reset).return_annotation
+    return annotation is str or (annotation is not inspect.Signature.empty and "str" in str(annotation))
 
 
 def having(tools: Sequence[Any], method: str) -> list[type]:
@@ -258,6 +268,22 @@ class Tools:
         return having(self.tools, "reward")
 
     @cached_property
+    def opening(self) -> list[type]:
+        """The classes that write behind the prompt."""
+        return [tool for tool in self.tools if isinstance(tool, type) and opens(tool)]
+
+    def opened(self, queries: Sequence[Query], seed: int) -> list[Query]:
+        """The queries with what the classes write behind their prompts; all completions of a prompt read the same."""
+        if not self.opening:
+            return list(queries)
+
+        def written(query: Query) -> tuple[str, ...]:
+            return tuple(self._begun(owner, query, seed)[1] for owner in self.opening)
+
+        texts = self._each(queries, written)
+        return [replace(query, opening=text) for query, text in zip(queries, texts, strict=True)]
+
+    @cached_property
     def rewarding_turns(self) -> list[type]:
         """The classes that reward single turns."""
         return having(self.tools, "turn_reward")
@@ -283,7 +309,8 @@ class Tools:
         members: dict[int, int] = {}
         rows = []
         for query in queries:
-            rows.append(Episode(query, members.setdefault(query.slot, 0)))
+            opened = [Turn("user", (text,))] if (text := "".join(query.opening)) else []
+            rows.append(Episode(query, members.setdefault(query.slot, 0), turns=opened))
             members[query.slot] += 1
         if keyed:
             for one, state in zip(rows, self._each(rows, partial(self._state, (), seed=seed)), strict=True):
@@ -344,8 +371,8 @@ class Tools:
         elif one.turn == self.turns:
             one.end = "turns"
 
-    def _each(self, some: Sequence[Episode], does: Callable[[Episode], T]) -> Iterable[T]:
-        """What is done with each completion, with several at a time."""
+    def _each(self, some: Sequence[S], does: Callable[[S], T]) -> Iterable[T]:
+        """What is done with each completion, or prompt, with several at a time."""
         if self.workers == 1 or len(some) < 2:
             return map(does, some)
         with ThreadPoolExecutor(self.workers) as pool:
@@ -455,11 +482,15 @@ class Tools:
 
     def _shown(self, call: Call, model: TokenModel) -> str:
         """What the policy reads of a call: its result or error, without special tokens and cut."""
-        text = f"error: {call.error}" if call.error else call.result
-        for token in self.special:
-            text = text.replace(token, f"{token[:1]} {token[1:]}")
+        text = self._plain(f"error: {call.error}" if call.error else call.result)
         ids = model.spell(text)[:-1]
         return text if len(ids) <= self.observation_tokens else model.decode(ids[: self.observation_tokens])
+
+    def _plain(self, text: str) -> str:
+        """The text without special tokens."""
+        for token in self.special:
+            text = text.replace(token, f"{token[:1]} {token[1:]}")
+        return text
 
     def _answered(self, one: Episode, name: str, given: Mapping[str, Any] | str, seed: int) -> Call:
         """A call with its result or its error; ValueError for a tool that answers with something else than text or
@@ -480,21 +511,45 @@ class Tools:
             one.silent.add(owner)
         return Call(name, given, error=error)
 
-    @staticmethod
-    def _instance(one: Episode, owner: type, seed: int) -> Any:
-        """The completion's own instance of a class; all completions of a prompt begin with the same seed."""
+    def _instance(self, one: Episode, owner: type, seed: int) -> Any:
+        """The completion's own instance of a class. RuntimeError where it writes another text behind the prompt than
+        was read."""
         if owner not in one.instances:
-            try:
-                one.instances[owner] = made = owner()
-                if reset := getattr(made, "reset", None):
-                    given = [one.query.prompt, derive(seed, "tools", one.query.slot)]
-                    reset(*given[: len(inspect.signature(reset).parameters)])
-            except Exception as error:
+            one.instances[owner], text = self._begun(owner, one.query, seed)
+            read = one.query.opening[self.opening.index(owner)] if owner in self.opening else ""
+            if text != read:
                 raise RuntimeError(
-                    f"sampling.tools: class '{owner.__name__}' could not begin prompt '{one.query.prompt.id}': "
-                    f"{reason_of(error)}"
-                ) from error
+                    f"sampling.tools: reset of class '{owner.__name__}' returned {text!r:.80} for a completion of "
+                    f"prompt '{one.query.prompt.id}', expected {read!r:.80} as before; it may depend on the prompt and "
+                    "the seed alone"
+                )
         return one.instances[owner]
+
+    def _begun(self, owner: type, query: Query, seed: int) -> tuple[Any, str]:
+        """An instance of a class for a completion of a prompt, and what it writes behind it; all of a prompt begin with
+        the same seed."""
+        text: Any = None
+        try:
+            made = owner()
+            if reset := getattr(made, "reset", None):
+                given = [query.prompt, derive(seed, "tools", query.slot)]
+                text = reset(*given[: len(inspect.signature(reset).parameters)])
+        except Exception as error:
+            raise RuntimeError(
+                f"sampling.tools: class '{owner.__name__}' could not begin prompt '{query.prompt.id}': "
+                f"{reason_of(error)}"
+            ) from error
+        if isinstance(text, str) and owner not in self.opening:
+            raise ValueError(
+                f"sampling.tools: reset of class '{owner.__name__}' returned a text, which no completion reads unless "
+                "it is declared: write def reset(...) -> str, or return nothing"
+            )
+        if owner in self.opening and not isinstance(text, str | None):
+            raise ValueError(
+                f"sampling.tools: reset of class '{owner.__name__}' returned a {type(text).__name__}, expected text or "
+                "nothing"
+            )
+        return made, self._plain(_encodable(text)) if isinstance(text, str) else ""
 
 
 def number_of(prompt: Prompt, *state: Any) -> int:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, FRACTION, POSITIVE
 from mmgrpo.config.registry import Block, block
+from mmgrpo.data.messages import appended
 from mmgrpo.randomness import stream
 from mmgrpo.types import HINT, Prompt
 
@@ -111,12 +112,7 @@ def with_hint(prompt: Prompt, hint: str, phrase: str) -> Prompt:
     """The prompt with a hint after the last user turn; itself for an empty hint."""
     if not hint:
         return prompt
-    turns = list(prompt.turns)
-    for place in reversed(range(len(turns))):
-        if turns[place].role == "user":
-            turns[place] = replace(turns[place], parts=(*turns[place].parts, phrase + hint))
-            break
-    return replace(prompt, text=prompt.text + phrase + hint, turns=tuple(turns), meta={**prompt.meta, HINT: hint})
+    return replace(appended(prompt, phrase + hint), meta={**prompt.meta, HINT: hint})
 
 
 def with_budget(prompt: Prompt, hint: Hint) -> Prompt:

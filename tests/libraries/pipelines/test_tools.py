@@ -344,6 +344,30 @@ def test_credits_of_turns_and_tools_need_each_other_before_a_model_is_loaded(fam
         owner.check(config)
 
 
+class Opening:
+    """Writes behind the prompt."""
+
+    def reset(self) -> str:
+        return ""
+
+    def look(self) -> str:
+        """Look."""
+        return ""
+
+
+def test_a_text_behind_the_prompt_does_not_go_with_terms_under_a_changed_prompt():
+    config = config_class(families()["qwen_vl"].sections)()
+    algorithm = replace(config.algorithm, terms=["perception(gamma=0.01)"])
+    for name in ("count", "Opening"):
+        sampling = replace(config.sampling, tools=[f"{__name__}:{name}"])
+        changed = replace(config, algorithm=algorithm, sampling=sampling, model=replace(config.model, path="nowhere"))
+        if name == "count":
+            check_tools(changed, {})
+        else:
+            with pytest.raises(ValueError, match=r"algorithm\.terms.*'Opening'.*sampling\.tools"):
+                check_tools(changed, {})
+
+
 class Scored:
     """Rewards what nobody reads."""
 

@@ -9,6 +9,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from mmgrpo.data.chat import ChatTemplate, token_ids
 from mmgrpo.engines.engine import Synchronized, parameters
 from mmgrpo.engines.sampler import OwnSampler
+from mmgrpo.engines.served import fields_of
 from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.records import answer_gains
@@ -359,6 +361,96 @@ def test_an_instance_of_a_class_lives_as_long_as_its_completion():
     assert Shop.made == before + 1  # made when it is first called
     conversed([[PEEK, END], [END]], Shop)
     assert Shop.made == before + 2
+
+
+class Room(Shop):
+    """Says what is in it, which depends on prompt and seed."""
+
+    def reset(self, prompt: Prompt, seed: int) -> str:
+        super().reset(prompt, seed)
+        return f" {'seven' if seed % 2 else 'eight'} b"
+
+
+def test_what_a_reset_returns_stands_behind_the_prompt(made):
+    policy = policy_of(tools=[Room, hide_as("door")])
+    rolled = rollout(policy)
+    model: Any = policy.model
+    said = [f" {'seven' if derive(3, 'tools', slot) % 2 else 'eight'} b" for slot in range(3)]
+    assert len({*said}) == 2
+    for row, output in enumerate(texts(rolled)):
+        assert rolled.prompts[row] is PROMPTS[row // 8]  # rewards see the row as it is
+        opened = replace(rolled.prompts[row], text=rolled.prompts[row].text + said[row // 8])
+        (wanted,) = model.encode([opened]).ids.tolist()
+        context = kept(rolled).context
+        assert context.ids[row // 8][context.real[row // 8]].tolist() == wanted
+        assert output.turns[0] == Turn("user", (said[row // 8],))
+        assert output.transcript.startswith(f"user: {said[row // 8]}\nassistant: ")
+    mask = rolled.decisions.decision_mask
+    torch.testing.assert_close(rescored(policy, rolled)[mask], rolled.decisions.log_probs[mask], rtol=0, atol=1e-5)
+    answered = [call.result for one in texts(rolled) for call in one.calls if call.name == "peek"]
+    assert answered and all(result.startswith('["') for result in answered)  # an instance of each completion
+    (evaluated,) = policy.sample(Request(PROMPTS[:1], [0], 1, seed=3))
+    assert isinstance(evaluated, Text) and evaluated.turns[0] == Turn("user", (said[0],))
+    assert not any(name.endswith("under a changed prompt") for name in policy.provides)
+    assert any(name.endswith("under a changed prompt") for name in made[0].provides)
+
+
+def hide_as(name: str) -> Any:
+    return offered_as(name, hide)
+
+
+def test_an_engine_draws_behind_what_a_reset_returns():
+    served, plain = (policy_of(tools=[Room]) for _ in range(2))
+    other = OwnSampler(policy_of(tools=[Room]))
+    served.draw_with(Synchronized(other, lambda: parameters(served.network), served.model, max_gap=1e-4))
+    one, two = rollout(served), rollout(plain)
+    assert torch.equal(kept(one).ids, kept(two).ids)
+    assert fields_of(Query(PROMPTS[0], 0, 1, opening=("a",)))["opening"] == ("a",)
+
+
+def test_a_reset_that_returns_nothing_leaves_the_prompt_as_it_is():
+    class Silent(Shop):
+        def reset(self, prompt: Prompt, seed: int) -> str | None:
+            super().reset(prompt, seed)
+
+    first, second = rollout(policy_of(tools=[Silent])), rollout(policy_of(tools=[Shop]))
+    assert texts(first) == texts(second) and torch.equal(kept(first).ids, kept(second).ids)
+
+
+def test_special_tokens_in_what_a_reset_returns_are_written_apart():
+    class Loud(Shop):
+        def reset(self) -> str:  # type: ignore[override]
+            return f"{END} a"
+
+    (query,) = tools_of(frame(), Loud).opened([Query(PROMPTS[0], 0, 1)], 0)
+    assert query.opening == ("< |im_end|> a",)
+
+
+def counted(numbers: Any = count()) -> str:  # noqa: B008
+    return str(next(numbers))
+
+
+def of_reset(value: Any, declared: Any) -> type:
+    def reset(self: Any) -> Any:
+        return value() if callable(value) else value
+
+    reset.__annotations__ = {"return": declared} if declared else {}
+    return type("Odd", (), {"reset": reset, "peek": lambda self: "a"})
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "reason"),
+    [
+        (of_reset("a", None), ValueError, "'Odd'.*text.*-> str"),
+        (of_reset("a", dict), ValueError, "'Odd'.*text.*-> str"),
+        (of_reset(3, str), ValueError, "'Odd'.*int.*text"),
+        (of_reset(counted, "str | None"), RuntimeError, "'Odd'.*'[3-9]'.*prompt '0'.*'0'"),
+        (of_reset(lambda: 1 / 0, str), RuntimeError, "'Odd'.*'0'.*ZeroDivision"),
+    ],
+)
+def test_what_a_reset_cannot_return(made, error, reason):
+    with pytest.raises(error, match=reason):
+        rollout(policy_of(tools=[made]))
 
 
 class Closed:
