@@ -24,6 +24,9 @@ from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import decisions
 from tests.unit.policies.test_exploring import policy as exploring
 from tests.unit.policies.test_token_policy import token_policy
+from tests.unit.policies.test_tools import PROMPTS as TOLD
+from tests.unit.policies.test_tools import Walk, few_calls
+from tests.unit.policies.test_tools import policy_of as conversing
 from tests.unit.test_learners import few_steps
 
 PAGE = DOCS["metrics.md"]
@@ -37,6 +40,7 @@ PATTERNS = {
     r"category/[^/]+/(\w+)": r"category/<name>/\1",
     r"weight/(?!factor)\w+": "weight/<name>",
     r"correlation/\w+/\w+": "correlation/<a>/<b>",
+    r"rollout/ended_\w+": "rollout/ended_<why>",
 }
 """Names of metrics to the form in which the page has them."""
 
@@ -119,6 +123,11 @@ def written(folder: Path) -> set[str]:
     )
     drawn = group.rollout(Request(toy_prompts(1), [0], 2, seed=0))
     names |= set(sampling_metrics(drawn.decisions, torch.zeros(2)))
+    for preset in ("gigpo", "igpo"):
+        blocks, answered = algorithm_blocks(preset, terms=[]), [replace(one, answer="a") for one in TOLD]
+        run = trainer(conversing(tools=[Walk]), folder / preset, answered, reward=few_calls, **blocks)
+        run.run_round()
+        names |= {name for row in read_metrics(folder / preset / "metrics.jsonl") for name in row}
     lower = token_policy(sampling_dtype="bfloat16")
     made = lower.rollout(Request(prompts, [0, 1], 2, seed=0))
     names |= set(sampling_metrics(made.decisions, torch.zeros(4)))
