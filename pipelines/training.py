@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.runtime.products import aligned
+from mmgrpo.runtime.products import by_onednn
 from mmgrpo.runtime.sharding import exchanged
 from mmgrpo.types import Reference
 from pipelines.existing_lora import ExistingLora, Factors, Names, continue_existing, merge_existing
@@ -50,9 +50,9 @@ def head_logits(
     head = network.get_output_embeddings()
     if not exact:
         with autocast(dtype, hidden.device):
-            return aligned(head, hidden)
+            return head(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
-        return aligned(head, hidden.float())
+        return head(hidden.float())
 
 
 def exact_head(network: Any) -> None:
@@ -259,6 +259,7 @@ def make_trainable(
             network.gradient_checkpointing_enable({"use_reentrant": False})
         else:  # a model of diffusers
             network.enable_gradient_checkpointing()
+    by_onednn(network)
     return reference
 
 

@@ -2,47 +2,81 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmgrpo.runtime import products
-from mmgrpo.runtime.products import LARGE, aligned, packed
+from mmgrpo.runtime.products import COPIED, LARGE, Linear, by_onednn, packed
 
 copying = pytest.mark.skipif(not products._available(), reason="torch is built without oneDNN, or with an old one")
 
 
+@copying
 @pytest.mark.parametrize("bias", [False, True])
-def test_outputs_in_rows_of_an_even_length_and_their_gradients_are_those_of_the_layer(bias: bool) -> None:
-    torch.manual_seed(0)
-    layer, inputs = nn.Linear(8, 3 * 64 + 13, bias=bias), torch.randn(70, 8, requires_grad=True)
-    made, wanted = aligned(layer, inputs), layer(inputs)
-    assert made.stride() == (4 * 64, 1)
-    torch.testing.assert_close(made, wanted)
-    slopes, leaves = torch.randn_like(wanted), (inputs, *layer.parameters())
-    found = [torch.autograd.grad(outputs, leaves, slopes) for outputs in (made, wanted)]
-    torch.testing.assert_close(*found)
+@pytest.mark.parametrize("outputs", [256, COPIED + 3])
+def test_outputs_and_gradients_by_onednn_are_those_of_the_layer(bias: bool, outputs: int) -> None:
+    layer, draw = nn.Linear(64, outputs, bias=bias), partial(torch.randint, -3, 4, dtype=torch.float32)
+    for parameter in layer.parameters():
+        parameter.data = draw(parameter.shape)  # small whole numbers, whose sums are exact in any order
+    inputs = draw((5, 128, 64)).requires_grad_()
+    even, leaves, slopes = inputs[:, ::2], (inputs, *layer.parameters()), draw((5, 64, outputs))
+    wanted = layer(even)
+    by_onednn(layer)
+    made = layer(even)
+    assert made.grad_fn.name() != wanted.grad_fn.name()
+    torch.testing.assert_close(made, wanted, atol=0, rtol=0)
+    found = [torch.autograd.grad(result, leaves, slopes) for result in (made, wanted)]
+    torch.testing.assert_close(*found, atol=0, rtol=0)
 
 
-def test_a_layer_that_is_not_a_plain_one_or_would_not_gain_is_called_as_it_is() -> None:
-    inputs = torch.randn(70, 8)
-    plain, even, hooked, replaced, frozen = nn.Linear(8, 77), nn.Linear(8, 128), *(nn.Linear(8, 77) for _ in range(3))
-    hooked.register_forward_hook(lambda *_: torch.ones(1))
-    replaced.forward = lambda _: torch.ones(2)
-    assert aligned(plain, inputs).stride() == (128, 1)
-    for layer, rows, shape in (
-        (plain, inputs[:64], (64, 77)),
-        (nn.Linear(8, 77), inputs[:, None], (70, 1, 77)),
-        (even, inputs, (70, 128)),
-        (nn.Sequential(plain), inputs, (70, 77)),
-        (hooked, inputs, (1,)),
-        (replaced, inputs, (2,)),
-        (frozen.bfloat16(), inputs.bfloat16(), (70, 77)),
-    ):
-        made = aligned(layer, rows)
-        assert made.shape == shape and made.is_contiguous()
+@copying
+def test_what_is_frozen_gets_no_gradient_and_keeps_no_inputs() -> None:
+    layer, inputs = Linear(64, 256), torch.randn(64, 64)
+    for trained in (layer.weight, layer.bias, inputs):
+        layer.requires_grad_(False)
+        inputs.requires_grad_(False)
+        trained.requires_grad_(True)
+        made = layer(inputs)
+        kept = [one is not None for one in made.grad_fn.saved_tensors]
+        assert kept == [trained is layer.weight, trained is inputs]
+        made.sum().backward()
+        assert trained.grad is not None
+    assert Linear.forward(layer, inputs.detach()).grad_fn is None
+
+
+def test_a_layer_that_is_not_a_plain_one_or_would_not_gain_is_torchs() -> None:
+    kept = nn.Sequential(
+        nn.modules.linear.NonDynamicallyQuantizableLinear(64, 256), nn.Linear(64, 256), nn.Conv2d(1, 2, 3)
+    )
+    kept[1].forward = lambda _: torch.ones(2)
+    by_onednn(kept)
+    assert Linear not in {type(layer) for layer in kept}
+    layer, inputs = Linear(64, 256), torch.randn(64, 64)
+    own = layer(inputs).grad_fn.name()
     with torch.autocast("cpu", torch.bfloat16):
-        assert aligned(plain, inputs).dtype == torch.bfloat16
+        assert layer(inputs).dtype == torch.bfloat16
+    with FlopCounterMode(display=False) as counter:
+        layer(inputs)
+    assert counter.get_total_flops() == 2 * 64 * 64 * 256
+    for rows in (inputs[0], inputs[:15], inputs[:0]):
+        assert layer(rows).shape == (*rows.shape[:-1], 256)
+        assert layer(rows).grad_fn.name() != own
+    assert layer.bfloat16()(inputs.bfloat16()).dtype == torch.bfloat16
+    assert Linear(64, 256, device="meta")(inputs.to("meta")).shape == (64, 256)
+
+
+@copying
+def test_a_copy_of_a_network_multiplies_by_its_own_weights() -> None:
+    layer = Linear(64, 256)
+    copied = deepcopy(layer)
+    layer.weight.data.zero_()
+    assert copied(torch.ones(64, 64)).abs().sum() > 0
+    assert set(copied.state_dict()) == {"weight", "bias"}
 
 
 @copying
