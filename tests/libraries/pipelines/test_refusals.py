@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from mmgrpo.runtime import products
 from pipelines import kv, lora
 from pipelines.generic_lm import _joined
 from pipelines.speech import audio, duration, whisper
@@ -37,6 +38,15 @@ def test_a_negative_rank_is_refused_and_none_trains_all_but_what_is_frozen():
     made.requires_grad_(False)
     make_trainable(made, Training(), ["q_proj"], frozen=[made.tower])
     assert [n for n, p in made.named_parameters() if p.requires_grad] == ["body.q_proj.weight", "body.q_proj.bias"]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_all_plain_layers_are_multiplied_by_onednn_on_a_cpu(rank: int) -> None:
+    made = network()
+    make_trainable(made, Training(lora_rank=rank), ["q_proj"])
+    layers = {type(one) for one in made.modules() if type(one).__bases__[0] is nn.Linear or type(one) is nn.Linear}
+    assert layers == {products.Linear}
+    assert len([one for one in made.modules() if type(one) is products.Linear]) == (2 if rank == 0 else 6)
 
 
 def test_targets_are_written_in_full_where_a_frozen_part_has_one_too():
