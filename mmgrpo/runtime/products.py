@@ -131,6 +131,7 @@ def _available() -> bool:
 def _copied(network: nn.Module) -> list[nn.Linear]:
     """The layers that gain from a copy, in the order of the network, as long as there is room."""
     layers, room = [], MOST
+    layer: Any
     for layer in network.modules():
         if type(layer) not in (nn.Linear, Linear) or "forward" in vars(layer) or type(layer.weight) not in PLAIN:
             continue
