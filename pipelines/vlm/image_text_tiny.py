@@ -16,6 +16,7 @@ from pipelines.vlm.qwen_vl_tiny import TEMPLATE as QWEN_TEMPLATE
 from pipelines.vlm.qwen_vl_tiny import image_processor as qwen_processor
 
 SIDE, PATCH, WIDTH = 16, 4, 32
+PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
 HALVES: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 TEMPLATE = """\
@@ -181,6 +182,38 @@ def llava_processor(tokenizer: Any) -> Any:
     )
 
 
+def llava_next(ids: Mapping[str, int]) -> Any:
+    """LLaVA-NeXT: tiles of the resolution that fits best, of each image."""
+    from transformers import LlavaNextConfig
+
+    return LlavaNextConfig(
+        text_config=text("llama", ids),
+        vision_config=vision("clip_vision_model"),
+        image_token_index=ids["<image>"],
+        image_grid_pinpoints=PINPOINTS,
+        vision_feature_layer=-1,
+    )
+
+
+def llava_next_processor(tokenizer: Any) -> Any:
+    """LLaVA-NeXT's processor."""
+    from transformers import LlavaNextProcessor
+    from transformers.models.llava_next import image_processing_pil_llava_next as images
+
+    square = {"height": SIDE, "width": SIDE}
+    processor = images.LlavaNextImageProcessorPil(
+        size={"shortest_edge": SIDE}, crop_size=square, image_grid_pinpoints=PINPOINTS, **HALVES
+    )
+    return LlavaNextProcessor(
+        processor,
+        tokenizer,
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+
+
 def qwen2_vl(ids: Mapping[str, int]) -> Any:
     """Qwen2-VL: positions of three axes, images of any size."""
     from transformers import Qwen2VLConfig
@@ -227,6 +260,30 @@ def qwen3_vl(ids: Mapping[str, int]) -> Any:
             "temporal_patch_size": 2,
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0],
+        },
+        **qwen_marks(ids),
+    )
+
+
+def qwen3_5(ids: Mapping[str, int]) -> Any:
+    """Qwen3.5: one layer has a state (gated delta rule), the other attends."""
+    from transformers import Qwen3_5Config
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    layers = {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8}
+    layers |= {"linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    return Qwen3_5Config(
+        text_config=text("qwen3_5_text", ids, rope_parameters={**rope, "partial_rotary_factor": 1.0}, **layers),
+        vision_config={
+            "depth": 2,
+            "hidden_size": WIDTH,
+            "intermediate_size": 2 * WIDTH,
+            "num_heads": 2,
+            "out_hidden_size": WIDTH,
+            "patch_size": PATCH,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 64,
         },
         **qwen_marks(ids),
     )
@@ -318,8 +375,10 @@ KINDS: Mapping[str, tuple[Sequence[str], str, Callable[[Mapping[str, int]], Any]
         gemma3_processor,
     ),
     "llava": (("<image>",), "<image>", llava, llava_processor),
+    "llava_next": (("<image>",), "<image>", llava_next, llava_next_processor),
     "qwen2_vl": (QWEN_SPECIAL, QWEN_MARK, qwen2_vl, qwen_processor_of("Qwen2VLProcessor")),
     "qwen3_vl": (QWEN_SPECIAL, QWEN_MARK, qwen3_vl, qwen_processor_of("Qwen3VLProcessor")),
+    "qwen3_5": (QWEN_SPECIAL, QWEN_MARK, qwen3_5, qwen_processor_of("Qwen3VLProcessor")),
     "internvl": (("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>", internvl, internvl_processor),
     "llava_onevision": (("<image>", "<video>"), "<image>", llava_onevision, llava_onevision_processor),
 }
@@ -334,8 +393,10 @@ QWEN_CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
 PUBLISHED: Mapping[str, Kind] = {
     "gemma3": Kind(GEMMA3, GEMMA_SPECIAL, "<bos>", "<eos>", "<pad>", ("<eos>", "<end_of_turn>"), GEMMA_VALUES),
     "llava": Kind(LLAVA, ("<s>", "</s>", "<pad>"), "<s>", "</s>", "<pad>", ("</s>",)),
+    "llava_next": Kind(LLAVA, ("<s>", "</s>", "<pad>"), "<s>", "</s>", "<pad>", ("</s>",)),
     "qwen2_vl": Kind(chatml(QWEN_MARK, QWEN_CLIP, "You are a helpful assistant."), generation=SHARP),
     "qwen3_vl": Kind(chatml(QWEN_MARK, QWEN_CLIP, begun="<think>\\n")),  # Thinking
+    "qwen3_5": Kind(chatml(QWEN_MARK, QWEN_CLIP, begun="<think>\\n")),
     "internvl": Kind(chatml("<IMG_CONTEXT>\\n"), ends=()),  # ends are those of the text configuration
     "llava_onevision": Kind(chatml("<image>\\n")),
 }

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmgrpo.config.settings import config_class
+from mmgrpo.data.chat import ChatTemplate
 from mmgrpo.engines.engine import Synchronized, parameters
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.family import families
 from mmgrpo.policies.token_model import Query
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
+from pipelines.tools import schemas
 from pipelines.vlm import causal_lm_tiny, image_text, qwen_vl_tiny
+from pipelines.vlm.later_images import Joins
+from tests.building import load
 from tests.libraries.families.examples import EXAMPLES, noise
 from tests.libraries.pipelines.test_tools import CALL, policy_of, rescored
 
-KINDS = ("gemma3", "llava", "qwen2_vl", "qwen3_vl", "internvl")
+KINDS = ("gemma3", "llava", "llava_next", "qwen2_vl", "qwen3_vl", "qwen3_5", "internvl")
 SIZES = ((20, 24), (12, 40), (48, 16), (33, 50))
 PROMPTS = EXAMPLES["image_text"].prompts
 """One image, a clip, a text."""
@@ -64,9 +70,9 @@ def thin(what: str) -> Any:
     return Image(noise(3, 2, 900, seed=1))
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *(f"{kind}, published" for kind in KINDS if kind != "llava")])
+@pytest.fixture(scope="module", params=[*KINDS, *(f"{kind}, published" for kind in KINDS if "llava" not in kind)])
 def placed(request, tmp_path_factory) -> str:
-    """Models in the form of this package and in the published one; that of LLaVA 1.5 ends no turn of the assistant."""
+    """Models in the form of this package and in the published one; those of LLaVA end no turn of the assistant."""
     kind, _, published = request.param.partition(", ")
     return folder_of(kind, tmp_path_factory.mktemp(kind), bool(published))
 
@@ -79,7 +85,7 @@ def folder_of(kind: str, place: Any, published: bool = False) -> str:
 
 def seeing(path: str, tool: str = "Look", **settings: Any) -> Any:
     call = CALL.replace("count", "crop" if tool == "Look" else tool)
-    return policy_of("image_text", path, tools=[f"{__name__}:{tool}"], call=call, **{"max_tokens": 400, **settings})
+    return policy_of("image_text", path, tools=[f"{__name__}:{tool}"], call=call, **{"max_tokens": 600, **settings})
 
 
 def drawn(policy: Any, size: int = 8) -> Any:
@@ -91,18 +97,22 @@ def conversations(policy: Any, made: Any) -> list[tuple[int, Prompt, int]]:
     would be spelled otherwise than they were drawn are left out."""
     model, found = policy.model, []
     for row, one in enumerate(made.outputs):
-        images = made.steps.shown[row]
-        if not images or len(one.turns) != 2 * len(images):
+        replies = [[*some] for role, some in groupby(one.turns, lambda turn: turn.role) if role == "tool"]
+        if not made.steps.shown[row] or len(replies) != sum(turn.role == "assistant" for turn in one.turns):
             continue
         ids, seen = made.steps.ids[row], made.steps.observed[row][made.steps.real[row]].tolist()
         begins = [part.span() for part in re.finditer("w+", "".join("o" if there else "w" for there in seen))]
         prompt = made.prompts[row]
         turns = list(prompt.turns or (Turn("user", (prompt.text,)),))
-        for (begin, end), image in zip(begins, images):
+        for (begin, end), reply in zip(begins, replies):
             turns.append(Turn("assistant", (model.prefilled + model.tokenizer.decode(ids[begin : end - 1].tolist()),)))
-            turns.append(Turn("user", ("<tool_response>\nred", image, "\n</tool_response>")))
+            parts: list[Any] = ["<tool_response>\n"]
+            for turn in reply:
+                parts = [*parts[:-1], parts[-1] + turn.parts[0], *turn.parts[1:]]
+                parts += ["\n</tool_response>\n<tool_response>\n"]
+            turns.append(Turn("user", (*parts[:-1], "\n</tool_response>")))
         whole = replace(prompt, turns=tuple(turns))
-        length = begins[len(images)][0]
+        length = begins[len(replies)][0]
         spelled = model.encode([whole]).ids[0].tolist()
         if spelled[-length:] == ids[:length].tolist():
             found.append((row, whole, length))
@@ -117,7 +127,7 @@ def plain_log_probs(policy: Any, prompt: Prompt, answer: Tensor) -> Tensor:
     inputs: dict[str, Tensor] = {}
     for name, value in context.media[0].items():
         more = len(answer) if name.endswith("token_type_ids") else 0
-        inputs[name] = torch.nn.functional.pad(value, (0, more)) if more else value
+        inputs[name] = nn.functional.pad(value, (0, more)) if more else value
     out = policy.network.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs)
     logits = model.logits(policy.network, out.last_hidden_state[0, -len(answer) - 1 : -1])
     logits = logits.index_fill(1, torch.tensor(sorted(model.suppress_tokens)), -torch.inf)
@@ -218,6 +228,89 @@ def test_an_engine_is_given_the_images_as_well(tmp_path):
     made = drawn(policy)
     assert any(made.steps.shown)
     torch.testing.assert_close(made.decisions.fields["sampler_log_probs"], made.decisions.log_probs, rtol=0, atol=1e-5)
+
+
+# ---- how tensors of images are joined
+
+
+class Changed:
+    """A processor whose texts and tensors are changed."""
+
+    def __init__(self, processor: Any, change: Callable[..., Any], text: Callable[[str], str] = str) -> None:
+        self.processor, self.change, self.text = processor, change, text
+        self.tokenizer = processor.tokenizer
+
+    def __call__(self, text: list[str], images: Any, **given: Any) -> Any:
+        made = self.processor(text=[self.text(text[0])], images=images, **given)
+        if images:
+            self.change(made, len(images[0]))
+        return made
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory) -> dict[str, Any]:
+    return {kind: load(image_text, folder_of(kind, tmp_path_factory.mktemp(kind))) for kind in ("llava", "qwen3_vl")}
+
+
+def joins_of(model: Any, change: Callable[..., Any], text: Callable[[str], str] = str) -> Joins:
+    chat = ChatTemplate(model.processor, {"tools": schemas([zoom])})
+    return Joins.of(Changed(model.processor, change, text), chat, model.accepted)
+
+
+def padded(made: Any, count: int) -> None:
+    """Images of one batch are as tall as the tallest of them: [images, 3, 16 * place, 16]."""
+    tall = [nn.functional.pad(one, (0, 0, 0, 16 * int(8 * one.mean() % 3))) for one in made["pixel_values"]]
+    most = max(len(one[0]) for one in tall)
+    made["pixel_values"] = torch.stack([nn.functional.pad(one, (0, 0, 0, most - len(one[0]))) for one in tall])
+
+
+def batched(made: Any, count: int) -> None:
+    """One conversation: [1, images, 3, 16, 16]."""
+    made["pixel_values"] = made["pixel_values"][None]
+
+
+@pytest.mark.parametrize(("change", "axis"), [(padded, 0), (batched, 1)])
+def test_images_of_several_sizes_are_padded_and_the_axis_of_images_is_found(change, axis, read):
+    joins = joins_of(read["llava"], change)
+    assert joins.axes == {"pixel_values": axis} and not joins.types
+    small, large = torch.ones(1, 1, 2, 3), torch.full((1, 1, 4, 2), 2.0)
+    got = joins.join([{"pixel_values": small}, {}, {"pixel_values": large}])["pixel_values"]
+    wanted = torch.zeros(*([2, 1] if axis == 0 else [1, 2]), 4, 3)
+    wanted[0, 0, :2], wanted[-1, -1, :, :2] = 1, 2
+    assert torch.equal(got, wanted) and joins.join([{}]) == {}
+
+
+def by_count(made: Any, count: int) -> None:
+    made["pixel_values"] = made["pixel_values"] * count
+
+
+def by_place(made: Any, count: int) -> None:
+    """Tokens of each image have a type of their own."""
+    types = made["mm_token_type_ids"]
+    made["mm_token_type_ids"] = types * ((types.diff(prepend=types[:, :1] * 0) > 0).cumsum(1))
+
+
+def in_front(text: str) -> str:
+    """All images before the text, as PaliGemma has them."""
+    return "<image>" * text.count("<image>") + text.replace("<image>", "")
+
+
+def unchanged(made: Any, count: int) -> None:
+    """As it is."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "text", "named"),
+    [
+        ("llava", by_count, str, "pixel_values"),
+        ("qwen3_vl", by_place, str, "mm_token_type_ids"),
+        ("llava", unchanged, in_front, "turns"),
+        ("llava", unchanged, lambda text: text.replace("<image>", "", text.count("<image>") - 1), "later turns"),
+    ],
+)
+def test_images_that_cannot_be_joined_are_refused(kind, change, text, named, read):
+    with pytest.raises(ValueError, match=named):
+        joins_of(read[kind], change, text)
 
 
 # ---- what cannot be shown
