@@ -33,6 +33,7 @@ TASKS = {
 OF_TEXT = {
     "toolrl": {"answer": [{"name": "weather", "parameters": {"city": "Oslo"}}]},
     "otc": {"task": "numeric", "answer": "1888208"},
+    "gigpo": {},
     "reasoning_sql": {"task": "sql_partial", "answer": "SELECT count(*) FROM singer"},
 }
 """Recipe of a language model to the columns of a row."""

@@ -96,7 +96,7 @@ def test_a_recipe_of_a_language_model_trains(name, tmp_path):
     row = {"text": "how many", "database": str(tmp_path / "singers.sqlite"), **OF_TEXT[name]}
     files = [("--data.train", [row]), ("--data.heldout", [{**row, "text": "is a blue red"}])]
     words = [w for option, rows in files for w in (option, write_rows(tmp_path / f"{option[7:]}.jsonl", rows))]
-    path = causal_lm.tiny(tmp_path / "model", "tools" if name == "otc" else "")
+    path = causal_lm.tiny(tmp_path / "model", "tools" if name in ("otc", "gigpo") else "")
     words += ["--model.path", path, "--sampling.max-tokens", 4, "--trackers"]
     words += ["--data.prompts-per-step", 1, "--steps", 2, "--eval.every", 0, "--output-dir", tmp_path]
     call("train", "--recipe", f"vlm/{name}", *words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,13 +19,14 @@ from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.family import families
 from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tools import ENDS
-from mmgrpo.types import Image, Media, Request, Text, Turn
+from mmgrpo.types import Image, Media, Prompt, Request, Text, Turn
 from pipelines import vlm
-from pipelines.tools import check_tools
+from pipelines.tools import check_tools, schemas
 from pipelines.vlm import qwen_vl_tiny
 from pipelines.vlm.calculator import calculate
 from pipelines.vlm.causal_lm_tiny import KINDS
 from pipelines.vlm.causal_lm_tiny import tiny as tiny_of_kind
+from pipelines.vlm.rooms import Rooms
 from tests.building import amplify, module
 from tests.libraries.families.examples import EXAMPLES, noise
 
@@ -430,3 +432,55 @@ def test_arithmetic(expression, value):
 def test_what_is_no_arithmetic_is_refused(expression):
     with pytest.raises((ValueError, ZeroDivisionError)):
         calculate(expression)
+
+
+# ---- the rooms
+
+
+def rooms(seed: int) -> tuple[Rooms, str]:
+    made = Rooms()
+    return made, made.reset(Prompt("go", "0"), seed)
+
+
+def walked(made: Rooms, to: tuple[int, int]) -> str:
+    """What is seen after the way there."""
+    said = ""
+    for axis, ways in ((0, ("north", "south")), (1, ("west", "east"))):
+        while made.place[axis] != to[axis]:
+            said = made.go(ways[made.place[axis] < to[axis]])
+    return said
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_door_opens_with_its_key(seed):
+    made, said = rooms(seed)
+    assert f"row {made.place[0] + 1}, column {made.place[1] + 1}." in said
+    assert len({made.place, made.key, made.door}) == 3 and "key" not in said and "door" not in said
+    begun, reached = made.state(), [made.reward()]
+    with pytest.raises(ValueError, match="key"):
+        made.take()
+    assert "door is here" in walked(made, made.door)
+    with pytest.raises(ValueError, match="locked"):
+        made.unlock()
+    assert "key lies here" in walked(made, made.key)
+    before = made.state()
+    made.take()
+    assert made.state() != before and "key" not in made.go(next(iter(made._ways())))
+    walked(made, made.door)
+    reached += [made.reward()]
+    made.unlock()
+    assert [*reached, made.reward()] == [0.0, 0.0, 1.0]
+    again, same = rooms(seed)
+    assert (same, again.state()) == (said, begun)
+    assert len({rooms(other)[1] for other in range(20)}) > 4
+
+
+def test_walls_and_unknown_ways_are_errors_that_name_the_ways():
+    made, _ = rooms(0)
+    walked(made, (0, 0))
+    for way in ("north", "west", "up"):
+        with pytest.raises(ValueError, match=f"'{way}'.*south, east"):
+            made.go(way)
+    assert made.state()[:2] == [0, 0]
+    assert [one["function"]["name"] for one in schemas([Rooms])] == ["go", "take", "unlock"]
+    json.dumps(made.state())
