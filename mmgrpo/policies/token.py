@@ -57,6 +57,7 @@ from mmgrpo.policies.token_model import (
     Query,
     Sequences,
     Showing,
+    ShownCache,
     TokenModel,
     Tokens,
     answer_of,
@@ -208,6 +209,7 @@ class TokenPolicy:
             )
         self.logits_chunk_size, self.draw_batch_size = logits_chunk_size, draw_batch_size
         self.feature_cache = FeatureCache(features_kept)
+        self.shown_cache = ShownCache()
         self.changed_prompts = ChangedPrompts(self._encode)
         self.device = torch.device(device)
         self.suppressed = torch.tensor(sorted(model.suppress_tokens), dtype=torch.long, device=self.device)
@@ -242,6 +244,7 @@ class TokenPolicy:
         """``group_size`` completions per prompt, each group from its own random stream; then those of contrasts."""
         if self.tree is not None:
             return self._grown(request, self.tree)
+        self.shown_cache.entries.clear()
         queries, drawing = self._queries(request)
         certain, most = "certainty" in request.records, drawing.max_tokens
         sequences, completions = self.generate(queries, drawing, self.search, certain, self.engine)
@@ -358,9 +361,12 @@ class TokenPolicy:
         media may have one axis of positions, where they need several now."""
         model, positions, media = self.model, context.positions.clone(), [*context.media]
         assert isinstance(model, Showing)
+        self.shown_cache.trim()
         for row, (some, prompt) in enumerate(shown):
             if some:
-                media[row], there = model.joined(media[row], model.read_shown(some, prompt)), context.real[row]
+                read = partial(model.read_shown, prompt=prompt)
+                reads = self.shown_cache.reads(some, read) if model.frozen_media else read(some)
+                media[row], there = model.joined(media[row], reads), context.real[row]
                 own = model.place(context.ids[row][there].tolist(), media[row])
                 if positions.shape[1] < len(own):
                     positions = positions.repeat(1, len(own), 1)
@@ -865,7 +871,12 @@ class TokenPolicy:
         )
         nameless = Prompt("", "")
         joint = self._placed(joint, [(sequences.shown[row], nameless) for row in rows.tolist()])
-        features = self._features(network, joint, [""] * len(rows))
+        if sequences.features is None:
+            features = self._features(network, joint, [""] * len(rows))
+        else:
+            owners, shown = sequences.prompts[rows].tolist(), [sequences.shown[row] for row in rows.tolist()]
+            prompts = [sequences.features[row] for row in owners] if sequences.features else ()
+            features = self._features_behind(joint, prompts, shown, [""] * len(rows))
         hidden, _ = self.model.hidden(network, joint.ids, joint.real, joint.positions, features, None)
         return hidden[:, before - 1 :]
 
@@ -922,7 +933,10 @@ class TokenPolicy:
     def _cached_features(self, context: Context, queries: Sequence[Query]) -> Features:
         """Features for sampling, of each prompt once, from the cache where it has them."""
         if any(query.shown for query in queries):
-            return self._features(self.network, context, [query.prompt.id for query in queries])
+            if not self.model.frozen_media:
+                return self._features(self.network, context, [query.prompt.id for query in queries])
+            media = [[*query.prompt.media, *query.shown] for query in queries]
+            return self._features_behind(context, (), media, [query.prompt.id for query in queries])
         first = {id(query.prompt): row for row, query in reversed([*enumerate(queries)])}
         if len(first) < len(queries):
             rows = sorted(first.values())
@@ -945,6 +959,35 @@ class TokenPolicy:
         """Features of the context's media, one per placeholder of each prompt."""
         with torch.no_grad() if self.model.frozen_media else nullcontext():
             features = self.model.features(network, context)
+        self._check_features(features, context, names)
+        return features
+
+    def _features_behind(
+        self, context: Context, prompts: Features, media: Sequence[Sequence[Media]], names: Sequence[str]
+    ) -> Features:
+        """Frozen features of prompts and those of the media behind them, the last of each row, which are encoded
+        once."""
+        model = self.model
+        assert isinstance(model, Showing)
+
+        @torch.no_grad()
+        def compute(reads: Sequence[Any]) -> Features:
+            return model.features(self.network, replace(context, media=[[read] for read in reads]))
+
+        rows = [
+            [*zip(some, read[len(read) - len(some) :], strict=True)]
+            for some, read in zip(media, context.media, strict=True)
+        ]
+        found = [[put(one, self.device) for one in row] for row in self.shown_cache.features(rows, model.lean, compute)]
+        if prompts:
+            found = [[before, *row] for before, row in zip(prompts, found, strict=True)]
+        empty = next(one for row in found for one in row)[:0]
+        features = [torch.cat([empty, *row]) for row in found]
+        self._check_features(features, context, names)
+        return features
+
+    def _check_features(self, features: Features, context: Context, names: Sequence[str]) -> None:
+        """ValueError where there is not one feature per placeholder."""
         if features and len(self.placeholders):
             counts = torch.isin(context.ids, self.placeholders).sum(1).tolist()
             for name, count, rows in zip(names, counts, features, strict=True):
@@ -953,7 +996,6 @@ class TokenPolicy:
                         f"prompt '{name}': got {len(rows)} features of its media, expected {count}, one per "
                         "placeholder in its text; the family's encode and features disagree"
                     )
-        return features
 
     def _log_softmax(
         self, network: nn.Module, hidden: Tensor, first: Bool[Tensor, "N"], temperature: float

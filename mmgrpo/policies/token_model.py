@@ -25,6 +25,11 @@ STREAMS = {OWN: "tokens", CONTRAST: "contrast", HINTED: "hinted"}
 """Name of the random stream by the origin of its rows."""
 
 
+SHOWN_BYTES = 1 << 31
+"""Features of media that tools returned which are kept, on the host: some 200 images of 1,300 tokens by a model of
+width 3584 in half precision."""
+
+
 @dataclass(frozen=True)
 class Query:
     """A prompt and the number of completions to sample for it."""
@@ -322,6 +327,10 @@ class Showing(Protocol):
         """Ids of a text that holds one mark for each medium, with a placeholder for each of its features."""
         ...
 
+    def lean(self, read: Any) -> Any:
+        """One of ``read_shown`` without what only the encoder of media reads."""
+        ...
+
     def joined(self, media: Any, read: Sequence[Any]) -> Any:
         """An entry of ``Context.media`` with further media behind its own."""
         ...
@@ -362,6 +371,47 @@ class FeatureCache:
             return ()
         empty = next(iter(features.values()))[:0]
         return [features.get(index, empty) for index in range(len(prompts))]
+
+
+class ShownCache:
+    """Media that tools returned, and their frozen features, so that each is read and encoded once: not again by every
+    later turn and every pass of an update.
+
+    Features lie on the host. ``trim`` drops the oldest beyond ``most`` bytes. Media are identified by object identity.
+    """
+
+    def __init__(self, most: int = SHOWN_BYTES) -> None:
+        self.most = most
+        # The medium is stored as well, so that its id is not given to another object meanwhile.
+        self.entries: dict[int, tuple[Media, Any, Float[Tensor, "_ width"]]] = {}
+
+    def trim(self) -> None:
+        """Drop the oldest entries beyond ``most`` bytes."""
+        sizes = {key: features.nbytes for key, (_, _, features) in self.entries.items()}
+        total = sum(sizes.values())
+        for key, size in sizes.items():
+            if total <= self.most:
+                return
+            del self.entries[key]
+            total -= size
+
+    def reads(self, media: Sequence[Media], read: Callable[[Sequence[Media]], Sequence[Any]]) -> list[Any]:
+        """The media as ``read`` returns them, lean where they are stored."""
+        return [self.entries[id(one)][1] if id(one) in self.entries else read([one])[0] for one in media]
+
+    def features(
+        self,
+        rows: Sequence[Sequence[tuple[Media, Any]]],
+        lean: Callable[[Any], Any],
+        compute: Callable[[Sequence[Any]], Features],
+    ) -> list[list[Float[Tensor, "_ width"]]]:
+        """The features of the media of each row, given as ``reads`` returned them; ``compute`` encodes several."""
+        new = {id(one): (one, read) for row in rows for one, read in row if id(one) not in self.entries}
+        if new:
+            encoded = compute([read for _, read in new.values()])
+            for (one, read), features in zip(new.values(), encoded, strict=True):
+                self.entries[id(one)] = one, lean(read), features.detach().cpu()
+        return [[self.entries[id(one)][2] for one, _ in row] for row in rows]
 
 
 def next_position(context: Context) -> Int[Tensor, "P"]:

@@ -172,6 +172,10 @@ class ImageText(OwnForward):
             )
         return ids.tolist()
 
+    def lean(self, read: LaterImage) -> LaterImage:
+        """The image as it is, since the network's own forward pass encodes it."""
+        return read
+
     def joined(self, media: Mapping[str, Tensor], read: Sequence[LaterImage]) -> dict[str, Tensor]:
         """The tensors of a prompt with those of images behind it; ``typed`` knows the types of their tokens."""
         types = {name: torch.zeros(1, 0, dtype=torch.long) for name in self.joins.types}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -119,6 +119,10 @@ class QwenVl(Decoder):
     def spell_shown(self, text: str, read: Sequence[Patches]) -> list[int]:
         """Ids of a text, with a placeholder for every feature of its media."""
         return self._with_places(self.spell(text)[:-1], read, "the answer of a tool")
+
+    def lean(self, read: Patches) -> Patches:
+        """An image without its patches."""
+        return replace(read, patches=read.patches[:0].clone())
 
     def joined(self, media: Sequence[Patches], read: Sequence[Patches]) -> list[Patches]:
         """Media with further ones behind them."""

@@ -15,7 +15,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,10 @@ class SmolVlm(Decoder):
     def spell_shown(self, text: str, read: Sequence[Tiles]) -> list[int]:
         """Ids of a text, with each mark of an image expanded."""
         return self._expanded(self.spell(text)[:-1], read, "the answer of a tool")
+
+    def lean(self, read: Tiles) -> Tiles:
+        """An image without its tiles."""
+        return replace(read, tiles=read.tiles[:0].clone())
 
     def joined(self, media: Sequence[Tiles], read: Sequence[Tiles]) -> list[Tiles]:
         """Media with further ones behind them."""

@@ -272,6 +272,36 @@ def test_gains_of_turns_behind_images_do_not_depend_on_other_completions(seeing)
     assert (changed.sum(1) - gains.sum(1)).abs().max() > 1e-6
 
 
+def test_an_image_is_read_and_encoded_once_by_a_frozen_tower(seeing, monkeypatch):
+    """Later turns and the update take what is kept; where nothing is kept, they are the same."""
+    policy, kind = seeing(), type(seeing().model)
+    read, encoded = [], []
+    own, features = kind.read_shown, kind.features
+    monkeypatch.setattr(kind, "read_shown", lambda self, some, prompt: (read.extend(some), own(self, some, prompt))[1])
+    monkeypatch.setattr(
+        kind,
+        "features",
+        lambda self, network, one: (encoded.extend(m for row in one.media for m in row), features(self, network, one))[
+            1
+        ],
+    )
+    made = shown(policy)
+    images = [one for row in made.steps.shown for one in row]
+    mask, seen = made.decisions.decision_mask, {id(one) for one in images}
+    assert len(images) > 4 and len([one for one in read if id(one) in seen]) == 2 * len(images)  # to spell, to encode
+    first = len(EXAMPLES["qwen_vl"].prompts)
+    assert len(images) < len(encoded) <= len(images) + 2 * first
+    read.clear(), encoded.clear()
+    torch.testing.assert_close(rescored(policy, made)[mask], made.decisions.log_probs[mask], rtol=0, atol=2e-4)
+    assert not read and not encoded
+    policy.shown_cache.most = 0
+    again = shown(policy)
+    assert torch.equal(again.steps.ids, made.steps.ids)
+    torch.testing.assert_close(again.decisions.log_probs, made.decisions.log_probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rescored(policy, again)[mask], made.decisions.log_probs[mask], rtol=0, atol=2e-4)
+    assert len(policy.shown_cache.entries) < len(images)
+
+
 def test_an_image_without_a_pixel_is_the_error_of_its_call(seeing):
     made = shown(seeing("careless"))
     calls = [call for one in made.outputs for call in one.calls if call.name == "careless"]

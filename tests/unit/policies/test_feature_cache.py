@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.policies.token_model import Context, FeatureCache
-from mmgrpo.types import Media, Prompt, Turn
+from mmgrpo.policies.token_model import Context, FeatureCache, ShownCache
+from mmgrpo.types import Image, Media, Prompt, Turn
 
 
 def shown(name: str) -> Prompt:
@@ -68,3 +68,27 @@ def test_every_placeholder_has_one_feature(counts, refused):
         assert policy._features(network, context, ["a", "b"]) is features
     policy.placeholders = torch.tensor([], dtype=torch.long)  # a model without any
     assert policy._features(network, context, ["a", "b"]) is features
+
+
+def test_shown_media_are_kept_by_identity_up_to_a_size():
+    cache, encoded = ShownCache(most=2 * 4 * 3), []
+    image = Image(torch.zeros(3, 1, 1))
+    one, same, other = (Media("image", image) for _ in range(3))
+
+    def compute(reads):
+        encoded.append(list(reads))
+        return [torch.full((3, 1), float(len(read))) for read in reads]
+
+    def read(some):
+        return ["whole"] * len(some)
+
+    def found(*media):
+        return [
+            float(part[0, 0]) for part in cache.features([list(zip(media, cache.reads(media, read)))], len, compute)[0]
+        ]
+
+    assert found(one, same, one) == [5, 5, 5] and encoded == [["whole", "whole"]]
+    assert cache.reads([one, other], read) == [5, "whole"]
+    assert found(one, other) == [5, 5] and encoded[1:] == [["whole"]]
+    cache.trim()
+    assert [id(one) for one, _, _ in cache.entries.values()] == [id(same), id(other)]
