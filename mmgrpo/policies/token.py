@@ -248,7 +248,7 @@ class TokenPolicy:
         queries, drawing = self._queries(request)
         certain, most = "certainty" in request.records, drawing.max_tokens
         sequences, completions = self.generate(queries, drawing, self.search, certain, self.engine)
-        keyed = "state" in request.records
+        keyed = bool(request.records & {"state", "action"})
         turns = self._converse(sequences, completions, queries, drawing, certain, self.engine, keyed)
         if turns:
             completions = turns.drawn

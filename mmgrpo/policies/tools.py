@@ -62,7 +62,7 @@ HOOKS = ("reset", "turn_reward", "state", "reward")
 WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
 """Records that read a completion as one text of the policy."""
 
-OF_TURNS = frozenset({"turn", "state", "answer_gain"})
+OF_TURNS = frozenset({"turn", "state", "action", "answer_gain"})
 """Records of completions that have turns."""
 
 S = TypeVar("S")
@@ -152,7 +152,9 @@ class Episode:
     earned: list[float] = field(default_factory=list)
     """What its tools gave to each of them; NaN where one failed."""
     states: list[int] = field(default_factory=list)
-    """The number of the state in which each of them is taken (``Tools.number_of``), where they are asked for."""
+    """The number of the state in which each of them is taken (``number_of``), where they are asked for."""
+    actions: list[int] = field(default_factory=list)
+    """That of what each of them does."""
     turns: list[Turn] = field(default_factory=list)
     shown: list[Media] = field(default_factory=list)
     """The media that tools have returned."""
@@ -207,7 +209,9 @@ class Conversations:
         if "turn" in records:
             numbers["turn"] = self.turn
         if "state" in records:
-            numbers["state"] = self.state
+            numbers["state"] = self.of_turns([one.states for one in self.episodes])
+        if "action" in records:
+            numbers["action"] = self.of_turns([one.actions for one in self.episodes])
         rewarded = "turn" in records or any(one.earned for one in self.episodes)
         return numbers | {"step_rewards": self.step_rewards} if rewarded else numbers
 
@@ -219,12 +223,12 @@ class Conversations:
             row[one.ends[: len(one.earned)]] = torch.tensor(one.earned)
         return table.to(self.observed.device)
 
-    @property
-    def state(self) -> Int[Tensor, "B T"]:
-        """The number of the state in which the turn of each token of the policy is taken; 0 elsewhere."""
+    def of_turns(self, numbers: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
+        """At each token of the policy the number that its turn has; 0 elsewhere."""
         turn, width = self.turn, max(one.turn for one in self.episodes)
-        states = [[*one.states[: one.turn], *[0] * (width - one.turn)] for one in self.episodes]
-        return torch.where(turn >= 0, torch.tensor(states).to(turn.device).gather(1, turn.clamp(min=0)), 0)
+        pairs = zip(self.episodes, numbers, strict=True)
+        table = torch.tensor([[*own[: one.turn], *[0] * (width - one.turn)] for one, own in pairs])
+        return torch.where(turn >= 0, table.to(turn.device).gather(1, turn.clamp(min=0)), 0)
 
     @property
     def turn(self) -> Int[Tensor, "B T"]:
@@ -305,7 +309,7 @@ class Tools:
         keyed: bool = False,
     ) -> Conversations:
         """The completions that begin with ``first``, whose row i is of ``queries[i]``, at most ``most`` tokens each;
-        ``keyed``: with the states of their turns."""
+        ``keyed``: with the states and actions of their turns."""
         members: dict[int, int] = {}
         rows = []
         for query in queries:
@@ -385,6 +389,8 @@ class Tools:
         answered = [self._answered(one, name, given, seed) for name, given in calls]
         if self.rewarding_turns:
             one.earned.append(self._given(one, "turn_reward", self.rewarding_turns, seed))
+        if keyed:
+            one.actions.append(_action(one.query.prompt, self.prefilled + one.text))
         if keyed and not one.end:
             one.states.append(self._state(answered, one, seed))
         return answered
@@ -557,6 +563,12 @@ def number_of(prompt: Prompt, *state: Any) -> int:
     [prompt, state] as JSON with sorted keys."""
     written = json.dumps([prompt.id, *state], sort_keys=True)
     return int.from_bytes(hashlib.blake2b(written.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def _action(prompt: Prompt, text: str) -> int:
+    """The number of what a turn does: its calls or, without any, what it says outside of its thought."""
+    calls = [[name, given] for name, given in calls_of(text)]
+    return number_of(prompt, calls or " ".join(text.rpartition("</think>")[2].split()))
 
 
 def _observation(call: Call) -> list[Any]:

@@ -44,8 +44,9 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     names = ("entropy", "divergence", "step_rewards", "step_values", "step_ends", "visual_dependency", "certainty")
     fields = dict.fromkeys(names, of_tokens)
     texts = {"looking": "looking(threshold=0.1, gain=1.0)", "position_bonus": "position_bonus(gamma=0.1, slope=1.0)"}
+    texts |= {"merged_turns": "merged_turns(history=0)"}
     texts |= {"marked_step": "marked_step(by='b')", "process_reward": "process_reward(alpha=1.0)"}
-    of_turns = {"turn": TREE * 0, "state": TREE, "answer_gain": of_tokens}
+    of_turns = {"turn": TREE * 0, "state": TREE, "action": TREE, "answer_gain": of_tokens}
     raw = {"raw": torch.zeros(4, 1).double(), "names": ("b",), "segment": TREE * 0}
     made = credit(texts.get(name, name), [0.1, 0.2, 0.3, 0.4], made, **fields, **raw, **of_turns, token_id=TREE)
     assert made.dtype == torch.float64

@@ -29,7 +29,7 @@ def conversing(turns, rewards, **more) -> Decisions:
 
 def credited(text, advantages, made, **more):
     """``credit``, whose numbers of turns and states stay whole."""
-    whole = {name: made.fields[name] for name in ("turn", "state") if name in made.fields}
+    whole = {name: made.fields[name] for name in ("turn", "state", "action") if name in made.fields}
     return credit(text, advantages, made, **whole, **more)
 
 
@@ -183,6 +183,40 @@ def test_rows_outside_of_the_statistics_have_no_part_of_the_step():
     got = credited("state_groups", [1.0, 2.0, 3.0, 4.0], walking(START), values=SUCCESS, stat=keep)
     # .95, 0 and 0: mean .316667
     assert got[:, 0].tolist() == pytest.approx([1 + 0.633333, 2 - 0.316667, 3, 4 - 0.316667])
+
+
+Z = 0.8660254
+
+
+@pytest.mark.parametrize(
+    ("actions", "history", "expected"),
+    [
+        # A good and a bad sample begin in the same way; two good ones and a bad one do.
+        ([[1, 5], [1, 6], [2, 7], [3, 8]], 0, [[0, Z], [0, -Z], [-Z, -Z], [Z, Z]]),
+        ([[1, 5], [1, 6], [2, 7], [1, 8]], 0, [[Z / 3, Z], [Z / 3, -Z], [-Z, -Z], [Z / 3, Z]]),
+        # The same second turn, after the same first one and after another: history 1 tells them apart.
+        ([[1, 5], [1, 5], [2, 5], [3, 5]], 0, [[0, 0], [0, 0], [-Z, 0], [Z, 0]]),
+        ([[1, 5], [1, 5], [2, 5], [3, 5]], 1, [[0, 0], [0, 0], [-Z, -Z], [Z, Z]]),
+        ([[1, 5], [2, 6], [3, 7], [4, 8]], 0, [[Z, Z], [-Z, -Z], [-Z, -Z], [Z, Z]]),  # nothing is shared
+    ],
+)
+def test_what_good_and_bad_samples_do_alike_is_not_credited(actions, history, expected):
+    state = torch.tensor([[7, 9]] * 4)
+    made = conversing([[0, 1]] * 4, [[]] * 4, state=state, action=torch.tensor(actions))
+    advantages = [Z, -Z, -Z, Z]
+    text = f"merged_turns(history={history})"
+    assert credited(text, advantages, made).numpy() == near(expected)
+    elsewhere = conversing([[0, 1]] * 4, [[]] * 4, state=torch.arange(8).view(4, 2), action=torch.tensor(actions))
+    apart = credited(text, advantages, elsewhere)
+    torch.testing.assert_close(apart, credited("broadcast", advantages, elsewhere))
+
+
+def test_turns_are_merged_within_a_group_and_over_kept_rows():
+    same = torch.ones(4, 1).long()
+    made = conversing([[0]] * 4, [[]] * 4, keys={"prompt": [3, 3, 5, 5]}, state=same, action=same)
+    assert credited("merged_turns(history=2)", [1.0, 0.0, 4.0, 2.0], made)[:, 0].tolist() == [0.5, 0.5, 3, 3]
+    keep = torch.tensor([True, False, True, True])
+    assert credited("merged_turns(history=0)", [1.0, 0.0, 4.0, 2.0], made, keep=keep)[:, 0].tolist() == [1, 0, 3, 3]
 
 
 GAINS = torch.tensor([[0.3, 0.0], [0.1, 0.0], [0.0, 0.0]]).double()

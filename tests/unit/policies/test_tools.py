@@ -27,7 +27,7 @@ from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query, Sequences
-from mmgrpo.policies.tools import ENDS, Tools, _observation, answer, calls_of, load_tools, number_of, offered
+from mmgrpo.policies.tools import ENDS, Tools, _action, _observation, answer, calls_of, load_tools, number_of, offered
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, Text, Turn
@@ -606,7 +606,7 @@ class Walk(Shop):
 
 def states_of(script: Sequence[Sequence[str]], *tools: Any, prompt: Prompt = PROMPTS[0], **limits: Any) -> list[int]:
     found, _ = conversed(script, *tools, prompt=prompt, keyed=True, **limits)
-    (numbers,), (turn,) = found.state, found.turn
+    (numbers,), (turn,) = found.fields(frozenset({"state"}))["state"], found.turn
     assert not numbers[turn < 0].any()
     each = [{*numbers[turn == number].tolist()} for number in range(found.episodes[0].turn)]
     assert all(len(some) == 1 for some in each)
@@ -628,6 +628,22 @@ def test_a_turn_has_the_state_in_which_it_was_taken():
 
 def peek_none() -> Any:
     return offered_as("none", lambda: "")
+
+
+def test_what_a_turn_does_is_its_calls_or_its_words():
+    found, _ = conversed([["a", PEEK, END], [PEEK, END], [HIDE, END], ["b", "a", END]], keyed=True)
+    (one,) = found.episodes
+    first, second, third, last = one.actions
+    assert first == second and len({first, third, last}) == 3  # words beside a call are none
+    (said,) = conversed([["b", "a", END]], keyed=True)[0].episodes
+    assert said.actions == [last] == [_action(PROMPTS[0], "<think> seven </think> b  a")]
+    rolled = policy_of().rollout(Request(PROMPTS, [0, 1, 2], 8, seed=3, records=frozenset({"turn", "action"})))
+    action, turn = rolled.decisions.fields["action"], rolled.decisions.fields["turn"]
+    assert "state" not in rolled.decisions.fields and not action[turn < 0].any()
+    for row, output in enumerate(texts(rolled)):
+        if calls_of(output.text):
+            got = number_of(PROMPTS[row // 8], [[name, given] for name, given in calls_of(output.text)])
+            assert int(action[row][turn[row] == turn[row].max()][0]) == got
 
 
 def test_without_a_state_of_a_class_it_is_what_was_read_last():
