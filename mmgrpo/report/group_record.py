@@ -32,7 +32,7 @@ from torch import Tensor
 from mmgrpo.files import new_folder, write_bytes
 from mmgrpo.report.audio_player import Sound, wav
 from mmgrpo.report.completions import words
-from mmgrpo.report.media import jpeg, strip, thumbnail
+from mmgrpo.report.media import jpeg, png, strip, thumbnail
 from mmgrpo.report.plots import to_pil
 from mmgrpo.rollout import Round
 from mmgrpo.types import (
@@ -65,10 +65,9 @@ def image_within(image: Pil.Image, limit: int) -> File:
     """A PNG if it has at most ``limit`` bytes, else a JPEG that does, as far as it may be made smaller."""
     # Images of more than four bytes a pixel for each that may be kept are not worth the time of a PNG encoder.
     if image.width * image.height * 3 <= 4 * limit:
-        buffer = BytesIO()
-        image.save(buffer, format="PNG")
-        if buffer.tell() <= limit:
-            return buffer.getvalue(), ".png", ""
+        content = png(image)
+        if len(content) <= limit:
+            return content, ".png", ""
     return jpeg_within(image, limit, "images are compressed with losses")
 
 

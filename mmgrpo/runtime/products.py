@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -46,6 +46,8 @@ class Linear(nn.Linear):
         weight, bias = self.weight, self.bias
         if not _gains(inputs, weight) or not _available():
             return nn.functional.linear(inputs, weight, bias)
+        if not torch.is_grad_enabled():
+            return _linear(inputs, weight, bias)
         return _Product.apply(inputs, weight, bias)  # type: ignore[return-value]
 
 
@@ -123,9 +125,14 @@ def packed(network: nn.Module, products: int) -> Iterator[None]:
 
 
 def _available() -> bool:
-    """oneDNN is in use, and has the operations that torch's compiler uses for frozen weights."""
+    return _built() and not torch.is_autocast_enabled("cpu")
+
+
+@cache
+def _built() -> bool:
+    """oneDNN is in this build of torch, with the operations that torch's compiler uses for frozen weights."""
     operations = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
-    return torch.backends.mkldnn.is_available() and operations and not torch.is_autocast_enabled("cpu")
+    return torch.backends.mkldnn.is_available() and operations
 
 
 def _copied(network: nn.Module) -> list[nn.Linear]:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mmgrpo.runtime import products
 from mmgrpo.runtime.products import COPIED, LARGE, Linear, by_onednn, packed
 
-copying = pytest.mark.skipif(not products._available(), reason="torch is built without oneDNN, or with an old one")
+copying = pytest.mark.skipif(not products._built(), reason="torch is built without oneDNN, or with an old one")
 
 
 @copying
