@@ -222,7 +222,8 @@ def report(result: dict[str, Any]) -> str:
 
 
 ABOUT = {
-    OURS: "a prompt and its image are processed once per group, in sampling and in training.",
+    OURS: "a prompt and its image are processed once per group, in sampling and in training. Linear layers are "
+    "multiplied by oneDNN, where torch, and so TRL, uses MKL; both are the same on a GPU.",
     ALONE: "ours with `share_prefix` off: the whole prompt is processed for every sample, in sampling and in "
     "training, and the features of the image are recomputed in every pass.",
     ENGINE: "our trainer with `rollout.engine` vllm in the trainer's process, whose processor time and memory (1 GiB "
