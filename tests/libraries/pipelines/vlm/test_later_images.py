@@ -336,6 +336,49 @@ def test_a_template_that_leaves_out_images_of_results_is_refused(tmp_path):
         drawn(seeing(path))
 
 
+TOOLS = """
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}{% endfor %} <tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% endif %}
+{%- set count = namespace(value=0) %}
+{%- for message in messages %}
+{%- if message.role != 'tool' %}<|im_start|>{{ message.role + '\n' }}
+{%- elif messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+{%- if message.role == 'tool' %}{{ '\n<tool_response>\n' }}{% endif %}
+{%- if message.content is string %}{{ message.content }}{% else %}
+{%- for part in message.content %}
+{%- if part.type == 'image' %}{% set count.value = count.value + 1 %}
+{%- if add_vision_id %}Picture {{ count.value }} : {% endif -%}
+<|vision_start|><|image_pad|><|vision_end|>
+{%- elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>
+{%- elif 'text' in part %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}
+{%- if message.role == 'tool' %}{{ '\n</tool_response>' }}{% endif %}
+{%- if message.role != 'tool' or loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""In the form of Qwen3-VL: it writes tools and turns of results itself, and numbers images where it is asked to."""
+
+
+def test_a_template_with_turns_of_results_shows_images_and_one_that_numbers_them_is_refused(tmp_path, monkeypatch):
+    path = folder_of("qwen3_vl", tmp_path)
+    (tmp_path / "qwen3_vl" / "chat_template.jinja").write_text(TOOLS)
+    policy = seeing(path)
+    assert policy.model.chat.writes_tools
+    made, mark = drawn(policy), policy.network.config.image_token_id
+    mask = made.decisions.decision_mask
+    torch.testing.assert_close(rescored(policy, made)[mask], made.decisions.log_probs[mask], rtol=0, atol=1e-5)
+    for row, images in enumerate(made.steps.shown):
+        grids = [one.tensors["image_grid_thw"] for one in policy.model.read_shown(images, made.prompts[row])]
+        assert int((made.steps.ids[row] == mark).sum()) == sum(int(grid.prod()) // 4 for grid in grids)
+    numbered = {"template": {"add_vision_id": True}}
+    monkeypatch.setitem(EXAMPLES, "image_text", replace(EXAMPLES["image_text"], model=numbered))
+    with pytest.raises(ValueError, match="qwen3_vl.*number"):
+        seeing(path, "zoom")
+
+
 def test_a_family_of_texts_is_refused_where_a_tool_says_that_it_returns_images(tmp_path):
     owner = families()["causal_lm"]
     config = config_class(owner.sections)()
