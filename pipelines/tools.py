@@ -32,7 +32,7 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
         )
     if not loaded:
         plain = {one.name: one.default for one in fields(sampling)}
-        for name in ("turns", "observation_tokens", "tool_seconds", "tool_workers"):
+        for name in ("turns", "calls_per_turn", "observation_tokens", "tool_seconds", "tool_workers"):
             if (value := getattr(sampling, name)) != plain[name]:
                 raise ValueError(
                     f"sampling.{name}: got {value}, which has no effect without sampling.tools; name tools, or leave "
@@ -157,4 +157,5 @@ def tools_of(config: Config, model: Any) -> Tools | None:
         tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer) | marks)),
         model.prefilled,
         sampling.tool_workers,
+        sampling.calls_per_turn,
     )

@@ -260,6 +260,8 @@ class Tools:
     """What the chat template writes of each turn of the policy itself, an opened thought."""
     workers: int = 1
     """Completions whose calls are answered at a time."""
+    calls_per_turn: int = 0
+    """Calls of a turn that are answered; 0: all."""
 
     @cached_property
     def table(self) -> dict[str, tuple[type | None, Callable[..., Any]]]:
@@ -386,7 +388,11 @@ class Tools:
         """The answered calls of the newest turn, one after the other, none of a last one; then the turn is rewarded,
         and the next state numbered."""
         calls = [] if one.end else calls_of(self.prefilled + one.text)
-        answered = [self._answered(one, name, given, seed) for name, given in calls]
+        most = self.calls_per_turn or len(calls)
+        answered = [self._answered(one, name, given, seed) for name, given in calls[:most]]
+        if more := len(calls[most:]):
+            words = f"got {len(calls)} calls in one turn, expected at most {most}: the last {more} were not made"
+            answered.append(Call(calls[most][0], error=words))
         if self.rewarding_turns:
             one.earned.append(self._given(one, "turn_reward", self.rewarding_turns, seed))
         if keyed:

@@ -94,10 +94,16 @@ def hide() -> str:
 
 
 def tools_of(
-    model: CausalLm, *tools: Any, turns: int = 4, observation_tokens: int = 8, seconds: float = 60.0, workers: int = 1
+    model: CausalLm,
+    *tools: Any,
+    turns: int = 4,
+    observation_tokens: int = 8,
+    seconds: float = 60.0,
+    workers: int = 1,
+    calls_per_turn: int = 0,
 ) -> Tools:
     assert model.chat is not None
-    return Tools(tools, model.chat.reply, turns, observation_tokens, seconds, MARKS, workers=workers)
+    return Tools(tools, model.chat.reply, turns, observation_tokens, seconds, MARKS, "", workers, calls_per_turn)
 
 
 def policy_of(likely: Sequence[str] = LIKELY, tools: Sequence[Any] = (peek, hide), **settings: Any) -> TokenPolicy:
@@ -328,6 +334,19 @@ def test_two_calls_of_a_turn_are_answered_in_one():
     unknown = ["<unk>"] * 2  # the error's words
     wanted = [BEGIN, "user", OPEN, "seven", "eight", CLOSE, OPEN, "error:", *unknown, CLOSE, END, BEGIN, "assistant"]
     assert read == spelled(*wanted) and float(found.fields()["failed_calls"]) == 1
+
+
+@pytest.mark.parametrize(("most", "made", "refused"), [(0, 4, ""), (4, 4, ""), (1, 1, "3"), (3, 3, "1")])
+def test_calls_of_a_turn_beyond_the_limit_are_refused_together(most, made, refused):
+    script = [[PEEK, PEEK, PEEK, HIDE, END], [PEEK, END], [END]]
+    found, _ = conversed(script, Shop, most=200, calls_per_turn=most)
+    (one,) = found.episodes
+    first = one.calls[:-1]  # the second turn has one call, of an instance that knows of those that were made
+    assert json.loads(one.calls[-1].result)[-1] == 2 + min(made, 3)
+    assert len(first) == made + bool(refused) and sum(not call.error for call in first) == made
+    if refused:
+        assert f"at most {most}" in first[-1].error and f"last {refused} " in first[-1].error
+        assert sum(turn.role == "tool" for turn in one.turns) == made + 2
 
 
 class Shop:
