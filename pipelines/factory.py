@@ -46,8 +46,9 @@ def recognize(families: Mapping[str, Family], path: str) -> str:
         if declared in family.architectures:
             return name
     reason = f"declares the architecture '{declared}'" if declared else "declares no architecture"
+    names = ", ".join(families)
     raise ValueError(
-        f"'{path}' {reason}, expected one that a family here reads; name the family: family='{next(iter(families))}'"
+        f"'{path}' {reason}, expected one that a family here names; if one reads it, add family=, of {names}"
     )
 
 

@@ -27,7 +27,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeAlias, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -112,8 +113,9 @@ def opens(owner: type) -> bool:
     reset = getattr(owner, "reset", None)
     if not inspect.isfunction(reset):
         return False
-    annotation = inspect.signature(reset).return_annotation
-    return annotation is str or (annotation is not inspect.Signature.empty and "str" in str(annotation))
+    hint = _returned(reset)
+    either = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return str in either or hint in ("str", "str | None", "Optional[str]")
 
 
 def having(tools: Sequence[Any], method: str) -> list[type]:
@@ -123,8 +125,15 @@ def having(tools: Sequence[Any], method: str) -> list[type]:
 
 def returning_images(tools: Sequence[Any]) -> list[str]:
     """The tools whose annotations say that they return images."""
-    hints = {name: get_type_hints(function).get("return") for name, (_, function) in offered(tools).items()}
-    return [name for name, hint in hints.items() if _of_images(hint)]
+    return [name for name, (_, function) in offered(tools).items() if _of_images(_returned(function))]
+
+
+def _returned(function: Callable[..., Any]) -> Any:
+    """What a function is annotated to return, as text where names of its annotations exist for type checkers only."""
+    try:
+        return get_type_hints(function).get("return")
+    except NameError:
+        return inspect.signature(function).return_annotation
 
 
 def _of_images(hint: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import threading
@@ -27,7 +28,18 @@ from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query, Sequences
-from mmgrpo.policies.tools import ENDS, Tools, _action, _observation, answer, calls_of, load_tools, number_of, offered
+from mmgrpo.policies.tools import (
+    ENDS,
+    Tools,
+    _action,
+    _observation,
+    answer,
+    calls_of,
+    load_tools,
+    number_of,
+    offered,
+    opens,
+)
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, Text, Turn
@@ -425,6 +437,26 @@ def test_an_engine_draws_behind_what_a_reset_returns():
     one, two = rollout(served), rollout(plain)
     assert torch.equal(kept(one).ids, kept(two).ids)
     assert fields_of(Query(PROMPTS[0], 0, 1, opening=("a",)))["opening"] == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "declared"),
+    [
+        *((str, True), (str | None, True), ("str", True), ("str | None", True), ("Missing | None", False)),
+        *((list[str], False), (dict[str, str], False), (None, False), (inspect.Signature.empty, False)),
+    ],
+)
+def test_a_reset_is_declared_to_return_a_text_by_its_annotation(annotation, declared):
+    class Board:
+        def reset(self, prompt: "Missing"):
+            return ""
+
+    if annotation is not inspect.Signature.empty:
+        Board.reset.__annotations__["return"] = annotation
+    assert opens(Board) == declared
+    Board.reset.__annotations__.pop("prompt")
+    if annotation != "Missing | None":
+        assert opens(Board) == declared
 
 
 def test_a_reset_that_returns_nothing_leaves_the_prompt_as_it_is():
