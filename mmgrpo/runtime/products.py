@@ -125,7 +125,8 @@ def packed(network: nn.Module, products: int) -> Iterator[None]:
 
 
 def _available() -> bool:
-    return _built() and not torch.is_autocast_enabled("cpu")
+    """It can be used, and neither ``torch.backends.mkldnn.enabled = False`` nor another precision asks for torch's."""
+    return _built() and torch.backends.mkldnn.enabled and not torch.is_autocast_enabled("cpu")
 
 
 @cache

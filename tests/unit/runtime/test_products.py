@@ -49,7 +49,7 @@ def test_what_is_frozen_gets_no_gradient_and_keeps_no_inputs() -> None:
     assert Linear.forward(layer, inputs.detach()).grad_fn is None
 
 
-def test_a_layer_that_is_not_a_plain_one_or_would_not_gain_is_torchs() -> None:
+def test_a_layer_that_is_not_a_plain_one_or_would_not_gain_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = nn.Sequential(
         nn.modules.linear.NonDynamicallyQuantizableLinear(64, 256), nn.Linear(64, 256), nn.Conv2d(1, 2, 3)
     )
@@ -66,6 +66,9 @@ def test_a_layer_that_is_not_a_plain_one_or_would_not_gain_is_torchs() -> None:
     for rows in (inputs[0], inputs[:15], inputs[:0]):
         assert layer(rows).shape == (*rows.shape[:-1], 256)
         assert layer(rows).grad_fn.name() != own
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.mkldnn, "enabled", False)
+        assert layer(inputs).grad_fn.name() != own
     assert layer.bfloat16()(inputs.bfloat16()).dtype == torch.bfloat16
     assert Linear(64, 256, device="meta")(inputs.to("meta")).shape == (64, 256)
 
