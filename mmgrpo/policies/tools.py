@@ -417,11 +417,7 @@ class Tools:
             return number_of(one.query.prompt, *map(_observation, answered))
         named = []
         for owner in self.stating:
-            instance: Any = self._instance(one, owner, seed)
-            silent = "it no longer answers" if owner in one.silent else ""
-            value, error = (None, silent) if silent else answer(instance.state, {}, self.seconds)
-            if value is OVERDUE:
-                one.silent.add(owner)
+            value, error = self._asked(one, "state", owner, seed)
             if error:
                 warnings.warn(
                     f"sampling.tools: state of class '{owner.__name__}' failed for a completion of prompt "
@@ -443,11 +439,7 @@ class Tools:
         """The sum of what the instances of some classes return from a method; NaN where one fails."""
         total = 0.0
         for owner in owners:
-            instance: Any = self._instance(one, owner, seed)
-            silent = "it no longer answers" if owner in one.silent else ""
-            value, error = (None, silent) if silent else answer(getattr(instance, method), {}, self.seconds)
-            if value is OVERDUE:
-                one.silent.add(owner)
+            value, error = self._asked(one, method, owner, seed)
             if error:
                 warnings.warn(
                     f"sampling.tools: {method} of class '{owner.__name__}' failed for a completion of prompt "
@@ -462,6 +454,16 @@ class Tools:
                 )
             total += value
         return total
+
+    def _asked(self, one: Episode, method: str, owner: type, seed: int) -> tuple[Any, str]:
+        """What the completion's instance of a class returns from a method of ``HOOKS``, or why it returns nothing."""
+        instance = self._instance(one, owner, seed)
+        if owner in one.silent:
+            return None, "it no longer answers"
+        value, error = answer(getattr(instance, method), {}, self.seconds)
+        if value is OVERDUE:
+            one.silent.add(owner)
+        return value, error
 
     def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
         """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy."""
