@@ -205,7 +205,7 @@ class TokenPolicy(TokenPasses):
             ("sampling.dtype", self.sampling_dtype),
             ("sampling.draw_batch_size", self.draw_batch_size),
             ("sampling.tree", self.tree),
-            ("algorithm.credit", "divergence" if "divergence" in self.fields else ""),
+            ("algorithm.credit", "divergence" if self.divergence else ""),
         ):
             if value:
                 raise ValueError(
@@ -232,7 +232,7 @@ class TokenPolicy(TokenPasses):
         numbers = {"log_probs": completions.log_probs, "entropy": completions.entropy}
         if turns and "answer_gain" in request.records:
             numbers["answer_gain"] = self._gains(sequences, queries, turns)
-        if "divergence" in self.fields:
+        if self.divergence:
             numbers["divergence"] = completions.divergence
         if self.variants:
             forms = [query.variant or 0.0 for query in queries]

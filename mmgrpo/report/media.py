@@ -174,8 +174,7 @@ def strip(frames: Sequence[Pil.Image]) -> Pil.Image:
 
 
 def png(image: Pil.Image) -> bytes:
-    """An image as PNG, without loss; at this level one of 1,024 pixels takes 80 ms, and at the usual one 260 for 15 %
-    less."""
+    """An image as PNG, without loss, at a level that takes a third of the usual one's time for about as many bytes."""
     buffer = BytesIO()
     image.save(buffer, format="PNG", compress_level=3)
     return buffer.getvalue()

@@ -63,7 +63,7 @@ class Joins:
         try:
             asked = chat.text([{"role": "user", "content": [IMAGE, WORD]}])
             said = [("user", [IMAGE, WORD]), ("assistant", [WORD]), ("tool", turns[0])]
-            told = chat.text([{"role": role, "content": content} for role, content in said])
+            whole_text = chat.text([{"role": role, "content": content} for role, content in said])
             parts = [(asked, images[:1]), *zip((end + chat.reply([turn]) for turn in turns), (images[1:2], images[2:]))]
             whole = process(processor, "".join(text for text, _ in parts), images)
             pieces = [process(processor, text, some, begins=not place) for place, (text, some) in enumerate(parts)]
@@ -74,7 +74,7 @@ class Joins:
             raise ValueError(
                 f"its template or processor takes no images in later turns ({reason_of(error)})"
             ) from error
-        if not told.endswith(chat.reply([turns[0]])):
+        if not whole_text.endswith(chat.reply([turns[0]])):
             raise ValueError("its chat template writes an image otherwise behind others, it may number them")
         ids, alone = whole["input_ids"][0], torch.cat([one["input_ids"][0] for one in single])
         marks = ({*alone.tolist()} - {*plain[0].tolist()}) & tokenizer.added_tokens_decoder.keys()

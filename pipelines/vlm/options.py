@@ -124,8 +124,8 @@ class VlmSampling(TokenSampling):
     turns: Annotated[int, within("[1, 1e4]")] = 4
     """With tools: maximum number of turns of the model in a completion; calls in the last one are not answered."""
     calls_per_turn: Annotated[int, COUNT_OR_ZERO] = 0
-    """With tools: maximum number of calls of a turn that are answered; the others are refused together, and told so; 0:
-    all are answered."""
+    """With tools: maximum number of calls of a turn that are answered; the others are answered by one error; 0: all are
+    answered."""
     observation_tokens: Annotated[int, COUNT] = 512
     """With tools: length to which the result of a call is cut. It counts in max_tokens."""
     tool_seconds: Annotated[float, within("[0.001, 86400]")] = 30.0

@@ -35,7 +35,7 @@ CALL = '<tool_call>{"name": "count", "arguments": {"what": "circles"}}</tool_cal
 
 
 def count(what: str) -> str:
-    """Count things in the picture.
+    """Count things in the image.
 
     Args:
         what: What to count.
@@ -132,7 +132,7 @@ def test_a_tokenizer_that_cannot_write_calls_is_refused(tmp_path):
 
 
 def crop(what: str) -> list[Any]:
-    """Look at a part of the picture.
+    """Look at a part of the image.
 
     Args:
         what: Which part.

@@ -33,22 +33,22 @@ PROMPTS = EXAMPLES["image_text"].prompts
 
 
 class Look:
-    """Another picture with each call."""
+    """Another image with each call."""
 
     def __init__(self) -> None:
         self.looks = 0
 
     def crop(self, what: str) -> list[Any]:
-        """Look at a part of the picture.
+        """Look at a part of the image.
 
         Args:
             what: Which part.
         """
         self.looks += 1
-        return ["red", picture(self.looks)]
+        return ["red", image_of(self.looks)]
 
 
-def picture(number: int) -> Image:
+def image_of(number: int) -> Image:
     return Image(noise(3, *SIZES[number % len(SIZES)], seed=number))
 
 
@@ -58,7 +58,7 @@ def zoom(what: str) -> Image:
     Args:
         what: What.
     """
-    return picture(0)
+    return image_of(0)
 
 
 def thin(what: str) -> Any:
