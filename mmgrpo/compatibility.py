@@ -23,10 +23,12 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
     under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in scores if "@" in name}
     same = {name: under_changes.get(name, name) for name in scores}
     for other in map(name_of, loss.networks):
-        asked = refuse_networks(policy, loss, other)
+        asked = refuse_networks(loss, other)
         same |= {name: REFERENCE_NETWORK + under_changes.get(name, name).removeprefix(other) for name in asked}
     if missing := {under_changes.get(name, name) for name, one in same.items() if one not in policy.provides}:
-        ends = tuple(n.removeprefix(REFERENCE_NETWORK) for n in policy.provides if n.startswith(REFERENCE_NETWORK))
+        ends = tuple(
+            n.removeprefix(REFERENCE_NETWORK) for n in policy.provides if n.startswith(f"{REFERENCE_NETWORK}.")
+        )
         other = next((name[: -len(end)] for name in missing for end in ends if name.endswith(end)), "")
         raise ValueError(
             f"the algorithm (objective '{loss.objective.text}', terms {[term.text for term in loss.terms]}) needs "
@@ -70,14 +72,9 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
         )
 
 
-def refuse_networks(policy: Policy, loss: LossRecipe, name: str) -> frozenset[str]:
-    """The scores of the network ``name`` that the loss needs; ValueError for a name that begins other scores, and for a
-    network that nothing reads."""
-    prefix = f"{name}_"
-    if name != REFERENCE_NETWORK and (taken := sorted(score for score in policy.provides if score.startswith(prefix))):
-        raise ValueError(
-            f"algorithm.networks: got the name '{name}', which begins the score {taken[0]}; choose another name"
-        )
+def refuse_networks(loss: LossRecipe, name: str) -> frozenset[str]:
+    """The scores of the network ``name`` that the loss needs; ValueError for a network that nothing reads."""
+    prefix = f"{name}."
     asked = frozenset(score for score in all_scores(loss) if score.startswith(prefix))
     samples = any(name_of(rule) == name and rule.parameters.get("samples") for rule in loss.networks)
     if not asked and not samples:

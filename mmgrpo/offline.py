@@ -186,13 +186,13 @@ class Offline:
         decisions, mask = batch.decisions, batch.decisions.decision_mask
         log_probs = torch.where(mask, decisions.log_probs, 0.0)
         score = log_probs
-        if "reference_log_probs" in loss.scores:
+        if "reference.log_probs" in loss.scores:
             far = on_device(batch, accelerator.device)
             reference = torch.zeros_like(far.decisions.log_probs)
             with torch.no_grad(), scoring_weights(self.policy.network):
-                names = frozenset({"log_probs", "reference_log_probs"})
+                names = frozenset({"log_probs", "reference.log_probs"})
                 for at, scores in scored(self.policy, far, mask, names, micro_batch_size):
-                    reference[at] = scores["reference_log_probs"].to(log_probs.dtype)
+                    reference[at] = scores["reference.log_probs"].to(log_probs.dtype)
             score = log_probs - sum_over_ranks(reference, accelerator).cpu()
         key, summed = decisions.keys["prompt"], score.sum(1)
         mean = log_probs.sum(1) / mask.sum(1).clamp_min(1)

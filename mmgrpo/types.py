@@ -361,9 +361,9 @@ Scores: TypeAlias = dict[str, Float[Tensor, "*shape"]]
 
 Every policy returns ``log_probs``. Gaussian decisions add ``shift`` (mean squared distance of the
 transition's mean from the rollout's), ``std``, ``dt`` and ``level`` of the transition; tokens
-add ``entropy``. With a reference model: ``reference_log_probs``, and for Gaussian decisions
-``reference_shift``, ``reference_velocity_gap`` (mean squared velocity difference) and ``reference_kl``. The same of any
-other network of the run, under its name in place of ``reference`` (``mmgrpo.runtime.networks``).
+add ``entropy``. A score of a named network (``mmgrpo.runtime.networks``) is
+``NETWORK.SCORE``, a name that no record of a batch can have: ``reference.log_probs``; for Gaussian decisions
+``reference.shift``, ``reference.velocity_gap`` (mean squared velocity difference) and ``reference.kl``.
 """
 
 

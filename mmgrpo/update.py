@@ -124,7 +124,7 @@ class LossRecipe:
     def needs_reference(self) -> bool:
         """True when the loss compares with the network before training, which must then be stored."""
         moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
-        used = {name.partition("_")[0] for name in self.scores} | {self.added({}).network}
+        used = {name.partition(".")[0] for name in self.scores if "." in name} | {self.added({}).network}
         return not moving and REFERENCE_NETWORK in used
 
     @property
@@ -310,8 +310,16 @@ def accumulate_gradients(
         else:  # one pass, since the total is a sum over decisions
             for at, scores in step.scores(batch.host.loss_mask & rows[:, None]):
                 entries = {name: value[at] for name, value in inputs.items() if value.dim() == 2}
-                backward(step.total({**entries, **scores}, weights[at]), policy.network, accelerator)
+                backward(step.total(with_scores(entries, scores), weights[at]), policy.network, accelerator)
     return step.tally
+
+
+def with_scores(records: Mapping[str, Tensor], scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs of blocks: what the batch recorded, and present scores beside it. A score may renew what a rollout
+    recorded of the same decision (``std``), never what a loss compares with (``BATCH_NAMES``)."""
+    if taken := BATCH_NAMES & scores.keys():
+        raise ValueError(f"got the scores {', '.join(sorted(taken))} of the policy, expected other names: the batch's")
+    return {**records, **scores}
 
 
 def rescored(
@@ -360,7 +368,7 @@ def _coupled(step: Step) -> None:
     shared = batch.decisions.owner_index
     # Before the first update of a round the present log-probs are those of the rollout up to rounding, so that the
     # first pass is skipped, unless the loss needs scores that the rollout lacks: other names (entropy,
-    # reference_log_probs, ...), or the log-probs of rows that the policy did not draw in this round.
+    # reference.log_probs, ...), or the log-probs of rows that the policy did not draw in this round.
     drawn = step.inputs["drawn"]
     undrawn = torch.isin(batch.host.origin[rows], torch.tensor([OWN, HINTED]), invert=True)
     skipped = step.on_policy and loss.scores == {"log_probs"} and not bool(undrawn.any())
@@ -375,7 +383,7 @@ def _coupled(step: Step) -> None:
         dense = {name: sum_over_ranks(value, step.accelerator) for name, value in dense.items()}
     leaves = {name: value.requires_grad_() for name, value in dense.items()}
     inputs = {name: value[at_rows] for name, value in step.inputs.items()}
-    inputs |= {name: value.reshape(-1)[shared][at_rows] for name, value in leaves.items()}
+    inputs = with_scores(inputs, {name: value.reshape(-1)[shared][at_rows] for name, value in leaves.items()})
     # All ranks compute the same total, and tallies are summed over ranks, so that only one rank records it.
     recorder = step if step.accelerator.is_main_process else replace(step, tally=Tally())
     total = recorder.total(inputs, step.weights[at_rows])

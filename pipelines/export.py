@@ -237,7 +237,7 @@ def write_merged(
 
         rollout = policy.rollout(Request(prompts, range(len(prompts)), 2, seed=0))
         expected = scores(policy, rollout)
-        base = scores(policy, rollout, "reference_log_probs") if adapted else None
+        base = scores(policy, rollout, "reference.log_probs") if adapted else None
     merged = merge_adapters(policy.network)
     policy.network.to(torch_dtype(dtype))
     trained: Any = policy.model  # type: ignore[attr-defined]

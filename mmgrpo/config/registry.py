@@ -29,6 +29,17 @@ from mmgrpo.config.plugins import load_object
 from mmgrpo.config.ranges import check_parameter, is_whole
 from mmgrpo.config.schedules import Now, Schedule, of_call
 
+SCORES_OF_NETWORKS = (
+    *("log_probs", "shift", "kl", "velocity_gap", "velocity_norm"),
+    *("gap", "error", "normalized_error", "clean", "guided_clean", "direction"),
+)
+"""What a policy can score of any network; ``NETWORK.SCORE`` is the name of the number."""
+_OF_NETWORK = re.compile(rf"([a-z]\w*?)_({'|'.join(sorted(SCORES_OF_NETWORKS, key=len, reverse=True))})")
+_OF_ALL = frozenset(
+    {"old_log_probs", "sampler_log_probs", "read_log_probs", "estimate_error", "order_gap", *SCORES_OF_NETWORKS}
+)
+"""Names of that form which are of no named network: records of the rollout, and scores of the present one."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -108,17 +119,21 @@ class Bound:
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of its inputs. ``changed_NAME`` is ``NAME@CHANGE``, NAME under the parameter ``change``; where the
-        block has a parameter X, ``X_log_probs`` are the log-probs of the network that it names (``none``: any)."""
+        block has a parameter X, ``X_log_probs`` are the log-probs of the network that it names (``old``, and ``none``:
+        those of the rollout). ``NETWORK_SCORE`` is ``NETWORK.SCORE`` (``SCORES_OF_NETWORKS``), a name that no record of
+        the batch can have: ``old_log_probs`` are always the rollout's, ``old.log_probs`` those of a network named old.
+        """
         return tuple(self._named(name) for name in self.block.needs)
 
     def _named(self, name: str) -> str:
         if name.startswith("changed_"):
-            return f"{name[8:]}@{self._parameter('change')}"
+            return f"{self._named(name[8:])}@{self._parameter('change')}"
         network, _, what = name.partition("_")
-        if what != "log_probs" or network not in self.block.parameters:
-            return name
-        network = self._parameter(network)
-        return "old_log_probs" if network == "none" else f"{network}_log_probs"
+        if what == "log_probs" and network in self.block.parameters:
+            network = self._parameter(network)
+            return "old_log_probs" if network in ("none", "old") else f"{network}.log_probs"
+        of_network = _OF_NETWORK.fullmatch(name)
+        return f"{of_network[1]}.{of_network[2]}" if of_network and name not in _OF_ALL else name
 
     def _parameter(self, name: str) -> Any:
         return self.parameters.get(name, self.block.parameters[name].default)

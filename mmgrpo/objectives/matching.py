@@ -47,8 +47,8 @@ VELOCITY_METRICS = ("velocity/norm", "velocity/norm_ratio")
 def velocity_metrics(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """|v| of every decision, and over that of the reference where the loss evaluates it (NormGuard, 2606.27771)."""
     found = {"velocity/norm": inputs["velocity_norm"].detach()} if "velocity_norm" in inputs else {}
-    if "reference_velocity_norm" in inputs:
-        found["velocity/norm_ratio"] = found["velocity/norm"] / inputs["reference_velocity_norm"]
+    if "reference.velocity_norm" in inputs:
+        found["velocity/norm_ratio"] = found["velocity/norm"] / inputs["reference.velocity_norm"]
     return found
 
 

@@ -86,7 +86,7 @@ class CategoricalPolicy:
 
     kind = "tokens"
     keys = frozenset({"prompt"})
-    provides = frozenset({"log_probs", "entropy", "reference_log_probs"})
+    provides = frozenset({"log_probs", "entropy", "reference.log_probs"})
     fields = frozenset({"entropy", "choice"})
 
     def __init__(
@@ -139,7 +139,7 @@ class CategoricalPolicy:
             scores["entropy"] = entropy_of(distribution)
         for other in self.networks.asked(names):
             with torch.no_grad(), self.networks(other) as network:
-                scores[f"{other}_log_probs"] = self._log_softmax(network, prompts)[index].gather(1, classes)[:, 0]
+                scores[f"{other}.log_probs"] = self._log_softmax(network, prompts)[index].gather(1, classes)[:, 0]
         return scores
 
     @torch.no_grad()

@@ -173,7 +173,7 @@ class CtcPolicy:
 
     kind = "tokens"
     keys = frozenset({"prompt"})
-    provides = frozenset({"log_probs", "reference_log_probs"})
+    provides = frozenset({"log_probs", "reference.log_probs"})
     fields: frozenset[str] = frozenset()
 
     def __init__(
@@ -238,7 +238,7 @@ class CtcPolicy:
         scores: Scores = {"log_probs": self._log_probs(self.network, transcripts, part.on_host)}
         for other in self.networks.asked(names):
             with torch.no_grad(), self.networks(other) as network:
-                scores[f"{other}_log_probs"] = self._log_probs(network, transcripts, part.on_host)
+                scores[f"{other}.log_probs"] = self._log_probs(network, transcripts, part.on_host)
         return scores
 
     @torch.no_grad()

@@ -159,8 +159,8 @@ class DenoisingPolicy:
 
     provides = frozenset(
         {"log_probs", "shift", "std", "dt", "level", "place", "progress"}
-        | {"reference_log_probs", "reference_shift", "reference_velocity_gap", "reference_kl"}
-        | {"velocity_norm", "reference_velocity_norm", "displacement", "drift"}
+        | {"reference.log_probs", "reference.shift", "reference.velocity_gap", "reference.kl"}
+        | {"velocity_norm", "reference.velocity_norm", "displacement", "drift"}
     )
     fields = frozenset({"std", "level", "dt", "rectifier"})
     keys = frozenset({"prompt", "tree"})
@@ -607,13 +607,13 @@ class DenoisingPolicy:
                 ),
             )
             transition = self._transition(x, original, step, walk.grid, inverse)
-            scores[f"{other}_log_probs"] = transition.log_prob(next_state)
-            scores[f"{other}_shift"] = over_latent((now.mean - transition.mean).square())
-            scores[f"{other}_velocity_gap"] = over_latent((output - original).square())[inverse]
-            if f"{other}_velocity_norm" in names or other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
-                scores[f"{other}_velocity_norm"] = norm_of(self.solver.mean(original))[inverse]
-            if f"{other}_kl" in names:
-                scores[f"{other}_kl"] = now.kl(transition)
+            scores[f"{other}.log_probs"] = transition.log_prob(next_state)
+            scores[f"{other}.shift"] = over_latent((now.mean - transition.mean).square())
+            scores[f"{other}.velocity_gap"] = over_latent((output - original).square())[inverse]
+            if f"{other}.velocity_norm" in names or other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
+                scores[f"{other}.velocity_norm"] = norm_of(self.solver.mean(original))[inverse]
+            if f"{other}.kl" in names:
+                scores[f"{other}.kl"] = now.kl(transition)
         return scores
 
     @property

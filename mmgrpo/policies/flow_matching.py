@@ -159,8 +159,8 @@ class FlowMatchingPolicy:
     """Samples with the ODE and scores with the flow-matching error at sampled noise levels."""
 
     provides = frozenset(
-        {"log_probs", "time", *ERRORS_OF_A_NETWORK, "reference_log_probs", "reference_velocity_gap"}
-        | {f"reference_{name}" for name in ERRORS_OF_A_NETWORK}
+        {"log_probs", "time", *ERRORS_OF_A_NETWORK, "reference.log_probs", "reference.velocity_gap"}
+        | {f"reference.{name}" for name in ERRORS_OF_A_NETWORK}
     )
     fields: frozenset[str] = frozenset()
     keys = frozenset({"prompt"})
@@ -224,7 +224,7 @@ class FlowMatchingPolicy:
         self.queries = model.grid(QUERIES).to(self.device) if boundaries else None
         self.least_level, self.guidance = least_level, guidance
         if boundaries:
-            estimates = {f"{REFERENCE_NETWORK}_{name}" for name in ESTIMATES_OF_A_NETWORK}
+            estimates = {f"{REFERENCE_NETWORK}.{name}" for name in ESTIMATES_OF_A_NETWORK}
             self.provides, self.fields = self.provides | ESTIMATES | estimates, self.fields | {"boundary_weight"}
             if self.grid.process != "flow" or explore_steps or self.multistep:
                 raise ValueError(
@@ -400,25 +400,25 @@ class FlowMatchingPolicy:
         scores |= errors(velocity, wanted, names)
         if "time" in names:
             scores["time"] = clean_scale(level, self.model.prediction)
-        estimates = {name for name in names if name.endswith(("_guided_clean", "_direction"))}
+        estimates = {name for name in names if name.endswith((".guided_clean", ".direction"))}
         if self.queries is not None:
             scores |= self._estimates(matches, part, names, noisy, velocity)
         for other in self.networks.asked(names - estimates):
             original = self._of_network(rollout, part, other)
-            scores[f"{other}_log_probs"] = self._log_probs(matches, part, original)
-            scores[f"{other}_velocity_gap"] = over_latent((velocity - original).square())
-            scores |= errors(original, wanted, names, f"{other}_")
-            if f"{other}_clean" in names:
-                scores[f"{other}_clean"] = noisy - over(level, noisy) * original
+            scores[f"{other}.log_probs"] = self._log_probs(matches, part, original)
+            scores[f"{other}.velocity_gap"] = over_latent((velocity - original).square())
+            scores |= errors(original, wanted, names, f"{other}.")
+            if f"{other}.clean" in names:
+                scores[f"{other}.clean"] = noisy - over(level, noisy) * original
             if other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
-                scores.setdefault(f"{other}_velocity_norm", original.flatten(1).norm(dim=1))
+                scores.setdefault(f"{other}.velocity_norm", original.flatten(1).norm(dim=1))
         for other in self.networks.asked(estimates):
             guided = self._of_network(rollout, part, other, self.referring)
-            scores[f"{other}_guided_clean"] = noisy - over(level, noisy) * guided
-            if f"{other}_direction" in names:
+            scores[f"{other}.guided_clean"] = noisy - over(level, noisy) * guided
+            if f"{other}.direction" in names:
                 added = guided - self._of_network(rollout, part, other)
                 apart = self.guidance - 1 if self.guidance != 1 else 1.0  # without guidance the difference is zero
-                scores[f"{other}_direction"] = -over(level, noisy) * added / apart
+                scores[f"{other}.direction"] = -over(level, noisy) * added / apart
         scores.setdefault("velocity_norm", velocity.detach().flatten(1).norm(dim=1))  # for the metric velocity/norm
         return scores
 

@@ -92,7 +92,7 @@ class Trajectories:
 class NeighborPolicy:
     """Samples of neighbouring noises by the ODE, and the softmax of their distances to an anchor's step."""
 
-    provides = frozenset({"log_probs", "reference_log_probs", "velocity_norm"})
+    provides = frozenset({"log_probs", "reference.log_probs", "velocity_norm"})
     fields = frozenset({"neighbor_entropy"})
     keys = frozenset({"prompt"})
     kind = "neighbors"
@@ -214,7 +214,7 @@ class NeighborPolicy:
                     network, x[put(i, x.device)], step[put(i, x.device)], conditioning.take(i)
                 )[0],
             )
-            scores[f"{other}_log_probs"] = log_probs(original)
+            scores[f"{other}.log_probs"] = log_probs(original)
         return scores
 
     def sample(self, request: Request) -> list[Output]:

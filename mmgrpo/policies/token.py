@@ -79,8 +79,8 @@ class TokenPolicy(TokenPasses):
     keys = frozenset({"prompt"})
     adjustable = frozenset({"temperature", "max_tokens", "forced_tokens"})
     provides = frozenset(
-        {"log_probs", "entropy", "certainty", "reference_log_probs", "log_probs under a changed prompt"}
-        | {"reference_log_probs under a changed prompt"}
+        {"log_probs", "entropy", "certainty", "reference.log_probs", "log_probs under a changed prompt"}
+        | {"reference.log_probs under a changed prompt"}
     ) | {f"{name} of samples" for name in RECORDS}
 
     def __init__(
@@ -470,10 +470,10 @@ class TokenPolicy(TokenPasses):
         scores: Scores = {"log_probs": log_probs, **dict(zip(measures, measured, strict=True))}
         for other in self.networks.asked(names):
             with torch.no_grad(), self.networks(other) as network:
-                scores[f"{other}_log_probs"] = self._score(network, sequences, part)[0]
+                scores[f"{other}.log_probs"] = self._score(network, sequences, part)[0]
         for name in sorted(name for name in names if "@" in name):
             own, _, change = name.partition("@")
-            other = own.removesuffix("log_probs").rstrip("_")
+            other = own.removesuffix("log_probs").rstrip(".")
             if not other:
                 scores[name] = self._changed(self.network, rollout, part, change, log_probs)
                 continue

@@ -6,7 +6,7 @@
 
 A named network is a set of values of the trained parameters: adapters of one base where adapters train, copies of the
 trained weights where the network itself does. Within ``with networks(name)`` the parameters hold these values, without
-a copy. Objectives ask for ``<name>_log_probs``, ``<name>_error`` and the like, and a policy evaluates what is asked.
+a copy. Objectives ask for ``<name>.log_probs``, ``<name>.error`` and the like, and a policy evaluates what is asked.
 
 A rule is a function that says at the end of every round what becomes of its network. With n optimizer steps so far
 
@@ -247,8 +247,8 @@ class Networks:
         return ""
 
     def asked(self, scores: Iterable[str]) -> list[str]:
-        """Names of the networks that these scores (``<name>_log_probs``) are of."""
-        return [name for name in self.names if any(score.startswith(f"{name}_") for score in scores)]
+        """Names of the networks that these scores (``<name>.log_probs``) are of."""
+        return [name for name in self.names if any(score.startswith(f"{name}.") for score in scores)]
 
     def tasks(self, name: str) -> list[str]:
         """The tasks that have a network of their own under this name; empty for one network for all."""

@@ -57,8 +57,8 @@ def test_the_clean_estimate_of_a_step_is_read_from_its_two_states():
 
 def test_the_generators_loss_and_gradient_are_the_worked_numbers():
     x0 = torch.tensor([[0.3]], requires_grad=True)
-    inputs = {"clean": x0, "reference_clean": 0.25, "reference_guided_clean": 0.775, "reference_direction": 0.15}
-    inputs |= {"fake_clean": 0.28, "surrogate_guided_clean": 0.35}
+    inputs = {"clean": x0, "reference.clean": 0.25, "reference.guided_clean": 0.775, "reference.direction": 0.15}
+    inputs |= {"fake.clean": 0.28, "surrogate.guided_clean": 0.35}
     given = {name: one if isinstance(one, torch.Tensor) else torch.tensor([[one]]) for name, one in inputs.items()}
     value = bind("tdm_r1", OBJECTIVES, "o")({**given, "boundary": torch.tensor([3.0])}).values
     assert value.item() == pytest.approx(0.0009 / 0.475 + 0.3 * 0.525**2 / 0.475 + 0.7 * 0.01 / 0.05)
@@ -70,8 +70,8 @@ def test_the_generators_loss_and_gradient_are_the_worked_numbers():
 
 def preference(gap: float, **more: float) -> tuple[float, list[float]]:
     error = torch.tensor([[0.05125], [0.00625]], requires_grad=True)
-    given = {"error": error, "old_error": error.detach(), "reference_error": torch.tensor([[0.0125], [0.00125]])}
-    given |= {"reference_velocity_gap": torch.full((2, 1), gap), "advantages": torch.tensor([[1.0], [-1.0]])}
+    given = {"error": error, "old.error": error.detach(), "reference.error": torch.tensor([[0.0125], [0.00125]])}
+    given |= {"reference.velocity_gap": torch.full((2, 1), gap), "advantages": torch.tensor([[1.0], [-1.0]])}
     given |= {"loss_mask": torch.ones(2, 1, dtype=torch.bool), "key": torch.zeros(2, dtype=torch.long), **more}
     value = bind("surrogate_preference(beta=1.0)", OBJECTIVES, "o")(given).values.mean()
     value.backward()

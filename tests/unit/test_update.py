@@ -79,7 +79,7 @@ class Leaf:
     """A policy, and the steps that it scores, whose log-probabilities are the parameters."""
 
     kind = "tokens"
-    provides = frozenset({"log_probs", "reference_log_probs"})
+    provides = frozenset({"log_probs", "reference.log_probs"})
     fields = frozenset({"sampler_log_probs"})
     keys = frozenset({"prompt"})
     settings = None
@@ -110,7 +110,7 @@ class Leaf:
     def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> dict[str, Tensor]:
         self.passes += 1
         now = self.log_probs[part.rows, part.positions]
-        return {"log_probs": now, "reference_log_probs": torch.zeros_like(now)}
+        return {"log_probs": now, "reference.log_probs": torch.zeros_like(now)}
 
 
 def slopes(

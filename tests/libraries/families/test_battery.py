@@ -230,7 +230,7 @@ def test_without_its_adapters_a_model_is_its_base(name, tiny):
     # Of the latter, adapters of 0.3 make predictions of 28 times the size of noise, which a rollout refuses.
     shake(adapted, 0.1 if name == "stable_audio" else 0.3)
     rollout = rollout_of(name, adapted)
-    reference = rescored(adapted, rollout, "reference_log_probs")
+    reference = rescored(adapted, rollout, "reference.log_probs")
     torch.testing.assert_close(reference, rescored(base, rollout), rtol=0, atol=1e-6)
     assert (rescored(adapted, rollout) - reference).abs().max() > 1e-4
 

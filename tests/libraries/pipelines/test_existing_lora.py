@@ -117,7 +117,7 @@ def test_continued_adapters_are_the_given_ones_and_the_reference_keeps_them(name
         )
         shake(policy)
         assert (rescored(policy, rollout) - expected).abs().max() > 1e-4
-        torch.testing.assert_close(rescored(policy, rollout, "reference_log_probs"), expected, rtol=gap, atol=gap)
+        torch.testing.assert_close(rescored(policy, rollout, "reference.log_probs"), expected, rtol=gap, atol=gap)
         policy.save(tmp_path / f"saved-{rank}-{alpha}")
         again = policy_of(
             name,
@@ -128,7 +128,7 @@ def test_continued_adapters_are_the_given_ones_and_the_reference_keeps_them(name
             lora_alpha=alpha,
         )
         assert torch.equal(rescored(again, rollout), rescored(policy, rollout))
-        torch.testing.assert_close(rescored(again, rollout, "reference_log_probs"), expected, rtol=gap, atol=gap)
+        torch.testing.assert_close(rescored(again, rollout, "reference.log_probs"), expected, rtol=gap, atol=gap)
 
 
 @pytest.mark.parametrize("name", ["sd3", "causal_lm"])
@@ -141,7 +141,7 @@ def test_merged_adapters_are_in_the_base(name, tiny, tmp_path):
         policy.keep_reference()
         torch.testing.assert_close(rescored(policy, rollout), expected, rtol=1e-4, atol=1e-4)
         shake(policy, 0.02)
-        torch.testing.assert_close(rescored(policy, rollout, "reference_log_probs"), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(rescored(policy, rollout, "reference.log_probs"), expected, rtol=1e-4, atol=1e-4)
         policy.save(tmp_path / f"saved-{rank}")  # the whole network has them inside: they are not added twice
         again = policy_of(
             name, tiny(name), str(tmp_path / f"saved-{rank}"), lora_path=str(model), lora_mode="merge", lora_rank=rank
@@ -243,7 +243,7 @@ def test_both_networks_of_wan_14b_begin_with_their_own(tiny, tmp_path):
         torch.testing.assert_close(rescored(policy, rollout), rescored(first, rollout), rtol=1e-5, atol=1e-5)
         shake(policy)
         torch.testing.assert_close(
-            rescored(policy, rollout, "reference_log_probs"), rescored(first, rollout), rtol=1e-5, atol=1e-5
+            rescored(policy, rollout, "reference.log_probs"), rescored(first, rollout), rtol=1e-5, atol=1e-5
         )
     [file, *_] = sorted((tmp_path / "out").glob("*.safetensors"))
     with pytest.raises(ValueError, match="model.lora_path.*one file.*transformer_2"):

@@ -48,7 +48,7 @@ def test_samples_are_scored_by_the_quantized_weights_that_drew_them(name, how, t
     own = rollout.decisions.log_probs[rollout.decisions.loss_mask]
     torch.testing.assert_close(rescored(policy, rollout), own, rtol=0, atol=TOLERANCE[how])
     # The base is that of full precision up to the quantization, and no longer it.
-    reference = rescored(policy, rollout, "reference_log_probs")
+    reference = rescored(policy, rollout, "reference.log_probs")
     plain = rescored(policy_of(name, tiny(name)), rollout)
     gap = (reference - plain).abs()
     assert gap.max() > 0 and (gap / (1 + plain.abs())).mean() < 0.05

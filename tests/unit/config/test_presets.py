@@ -22,7 +22,7 @@ from tests.building import algorithm_blocks, near_one, trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.trees import plain
 
-GAUSSIAN_SCORES = {"shift", "std", "dt", "level", "reference_shift", "reference_velocity_gap", "reference_kl"}
+GAUSSIAN_SCORES = {"shift", "std", "dt", "level", "reference.shift", "reference.velocity_gap", "reference.kl"}
 TWENTY = [
     "grpo",
     "dr_grpo",
@@ -86,7 +86,7 @@ def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
     needs |= AdvantageRecipe.of(Algorithm(**blocks)).fields
     if needs & GAUSSIAN_SCORES:
         # errors at drawn noise levels have differences of velocities too
-        assert name in GAUSSIAN_ONLY or needs & GAUSSIAN_SCORES == {"reference_velocity_gap"}
+        assert name in GAUSSIAN_ONLY or needs & GAUSSIAN_SCORES == {"reference.velocity_gap"}
     if "entropy" in needs:
         assert name in TOKENS_ONLY
 
@@ -95,7 +95,7 @@ def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
 def test_a_preset_needs_a_reference_network_exactly_where_a_block_scores_by_it(name):
     blocks = PRESETS[name]
     bounds = [bind(blocks["objective"], OBJECTIVES, ""), *(bind(term, TERMS, "") for term in blocks["terms"])]
-    by_it = any(need.startswith("reference_") for bound in bounds for need in bound.needs)
+    by_it = any(need.startswith("reference.") for bound in bounds for need in bound.needs)
     loss = LossRecipe.of(blocks["objective"], blocks["aggregation"], blocks["mismatch"], blocks["terms"])
     assert loss.needs_reference == by_it
 

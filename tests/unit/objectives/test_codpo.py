@@ -18,7 +18,7 @@ def codpo(totals, advantages, coef=0.0, beta=0.1, key=None, decisions=2):
     mask = torch.ones(rows, decisions, dtype=torch.bool)
     inputs = {
         "log_probs": (sums / decisions)[:, None].expand(rows, decisions),
-        "reference_log_probs": torch.zeros(rows, decisions),
+        "reference.log_probs": torch.zeros(rows, decisions),
         "advantages": torch.tensor(advantages)[:, None].expand(rows, decisions),
         "loss_mask": mask,
         "decision_mask": mask,

@@ -21,8 +21,8 @@ from mmgrpo.policies.flow_matching import errors
 TARGET = torch.tensor([[-0.7, 0.7], [-0.3, 0.1]], dtype=torch.float64)
 VELOCITY = {
     "": torch.tensor([[-0.45, 0.9], [-0.25, 0.2]], dtype=torch.float64),
-    "old_": torch.tensor([[-0.6, 0.8], [-0.35, 0.15]], dtype=torch.float64),
-    "reference_": torch.tensor([[-0.55, 0.75], [-0.3, 0.05]], dtype=torch.float64),
+    "old.": torch.tensor([[-0.6, 0.8], [-0.35, 0.15]], dtype=torch.float64),
+    "reference.": torch.tensor([[-0.55, 0.75], [-0.3, 0.05]], dtype=torch.float64),
 }
 KEY, ALL = torch.tensor([4, 4]), torch.ones(2, 1, dtype=torch.bool)
 
@@ -37,6 +37,8 @@ def loss_of(text: str, advantages: tuple[float, float], table=OBJECTIVES) -> tup
         asked = errors(value, TARGET, [f"{prefix}{name}" for name in names], prefix)
         inputs |= {name: one[:, None] for name, one in asked.items()}
         inputs[f"{prefix}log_probs"] = -inputs[f"{prefix}error"]
+        if prefix == "old.":
+            inputs["old_log_probs"] = inputs["old.log_probs"]
         inputs[f"{prefix}velocity_gap"] = (velocity - value).square().mean(1, keepdim=True)
     advantage = torch.tensor(advantages, dtype=torch.float64)[:, None]
     inputs |= {"advantages": advantage, "key": KEY, "loss_mask": ALL, "decision_mask": ALL, "drawn": ALL}
@@ -66,7 +68,7 @@ def test_diffusion_nft(advantage, beta, loss, gradient):
 
 
 def test_diffusion_nft_at_the_old_policy_is_self_normalized_matching_times_the_advantage(monkeypatch):
-    monkeypatch.setitem(VELOCITY, "", VELOCITY["old_"])
+    monkeypatch.setitem(VELOCITY, "", VELOCITY["old."])
     for advantage in (0.0, 1.5, 5.0, 50.0):
         found, slope = loss_of("diffusion_nft", (advantage, 0.0))
         # both branches are .6 mean(.01) / .1 = .06, five times; of rho = 1 the gradient is (3, 3); 2 rho - 1 = A / 5
@@ -139,7 +141,7 @@ def test_gdro_of_three_samples(beta, loss):
     error = torch.tensor([[0.05125], [0.00625], [0.03]], dtype=torch.float64, requires_grad=True)
     inputs = {
         "error": error,
-        "reference_error": torch.tensor([[0.0125], [0.00125], [0.02]], dtype=torch.float64),
+        "reference.error": torch.tensor([[0.0125], [0.00125], [0.02]], dtype=torch.float64),
         "advantages": torch.tensor([[0.9], [0.5], [0.7]], dtype=torch.float64),
         "loss_mask": torch.ones(3, 1, dtype=torch.bool),
         "key": torch.zeros(3, dtype=torch.long),
@@ -167,7 +169,7 @@ def test_gdro_of_two_samples_without_temperature_is_diffusion_dpo_with_twice_the
 def test_seppo_learns_from_the_loser_of_a_checkpoint_that_knows_the_winner_better(before, rule, loss):
     inputs = {
         "error": torch.tensor([[0.9], [0.8]], dtype=torch.float64),
-        "earlier_error": torch.tensor([[before], [0.7]], dtype=torch.float64),
+        "earlier.error": torch.tensor([[before], [0.7]], dtype=torch.float64),
         "advantages": torch.tensor([[1.0], [0.0]], dtype=torch.float64),
         "loss_mask": ALL,
         "key": KEY,
@@ -214,7 +216,7 @@ def test_distillation_has_the_kl_of_a_step_to_the_teacher():
     # diffusion.md 0.1: v .51 and a teacher's .5 at s .8 -> .6: the means differ by .00249
     shift = torch.tensor([[0.00249**2]], dtype=torch.float64)
     std = torch.tensor([[0.62610]], dtype=torch.float64)
-    half = bind("distillation_step(divide=False)", OBJECTIVES, "")({"teacher_shift": shift, "std": std}).values
-    whole = bind("distillation_step", OBJECTIVES, "")({"teacher_shift": shift, "std": std}).values
+    half = bind("distillation_step(divide=False)", OBJECTIVES, "")({"teacher.shift": shift, "std": std}).values
+    whole = bind("distillation_step", OBJECTIVES, "")({"teacher.shift": shift, "std": std}).values
     close(half[0, 0], 3.10005e-6)
     torch.testing.assert_close(whole, half / std**2)

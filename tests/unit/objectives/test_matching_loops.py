@@ -17,7 +17,7 @@ KEY = torch.tensor([5, 2, 5, 9, 2, 5, 2, 2])  # interleaved groups of three, fou
 DRAWS, SIZE = 3, 4
 MASK = torch.ones(len(KEY), DRAWS, dtype=torch.bool)
 MASK[0, 1] = MASK[4, 2] = MASK[6, 2] = False
-NETWORKS = ("", "old_", "reference_", "earlier_")
+NETWORKS = ("", "old.", "reference.", "earlier.")
 NAMES = ("gap", "error", "normalized_error")
 
 
@@ -41,6 +41,8 @@ def inputs_of(networks: dict[str, Tensor], target: Tensor, time: Tensor, advanta
         asked = errors(velocity.flatten(0, 1), target.flatten(0, 1), [f"{name}{one}" for one in NAMES], name)
         inputs |= {key: value.view(*time.shape, *value.shape[1:]) for key, value in asked.items()}
         inputs[f"{name}log_probs"] = -inputs[f"{name}error"]
+        if name == "old.":
+            inputs["old_log_probs"] = inputs["old.log_probs"]
     return inputs
 
 
@@ -63,32 +65,32 @@ class Draw:
 def nft(members: list[Draw]) -> Tensor:
     total = torch.zeros(())
     for one in members:
-        new, old = one.gap[""], one.gap["old_"]
+        new, old = one.gap[""], one.gap["old."]
         wanted, unwanted = one.t * (0.4 * new + 0.6 * old), one.t * (1.4 * old - 0.4 * new)
         total = total + 5 / 0.4 * (one.rho * one.normalized(wanted) + (1 - one.rho) * one.normalized(unwanted))
     return total
 
 
 def dgpo(members: list[Draw]) -> Tensor:
-    change = sum(float((one.A * (one.e[""] - one.e["reference_"])).detach()) for one in members)
+    change = sum(float((one.A * (one.e[""] - one.e["reference."])).detach()) for one in members)
     weight = float(torch.tensor(20.0 * change / len(members), dtype=torch.float64).sigmoid())
     total = torch.zeros(())
     for one in members:
-        ratio = float((one.e["old_"] - one.e[""]).detach().exp())
+        ratio = float((one.e["old."] - one.e[""]).detach().exp())
         left = ratio > 1.02 if one.A > 0 else ratio < 0.98
         total = total + weight * one.A * (one.e[""].detach() if left else one.e[""])
     return total
 
 
 def crd(members: list[Draw]) -> Tensor:
-    reward = [one.normalized(one.gap["old_"]) - one.normalized(one.gap[""]) for one in members]
+    reward = [one.normalized(one.gap["old."]) - one.normalized(one.gap[""]) for one in members]
     mean, rho = sum(float(one.detach()) for one in reward) / len(reward), sum(one.rho for one in members) / len(members)
     return sum(5 / 2 * (2 * (q - mean) - (one.rho - rho)) ** 2 for q, one in zip(reward, members, strict=True))  # type: ignore[return-value]
 
 
 def gdro(members: list[Draw]) -> Tensor:
     ordered = sorted(members, key=lambda one: -float(one.A))
-    score = [-3.0 * (one.e[""] - one.e["reference_"]) for one in ordered]
+    score = [-3.0 * (one.e[""] - one.e["reference."]) for one in ordered]
     total = 0.5 * ordered[0].e[""]
     for place in range(len(ordered)):
         wanted = [float(torch.exp((one.A - ordered[place].A) / 0.2)) for one in ordered[place:]]
@@ -101,7 +103,7 @@ def seppo(members: list[Draw]) -> Tensor:
     best, worst = max(members, key=lambda one: float(one.A)), min(members, key=lambda one: float(one.A))
     if best is worst:
         return torch.zeros(())
-    won, lost = (one.e[""] - one.e["earlier_"] for one in (best, worst))
+    won, lost = (one.e[""] - one.e["earlier."] for one in (best, worst))
     sign = 1.0 if won < 0 else -1.0
     return len(members) * (1 + (7.0 * (won - sign * lost)).exp()).log()
 
@@ -119,7 +121,7 @@ def fpo(draws: dict[tuple[int, int], Draw]) -> Tensor:
     total = torch.zeros(())
     for row in range(len(KEY)):
         own = [draws[row, t] for t in range(DRAWS) if MASK[row, t]]
-        ratio = (sum(one.e["old_"] - one.e[""] for one in own) / len(own)).exp()  # type: ignore[union-attr]
+        ratio = (sum(one.e["old."] - one.e[""] for one in own) / len(own)).exp()  # type: ignore[union-attr]
         for one in own:
             total = total - torch.minimum(ratio * one.A, ratio.clamp(0.95, 1.05) * one.A)
     return total
@@ -153,7 +155,7 @@ def test_an_objective_is_that_of_a_loop_over_groups_draws_and_samples(text, seed
 def test_a_group_that_is_where_its_reference_is_has_the_weight_of_a_half():
     """DGPO: sigmoid(0) whatever the advantages, so that the gradient is half that of advantage-weighted matching."""
     networks, target, time, advantages = velocities(3)
-    networks["reference_"] = networks["old_"] = networks[""].clone()
+    networks["reference."] = networks["old."] = networks[""].clone()
     networks[""].requires_grad_()
     inputs = inputs_of(networks, target, time, advantages)
     (ours,) = torch.autograd.grad((bind("dgpo", OBJECTIVES, "")(inputs).values * MASK).sum(), networks[""])
@@ -167,7 +169,7 @@ def test_flow_opd_has_the_gradient_of_the_kl_to_its_teacher():
     v = torch.tensor([[0.51]], dtype=torch.float64, requires_grad=True)
     shift, std = (-0.249 * (v - 0.5)).square(), torch.tensor([[0.62609903]], dtype=torch.float64)
     for text, value, slope in (("(divide=False)", 3.10005e-6, 0.00062001), ("", 7.90829e-6, 0.00158166)):
-        found = bind(f"distillation_step{text}", OBJECTIVES, "")({"teacher_shift": shift, "std": std}).values
+        found = bind(f"distillation_step{text}", OBJECTIVES, "")({"teacher.shift": shift, "std": std}).values
         assert found.item() == pytest.approx(value, rel=2e-6)
         (gradient,) = torch.autograd.grad(found, v, retain_graph=True)
         assert gradient.item() == pytest.approx(slope, rel=1e-5)

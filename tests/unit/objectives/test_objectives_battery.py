@@ -65,28 +65,28 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
     return {
         **errors_of(old + spread * normal()),
         "old_log_probs": old,
-        "reference_log_probs": old + spread * normal(),
+        "reference.log_probs": old + spread * normal(),
         "sampler_log_probs": old + spread * normal(),
-        "teacher_log_probs": old + spread * normal(),
+        "teacher.log_probs": old + spread * normal(),
         f"log_probs@{MASKED}": old + spread * normal(),
         "advantages": reward[:, None].expand(5, 4).clone(),
         "category_weight": torch.where(KEY == 0, 1.5, 0.5),
         "shift": normal().square() * 1e-5 * spread,
-        "reference_shift": normal().square(),
-        **{f"{name}_velocity_gap": normal().square() for name in ("reference", "old")},
+        "reference.shift": normal().square(),
+        **{f"{name}.velocity_gap": normal().square() for name in ("reference", "old")},
         "read_log_probs": -normal().square(),
-        **{name: torch.stack([normal(), normal()], 2) for name in ("gap", "old_gap")},
+        **{name: torch.stack([normal(), normal()], 2) for name in ("gap", "old.gap")},
         "time": normal().square(),
         **{name: torch.stack([normal(), normal()], 2) for name in CLEAN},
         **{name: normal().square() for name in ("estimate_error", "drift")},
         "displacement": spread * normal(),
         "boundary": torch.arange(4.0).expand(5, 4),
         "boundary_weight": (torch.arange(4.0).expand(5, 4) + 1) / 4,
-        **{f"{name}_error": -old - spread * normal() for name in ("reference", "earlier")},
-        **{f"old_{name}": -old for name in ERRORS},
-        **{name: normal().square() + 0.1 for name in ("velocity_norm", "reference_velocity_norm")},
-        **{name: normal().square() for name in ("teacher_shift", "teacher_velocity_gap")},
-        "reference_kl": normal().square(),
+        **{f"{name}.error": -old - spread * normal() for name in ("reference", "earlier")},
+        **{f"old.{name}": -old for name in ERRORS},
+        **{name: normal().square() + 0.1 for name in ("velocity_norm", "reference.velocity_norm")},
+        **{name: normal().square() for name in ("teacher.shift", "teacher.velocity_gap")},
+        "reference.kl": normal().square(),
         "entropy": normal().square(),
         "drawn_certainty": (certainty := normal().square()),
         "certainty": certainty + spread * normal(),
@@ -99,7 +99,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "rectifier": normal().abs() + 0.1,
         "place": torch.arange(4.0).expand(5, 4),
         "progress": (torch.arange(4.0) / 3).expand(5, 4),
-        "teacher_log_probs@pixelated(ratio=0.1)": old + spread * normal(),
+        "teacher.log_probs@pixelated(ratio=0.1)": old + spread * normal(),
         "key": KEY,
     }
 
@@ -108,8 +108,8 @@ ERRORS = ("error", "normalized_error")
 """Scores of clean samples, of which a log-prob is minus the error."""
 
 
-CLEAN = ("clean", "fake_clean", "surrogate_guided_clean")
-CLEAN += tuple(f"reference_{name}" for name in ("clean", "guided_clean", "direction"))
+CLEAN = ("clean", "fake.clean", "surrogate.guided_clean")
+CLEAN += tuple(f"reference.{name}" for name in ("clean", "guided_clean", "direction"))
 
 
 def errors_of(log_probs: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ def rows(sums: list[float], rewards: list[float], length: int = 2, **more: Any) 
     full, zeros = torch.ones_like(log_probs).bool(), torch.zeros_like(log_probs)
     return {
         "log_probs": log_probs,
-        **dict.fromkeys(("old_log_probs", "reference_log_probs", "teacher_log_probs"), zeros),
+        **dict.fromkeys(("old_log_probs", "reference.log_probs", "teacher.log_probs"), zeros),
         "advantages": torch.tensor(rewards).double()[:, None].expand(-1, length),
         **{"loss_mask": full, "decision_mask": full, "drawn": full},
         "key": torch.zeros(len(sums), dtype=torch.long),
@@ -122,7 +122,7 @@ def test_the_mixed_anchor_of_inpo():
     """eta .5 and tau .25: h = 2 - .5 * .4 - .5 * 1 = 1.3, and (1.3 - 1)^2 = .09."""
     batch = rows([2.0, 0.0], [1.0, 0.0])
     shift = torch.tensor([[0.1, 0.1], [0.0, 0.0]]).double()
-    batch |= {"reference_log_probs": 2 * shift, "old_log_probs": 5 * shift}
+    batch |= {"reference.log_probs": 2 * shift, "old_log_probs": 5 * shift}
     text = "preference(link='square(tau=0.5)', beta=1.0, anchor_weight=0.5)"
     assert loss(text, batch) == pytest.approx(0.09)
 
@@ -131,7 +131,7 @@ def test_tokens_count_by_a_guide_with_opposite_signs():
     """TGDPO: .1 (1.05 + .95) - .1 (.9 * -1 + 1 * 1) = .19, whose logistic loss is .60265."""
     batch = rows([2.0, 0.0], [1.0, 0.0])
     batch["log_probs"] = torch.tensor([[1.0, 1.0], [-1.0, 1.0]]).double()
-    batch["teacher_log_probs"] = torch.tensor([[1.0, -1.0], [2.0, 0.0]]).double()
+    batch["teacher.log_probs"] = torch.tensor([[1.0, -1.0], [2.0, 0.0]]).double()
     assert loss("preference(guide='teacher', guidance=0.5)", batch) == pytest.approx(0.60265, abs=1e-5)
     assert loss("preference(guide='teacher', guidance=0.0)", batch) == loss("preference", batch)
 
@@ -300,7 +300,7 @@ def test_wrong_parts_are_named_before_anything_runs():
     }.items():
         with pytest.raises(ValueError, match=words):
             bind(text, OBJECTIVES, "objective")
-    assert bind("preference(anchor='moving')", OBJECTIVES, "").needs[2] == "moving_log_probs"
+    assert bind("preference(anchor='moving')", OBJECTIVES, "").needs[2] == "moving.log_probs"
 
 
 TRL = {
@@ -361,8 +361,8 @@ def test_losses_and_gradients_are_those_of_trls_dpo_trainer(name):
     (their_gradient,) = torch.autograd.grad(theirs, now)
 
     batch = rows([0.0] * 6, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], length=6)
-    batch |= {"log_probs": now, "reference_log_probs": reference, "loss_mask": mask, "decision_mask": mask}
-    batch |= {"key": torch.tensor([0, 1, 2, 0, 1, 2]), "old_log_probs": reference, "teacher_log_probs": reference}
+    batch |= {"log_probs": now, "reference.log_probs": reference, "loss_mask": mask, "decision_mask": mask}
+    batch |= {"key": torch.tensor([0, 1, 2, 0, 1, 2]), "old_log_probs": reference, "teacher.log_probs": reference}
     found = values(text, {**batch, "advantages": batch["advantages"].float()})
     ours = found[:3, 0].mean()
     assert_close(ours, theirs, rtol=0, atol=1e-6)

@@ -64,7 +64,7 @@ def test_rover_fits_the_log_ratio_to_reward_and_next_mean():
 def chi(text, ratios):
     log_probs = torch.tensor(ratios)[:, None].requires_grad_()
     mask = torch.ones(len(ratios), 1, dtype=torch.bool)
-    given = {"log_probs": log_probs, "reference_log_probs": torch.zeros(len(ratios), 1)}
+    given = {"log_probs": log_probs, "reference.log_probs": torch.zeros(len(ratios), 1)}
     values = bind(text, TERMS, "term")({**given, "decision_mask": mask, "loss_mask": mask})
     (gradient,) = torch.autograd.grad(values.mean(), log_probs)
     return values.mean().item(), gradient[:, 0]
@@ -86,7 +86,7 @@ def test_chi_squared_is_a_mean_over_samples_and_its_root_a_batch_statistic():
 
 
 def test_a_reference_weighted_by_reward_is_the_reference_where_phi_is_one():
-    given = {"log_probs": torch.tensor([-1.2]), "reference_log_probs": torch.tensor([-1.0])}
+    given = {"log_probs": torch.tensor([-1.2]), "reference.log_probs": torch.tensor([-1.0])}
 
     def value(advantage):
         return bind("kl_forward_rewarded(coef=1.0)", TERMS, "term")({**given, "advantages": torch.tensor([advantage])})
@@ -102,11 +102,11 @@ def test_distillation_has_the_gradient_of_the_kl_to_the_teacher():
     """Over all outcomes of p = (.8, .2) against (.5, .5): sum p (log p - log q) d log p is d KL / d logits."""
     logits, teacher = torch.tensor([math.log(4.0), 0.0], requires_grad=True), torch.tensor([0.5, 0.5]).log()
     p = logits.log_softmax(0)
-    given = {"log_probs": p, "teacher_log_probs": teacher}
+    given = {"log_probs": p, "teacher.log_probs": teacher}
     values = bind("distillation(coef=1.0)", TERMS, "term")(given)
     (found,) = torch.autograd.grad((p.detach().exp() * values).sum(), logits, retain_graph=True)
     (wanted,) = torch.autograd.grad((p.exp() * (p - teacher)).sum(), logits)
     torch.testing.assert_close(found, wanted)
     assert bind("distillation(coef=1.0)", TERMS, "term")(
-        {"log_probs": torch.tensor([-1.0]), "teacher_log_probs": torch.tensor([-2.0])}
+        {"log_probs": torch.tensor([-1.0]), "teacher.log_probs": torch.tensor([-2.0])}
     ).tolist() == [0.5]

@@ -156,7 +156,7 @@ class Given:
     """A policy, and the steps that it scores, whose log-probabilities are a leaf."""
 
     kind = "tokens"
-    provides = frozenset({"log_probs", "reference_log_probs"})
+    provides = frozenset({"log_probs", "reference.log_probs"})
     fields: frozenset[str] = frozenset()
     keys = frozenset({"prompt"})
     settings = None
@@ -184,7 +184,7 @@ class Given:
             yield Entries(*chosen.nonzero(as_tuple=True))
 
     def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> dict[str, Tensor]:
-        scores = {"log_probs": self.leaf, "reference_log_probs": self.batch.reference}
+        scores = {"log_probs": self.leaf, "reference.log_probs": self.batch.reference}
         return {name: scores[name][part.rows, part.positions] for name in names}
 
 

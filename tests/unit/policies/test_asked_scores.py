@@ -7,11 +7,15 @@ import warnings
 import pytest
 import torch
 
+from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.kernels import kernel, level_table, noise_table
+from mmgrpo.objectives import OBJECTIVES, TERMS
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.generation import draw_tokens
 from mmgrpo.policies.perturbed_prompts import shuffled_frames
+from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.types import Media, Prompt, Request, Turn
+from mmgrpo.update import BATCH_NAMES, with_scores
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_token_policy import token_policy
 
@@ -36,10 +40,10 @@ def test_a_denoising_policy_returns_each_score_that_it_is_asked_for_and_no_other
         scores = policy.score(drawn, part, frozenset({"log_probs", name}))
         assert scores.keys() == {"log_probs", name, "velocity_norm"}  # which every update records
         torch.testing.assert_close(scores[name], expected[name], rtol=1e-6, atol=1e-9)
-    assert "reference_kl" not in policy.score(drawn, part, frozenset({"reference_shift"}))
+    assert "reference.kl" not in policy.score(drawn, part, frozenset({"reference.shift"}))
     everything = policy.score(drawn, part, policy.provides)
-    assert everything.keys() >= {*EXTRA, "log_probs", "reference_log_probs", "reference_shift"}
-    torch.testing.assert_close(everything["reference_log_probs"], everything["log_probs"], rtol=0, atol=1e-6)
+    assert everything.keys() >= {*EXTRA, "log_probs", "reference.log_probs", "reference.shift"}
+    torch.testing.assert_close(everything["reference.log_probs"], everything["log_probs"], rtol=0, atol=1e-6)
 
 
 def test_what_has_moved_since_the_rollout_is_measured_from_its_means():
@@ -54,6 +58,31 @@ def test_what_has_moved_since_the_rollout_is_measured_from_its_means():
     moved = 0.5 * dt * (1 + level.square() / (2 * now) * (1 - now))
     shift = policy.score(drawn, part, frozenset({"shift"}))["shift"]
     torch.testing.assert_close(shift, moved.square(), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["old", "sampler", "drawn"])
+def test_no_score_of_a_network_has_the_name_of_a_record_of_the_batch(name):
+    """A term that asks for a network named old leaves PPO its old log-probs: those of the rollout."""
+    policy = toy_policy("every_step", steps=4)
+    policy.networks.follow(bind_networks([f"average(name='{name}')"]))
+    drawn = policy.rollout(Request(toy_prompts(1), [0], 2, seed=0))
+    [part] = drawn.steps.split(drawn.decisions.loss_mask, 1000)
+    with torch.no_grad():
+        for values in policy.networks.values[name].values():
+            values += 0.5
+    scores = policy.score(drawn, part, frozenset({"log_probs", f"{name}.velocity_gap"}))
+    assert f"{name}.log_probs" in scores and not BATCH_NAMES & scores.keys()
+    assert not torch.equal(scores[f"{name}.log_probs"], scores["log_probs"])
+    at = part.rows, part.positions
+    inputs = with_scores({"old_log_probs": drawn.decisions.log_probs[at]}, scores)
+    assert torch.equal(inputs["old_log_probs"], drawn.decisions.log_probs[at])
+    with pytest.raises(ValueError, match="old_log_probs"):
+        with_scores({}, {"old_log_probs": scores["log_probs"]})
+
+
+def test_old_log_probs_are_of_the_rollout_and_a_term_of_the_network_old_asks_for_its_own():
+    assert "old_log_probs" in bind("ppo", OBJECTIVES, "").needs
+    assert "old.velocity_gap" in bind("kl_velocity_old(coef=0)", TERMS, "").needs
 
 
 # What is refused

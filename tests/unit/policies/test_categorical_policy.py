@@ -59,7 +59,7 @@ def test_classes_are_drawn_with_their_probabilities():
 def test_the_ratio_is_one_and_the_kl_zero_before_the_first_update():
     made = policy(temperature=0.7)
     rolled = rollout(made)
-    for name in ("log_probs", "reference_log_probs"):
+    for name in ("log_probs", "reference.log_probs"):
         assert torch.equal(rescored(made, rolled, name, limit=5), rolled.decisions.log_probs)
 
 

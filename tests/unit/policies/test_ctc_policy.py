@@ -96,12 +96,12 @@ def test_log_probs_are_sums_over_all_paths_of_the_tempered_frames(temperature, s
 def test_the_ratio_is_one_and_the_kl_zero_before_the_first_update():
     made = policy(temperature=0.7)
     rolled = rollout(made)
-    for name in ("log_probs", "reference_log_probs"):
+    for name in ("log_probs", "reference.log_probs"):
         assert torch.equal(rescored(made, rolled, name, limit=2), rolled.decisions.log_probs)
     with torch.no_grad():
         made.network.weight.mul_(1.5)
     assert not torch.equal(rescored(made, rolled), rolled.decisions.log_probs)
-    assert torch.equal(rescored(made, rolled, "reference_log_probs"), rolled.decisions.log_probs)
+    assert torch.equal(rescored(made, rolled, "reference.log_probs"), rolled.decisions.log_probs)
 
 
 def test_a_clip_takes_one_pass_per_rollout_and_per_update_however_many_transcripts_it_has():
@@ -227,7 +227,7 @@ REFUSED |= {"treerpo": r"algorithm\.credit.*tree", "t1": "entropy"} | dict.fromk
 REFUSED |= dict.fromkeys(("vineppo", "clip_delta", "text2grad", "subpo"), r"sampling\.states")
 REFUSED |= dict.fromkeys(("gigpo", "igpo"), r"sampling\.tools")
 REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence", "rapo": "entropy"}
-REFUSED |= {"rover": "certainty", "prorl": r"eval\.every", "tgdpo": "teacher_log_probs"}
+REFUSED |= {"rover": "certainty", "prorl": r"eval\.every", "tgdpo": "teacher.log_probs"}
 REFUSED |= {
     name: rf"algorithm\.{line}"
     for name, blocks in PRESETS.items()
@@ -238,7 +238,7 @@ REFUSED |= dict.fromkeys(("gtpo", "hapo_entropy", "entropy_advantage", "critique
     "ucas": "certainty",
     "rmt": r"algorithm\.supervised",
 }
-REFUSED |= dict.fromkeys(("rto", "opd", "va_opd"), "teacher_log_probs")
+REFUSED |= dict.fromkeys(("rto", "opd", "va_opd"), "teacher.log_probs")
 """Presets that need what this policy has not."""
 
 

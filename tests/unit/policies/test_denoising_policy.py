@@ -138,10 +138,10 @@ def test_shift_and_reference_distances_are_zero_before_training_and_grow_after()
     policy = toy_policy("every_step")
     made = rollout(policy)
     assert rescored(policy, made, name="shift").abs().max() <= 1e-12
-    assert rescored(policy, made, name="reference_shift").max() == 0
+    assert rescored(policy, made, name="reference.shift").max() == 0
     with torch.no_grad():
         policy.network.outer.bias += 0.1
-    velocity = rescored(policy, made, name="reference_velocity_gap")[made.decisions.loss_mask]
+    velocity = rescored(policy, made, name="reference.velocity_gap")[made.decisions.loss_mask]
     # The bias moves every velocity by 0.1, so the mean squared difference is 0.01.
     torch.testing.assert_close(velocity, torch.full_like(velocity, 0.01), rtol=1e-4, atol=0)
 

@@ -49,7 +49,7 @@ def test_its_ratio_is_one_and_its_kl_zero_before_the_first_update(plan):
     drawn = policy(plan)
     made = drawn.rollout(Request(toy_prompts(2), range(2), 3, seed=1))
     torch.testing.assert_close(scored(drawn, made, "log_probs"), made.decisions.log_probs * made.decisions.loss_mask)
-    assert scored(drawn, made, "reference_kl").abs().max() < 1e-6
+    assert scored(drawn, made, "reference.kl").abs().max() < 1e-6
 
 
 def test_its_kl_is_that_of_two_gaussians():
@@ -61,7 +61,7 @@ def test_its_kl_is_that_of_two_gaussians():
     with torch.no_grad():
         network["mean"].outer.bias += 0.2
         network["ln"].outer.bias += 0.1
-    got = scored(drawn, made, "reference_kl").detach()
+    got = scored(drawn, made, "reference.kl").detach()
     mask = made.decisions.loss_mask
     for row, t in mask.nonzero().tolist():
         x = walk.states[walk.source[row, t]][None]

@@ -42,18 +42,18 @@ def test_it_scores_what_it_is_asked(kind):
     policy, prompts = MADE[kind]()
     made = policy.rollout(Request(prompts, [0, 1], 4, 3))
     [part] = made.steps.split(made.decisions.loss_mask, 1000)
-    asked = [set(), {"log_probs"}, {"log_probs", "reference_log_probs"}]
+    asked = [set(), {"log_probs"}, {"log_probs", "reference.log_probs"}]
     asked += [{"log_probs", "entropy"}] if kind in WITH_ENTROPY else []
     for names in asked:
         more = (
-            {*("reference_velocity_gap", "reference_shift", "reference_velocity_norm")}
-            if "reference_log_probs" in names
+            {*("reference.velocity_gap", "reference.shift", "reference.velocity_norm")}
+            if "reference.log_probs" in names
             else set()
         ) | {"velocity_norm"}
         got = policy.score(made, part, frozenset(names))
         assert names | {"log_probs"} <= got.keys() <= names | {"log_probs"} | more
         assert got["log_probs"].requires_grad
-        assert all(not value.requires_grad for name, value in got.items() if name == "reference_log_probs")
+        assert all(not value.requires_grad for name, value in got.items() if name == "reference.log_probs")
 
 
 def test_its_decisions_are_its_own_one_after_the_other(kind):

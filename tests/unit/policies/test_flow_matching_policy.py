@@ -172,8 +172,8 @@ def test_the_reference_is_the_network_before_training_and_its_velocity_gap_the_s
     drawn = made.rollout(Request(toy_prompts(2), [0, 1], 4, seed=5))
     with torch.no_grad():
         made.network.outer.bias += 0.1  # type: ignore
-    torch.testing.assert_close(rescored(made, drawn, name="reference_log_probs"), drawn.decisions.log_probs)  # type: ignore
-    gap = rescored(made, drawn, limit=5, name="reference_velocity_gap")  # type: ignore
+    torch.testing.assert_close(rescored(made, drawn, name="reference.log_probs"), drawn.decisions.log_probs)  # type: ignore
+    gap = rescored(made, drawn, limit=5, name="reference.velocity_gap")  # type: ignore
     torch.testing.assert_close(gap, torch.full_like(gap, 0.01), rtol=1e-4, atol=0)
     [part] = drawn.steps.split(drawn.decisions.loss_mask, 100)
     assert made.score(drawn, part, frozenset({"log_probs"})).keys() == {"log_probs", "velocity_norm"}  # type: ignore

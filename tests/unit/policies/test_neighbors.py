@@ -91,7 +91,7 @@ def test_scores_are_those_of_a_loop_after_the_weights_have_moved():
         for parameter in policy.network.parameters():
             parameter += 0.05
     found = scored(policy, rollout)
-    reference = scored(policy, rollout, name="reference_log_probs")
+    reference = scored(policy, rollout, name="reference.log_probs")
     torch.testing.assert_close(reference, rollout.decisions.log_probs, rtol=0, atol=1e-5)
     for row, column in ((0, 0), (3, 4), (6, 5)):
         group = row // 4

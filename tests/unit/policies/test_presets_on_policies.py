@@ -26,9 +26,9 @@ from tests.unit.policies.test_tools import policy_of as conversing
 
 NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy"}
 """Presets that need samples in trees, which only denoising policies grow."""
-NO_TEACHER = {"flow_opd": "teacher_shift.*'teacher'.*algorithm.networks"}
+NO_TEACHER = {"flow_opd": "teacher.shift.*'teacher'.*algorithm.networks"}
 """Presets for networks that the user names."""
-NO_GUIDE = dict.fromkeys(("tgdpo", "rto", "opd", "va_opd"), "teacher_log_probs.*'teacher'.*algorithm.networks")
+NO_GUIDE = dict.fromkeys(("tgdpo", "rto", "opd", "va_opd"), "teacher.log_probs.*'teacher'.*algorithm.networks")
 NO_OFFLINE = dict.fromkeys(("gr_dpo", "gr_ipo"), "data.offline: got 0.*by_category")
 """Presets of given answers alone."""
 REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES | NO_GUIDE, "matching": NO_TREES}

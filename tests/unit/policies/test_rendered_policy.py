@@ -38,7 +38,7 @@ def test_every_completion_is_rendered_with_its_prompt_and_scored_as_tokens(readi
         f"{prompt.id}: {output.text.upper()}" for prompt, output in zip(tokens.prompts, tokens.outputs, strict=True)
     ]
     assert torch.equal(made.decisions.log_probs, tokens.decisions.log_probs)
-    names = frozenset({"log_probs", "entropy", "reference_log_probs"})
+    names = frozenset({"log_probs", "entropy", "reference.log_probs"})
     [part], [other] = (list(one.steps.split(one.decisions.loss_mask, 100)) for one in (made, tokens))
     got, wanted = policy.score(made, part, names), plain.score(tokens, other, names)
     assert got.keys() == wanted.keys() == names

@@ -262,7 +262,7 @@ def test_the_reference_is_the_network_as_it_was_when_it_was_kept():
     with torch.no_grad():
         for parameter in policy.network.parameters():
             parameter *= 1.5
-    reference = rescored(policy, made, "reference_log_probs")[loss_mask]
+    reference = rescored(policy, made, "reference.log_probs")[loss_mask]
     torch.testing.assert_close(reference, made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5)
     assert (rescored(policy, made)[loss_mask] - reference).abs().max() > 0.01
 
@@ -271,7 +271,7 @@ def test_a_model_without_a_reference_says_how_to_keep_one():
     policy = token_policy()
     made = rollout(policy)
     with pytest.raises(ValueError, match="keep_reference"):
-        rescored(policy, made, "reference_log_probs")
+        rescored(policy, made, "reference.log_probs")
 
 
 def test_features_are_kept_of_the_newest_prompts_that_may_come_again():

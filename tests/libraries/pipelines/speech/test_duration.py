@@ -135,9 +135,9 @@ def test_the_reference_stays_as_it_was_when_the_network_moves():
         for parameter in policy.network.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
     (part,) = made.steps.split(made.decisions.loss_mask, 100)
-    scores = policy.score(made, part, frozenset({"reference_log_probs"}))
-    torch.testing.assert_close(scores["reference_log_probs"], made.decisions.log_probs[:, 0], rtol=0, atol=1e-6)
-    assert (scores["log_probs"] - scores["reference_log_probs"]).abs().max() > 0.05
+    scores = policy.score(made, part, frozenset({"reference.log_probs"}))
+    torch.testing.assert_close(scores["reference.log_probs"], made.decisions.log_probs[:, 0], rtol=0, atol=1e-6)
+    assert (scores["log_probs"] - scores["reference.log_probs"]).abs().max() > 0.05
 
 
 def test_renderings_are_made_once_and_last_as_long_as_their_class():

@@ -157,7 +157,7 @@ def test_saved_adapters_go_on_where_they_stopped_and_off_they_are_the_base(folde
     policy.save(tmp_path / "adapters")
     again = TokenPolicy(load(whisper, folder, weights=tmp_path / "adapters", seconds=4), max_tokens=6)
     assert torch.equal(rollout(again).decisions.log_probs, made.decisions.log_probs)
-    reference = rescored(policy, before, "reference_log_probs")
+    reference = rescored(policy, before, "reference.log_probs")
     torch.testing.assert_close(reference, before.decisions.log_probs, rtol=0, atol=1e-5)
 
 

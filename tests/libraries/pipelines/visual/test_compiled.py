@@ -40,9 +40,9 @@ def measured(name: str, compiled: bool, **model: Any) -> tuple[list[str], list[t
     made = policy.rollout(Request(prompts, range(len(prompts)), 2, seed=3))
     values = [made.decisions.log_probs]
     for part in made.steps.split(made.decisions.loss_mask, 100):
-        scores = policy.score(made, part, frozenset({"log_probs", "reference_log_probs"}))
+        scores = policy.score(made, part, frozenset({"log_probs", "reference.log_probs"}))
         scores["log_probs"].sum().backward()
-        values += [scores["log_probs"].detach(), scores["reference_log_probs"].detach()]
+        values += [scores["log_probs"].detach(), scores["reference.log_probs"].detach()]
     trained = {name: one for name, one in policy.network.named_parameters() if one.requires_grad}
     return list(trained), [*values, *(one.grad for one in trained.values())]
 

@@ -54,10 +54,10 @@ def test_with_adapters_a_named_network_shares_the_base_and_a_moving_reference_be
         for parameter in policy.networks.trained.values():
             parameter += 0.1
     policy.networks.follow(bind_networks(["average", "renewal(every=1)"]))
-    names = {"error", "old_error", "reference_error"}
+    names = {"error", "old.error", "reference.error"}
     scores = velocities(policy, names)
-    assert torch.equal(scores["old_error"], scores["error"]) and not torch.equal(
-        scores["reference_error"], scores["error"]
+    assert torch.equal(scores["old.error"], scores["error"]) and not torch.equal(
+        scores["reference.error"], scores["error"]
     )
     sizes = {name: value.numel() for name, value in policy.networks.values["old"].items()}
     assert all(".lora_" in name for name in sizes) and sum(sizes.values()) < 0.2 * sum(
@@ -70,7 +70,7 @@ def test_with_adapters_a_named_network_shares_the_base_and_a_moving_reference_be
     with torch.no_grad(), adapters_off(policy.network) as network:
         torch.testing.assert_close(moving, policy.model.predict(network, *given), rtol=0, atol=1e-6)
     policy.networks.advance(1)
-    assert torch.equal(velocities(policy, names)["reference_error"], scores["error"])
+    assert torch.equal(velocities(policy, names)["reference.error"], scores["error"])
 
 
 def test_adapters_of_a_lower_rank_and_another_alpha_are_the_same_teacher(tiny, tmp_path):
@@ -96,9 +96,9 @@ def test_the_reference_may_be_guided_and_the_policy_not(tiny):
     sampling = {"policy": "matching", "draws": 2}
     plain = policy_of("sd3", tiny, {"guidance": 1.0, "lora_rank": 2}, sampling)
     guided = policy_of("sd3", tiny, {"guidance": 1.0, "lora_rank": 2}, {**sampling, "reference_guidance": 4.0})
-    own, other = (velocities(policy, {"error", "reference_error"}) for policy in (plain, guided))
-    assert torch.equal(own["error"], other["error"]) and torch.equal(own["error"], own["reference_error"])
-    assert (own["reference_error"] - other["reference_error"]).abs().max() > 1e-4
+    own, other = (velocities(policy, {"error", "reference.error"}) for policy in (plain, guided))
+    assert torch.equal(own["error"], other["error"]) and torch.equal(own["error"], own["reference.error"])
+    assert (own["reference.error"] - other["reference.error"]).abs().max() > 1e-4
 
 
 def test_draws_are_of_the_noisiest_levels(tiny):

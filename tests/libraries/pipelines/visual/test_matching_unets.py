@@ -48,7 +48,7 @@ def scored(policy, *names, family="stable_diffusion"):
 
 def test_errors_are_those_of_the_scheduler_s_own_targets(policy):
     """Diffusion-DPO and SePPO compare mean((eps_theta - eps)^2), of v models the same of v."""
-    drawn, part, scores = scored(policy, "error", "reference_error", "time")
+    drawn, part, scores = scored(policy, "error", "reference.error", "time")
     scheduler, matches = policy.model.scheduler, drawn.steps
     clean, noise, step = policy._draws(matches, part)
     times = policy.grid.times[step]
@@ -59,7 +59,7 @@ def test_errors_are_those_of_the_scheduler_s_own_targets(policy):
         own = policy.model.predict(policy.network, x, times, conditioning)
         with policy.model.reference() as network:
             base = policy.model.predict(network, x, times, conditioning)
-    for name, output in (("error", own), ("reference_error", base)):
+    for name, output in (("error", own), ("reference.error", base)):
         expected = (output - wanted).square().flatten(1).mean(1)
         torch.testing.assert_close(scores[name].detach(), expected, rtol=1e-4, atol=1e-5)
     abar = scheduler.alphas_cumprod[times]
@@ -80,9 +80,9 @@ def check_two_rho_minus_one(policy, family):
     trained = list(policy.networks.trained.values())
 
     def gradient(advantage):
-        _, _, scores = scored(policy, "gap", "old_gap", "time", family=family)
+        _, _, scores = scored(policy, "gap", "old.gap", "time", family=family)
         given = torch.full_like(scores["time"], advantage)
-        loss = diffusion_nft(scores["gap"], scores["old_gap"], scores["time"], given).values.mean()
+        loss = diffusion_nft(scores["gap"], scores["old.gap"], scores["time"], given).values.mean()
         return torch.cat([one.flatten() for one in torch.autograd.grad(loss, trained)])
 
     best = gradient(5.0)  # rho = 1

@@ -99,9 +99,9 @@ def test_two_networks_are_trained_and_compared_with_both_references(two, options
         for number, parameter in enumerate(p for p in model.network.parameters() if p.requires_grad):
             parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
     for part in rollout.steps.split(rollout.decisions.loss_mask, 5):  # parts of both sides of the boundary
-        scores = policy.score(rollout, part, frozenset({"log_probs", "reference_log_probs"}))
+        scores = policy.score(rollout, part, frozenset({"log_probs", "reference.log_probs"}))
         sampled = rollout.decisions.log_probs[part.rows, part.positions]
-        torch.testing.assert_close(scores["reference_log_probs"], sampled, rtol=0, atol=2e-5)
+        torch.testing.assert_close(scores["reference.log_probs"], sampled, rtol=0, atol=2e-5)
         assert (scores["log_probs"] - sampled).abs().min() > 1e-4
         scores["log_probs"].sum().backward()
         again = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]

@@ -162,7 +162,7 @@ def test_adapters_off_are_the_base_and_saved_ones_are_exact(name, folder, tmp_pa
     step(policy, made, size=0.5)
     now = rescored(policy, made)
     assert (now - made.decisions.log_probs).abs().max() > 0.01
-    reference = rescored(policy, made, "reference_log_probs")
+    reference = rescored(policy, made, "reference.log_probs")
     torch.testing.assert_close(reference, base.decisions.log_probs, rtol=0, atol=1e-5)
     assert torch.equal(rescored(policy, made), now)  # and they are on again
     policy.save(tmp_path)
@@ -179,11 +179,11 @@ def test_whole_training_keeps_the_reference_that_it_was_asked_to_keep(name, fold
     made = rollout(policy)
     step(policy, made)
     assert (rescored(policy, made) - made.decisions.log_probs).abs().max() > 0.01
-    reference = rescored(policy, made, "reference_log_probs")
+    reference = rescored(policy, made, "reference.log_probs")
     torch.testing.assert_close(reference, made.decisions.log_probs, rtol=0, atol=1e-5)
     lone = token_policy(name, folder)
     with pytest.raises(ValueError, match="keep_reference"):
-        rescored(lone, rollout(lone, [PICTURE]), "reference_log_probs")
+        rescored(lone, rollout(lone, [PICTURE]), "reference.log_probs")
 
 
 def test_a_saved_model_is_an_ordinary_folder_with_equal_logits(name, folder, tmp_path):
