@@ -252,8 +252,8 @@ def test_a_reference_answer_that_its_own_task_does_not_reward_is_reported(check,
         {"text": "No task.", "answer": "anything"},
     ]
     status, text, _ = check(write(tmp_path, rows))
-    assert status == 1 and "2 rows have problems" in text
-    assert "data.jsonl:2" in text and "data.jsonl:4" in text
+    assert status == 1 and "3 rows have problems" in text
+    assert all(place in text for place in ("data.jsonl:2", "data.jsonl:4", "data.jsonl:7"))
     status, text, _ = check(write(tmp_path, rows), "--no-check-tasks")
     assert status == 0 and "no problems" in text
 
@@ -265,13 +265,62 @@ def test_a_reward_of_the_run_is_tried_on_every_reference_answer(check, tmp_path)
         {"text": "Which?"},
     ]
     status, text, _ = check(write(tmp_path, rows), "--reward", "exact")
-    assert status == 1 and "1 rows have problems" in text
+    assert status == 1 and "2 rows have problems" in text and "data.jsonl:3" in text  # without an answer
     assert (
         "data.jsonl:2: 'answer': reward 'exact' gives the reference answer '<answer>a</answer> b' itself 0, expected 1"
         in text
     )
     status, text, _ = check(write(tmp_path, rows[:1]), "--reward", "format(weight=0.5)")
     assert status == 0 and "reward 'format'" in text  # its form is to be asked for, which is no fault of the row
+
+
+@pytest.mark.parametrize("reward", ["task", "box_iou", None])
+@pytest.mark.parametrize("coordinates", ["absolute", "resized", "relative_1000", "relative_1"])
+@pytest.mark.parametrize("answer", [[5, 5, 20, 20], "[5, 5, 20, 20]"])
+def test_a_right_box_has_no_problem_in_any_coordinates(check, tmp_path, reward, coordinates, answer):
+    Pil.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    row = {"text": "Where? Answer in <answer>.", "image": "a.png", "task": "box_iou", "answer": answer}
+    path = write(tmp_path, [row | {"coordinates": coordinates, "size": [40, 60]}])
+    status, text, _ = check(path, *(["--reward", reward] if reward else []))
+    assert status == 0 and "no problems" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"size": [60, 40]}, ("'size'", "[40, 60]")),  # width and height exchanged
+        ({"size": [40, 90]}, ("'size'", "[40, 60]")),
+        ({"image": "turned.png"}, ("'size'", "[60, 40]", "EXIF")),  # stored as 60 x 40, shown upright
+        ({"answer": [5, 5, 70, 20]}, ("[5, 5, 70, 20]", "40 high", "60 wide")),
+        ({"answer": "[5, 5, 70, 20]"}, ("[5, 5, 70, 20]", "40 high")),
+        ({"answer": [5, 5, 70, 20], "size": None, "coordinates": "absolute"}, ("[5, 5, 70, 20]", "40 high")),
+        ({"answer": [83, 125, 333, 500]}, ("thousandths",)),
+        ({"answer": [0.1, 0.1, 0.4, 0.6]}, ("fractions",)),
+        ({"answer": [5, 20, 20, 55]}, ("[width, height]",)),
+        ({"answer": [-9, 5, 20, 20]}, ("[-9, 5, 20, 20]",)),
+        ({"size": None}, ("meta.size",)),
+        ({"task": "detection_ap", "answer": [{"bbox_2d": [5, 5, 70, 20], "label": "cat"}]}, ("40 high",)),
+        ({"size": [80, 120], "answer": [5, 5, 110, 70]}, ()),  # the file is a copy at half the size
+        ({"size": None, "coordinates": "absolute", "answer": [0, 0, 60, 40.5]}, ()),  # within a pixel
+    ],
+)
+@pytest.mark.parametrize("rewards", [(), ("--reward", "task")])
+def test_a_box_in_another_system_is_named_with_its_row(check, tmp_path, changes, words, rewards):
+    if changes.get("task") == "detection_ap":
+        pytest.importorskip("pycocotools")
+    Pil.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    exif = Pil.Exif()
+    exif[0x0112] = 6
+    Pil.new("RGB", (60, 40)).save(tmp_path / "turned.png", exif=exif)
+    row = {"text": "Where? Answer in <answer>.", "image": "a.png", "task": "box_iou", "answer": [5, 5, 20, 20]}
+    row |= {"coordinates": "resized", "size": [40, 60]}
+    status, text, _ = check(write(tmp_path, [row, row | {"id": "b"} | changes]), *rewards)
+    named = [line for line in text.splitlines() if line.startswith(f"  {tmp_path}")]
+    if changes == {"size": None}:  # its own image has the size
+        assert status == 0
+        return
+    assert (status == 1) == bool(words) and len(named) == bool(words)
+    assert not words or ("data.jsonl:2" in named[0] and all(word in named[0] for word in words)), named
 
 
 def test_rewards_of_images_check_the_rows_that_they_read(check, tmp_path, monkeypatch):

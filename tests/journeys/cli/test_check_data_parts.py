@@ -312,7 +312,7 @@ def test_only_lengths_that_are_known_are_counted_and_problems_are_written_as_the
 
 def test_a_row_has_the_first_of_its_problems_and_no_length(checked):
     rows = [
-        {"text": "abc"},
+        {"text": "abc", "answer": "a"},
         {"text": "abcdefgh", "task": "numerc"},
         {"text": "abcdefgh", "answer": "<answer>a</answer> b"},
         {"text": "abcdefgh", "image": "gone.png", "task": "numerc"},
