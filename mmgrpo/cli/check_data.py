@@ -106,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.cli.prompts import rows_of
     from mmgrpo.cli.prompts import write as write_rows
     from mmgrpo.data.columns import columns_for
+    from mmgrpo.data.media import Skipped
     from mmgrpo.data.splits import repeated
     from mmgrpo.files import write_text
     from pipelines.hub import attempts
@@ -139,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if problem:
             problems[place] = problem
     prompts = [prompt for _, prompt in readable]
+    if not args.reward and args.check_tasks and (reason := answerless(prompts)):
+        problems |= {place: Skipped(prompt.id, "", reason) for place, prompt in readable if place not in problems}
     print(f"{args.data}: {len(rows)} rows")
     print("\n".join(f"  {name:<10}{text}" for name, text in statistics_of(prompts, measures, tokens) if text))
     if note:
@@ -159,6 +162,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_rows(Path(args.kept), rows_kept, lambda prompt: prompt.id not in wrong)
     if len(problems) > args.skip_limit * len(rows) or len(readable) < len(rows):
         raise SystemExit(1)
+
+
+def answerless(prompts: Sequence[Prompt]) -> str:
+    """Why rows with media or tasks cannot train where none has an answer but another column looks like it; empty
+    otherwise."""
+    from mmgrpo.data.columns import likely
+    from mmgrpo.data.limits import SUFFIXES
+
+    if any(prompt.answer is not None or prompt.answers for prompt in prompts):
+        return ""
+    if not any(prompt.media or prompt.task for prompt in prompts):
+        return ""
+    endings = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+    keys = [
+        key
+        for prompt in prompts[:1]
+        for key, value in prompt.meta.items()
+        if not (isinstance(value, str) and value.lower().endswith(endings))
+    ]
+    pair = likely("answer", keys)
+    return f"cannot train: no answers; perhaps --data.columns {pair} (of check-data: --columns {pair})" if pair else ""
 
 
 def print_keys(prompts: Sequence[Prompt], rewards: Sequence[str]) -> None:
@@ -553,6 +577,7 @@ def statistics_of(
         ("media", counts_text(kinds)),
         ("tasks", counts_text(tasks)),
         ("answers", f"{sum(prompt.answer is not None for prompt in prompts)} rows have one"),
+        ("options", options_of_rows(prompts)),
         ("compared", compared_answers(prompts)),
         ("replies", f"{replies} rows end with an assistant turn, which is removed" if replies else ""),
         ("images", sizes_of(images)),
@@ -562,6 +587,14 @@ def statistics_of(
         ("audio", spread(f"{len(audios)}, seconds", [audio.seconds for audio in audios])),
         ("tokens", spread("per prompt", tokens)),
     ]
+
+
+def options_of_rows(prompts: Sequence[Prompt]) -> str:
+    """The rows with options of a multiple choice, and their numbers; empty where there are none."""
+    from mmgrpo.data.options import options_in
+
+    counts = [len(options) for named, options in (options_in(prompt.meta) for prompt in prompts) if named]
+    return f"{len(counts)} rows have {min(counts)} to {max(counts)}, shown as A., B., ..." if counts else ""
 
 
 def compared_answers(prompts: Sequence[Prompt]) -> str:

@@ -323,6 +323,35 @@ def test_a_box_in_another_system_is_named_with_its_row(check, tmp_path, changes,
     assert not words or ("data.jsonl:2" in named[0] and all(word in named[0] for word in words)), named
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"image": "a.png", "problem": "Where is it?", "bbox": [1, 2, 3, 4]}, "--data.columns bbox=answer"),
+        ({"image": "a.png", "problem": "What is it?", "label": "cat"}, "--data.columns label=answer"),
+        ({"image": "a.png", "problem": "What is it?", "label": "cat", "answer": "cat"}, ""),
+        ({"image": "a.png", "prompt": "make it red", "target": "b.png"}, ""),  # an image to generate
+        ({"image": "a.png", "prompt": "make it red", "size": 3}, ""),
+        ({"prompt": "a red cat", "label": "cat"}, ""),  # a text to draw
+    ],
+)
+def test_rows_whose_answers_nobody_finds_cannot_train(check, tmp_path, row, words):
+    Pil.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    status, text, _ = check(write(tmp_path, [row, row]))
+    assert (status == 1) == bool(words) and ("no problems" in text) != bool(words) and words in text
+
+
+def test_options_are_counted_and_a_gold_solution_is_no_answer_to_itself(check, tmp_path, monkeypatch):
+    status, text, _ = check(write(tmp_path, [{"question": "Which?", "choices": ["cat", "dog"], "answer": "B"}] * 2))
+    assert status == 0 and re.search("options +2 rows have 2 to 2", text)
+    # The answer behind the last "####" is tried, which a reward that compares whole texts does not accept.
+    row = {"question": "How many?", "answer": "Half of 48 is 24. 48 + 24 = 72\n#### 72"}
+    body = "    return [float(one.text == row.answer) for row, one in zip(prompts, outputs)]"
+    (tmp_path / "own_whole.py").write_text(f"def whole(prompts, outputs):\n{body}\n")
+    monkeypatch.chdir(tmp_path)
+    status, text, _ = check(write(tmp_path, [row]), "--reward", "own_whole:whole")
+    assert status == 1 and "'72'" in text
+
+
 def test_rewards_of_images_check_the_rows_that_they_read(check, tmp_path, monkeypatch):
     monkeypatch.setattr("mmgrpo.scoring.manifest.importlib.util.find_spec", lambda name: object())
     rows = [{"text": 'a "sign"'}, {"text": "a red circle"}, {"text": "a sign", "answer": "STOP"}]
