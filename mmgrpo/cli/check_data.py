@@ -7,7 +7,8 @@
 
 Every row is read, every image and audio is decoded, and of every video the first and the last frame. Tokens are
 computed from sizes: exactly with a --model of Qwen-VL's kind or a language model, whose processor and tokenizer are
-read (but not its weights), not at all with another one; otherwise as for Qwen2.5-VL, with four characters of text per
+read (but not its weights), not at all with another one (of a generator, prompts that its text encoders would cut are
+problems); otherwise as for Qwen2.5-VL, with four characters of text per
 token and no tokens for recordings. Problems are listed with their place in the file. The exit status is 1 if there are
 problems, and 2 without a data set.
 """
@@ -541,6 +542,8 @@ def counter(args: Args) -> tuple[Callable[[Prompt, Sequence[Measure]], int] | No
     words: Callable[[Prompt], int] = lambda prompt: len(prompt.text) // 4 + 1  # noqa: E731
     sizes = Sizes(**limits)
     if args.model:
+        if check := generator_check(args.model, args.max_prompt_tokens):
+            return lambda prompt, measures: check(prompt) or 0, "not counted: read by text encoders, whole or not"
         try:
             sizes, words = of_model(args.model, **limits)
         except NotCounted as error:
@@ -556,6 +559,23 @@ def counter(args: Args) -> tuple[Callable[[Prompt, Sequence[Measure]], int] | No
         count,
         "" if args.model else "estimated, a token for four letters and images as Qwen2.5-VL has them; --model counts",
     )
+
+
+def generator_check(path: str, most: int) -> Callable[[Prompt], None] | None:
+    """What raises ValueError for a prompt of which the text encoders of a generator of images or clips would cut
+    something: those that read at most ``most`` tokens, 0: as many as by default. None for another model."""
+    from dataclasses import fields
+
+    from pipelines.pretrained import architecture
+    from pipelines.visual.families import FAMILIES
+    from pipelines.visual.tokenizers import word_check
+
+    kind = architecture(locate(path))
+    family = next((one for one in FAMILIES.values() if kind in one.architectures), None)
+    if family is None:
+        return None
+    own = next((one.default for one in fields(family.options) if one.name == "max_sequence_length"), 0)
+    return word_check(family.module, locate(path), most or int(own))  # type: ignore[arg-type]
 
 
 def statistics_of(

@@ -137,10 +137,9 @@ def test_tokens_are_counted_with_a_model_and_prompts_over_the_limit_are_listed(c
     [
         ("vlm.causal_lm", "qwen2.5", "per prompt: "),
         ("speech.whisper", "multilingual", "not counted: .*whisper"),
-        ("visual.sd3", None, "not counted: .*StableDiffusion3Pipeline"),
     ],
 )
-def test_tokens_are_counted_for_language_models_and_not_for_generators(check, tmp_path, family, kind, tokens):
+def test_tokens_are_counted_for_language_models_and_not_for_others(check, tmp_path, family, kind, tokens):
     maker = pytest.importorskip(f"pipelines.{family}_tiny").tiny
     model = maker(tmp_path / "model", **({"kind": kind} if kind else {}))
     path = write(tmp_path, [{"text": "what is it"}])
@@ -148,6 +147,16 @@ def test_tokens_are_counted_for_language_models_and_not_for_generators(check, tm
     assert status == 0 and re.search(f"tokens +{tokens}", text), errors
     status, text, errors = check(path, "--model", model, "--max-prompt-tokens", 5)
     assert (status == 1) if kind == "qwen2.5" else (status == 2 and "--max-prompt-tokens" in errors)
+
+
+def test_prompts_that_a_generator_would_cut_are_problems(check, tmp_path):
+    from pipelines.visual import sd3_tiny
+
+    model = sd3_tiny.tiny(tmp_path / "model")
+    path = write(tmp_path, [{"text": "a red cat"}, {"text": "a " * 900}])
+    status, text, errors = check(path, "--model", model)
+    assert status == 1 and "data.jsonl:2" in text and "256" in text and "1 rows have problems" in text, errors
+    assert check(path, "--model", model, "--max-prompt-tokens", 2000)[0] == 0
 
 
 def test_tasks_of_other_rewards_need_not_be_known(check, tmp_path):
