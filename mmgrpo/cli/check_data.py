@@ -446,7 +446,7 @@ def gold_problem(
         try:
             if reads_places(name) and has_boxes(prompt.answer):
                 row = with_size(row, measures)
-            height, width = row.meta["size"] if reads_places(name) and "size" in row.meta else (1, 1)
+            height, width = (reads_places(name) and row.meta.get("size")) or (1, 1)
             seen = ((height, width),) * max(1, len(measures))
             right = written(row, Text("", seen=seen))
             gold, empty = (best_value(reward, row, answers, PLAIN, seen) for answers in (right, [""]))
@@ -479,9 +479,12 @@ def with_size(prompt: Prompt, measures: Sequence[Measure]) -> Prompt:
     if "media" in prompt.meta and isinstance(place := prompt.meta["media"], int) and place < len(measures):
         visual = [(measures[place].height, measures[place].width)]
     size = prompt.meta.get("size")
-    if not visual or (size is None and len(set(visual)) > 1):
+    if not visual:
         return prompt
-    if size is None:
+    if size is None:  # whose absence is an error where coordinates are converted
+        converted = prompt.meta.get("coordinates", "absolute") != "absolute"
+        if converted or len(set(visual)) > 1:
+            return prompt
         return replace(prompt, meta={**prompt.meta, "size": list(visual[0])})
     known = isinstance(size, list) and len(size) == 2 and all(isinstance(one, int | float) and one > 0 for one in size)
     if known and not any(same_shape(size, one) for one in visual):
