@@ -3,7 +3,10 @@
     >>> import mmgrpo
     >>> from pipelines import visual
     >>> policy = visual.policy("embedded:visual/scenes/base", lora_rank=4, steps=4)
-    >>> run = mmgrpo.train(policy, ["a red circle"], ["scene_all"], preset="flow_grpo_fast", steps=1)  # doctest: +SKIP
+    >>> prompts = [{"text": "a red circle", "answer": {"things": [[1, "red", "circle"]], "place": ""}}]
+    >>> run = mmgrpo.train(policy, prompts, ["scene_all"], steps=1, prompts_per_step=1, group_size=2)
+    >>> run.folder.joinpath("report.html").is_file()
+    True
 
 ``train`` builds a configuration and executes it as ``run_config`` executes one from a recipe, so that Python and the
 command line are equivalent.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -187,6 +189,25 @@ def refuse_media(prompt: Prompt) -> None:
 
 
 LONGER = ", or raise model.max_sequence_length where the model allows"
+
+
+@contextmanager
+def summarized(pipeline: Any) -> Iterator[None]:
+    """Within the block, neither the pipeline nor its tokenizers warn that CLIP reads 77 tokens of a prompt, where its
+    part is a summary by design and another encoder reads all."""
+    loggers = [logging.getLogger(name) for name in (type(pipeline).__module__, "transformers.tokenization_utils_base")]
+    for logger in loggers:
+        logger.addFilter(_is_no_summary)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_is_no_summary)
+
+
+def _is_no_summary(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not ("CLIP can only handle" in text or text.startswith("Token indices sequence length"))
 
 
 def refuse_cut(

@@ -7,7 +7,8 @@
 
 Every row is read, every image and audio is decoded, and of every video the first and the last frame. Tokens are
 computed from sizes: exactly with a --model of Qwen-VL's kind or a language model, whose processor and tokenizer are
-read (but not its weights), not at all with another one; otherwise as for Qwen2.5-VL, with four characters of text per
+read (but not its weights), not at all with another one (of a generator, prompts that its text encoders would cut are
+problems); otherwise as for Qwen2.5-VL, with four characters of text per
 token and no tokens for recordings. Problems are listed with their place in the file. The exit status is 1 if there are
 problems, and 2 without a data set.
 """
@@ -106,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.cli.prompts import rows_of
     from mmgrpo.cli.prompts import write as write_rows
     from mmgrpo.data.columns import columns_for
+    from mmgrpo.data.media import Skipped
     from mmgrpo.data.splits import repeated
     from mmgrpo.files import write_text
     from pipelines.hub import attempts
@@ -129,15 +131,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for (place, prompt), sizes, given, found in zip(readable, measures, shown, compared, strict=True):
         problem = media_problem(prompt, sizes) or media_problem(given, found) or equal_answers(prompt)
         problem = problem or (task_problem(prompt) if args.check_tasks else None)
-        problem = problem or row_problems(prompt, others)
+        problem = problem or row_problems(prompt, [*(reward for reward, _ in golds if args.check_tasks), *others])
         problem = problem or guessed_problem(prompt, guesses, args.blind_limit)
-        problem = problem or (gold_problem(prompt, golds) if args.check_tasks and (golds or not others) else None)
+        if not problem and args.check_tasks and (golds or not others):
+            problem = gold_problem(prompt, golds, sizes)  # type: ignore[arg-type]
         if not problem and count is not None:
             problem, length = length_problem(prompt, sizes, count, args.max_prompt_tokens)  # type: ignore[arg-type]
             tokens += [length] if length else []
         if problem:
             problems[place] = problem
     prompts = [prompt for _, prompt in readable]
+    if not args.reward and args.check_tasks and (reason := answerless(prompts)):
+        problems |= {place: Skipped(prompt.id, "", reason) for place, prompt in readable if place not in problems}
     print(f"{args.data}: {len(rows)} rows")
     print("\n".join(f"  {name:<10}{text}" for name, text in statistics_of(prompts, measures, tokens) if text))
     if note:
@@ -158,6 +163,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_rows(Path(args.kept), rows_kept, lambda prompt: prompt.id not in wrong)
     if len(problems) > args.skip_limit * len(rows) or len(readable) < len(rows):
         raise SystemExit(1)
+
+
+def answerless(prompts: Sequence[Prompt]) -> str:
+    """Why rows with media or tasks cannot train where none has an answer but another column looks like it; empty
+    otherwise."""
+    from mmgrpo.data.columns import likely
+    from mmgrpo.data.limits import SUFFIXES
+
+    if any(prompt.answer is not None or prompt.answers for prompt in prompts):
+        return ""
+    if not any(prompt.media or prompt.task for prompt in prompts):
+        return ""
+    endings = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+    keys = [
+        key
+        for prompt in prompts[:1]
+        for key, value in prompt.meta.items()
+        if not (isinstance(value, str) and value.lower().endswith(endings))
+    ]
+    pair = likely("answer", keys)
+    return f"cannot train: no answers; perhaps --data.columns {pair} (of check-data: --columns {pair})" if pair else ""
 
 
 def print_keys(prompts: Sequence[Prompt], rewards: Sequence[str]) -> None:
@@ -395,30 +421,39 @@ def row_problems(prompt: Prompt, rewards: Sequence[Scorer]) -> Skipped | None:
     return Skipped(prompt.id, "", reasons[0]) if reasons else None
 
 
-def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Skipped | None:
+def gold_problem(
+    prompt: Prompt, rewards: Sequence[tuple[Scorer, float]], measures: Sequence[Measure] = ()
+) -> Skipped | None:
     """Why the reference answer of a row would not be rewarded, if it would not.
 
-    It is scored as a completion in tags and as it stands, and so is an empty one; where that is not enough, in the
-    other forms too. The answers of tasks about places and times have a form of their own in completions, so that they
-    are not tried.
+    Every form in which a completion may give it (``written``) is scored in tags and as it stands, and so is an empty
+    one; where that is not enough, in the other forms too. What places are compared with is the size of the medium.
     """
     from mmgrpo.data.media import Skipped
     from mmgrpo.rewards import scorer
     from mmgrpo.scoring.isolation import in_words
-    from reward_models.rules.tasks import MAXIMA, written_in_words
+    from mmgrpo.types import Text
+    from reward_models.rules.tasks import MAXIMA, reads_places, states_answers
+    from reward_models.rules.written import has_boxes, written
 
-    golds = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
-    if not (rewards or written_in_words(prompt.task)) or not all(isinstance(gold, str | int | float) for gold in golds):
-        return None
-    right = [str(gold) for gold in golds] + [mark.join(map(str, golds)) for mark in ",;"]
-    for reward, best in rewards or [(scorer("task"), 1.0)]:
+    for reward, best in rewards or ([(scorer("task"), 1.0)] if states_answers(prompt.task) else []):
+        name = prompt.task if reward.name == "task" else reward.name
         best = MAXIMA.get(prompt.task, 1.0) if reward.name == "task" else best
+        golds = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
+        if not states_answers(name) and not all(isinstance(gold, str | int | float) for gold in golds):
+            continue
+        row = replace(prompt, meta={key: value for key, value in prompt.meta.items() if key != "rate"})
         try:
-            gold, empty = (best_value(reward, prompt, answers, PLAIN) for answers in (right, [""]))
+            if reads_places(name) and has_boxes(prompt.answer):
+                row = with_size(row, measures)
+            height, width = (reads_places(name) and row.meta.get("size")) or (1, 1)
+            seen = ((height, width),) * max(1, len(measures))
+            right = written(row, Text("", seen=seen))
+            gold, empty = (best_value(reward, row, answers, PLAIN, seen) for answers in (right, [""]))
             if gold is None or empty is None:
                 continue  # it abstains from this row
             if not gold >= best - 1e-6:  # it may be the thought that is missing
-                more = best_value(reward, prompt, right, [form for form in FORMS if form not in PLAIN])
+                more = best_value(reward, row, right, [form for form in FORMS if form not in PLAIN], seen)
                 gold = more if more is not None and (more > gold or math.isnan(gold)) else gold
         except ValueError as error:
             return Skipped(prompt.id, "", str(error))
@@ -433,14 +468,54 @@ def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Ski
     return None
 
 
+SAME_SHAPE = 0.02
+"""Relative difference of two ratios of height to width that rounding a scaled size explains."""
+
+
+def with_size(prompt: Prompt, measures: Sequence[Measure]) -> Prompt:
+    """A row about places with the size of its medium, number ``meta.media``, as ``meta.size``. ValueError where it has
+    a size of another shape; the size of a scaled copy is one of the same shape."""
+    visual = [(one.height, one.width) for one in measures if one.height and one.width]
+    if "media" in prompt.meta and isinstance(place := prompt.meta["media"], int) and place < len(measures):
+        visual = [(measures[place].height, measures[place].width)]
+    size = prompt.meta.get("size")
+    if not visual:
+        return prompt
+    if size is None:  # whose absence is an error where coordinates are converted
+        converted = prompt.meta.get("coordinates", "absolute") != "absolute"
+        if converted or len(set(visual)) > 1:
+            return prompt
+        return replace(prompt, meta={**prompt.meta, "size": list(visual[0])})
+    known = isinstance(size, list) and len(size) == 2 and all(isinstance(one, int | float) and one > 0 for one in size)
+    if known and not any(same_shape(size, one) for one in visual):
+        height, width = visual[0]
+        swapped = "; these are [width, height], or of the image before its EXIF orientation" * same_shape(
+            size[::-1], visual[0]
+        )
+        raise ValueError(
+            f"'size': got {size}, expected [{height}, {width}], [height, width] of the image as it is shown{swapped}"
+        )
+    return prompt
+
+
+def same_shape(size: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether one size is the other, or that of a scaled copy."""
+    turned = sorted(size) == sorted(other) and tuple(size) != tuple(other)
+    return not turned and abs(size[0] * other[1] / (size[1] * other[0]) - 1) <= SAME_SHAPE
+
+
 def best_value(
-    reward: Scorer, prompt: Prompt, answers: Sequence[str], forms: Sequence[tuple[str, ...]]
+    reward: Scorer,
+    prompt: Prompt,
+    answers: Sequence[str],
+    forms: Sequence[tuple[str, ...]],
+    seen: tuple[tuple[int, int], ...] = (),
 ) -> float | None:
     """The largest reward of some answers to a prompt, each in some of ``FORMS``; NaN where none could be scored, None
     where the reward abstains."""
     from mmgrpo.types import Text
 
-    texts = [Text(FORMS[form].format(answer)) for answer in answers for form in forms]
+    texts = [Text(FORMS[form].format(answer), seen=seen) for answer in answers for form in forms]
     given = [float(value) for value in reward.fn([prompt] * len(texts), texts) if value is not None]
     return max((one for one in given if not math.isnan(one)), default=math.nan) if given else None
 
@@ -470,6 +545,8 @@ def counter(args: Args) -> tuple[Callable[[Prompt, Sequence[Measure]], int] | No
     words: Callable[[Prompt], int] = lambda prompt: len(prompt.text) // 4 + 1  # noqa: E731
     sizes = Sizes(**limits)
     if args.model:
+        if check := generator_check(args.model, args.max_prompt_tokens):
+            return lambda prompt, measures: check(prompt) or 0, "not counted: read by text encoders, whole or not"
         try:
             sizes, words = of_model(args.model, **limits)
         except NotCounted as error:
@@ -485,6 +562,23 @@ def counter(args: Args) -> tuple[Callable[[Prompt, Sequence[Measure]], int] | No
         count,
         "" if args.model else "estimated, a token for four letters and images as Qwen2.5-VL has them; --model counts",
     )
+
+
+def generator_check(path: str, most: int) -> Callable[[Prompt], None] | None:
+    """What raises ValueError for a prompt of which the text encoders of a generator of images or clips would cut
+    something: those that read at most ``most`` tokens, 0: as many as by default. None for another model."""
+    from dataclasses import fields
+
+    from pipelines.pretrained import architecture
+    from pipelines.visual.families import FAMILIES
+    from pipelines.visual.tokenizers import word_check
+
+    kind = architecture(locate(path))
+    family = next((one for one in FAMILIES.values() if kind in one.architectures), None)
+    if family is None:
+        return None
+    own = next((one.default for one in fields(family.options) if one.name == "max_sequence_length"), 0)
+    return word_check(family.module, locate(path), most or int(own))  # type: ignore[arg-type]
 
 
 def statistics_of(
@@ -506,6 +600,7 @@ def statistics_of(
         ("media", counts_text(kinds)),
         ("tasks", counts_text(tasks)),
         ("answers", f"{sum(prompt.answer is not None for prompt in prompts)} rows have one"),
+        ("options", options_of_rows(prompts)),
         ("compared", compared_answers(prompts)),
         ("replies", f"{replies} rows end with an assistant turn, which is removed" if replies else ""),
         ("images", sizes_of(images)),
@@ -515,6 +610,14 @@ def statistics_of(
         ("audio", spread(f"{len(audios)}, seconds", [audio.seconds for audio in audios])),
         ("tokens", spread("per prompt", tokens)),
     ]
+
+
+def options_of_rows(prompts: Sequence[Prompt]) -> str:
+    """The rows with options of a multiple choice, and their numbers; empty where there are none."""
+    from mmgrpo.data.options import options_in
+
+    counts = [len(options) for named, options in (options_in(prompt.meta) for prompt in prompts) if named]
+    return f"{len(counts)} rows have {min(counts)} to {max(counts)}, shown as A., B., ..." if counts else ""
 
 
 def compared_answers(prompts: Sequence[Prompt]) -> str:

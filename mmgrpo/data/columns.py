@@ -33,9 +33,34 @@ SPAN_KEYS = ("start", "end", "offset", "duration")
 
 LIKELY = {
     "problem": ("query", "instruction", "input", "caption", "sentence", "user", "content", "prompt_text", "q"),
-    "answer": ("label", "gold", "ground_truth", "target", "output", "response", "gt", "final_answer", "a"),
+    "answer": (
+        "label",
+        "gold",
+        "ground_truth",
+        "target",
+        "output",
+        "response",
+        "gt",
+        "final_answer",
+        "a",
+        "answers",
+        "correct_answer",
+        "bbox",
+        "bbox_2d",
+        "gt_bbox",
+        "box",
+        "boxes",
+    ),
 }
 """Our columns, and names of others that often hold the same."""
+
+SOURCES = {
+    "numeric": r"openai/gsm8k",
+    "math": r"hiyouga/geometry3k|(lighteval|HuggingFaceH4)/MATH(-500)?|DigitalLearningGmbH/MATH-lighteval"
+    r"|math(_dapo(_reasoning)?)?|aime.*|numina_.*",
+    "exact": r"searchR1_.*",
+}
+"""Tasks of ours to the ``data_source`` of rows that verl scores by the same comparison."""
 
 WRAPPED = re.compile(r"\s*(?:<think>.*?</think>)?\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
 
@@ -119,7 +144,7 @@ def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
     - speech data sets: the transcript in ``normalized_text``, ``sentence``, ``transcription`` or ``transcript``, or in
       ``text`` where the recording is in ``file_name``, or is an object of bytes or samples, as data sets of the hub
       store it;
-    - verl: the answer in ``reward_model["ground_truth"]``;
+    - verl: the answer in ``reward_model["ground_truth"]``, the task by ``data_source`` (``SOURCES``);
     - the system prompt in ``system_prompt``;
     - ``question`` where no other key has the text.
     """
@@ -132,6 +157,10 @@ def with_our_keys(row: Mapping[str, Any]) -> Mapping[str, Any]:
     judged = row.get("reward_model")
     if isinstance(judged, Mapping) and judged.get("ground_truth") is not None and not answered:
         row["answer"], answered = judged["ground_truth"], True
+    if isinstance(judged, Mapping) and "task" not in row:
+        source = str(row.get("data_source"))
+        if task := next((name for name, sources in SOURCES.items() if re.fullmatch(sources, source)), ""):
+            row["task"] = task
     if row.get("audio") is not None and not answered:
         transcript = only({key: row[key] for key in TRANSCRIPT_KEYS if row.get(key) is not None}, TRANSCRIPT_KEYS)
         if transcript:

@@ -33,6 +33,9 @@ MAX_ARRAY = 1 << 31
 LISTINGS = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 """Files that list the media of a folder, as the hub's ``imagefolder`` and ``audiofolder`` call them."""
 
+SHARED = "prompt.txt"
+"""The text of all media of a folder that have none of their own."""
+
 MEDIA = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 """Endings of the media of a folder."""
 
@@ -207,13 +210,13 @@ class Cells:
 
 class Captioned:
     """A folder in which ``x.txt`` has the text of ``x.wav``: the transcript of a recording, the prompt of an image or a
-    video. Rows are in the order of the names of the media."""
+    video; ``prompt.txt`` is that of all media without one. Rows are in the order of the names of the media."""
 
     def __init__(self, folder: Path) -> None:
         self.name, self.root = str(folder), folder
         names = {entry.name for entry in os.scandir(folder) if entry.is_file()}
         self.media = sorted(name for name in names if name.lower().endswith(MEDIA))
-        read = {caption_of(Path(name)).name for name in self.media}
+        read = {caption_of(Path(name)).name for name in self.media} | {SHARED}
         if alone := sorted(name for name in names - read if name.endswith(".txt")):
             raise ValueError(f"{folder / alone[0]}: has no medium of its name; add it, or move the text")
 
@@ -225,8 +228,10 @@ class Captioned:
 
     def row(self, number: int) -> Mapping[str, Any]:
         text = caption_of(self.root / self.media[number])
+        if not text.is_file() and (self.root / SHARED).is_file():
+            text = self.root / SHARED
         if not text.is_file():
-            raise ValueError(f"has no text: '{text.name}' is not there")
+            raise ValueError(f"has no text: neither '{text.name}' nor '{SHARED}' is there")
         with open(text, "rb") as file:
             try:
                 words = text_of(file.read(MAX_LINE + 1).removeprefix(codecs.BOM_UTF8)).strip()
@@ -260,13 +265,14 @@ def listing_of(folder: Path) -> Path:
     ValueError."""
     if there := [folder / name for name in LISTINGS if (folder / name).is_file()]:
         return there[0]
-    if any(caption_of(medium).is_file() for medium in folder.iterdir() if medium.name.lower().endswith(MEDIA)):
+    media = [medium for medium in folder.iterdir() if medium.name.lower().endswith(MEDIA)]
+    if any(caption_of(medium).is_file() for medium in media) or (media and (folder / SHARED).is_file()):
         return folder
     saved = any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
     kind = (
         "a data set that was saved to disk"
         if saved
-        else f"a folder, expected one with {' or '.join(LISTINGS)}, or with x.txt for x.wav"
+        else f"a folder, expected one with {' or '.join(LISTINGS)}, with x.txt for x.wav, or with {SHARED} for all"
     )
     raise ValueError(f"{folder}: got {kind}; name a file, or a data set as hf:{folder}@<split>, e.g. hf:{folder}@train")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from threading import Lock
@@ -10,7 +11,7 @@ from threading import Lock
 import numpy as np
 import torch
 from PIL import Image as Pil
-from PIL import ImageOps
+from PIL import ImageCms, ImageOps
 from PIL.ExifTags import Base
 from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 from torch import Tensor
@@ -62,6 +63,9 @@ class ImageCache:
                 self.nbytes -= self._pixels.popitem(last=False)[1].nbytes
         return _image(pixels)
 
+
+SAME_COLOUR = 2
+"""Levels of 255 by which the conversion from a profile of sRGB moves colours, by rounding."""
 
 IMAGE_CACHE = ImageCache()
 """The cache of this process; a run sets its limit (``data.image_cache``)."""
@@ -117,8 +121,51 @@ def _pixels(image: Pil.Image) -> Tensor:
             raise Unreadable(f"got values from {grey.min()} to {grey.max()}, expected 8 or 16 bits (0 to 65535)")
         values = 65535 - grey.astype(np.float32) if inverted else grey.astype(np.float32)
         return torch.from_numpy(values).div_(65535).expand(3, -1, -1).contiguous()
+    image = in_srgb(image)
     if image.has_transparency_data:
         layered = image.convert("RGBA")
         image = Pil.alpha_composite(Pil.new("RGBA", layered.size, "white"), layered)
     rgb = np.array(image.convert("RGB"))
     return torch.from_numpy(rgb).permute(2, 0, 1).contiguous()
+
+
+def in_srgb(image: Pil.Image) -> Pil.Image:
+    """An image of eight bits with its embedded colour profile converted to sRGB, transparency unchanged. One whose
+    profile is that of sRGB, is damaged, or belongs to another kind of image is left as it is, as browsers do."""
+    profile = image.info.get("icc_profile")
+    if not profile:
+        return image
+    if image.mode in ("P", "PA"):  # a palette has the colours of the profile
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    alpha = image.getchannel("A") if image.mode in ("LA", "RGBA") else None
+    base = image.convert(image.mode.removesuffix("A")) if alpha else image
+    convert = _conversion(profile, base.mode)
+    if convert is None:
+        return image
+    converted = convert.apply(base)
+    converted.info.pop("icc_profile", None)
+    if alpha:
+        converted.putalpha(alpha)
+    return converted
+
+
+@lru_cache(maxsize=32)
+def _conversion(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """What converts images of a profile and mode to sRGB; None where nothing is to be converted or can be."""
+    if mode not in ("L", "RGB", "CMYK"):
+        return None
+    try:
+        source = ImageCms.ImageCmsProfile(BytesIO(profile))
+        intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
+        convert = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB", intent)
+    except (ImageCms.PyCMSError, OSError):
+        return None
+    if mode == "CMYK":
+        return convert
+    # A lattice of colours that stay where they are, but for rounding: no conversion, which would round all others too.
+    levels = np.arange(0, 256, 17, dtype=np.uint8)
+    channels = np.meshgrid(levels, levels, levels) if mode == "RGB" else [levels[None, :, None]] * 3
+    lattice = np.stack([channel.reshape(1, -1) for channel in channels], axis=-1)
+    colours = Pil.fromarray(lattice).convert(mode)
+    moved = np.abs(np.asarray(convert.apply(colours)).astype(int) - lattice).max()
+    return convert if moved > SAME_COLOUR else None

@@ -74,7 +74,7 @@ OPTIONS: dict[str, dict[str, Option]] = {
                 and value == sorted(value)
                 and bool(value)
             ),
-            "the time of each frame file in seconds, ascending",
+            "the time of each frame in seconds, ascending",
         ),
         "shuffle": (
             lambda value: _is_integer(value) and abs(value) < 1 << 63,
@@ -127,11 +127,10 @@ def options_of(options: Mapping[str, Any], kind: str, source: Any) -> dict[str, 
         if options.get(low, 0) > options.get(high, math.inf):
             raise ValueError(f"'{low}' must be at most '{high}', got {options[low]} and {options[high]}")
     if "times" in options and source != ():
-        if not isinstance(source, tuple) or len(options["times"]) != len(source):
-            files = len(source) if isinstance(source, tuple) else "no"
-            raise ValueError(
-                f"'times': got {len(options['times'])} times of {files} frame files, expected one for each"
-            )
+        frames = source.frames if isinstance(source, Video) else source
+        if isinstance(frames, str) or len(options["times"]) != len(frames):
+            count = "no separate" if isinstance(frames, str) else len(frames)
+            raise ValueError(f"'times': got {len(options['times'])} times of {count} frames, expected one for each")
         if other := sorted(options.keys() & {"fps", "start", "end"}):
             raise ValueError(f"has both 'times' and '{other[0]}'; keep one of them")
     # A clip is sampled either at a rate or to a number of frames. For frames in files, fps is the rate at which they

@@ -11,7 +11,8 @@ A row has its text under one of
 and its media in such blocks, or in columns ``image(s)``, ``video(s)``, ``audio(s)``: a path, an object with a path and
 options, or a list of these (a list of files under ``video`` or in a block is the frames of one clip). Media of columns
 fill, in order, the marks ``<image>``, ``<video>``, ``<audio>`` in the text and the blocks without a path; without
-either, they precede the first user turn.
+either, they precede the first user turn. The options of a multiple choice (``options``, ``choices``) are written behind
+the last user turn, unless they stand there already (``options.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from mmgrpo.config.names import nearest, plural
 from mmgrpo.data.columns import TEXT_KEYS, likely, unwrapped, with_columns, with_our_keys
 from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
+from mmgrpo.data.options import lettered, options_in
 from mmgrpo.data.pairs import with_answers
 from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, one_line, quoted, shown
 from mmgrpo.types import Media, Prompt, Turn
@@ -41,6 +43,10 @@ OPENAI = {**{f"{kind}_url": kind for kind in IN_MEMORY}, "input_audio": "audio"}
 """Blocks of OpenAI's messages to the kinds of their media, whose file or base64 is in ``url`` or ``data``."""
 UNREAD = ("detail", "format")
 """Keys of these blocks that a file makes unnecessary."""
+
+
+TASK_NAMES = {"multiple_choice": "choice", "mcq": "choice"}
+"""Names of others for tasks of ours."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +123,20 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     if key == "conversations" and "id" in row:  # in LLaVA's layout an id is that of the image, which many rows share
         identity = f"{identity}:{default_id.rpartition(':')[2]}"
     plain = plain and len(turns) == 1 and not has_media
-    return Prompt(
+    named, options = options_in(row)
+    if named:
+        meta[named] = options
+    task: str = _typed(row, "task", str, "")
+    prompt = Prompt(
         row[key] if plain else text.strip(),
         identity,
         unwrapped(row.get(answer, reply or None)),
-        _typed(row, "task", str, ""),
+        TASK_NAMES.get(task, task),
         {**meta, **own_meta},
         () if plain else tuple(turns),
         answers=answers,
     )
+    return appended(prompt, lines) if named and (lines := lettered(options, prompt.text)) else prompt
 
 
 def _own_columns(row: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:

@@ -273,13 +273,22 @@ class VisualFamily:
         take."""
         from pipelines.conditions import refuse_media
         from pipelines.visual.conditioning_image import check_images
+        from pipelines.visual.tokenizers import word_check
 
         self.count_negative_prompts(config, prompts, name)
+        skipped: list[Skipped] = []
         if self.image_input:
-            return check_images(prompts, self.name, self.image_input == "required", name, config.data.skip_limit)
-        for prompt in prompts:
-            refuse_media(prompt)
-        return list(prompts), []
+            required = self.image_input == "required"
+            prompts, skipped = check_images(prompts, self.name, required, name, config.data.skip_limit)
+        else:
+            for prompt in prompts:
+                refuse_media(prompt)
+        check = word_check(self.module, locate(config.model.path), vars(config.model).get("max_sequence_length", 0))
+        if check is None:
+            return list(prompts), skipped
+        with naming(f"{name}: "):
+            whole, cut = read_whole(check, config, prompts)
+        return whole, [*skipped, *cut]
 
     def count_negative_prompts(self, config: Config, prompts: Sequence[Prompt], name: str) -> None:
         """Name the negative prompts of rows that have no effect; ValueError for those that are no text."""

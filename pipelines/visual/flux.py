@@ -21,7 +21,7 @@ from torch import Tensor
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require, tiny_text
-from pipelines.conditions import refuse_cut
+from pipelines.conditions import refuse_cut, summarized
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
@@ -43,6 +43,11 @@ LORA_TARGETS = tuple(
 """Attention of the double-stream blocks, and queries, keys and values of the single-stream ones."""
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """T5 must read the whole prompt, of at most ``most`` tokens."""
+    refuse_cut(prompt, pipeline.tokenizer_2, most, "T5")
+
+
 @dataclass(frozen=True)
 class Flux(Architecture):
     """Text encoders and VAE of a checkpoint, and the packing of latents."""
@@ -58,7 +63,7 @@ class Flux(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt. CLIP, whose part is a summary, reads 77 tokens of it."""
-        refuse_cut(prompt, self.pipeline.tokenizer_2, self.max_sequence_length, "T5")
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5 and the pooled vector of CLIP."""
@@ -66,9 +71,10 @@ class Flux(Architecture):
 
     def words(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
-        hidden, pooled, _ = self.pipeline.encode_prompt(
-            prompt=prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
-        )
+        with summarized(self.pipeline):
+            hidden, pooled, _ = self.pipeline.encode_prompt(
+                prompt=prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
+            )
         return hidden[0], pooled[0]
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:

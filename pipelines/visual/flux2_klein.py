@@ -44,6 +44,14 @@ LORA_TARGETS = tuple(
 """Attention of the double-stream blocks, and the joint projection of the single-stream ones, as in Flow-Factory."""
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """Qwen 3 must read the whole prompt in its chat template, of at most ``most`` tokens."""
+    chat = pipeline.tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    refuse_cut(prompt, pipeline.tokenizer, most, "Qwen 3 (chat template included)", text=chat)
+
+
 @dataclass(frozen=True)
 class Klein(Architecture):
     """Text encoder and VAE of a checkpoint, and the positions of tokens."""
@@ -58,14 +66,7 @@ class Klein(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """Qwen 3 must read the whole prompt."""
-        tokenizer = self.pipeline.tokenizer
-        said = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt.text}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
-        refuse_cut(prompt, tokenizer, self.max_sequence_length, "Qwen 3 (chat template included)", text=said)
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Qwen 3, latents of the given image (0 without one), and whether there is one."""

@@ -23,6 +23,7 @@ from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import KontextOptions
 
 LORA_TARGETS = flux.LORA_TARGETS
+check_words = flux.check_words
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import refuse_cut
+from pipelines.conditions import refuse_cut, summarized
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
@@ -73,7 +73,8 @@ def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
 
 def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
     """Hidden states of Llama, the pooled vector of CLIP, and the mask of Llama's tokens."""
-    hidden, pooled, mask = pipeline.encode_prompt(prompt=prompt.text, device=device, max_sequence_length=most)
+    with summarized(pipeline):
+        hidden, pooled, mask = pipeline.encode_prompt(prompt=prompt.text, device=device, max_sequence_length=most)
     return hidden[0], pooled[0], mask[0]
 
 

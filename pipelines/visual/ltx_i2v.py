@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import ltx_tiny
@@ -27,6 +26,7 @@ from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.ltx_video import (
     FPS,
     LORA_TARGETS,
+    check_words,
     clips_of_latents,
     encode_words,
     latent_clip,
@@ -55,7 +55,7 @@ class LtxImage(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt."""
-        refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "T5")
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5, the mask of its tokens, and the latent frame of the image, [channels, 1, h, w]."""

@@ -34,6 +34,11 @@ FRAMES, HEIGHT, WIDTH, FPS = 161, 512, 704, 25.0
 """The pipeline's own clips."""
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """T5 must read the whole prompt, of at most ``most`` tokens."""
+    refuse_cut(prompt, pipeline.tokenizer, most, "T5")
+
+
 @dataclass(frozen=True)
 class LtxVideo(Architecture):
     """Text encoder and VAE of a checkpoint, and the rate of clips."""
@@ -47,7 +52,7 @@ class LtxVideo(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt."""
-        refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "T5")
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5 and the mask of its tokens, as in diffusers."""

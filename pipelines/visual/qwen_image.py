@@ -37,6 +37,13 @@ TEXT_TOKENS = 1024
 """Tokens of a prompt that the pipeline reads at most."""
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """Qwen2.5-VL must read the whole prompt, of at most ``most`` tokens."""
+    text, cut = prompt.text or NOTHING, pipeline.prompt_template_encode_start_idx
+    encoder = f"Qwen2.5-VL ({cut} of them an instruction)"
+    refuse_cut(prompt, pipeline.tokenizer, most + cut, encoder, pipeline.prompt_template_encode.format(text))
+
+
 @dataclass(frozen=True)
 class QwenImage(Architecture):
     """Text encoder and VAE of a checkpoint, and the packing of latents."""
@@ -49,14 +56,7 @@ class QwenImage(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """Qwen2.5-VL must read the whole prompt."""
-        text, cut = prompt.text or NOTHING, self.pipeline.prompt_template_encode_start_idx
-        refuse_cut(
-            prompt,
-            self.pipeline.tokenizer,
-            self.max_sequence_length + cut,
-            f"Qwen2.5-VL ({cut} of them an instruction)",
-            self.pipeline.prompt_template_encode.format(text),
-        )
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Qwen2.5-VL behind the pipeline's instruction, padded, and which of them are real."""

@@ -46,6 +46,10 @@ TEXT_TOKENS = 3584
 """Tokens of a prompt and its image at most, so that the network has positions for them."""
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """Nothing: the number of tokens depends on the image, and ``encode`` refuses too many."""
+
+
 @dataclass(frozen=True)
 class QwenImageEdit(QwenImage):
     """Text encoder and VAE of a checkpoint, and the size of given images."""
@@ -58,7 +62,7 @@ class QwenImageEdit(QwenImage):
     takes_images: ClassVar[bool] = True
 
     def check(self, prompt: Prompt) -> None:
-        """Nothing: the number of tokens depends on the image, and ``encode`` refuses too many."""
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of words and image, padded; which of them are real; the image's packed latents, padded;

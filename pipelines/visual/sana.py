@@ -40,6 +40,16 @@ LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in
 """Projections of the linear self-attention and of the cross-attention, as in cosmos-rl's recipe for Sana."""
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """Gemma must read the whole prompt, of at most ``most`` tokens."""
+    instruction = "\n".join(instruction_of(pipeline))
+    # Of the instruction, the first and the last token are kept, and so are not added to the length.
+    tokens = len(pipeline.tokenizer.encode(instruction))
+    encoder = f"Gemma (instruction of {tokens} tokens included)"
+    text = instruction + prompt.text.lower().strip()
+    refuse_cut(prompt, pipeline.tokenizer, most + tokens - 2, encoder, text=text)
+
+
 @dataclass(frozen=True)
 class Sana(Architecture):
     """Text encoder and VAE of a checkpoint."""
@@ -52,13 +62,7 @@ class Sana(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """Gemma must read the whole prompt."""
-        tokenizer = self.pipeline.tokenizer
-        instruction = "\n".join(instruction_of(self.pipeline))
-        # Of the instruction, the first and the last token are kept, and so are not added to the length.
-        tokens = len(tokenizer.encode(instruction))
-        encoder = f"Gemma (instruction of {tokens} tokens included)"
-        most = self.max_sequence_length + tokens - 2
-        refuse_cut(prompt, tokenizer, most, encoder, text=instruction + prompt.text.lower().strip())
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Gemma 2, and the mask of those that are words."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import refuse_cut
+from pipelines.conditions import refuse_cut, summarized
 from pipelines.pretrained import locate, read_network, read_pipeline, read_scheduler
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.enlarger import Enlarger
@@ -61,6 +61,12 @@ def spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
     return {"num_inference_steps": steps} | ({"mu": image_shift(scheduler.config, tokens, 1.16)} if dynamic else {})
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """T5, where there is one, must read the whole prompt, of at most ``most`` tokens."""
+    if pipeline.tokenizer_3 is not None:
+        refuse_cut(prompt, pipeline.tokenizer_3, most, "T5")
+
+
 @dataclass(frozen=True)
 class Pretrained(Architecture):
     """Text encoders and VAE of a published checkpoint."""
@@ -73,19 +79,19 @@ class Pretrained(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt. CLIP, whose part is a summary, reads 77 tokens of it."""
-        if self.pipeline.tokenizer_3 is not None:
-            refuse_cut(prompt, self.pipeline.tokenizer_3, self.max_sequence_length, "T5")
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states and pooled vector of one prompt from both CLIP encoders and T5, as in diffusers."""
-        hidden, _, pooled, _ = self.pipeline.encode_prompt(
-            prompt=prompt.text,
-            prompt_2=None,
-            prompt_3=None,
-            device=self.device,
-            do_classifier_free_guidance=False,
-            max_sequence_length=self.max_sequence_length,
-        )
+        with summarized(self.pipeline):
+            hidden, _, pooled, _ = self.pipeline.encode_prompt(
+                prompt=prompt.text,
+                prompt_2=None,
+                prompt_3=None,
+                device=self.device,
+                do_classifier_free_guidance=False,
+                max_sequence_length=self.max_sequence_length,
+            )
         return hidden[0], pooled[0]
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:

@@ -31,6 +31,12 @@ __all__ = ["LORA_TARGETS", "load", "tiny"]
 NOT_READ = {"feature_extractor": None, "image_encoder": None, "add_watermarker": False}
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int = 0) -> None:
+    """Both CLIP encoders must read the whole prompt; ``most`` is their own."""
+    for tokenizer in filter(None, (pipeline.tokenizer, pipeline.tokenizer_2)):
+        refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
+
+
 @dataclass(frozen=True)
 class Sdxl(UnetArchitecture):
     """Text encoders and VAE of a checkpoint."""
@@ -42,8 +48,7 @@ class Sdxl(UnetArchitecture):
 
     def check(self, prompt: Prompt) -> None:
         """Both CLIP encoders must read the whole prompt."""
-        for tokenizer in filter(None, (self.pipeline.tokenizer, self.pipeline.tokenizer_2)):
-            refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
+        check_words(self.pipeline, prompt)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of both encoders side by side for all 77 tokens, and the pooled vector of the second."""

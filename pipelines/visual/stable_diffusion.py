@@ -29,6 +29,11 @@ __all__ = ["LORA_TARGETS", "load", "tiny"]
 NOT_READ = {"safety_checker": None, "feature_extractor": None, "image_encoder": None, "requires_safety_checker": False}
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int = 0) -> None:
+    """CLIP must read the whole prompt; ``most`` is their own."""
+    refuse_cut(prompt, pipeline.tokenizer, pipeline.tokenizer.model_max_length, "CLIP", advice="")
+
+
 @dataclass(frozen=True)
 class StableDiffusion(UnetArchitecture):
     """Text encoder and VAE of a checkpoint."""
@@ -40,8 +45,7 @@ class StableDiffusion(UnetArchitecture):
 
     def check(self, prompt: Prompt) -> None:
         """CLIP must read the whole prompt."""
-        tokenizer = self.pipeline.tokenizer
-        refuse_cut(prompt, tokenizer, tokenizer.model_max_length, "CLIP", advice="")
+        check_words(self.pipeline, prompt)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of CLIP for all 77 tokens, padding included, as in diffusers."""

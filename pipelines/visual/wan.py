@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.config.extras import install
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
@@ -44,6 +45,11 @@ IMAGE_TARGETS = ("add_k_proj", "add_v_proj")
 EXAMPLE = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """UMT5 must read the whole prompt, of at most ``most`` tokens, and its words must be such that can be cleaned."""
+    refuse_cut(prompt, pipeline.tokenizer, most, "UMT5", cleaned(prompt.text))
+
+
 @dataclass(frozen=True)
 class Wan(Architecture):
     """Text encoder and VAE of a published checkpoint."""
@@ -64,7 +70,7 @@ class Wan(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """UMT5 must read the whole prompt, and its words must be such that can be cleaned."""
-        refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "UMT5", cleaned(prompt.text))
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of UMT5, zero after the last token, as in diffusers."""
@@ -138,7 +144,7 @@ def cleaned(text: str) -> str:
     if not text.isascii() and not is_ftfy_available():
         raise ValueError(
             f"prompt '{text:.80}': has characters outside ASCII, which Wan's pipeline normalizes with ftfy, which is "
-            "not installed; install it (pip install ftfy), or write the prompt in ASCII"
+            f"not installed; install it ({install('visual')}), or write the prompt in ASCII"
         )
     return prompt_clean(text)
 

@@ -22,7 +22,7 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_json
 from pipelines.training import PLAIN, Training
-from pipelines.visual import wan_tiny
+from pipelines.visual import wan, wan_tiny
 from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import WanImageOptions
@@ -34,6 +34,9 @@ EXAMPLE = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"
 
 IMAGE_CONTEXT = 512
 """Text tokens that a network with image tokens takes: diffusers tells the two apart by this number."""
+
+
+check_words = wan.check_words
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,14 @@ PIXELS = 1024
 """Height and width of the pipeline's images by default."""
 
 
+def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """Qwen3 must read the whole prompt in its chat template, of at most ``most`` tokens."""
+    chat = pipeline.tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
+    )
+    refuse_cut(prompt, pipeline.tokenizer, most, "Qwen3 (its chat template included)", chat)
+
+
 @dataclass(frozen=True)
 class ZImage(Architecture):
     """Text encoder and VAE of a checkpoint."""
@@ -59,12 +67,7 @@ class ZImage(Architecture):
 
     def check(self, prompt: Prompt) -> None:
         """Qwen3 must read the whole prompt."""
-        chat = self.pipeline.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
-        )
-        refuse_cut(
-            prompt, self.pipeline.tokenizer, self.max_sequence_length, "Qwen3 (its chat template included)", chat
-        )
+        check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Qwen3, padded, and which of them are real; an empty prompt is the pipeline's negative."""

@@ -13,7 +13,7 @@ from pipelines import require
 from pipelines.conversation import conversation_ids, load_tokenizer
 from pipelines.pretrained import INDEX, architecture, locate, read_part
 from pipelines.vlm.frames import frame_indices
-from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_pixel_limit, smart_resize, span_of
+from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_pixel_limit, rate_of, smart_resize, span_of
 
 QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Types of models whose tokens of media follow from ``Sizes``."""
@@ -46,7 +46,7 @@ def tokens_of(media: Media, measure: Measure, sizes: Sizes) -> int:
     low = media.options.get("min_pixels", sizes.min_pixels)
     high, layers = media.options.get("max_pixels", sizes.max_pixels), 1
     if media.kind == "video":
-        number: dict[str, Any] = {"fps": media.options.get("fps", sizes.fps), "frames": media.options.get("frames", 0)}
+        number: dict[str, Any] = {"fps": rate_of(media.options, sizes.fps), "frames": media.options.get("frames", 0)}
         source_fps = measure.frames / measure.seconds
         span: dict[str, Any] = dict(span_of(media.options))
         frames = len(frame_indices(measure.frames, source_fps, max_frames=sizes.max_frames, **number, **span))

@@ -123,11 +123,11 @@ def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, m
 
     Options: ``fps`` or ``frames``, ``start`` and ``end`` in seconds, ``shuffle`` (a seed). The source is a video
     file, a Video, or files of frames at ``fps`` per second or at ``times``, one of each (the last is repeated where
-    their number is odd).
+    their number is odd), as frames in memory may be.
     ``Unreadable`` where a selected frame cannot be read; it is not replaced by another.
     """
     options = media.options
-    fps = rate_of(options["times"]) if "times" in options else options.get("fps", fps)
+    fps = rate_of(options, fps)
     span = span_of(options)
     number = {"fps": fps, "min_frames": min_frames, "max_frames": max_frames, "frames": options.get("frames", 0)}
     view = partial(frame_indices, **number, **span)
@@ -152,8 +152,9 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
     if isinstance(source, str):
         return decode(source, choose)
     if isinstance(source, Video):
-        frames = source.frames[list(choose(len(source.frames), source.fps))]
-        return FrameSet(eight_bits(frames), _times(len(source.frames), source.fps), source.fps, "memory")
+        rate = fps if "times" in media.options else source.fps
+        frames = source.frames[list(choose(len(source.frames), rate))]
+        return FrameSet(eight_bits(frames), _times(media, len(source.frames), rate), rate, "memory")
     if not isinstance(source, tuple) or not source:
         raise Unreadable(f"got a clip of kind {type(source).__name__}, expected one file, files of frames or a Video")
     files = source + source[-1:] * (len(source) % 2)
@@ -168,18 +169,25 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
                 f"{file}: got {height} x {width} pixels, expected {size[0]} x {size[1]} as in {selection[0]} of the "
                 "same clip; frames of a clip have one size"
             )
-    times = tuple(map(float, media.options.get("times", ()))) or _times(len(files), fps)
-    times += times[-1:] * (len(files) - len(times))
-    return FrameSet(torch.stack([images[file] for file in selection]), times, fps, "files")
+    frames = torch.stack([images[file] for file in selection])
+    return FrameSet(frames, _times(media, len(files), fps), fps, "files")
 
 
-def rate_of(times: Sequence[float]) -> float:
-    """Mean frames per second of frames at these times in seconds; 1 where there is no time between them."""
+def rate_of(options: Mapping[str, Any], default: float) -> float:
+    """Frames per second of a clip of separate frames: the mean of their ``times``, 1 where there is no time between
+    them; without times ``fps``, else the default."""
+    times = options.get("times")
+    if times is None:
+        return options.get("fps", default)
     return (len(times) - 1) / (times[-1] - times[0]) if times[-1] > times[0] else 1.0
 
 
-def _times(frames: int, fps: float) -> tuple[float, ...]:
-    return tuple(index / fps for index in range(frames))
+def _times(media: Media, frames: int, fps: float) -> tuple[float, ...]:
+    """The time of each frame in seconds: its own, that of the last for one that repeats it, or by the rate."""
+    times = tuple(map(float, media.options.get("times", ())))
+    if len(times) > frames:
+        raise Unreadable(f"got {len(times)} times of {frames} frames, expected one for each")
+    return times + times[-1:] * (frames - len(times)) if times else tuple(index / fps for index in range(frames))
 
 
 def span_of(options: Mapping[str, Any]) -> dict[str, float]:
@@ -201,7 +209,7 @@ def measure(media: Media, max_seconds: float = math.inf) -> Measure:
         ends = _decode(
             media,
             lambda total, fps: frame_range(total, fps, **span_of(media.options)),
-            media.options.get("fps", DEFAULT_FPS),
+            rate_of(media.options, DEFAULT_FPS),
         )
         height, width = ends.frames.shape[2:]
         return Measure(height, width, len(ends.times), len(ends.times) / ends.fps)

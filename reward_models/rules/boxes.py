@@ -13,7 +13,7 @@ thousandths. ``meta.coordinates`` names those of a row's answers:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
@@ -100,7 +100,26 @@ def as_box(value: Any) -> Box | None:
 def gold_box(prompt: Prompt) -> Box:
     """The gold answer as a box."""
     box = read_box(prompt.answer) if isinstance(prompt.answer, str) else as_box(prompt.answer)
-    return malformed(prompt, "[x1, y1, x2, y2] with x1 < x2 and y1 < y2") if box is None else box
+    if box is None:
+        malformed(prompt, "[x1, y1, x2, y2] with x1 < x2 and y1 < y2")
+    check_inside(prompt, [box])
+    return box
+
+
+def check_inside(prompt: Prompt, boxes: Iterable[Box]) -> None:
+    """Error for a gold box more than a pixel beyond the image, or smaller than a pixel near its corner, where
+    ``meta.size`` is known: gold boxes are in pixels, whatever the coordinates of answers."""
+    if numbers(prompt.meta.get("size"), 2) is None:  # absent, or of another meaning
+        return
+    height, width = meta_size(prompt)
+    for box in boxes:
+        fraction = area(box) < 1 and max(box) <= 1
+        if fraction or min(box) < -1 or box[2] > width + 1 or box[3] > height + 1:
+            beyond = f"boxes in pixels of the original image, {height:g} high and {width:g} wide"
+            swapped = box[2] <= height + 1 and box[3] <= width + 1
+            why = "; are these fractions?" if fraction else "; is 'size' [width, height]?" if swapped else ""
+            why = why or "; are these thousandths?" * (min(box) >= 0 and max(box) <= 1000)
+            malformed(prompt, f"{beyond}{why}")
 
 
 def scale(prompt: Prompt, output: Text) -> tuple[float, float]:

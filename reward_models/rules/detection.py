@@ -17,7 +17,7 @@ import numpy as np
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.boxes import Box, area, as_box, iou, to_original
+from reward_models.rules.boxes import Box, area, as_box, check_inside, iou, to_original
 from reward_models.rules.parsing import complete, literal, malformed, numbers
 
 
@@ -191,12 +191,16 @@ def gold_objects(prompt: Prompt) -> list[Instance]:
     instances = complete(_instance(value, "bbox_2d", "label") for value in values)
     if instances is None:
         malformed(prompt, 'a list of {"bbox_2d": [x1, y1, x2, y2], "label": "..."}, which may be empty')
+    check_inside(prompt, [one.box for one in instances])
     return instances
 
 
 def _gold_boxes(prompt: Prompt) -> list[Box]:
     boxes = complete(map(as_box, prompt.answer)) if isinstance(prompt.answer, list | tuple) else None
-    return [one.box for one in gold_objects(prompt)] if boxes is None else boxes
+    if boxes is None:
+        return [one.box for one in gold_objects(prompt)]
+    check_inside(prompt, boxes)
+    return boxes
 
 
 def _closed(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.boxes import Box, as_box, inside, scale
+from reward_models.rules.boxes import Box, as_box, check_inside, inside, scale
 from reward_models.rules.parsing import literal, malformed, numbers, words
 
 NEAR = 140
@@ -106,7 +106,10 @@ def _action(value: Any) -> dict[str, Any] | None:
 
 def _gold(prompt: Prompt) -> dict[str, Any]:
     action = _action(prompt.answer)
-    return malformed(prompt, '{"action": "click", "box": [...]} or another action') if action is None else action
+    if action is None:
+        malformed(prompt, '{"action": "click", "box": [...]} or another action')
+    check_inside(prompt, [box for box in [action["box"]] if box])
+    return action
 
 
 def _pixels(prediction: dict[str, Any], prompt: Prompt, output: Text) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.boxes import Box, as_box, iou, scale, to_original
+from reward_models.rules.boxes import Box, as_box, check_inside, iou, scale, to_original
 from reward_models.rules.parsing import complete, literal, malformed, numbers
 from reward_models.rules.times import as_span, temporal_overlap
 
@@ -78,6 +78,7 @@ def segmentation_points(answer: str, prompt: Prompt, output: Text) -> float:
     gold = _regions(prompt.answer)
     if gold is None:
         malformed(prompt, '{"box": ..., "positive_points": [[x, y], ...], "negative_points": [[x, y], ...]}')
+    check_inside(prompt, gold[:1])
     prediction = _regions(literal(answer))
     if prediction is None:
         return 0.0
@@ -114,7 +115,10 @@ def _path(value: Any) -> Path | None:
 
 def _gold_path(prompt: Prompt, value: Any) -> Path:
     path = _path(value)
-    return path or malformed(prompt, '{"3": [x1, y1, x2, y2], ...}: a box for each frame or second')
+    if not path:
+        malformed(prompt, '{"3": [x1, y1, x2, y2], ...}: a box for each frame or second')
+    check_inside(prompt, path.values())
+    return path
 
 
 def _original(path: Path, prompt: Prompt, output: Text) -> Path:

@@ -64,12 +64,18 @@ MAXIMA: Mapping[str, float] = {
 }
 """The value of a perfect answer, where it is not 1."""
 
-_IN_WORDS = {module.__name__ for module in (answers, latex, mathematics, mazes, tables)}
+_PLACES = {module.__name__ for module in (boxes, gui, detection, paths)}
+_COMPUTED = {module.__name__ for module in (json_answers, programs, queries)}
 
 
-def written_in_words(name: str) -> bool:
-    """Whether the right answer of a task is its gold answer as it stands, no box or time in another form."""
-    return name in TASKS and TASKS[name].__module__ in _IN_WORDS
+def states_answers(name: str) -> bool:
+    """Whether gold answers of a task state its right answers (``written.written``), rather than tests of them."""
+    return name in TASKS and TASKS[name].__module__ not in _COMPUTED
+
+
+def reads_places(name: str) -> bool:
+    """Whether a task compares places in the image of a row with gold ones in pixels."""
+    return name == "tracking_iou" or (name in TASKS and TASKS[name].__module__ in _PLACES)
 
 
 @tasks_reward(reads=("answer", "meta.task"), annotate="reward_models.rules.drawn_boxes:annotate")

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.boxes import as_box, iou, to_original
+from reward_models.rules.boxes import as_box, check_inside, iou, to_original
 from reward_models.rules.parsing import MAX_CHARACTERS, complete, literal, malformed, meta_number, numbers, with_signs
 from reward_models.rules.quantities import folded, quantity
 
@@ -142,6 +142,7 @@ def tracking_iou(answer: str, prompt: Prompt, output: Text) -> float:
     gold = complete(map(as_box, prompt.answer)) if isinstance(prompt.answer, list | tuple) else None
     if not gold:
         malformed(prompt, "a list of one [x1, y1, x2, y2] for each frame")
+    check_inside(prompt, gold)
     prediction = literal(answer)
     if not isinstance(prediction, list | tuple) or len(prediction) != len(gold):
         return 0.0

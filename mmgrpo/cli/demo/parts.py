@@ -244,12 +244,14 @@ def decoded(one: Media) -> Output:
     """A medium of a prompt; of a video at most ``FRAMES`` frames."""
     from mmgrpo.data.images import decode_image
     from pipelines.speech.audio import read_audio
+    from pipelines.vlm.media import DEFAULT_FPS, rate_of
 
     if not isinstance(one.source, str | tuple):
         return one.source
     if isinstance(one.source, tuple):
         files = [one.source[place] for place in spaced(len(one.source), FRAMES)]
-        return Video(torch.stack([decode_image(file).pixels for file in files]), float(one.options.get("fps", 2)))
+        rate = rate_of(one.options, DEFAULT_FPS) * len(files) / len(one.source)  # fewer frames, as long
+        return Video(torch.stack([decode_image(file).pixels for file in files]), rate)
     if one.kind == "audio":
         return read_audio(one)
     return decode_image(one.source) if one.kind == "image" else _video(one.source)

@@ -24,11 +24,19 @@ MODEL_KEYS = ("model_name_or_path", "model", "worker.actor.model.model_path", "a
 
 
 def family_of(source: Source) -> str:
-    """Our family for the model that a configuration names: qwen_vl, smolvlm, else causal_lm; qwen_vl without one."""
+    """Our family for the model that a configuration names: causal_lm where its name has no word of a vision-language
+    model; qwen_vl without one."""
     name = next((str(source.values[key]) for key in MODEL_KEYS if source.values.get(key)), "")
-    if re.search(r"smolvlm|idefics3", name, re.IGNORECASE):
-        return "smolvlm"
-    return "qwen_vl" if not name or re.search(r"vl|embedded:vlm", name, re.IGNORECASE) else "causal_lm"
+    if not name:
+        return "qwen_vl"
+    return next((family for words, family in FAMILIES if re.search(words, name, re.IGNORECASE)), "causal_lm")
+
+
+FAMILIES = (
+    (r"smolvlm|idefics3", "smolvlm"),
+    (r"(qwen[\d._]*-?|[^a-z]|^)vl(?![a-z])|embedded:vlm", "qwen_vl"),
+)
+"""Words in the name of a model, and our families; "vl" is a word, which "vllm" has not."""
 
 
 # ---- sizes

@@ -137,10 +137,9 @@ def test_tokens_are_counted_with_a_model_and_prompts_over_the_limit_are_listed(c
     [
         ("vlm.causal_lm", "qwen2.5", "per prompt: "),
         ("speech.whisper", "multilingual", "not counted: .*whisper"),
-        ("visual.sd3", None, "not counted: .*StableDiffusion3Pipeline"),
     ],
 )
-def test_tokens_are_counted_for_language_models_and_not_for_generators(check, tmp_path, family, kind, tokens):
+def test_tokens_are_counted_for_language_models_and_not_for_others(check, tmp_path, family, kind, tokens):
     maker = pytest.importorskip(f"pipelines.{family}_tiny").tiny
     model = maker(tmp_path / "model", **({"kind": kind} if kind else {}))
     path = write(tmp_path, [{"text": "what is it"}])
@@ -148,6 +147,16 @@ def test_tokens_are_counted_for_language_models_and_not_for_generators(check, tm
     assert status == 0 and re.search(f"tokens +{tokens}", text), errors
     status, text, errors = check(path, "--model", model, "--max-prompt-tokens", 5)
     assert (status == 1) if kind == "qwen2.5" else (status == 2 and "--max-prompt-tokens" in errors)
+
+
+def test_prompts_that_a_generator_would_cut_are_problems(check, tmp_path):
+    from pipelines.visual import sd3_tiny
+
+    model = sd3_tiny.tiny(tmp_path / "model")
+    path = write(tmp_path, [{"text": "a red cat"}, {"text": "a " * 900}])
+    status, text, errors = check(path, "--model", model)
+    assert status == 1 and "data.jsonl:2" in text and "256" in text and "1 rows have problems" in text, errors
+    assert check(path, "--model", model, "--max-prompt-tokens", 2000)[0] == 0
 
 
 def test_tasks_of_other_rewards_need_not_be_known(check, tmp_path):
@@ -252,8 +261,8 @@ def test_a_reference_answer_that_its_own_task_does_not_reward_is_reported(check,
         {"text": "No task.", "answer": "anything"},
     ]
     status, text, _ = check(write(tmp_path, rows))
-    assert status == 1 and "2 rows have problems" in text
-    assert "data.jsonl:2" in text and "data.jsonl:4" in text
+    assert status == 1 and "3 rows have problems" in text
+    assert all(place in text for place in ("data.jsonl:2", "data.jsonl:4", "data.jsonl:7"))
     status, text, _ = check(write(tmp_path, rows), "--no-check-tasks")
     assert status == 0 and "no problems" in text
 
@@ -265,13 +274,88 @@ def test_a_reward_of_the_run_is_tried_on_every_reference_answer(check, tmp_path)
         {"text": "Which?"},
     ]
     status, text, _ = check(write(tmp_path, rows), "--reward", "exact")
-    assert status == 1 and "1 rows have problems" in text
+    assert status == 1 and "2 rows have problems" in text and "data.jsonl:3" in text  # without an answer
     assert (
         "data.jsonl:2: 'answer': reward 'exact' gives the reference answer '<answer>a</answer> b' itself 0, expected 1"
         in text
     )
     status, text, _ = check(write(tmp_path, rows[:1]), "--reward", "format(weight=0.5)")
     assert status == 0 and "reward 'format'" in text  # its form is to be asked for, which is no fault of the row
+
+
+@pytest.mark.parametrize("reward", ["task", "box_iou", None])
+@pytest.mark.parametrize("coordinates", ["absolute", "resized", "relative_1000", "relative_1"])
+@pytest.mark.parametrize("answer", [[5, 5, 20, 20], "[5, 5, 20, 20]"])
+def test_a_right_box_has_no_problem_in_any_coordinates(check, tmp_path, reward, coordinates, answer):
+    Pil.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    row = {"text": "Where? Answer in <answer>.", "image": "a.png", "task": "box_iou", "answer": answer}
+    path = write(tmp_path, [row | {"coordinates": coordinates, "size": [40, 60]}])
+    status, text, _ = check(path, *(["--reward", reward] if reward else []))
+    assert status == 0 and "no problems" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"size": [60, 40]}, ("'size'", "[40, 60]")),  # width and height exchanged
+        ({"size": [40, 90]}, ("'size'", "[40, 60]")),
+        ({"image": "turned.png"}, ("'size'", "[60, 40]", "EXIF")),  # stored as 60 x 40, shown upright
+        ({"answer": [5, 5, 70, 20]}, ("[5, 5, 70, 20]", "40 high", "60 wide")),
+        ({"answer": "[5, 5, 70, 20]"}, ("[5, 5, 70, 20]", "40 high")),
+        ({"answer": [5, 5, 70, 20], "size": None, "coordinates": "absolute"}, ("[5, 5, 70, 20]", "40 high")),
+        ({"answer": [83, 125, 333, 500]}, ("thousandths",)),
+        ({"answer": [0.1, 0.1, 0.4, 0.6]}, ("fractions",)),
+        ({"answer": [5, 20, 20, 55]}, ("[width, height]",)),
+        ({"answer": [-9, 5, 20, 20]}, ("[-9, 5, 20, 20]",)),
+        ({"size": None}, ("meta.size",)),
+        ({"task": "detection_ap", "answer": [{"bbox_2d": [5, 5, 70, 20], "label": "cat"}]}, ("40 high",)),
+        ({"size": [80, 120], "answer": [5, 5, 110, 70]}, ()),  # the file is a copy at half the size
+        ({"size": None, "coordinates": "absolute", "answer": [0, 0, 60, 40.5]}, ()),  # within a pixel
+    ],
+)
+@pytest.mark.parametrize("rewards", [(), ("--reward", "task")])
+def test_a_box_in_another_system_is_named_with_its_row(check, tmp_path, changes, words, rewards):
+    if changes.get("task") == "detection_ap":
+        pytest.importorskip("pycocotools")
+    Pil.new("RGB", (60, 40)).save(tmp_path / "a.png")
+    exif = Pil.Exif()
+    exif[0x0112] = 6
+    Pil.new("RGB", (60, 40)).save(tmp_path / "turned.png", exif=exif)
+    row = {"text": "Where? Answer in <answer>.", "image": "a.png", "task": "box_iou", "answer": [5, 5, 20, 20]}
+    row |= {"coordinates": "resized", "size": [40, 60]}
+    status, text, _ = check(write(tmp_path, [row, row | {"id": "b"} | changes]), *rewards)
+    named = [line for line in text.splitlines() if line.startswith(f"  {tmp_path}")]
+    assert (status == 1) == bool(words) and len(named) == bool(words)
+    assert not words or ("data.jsonl:2" in named[0] and all(word in named[0] for word in words)), named
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"image": "a.png", "problem": "Where is it?", "bbox": [1, 2, 3, 4]}, "--data.columns bbox=answer"),
+        ({"image": "a.png", "problem": "What is it?", "label": "cat"}, "--data.columns label=answer"),
+        ({"image": "a.png", "problem": "What is it?", "label": "cat", "answer": "cat"}, ""),
+        ({"image": "a.png", "prompt": "make it red", "target": "b.png"}, ""),  # an image to generate
+        ({"image": "a.png", "prompt": "make it red", "size": 3}, ""),
+        ({"prompt": "a red cat", "label": "cat"}, ""),  # a text to draw
+    ],
+)
+def test_rows_whose_answers_nobody_finds_cannot_train(check, tmp_path, row, words):
+    Pil.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    status, text, _ = check(write(tmp_path, [row, row]))
+    assert (status == 1) == bool(words) and ("no problems" in text) != bool(words) and words in text
+
+
+def test_options_are_counted_and_a_gold_solution_is_no_answer_to_itself(check, tmp_path, monkeypatch):
+    status, text, _ = check(write(tmp_path, [{"question": "Which?", "choices": ["cat", "dog"], "answer": "B"}] * 2))
+    assert status == 0 and re.search("options +2 rows have 2 to 2", text)
+    # The answer behind the last "####" is tried, which a reward that compares whole texts does not accept.
+    row = {"question": "How many?", "answer": "Half of 48 is 24. 48 + 24 = 72\n#### 72"}
+    body = "    return [float(one.text == row.answer) for row, one in zip(prompts, outputs)]"
+    (tmp_path / "own_whole.py").write_text(f"def whole(prompts, outputs):\n{body}\n")
+    monkeypatch.chdir(tmp_path)
+    status, text, _ = check(write(tmp_path, [row]), "--reward", "own_whole:whole")
+    assert status == 1 and "'72'" in text
 
 
 def test_rewards_of_images_check_the_rows_that_they_read(check, tmp_path, monkeypatch):

@@ -206,6 +206,7 @@ def test_tokens_of_a_model_are_those_that_it_counts(monkeypatch):
         return Sizes(max_pixels=28 * 28 * 100), lambda prompt: 50
 
     monkeypatch.setattr("pipelines.vlm.estimate.of_model", of_model)
+    monkeypatch.setattr(check_data, "generator_check", lambda path, most: None)
     count, _ = counter(Args("a.jsonl", model="a/model", fps=1.0))
     assert asked_for == [("a/model", {"fps": 1.0})]
     assert count and count(asked(PICTURE), [Measure(480, 640)]) == 50 + 88  # 8 x 11 patches
@@ -232,6 +233,7 @@ def test_statistics_are_of_what_could_be_read():
         ("media", "image 1, image + video 1, audio 1, text 1"),
         ("tasks", "count 2"),
         ("answers", "2 rows have one"),
+        ("options", ""),
         ("compared", ""),
         ("replies", "1 rows end with an assistant turn, which is removed"),
         ("images", "2, sides from 10 to 40 pixels, median area 0.0007 megapixels"),
@@ -312,7 +314,7 @@ def test_only_lengths_that_are_known_are_counted_and_problems_are_written_as_the
 
 def test_a_row_has_the_first_of_its_problems_and_no_length(checked):
     rows = [
-        {"text": "abc"},
+        {"text": "abc", "answer": "a"},
         {"text": "abcdefgh", "task": "numerc"},
         {"text": "abcdefgh", "answer": "<answer>a</answer> b"},
         {"text": "abcdefgh", "image": "gone.png", "task": "numerc"},

@@ -22,6 +22,7 @@ from mmgrpo.cli.migrate.recipe import (
 )
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import Row, table
+from mmgrpo.cli.migrate.tokens import family_of
 from mmgrpo.family import family
 
 
@@ -369,3 +370,19 @@ def test_what_has_a_counterpart_is_not_left():
     made = draft(learning_rate=1e-5, bf16_full_eval=True)
     convert(made, CONVERSIONS["trl"])
     assert "learning_rate" not in made.left and made.left.keys() >= {"bf16_full_eval"}
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("Qwen/Qwen2.5-VL-3B-Instruct", "qwen_vl"),
+        ("/models/Qwen2-VL", "qwen_vl"),
+        ("Qwen3VL-8B", "qwen_vl"),
+        ("HuggingFaceTB/SmolVLM-Instruct", "smolvlm"),
+        ("Qwen/Qwen2.5-7B-Instruct", "causal_lm"),
+        ("/data/vllm/Qwen2.5-7B", "causal_lm"),  # a folder of an engine
+        ("evlm-text", "causal_lm"),
+    ],
+)
+def test_a_text_model_has_no_family_of_images(model: str, expected: str):
+    assert family_of(Source("a", {"model_name_or_path": model})) == expected

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pil
+from PIL import ImageCms
 
 from mmgrpo.data import images, limits
 from mmgrpo.data.images import ImageCache, decode_image, from_pil
@@ -215,3 +216,66 @@ def test_a_tiff_in_which_zero_is_white_is_read_as_it_looks(bits, white, tmp_path
     file = tmp_path / "a.tif"
     file.write_bytes(b"II*\0" + struct.pack("<I", 8 + len(data)) + data + table + b"\0\0\0\0")
     assert decode_image(file).pixels[0, 0].tolist() == pytest.approx([0, 0.25, 1], abs=2 / 255)
+
+
+# --- colour profiles ------------------------------------------------------------------------------
+
+
+def profile(primaries, gamma: float) -> bytes:
+    """An ICC profile of version 2: the XYZ of red, green and blue (under D50), and one gamma."""
+
+    def fixed(value: float) -> bytes:
+        return struct.pack(">i", round(value * 65536))
+
+    def point(values) -> bytes:
+        return b"XYZ \0\0\0\0" + b"".join(map(fixed, values))
+
+    curve = b"curv\0\0\0\0" + struct.pack(">IH", 1, round(gamma * 256)) + b"\0\0"
+    text = b"text\0\0\0\0none\0\0\0\0"
+    description = b"desc\0\0\0\0" + struct.pack(">I", 5) + b"test\0" + b"\0" * 79
+    content = {b"desc": description, b"cprt": text, b"wtpt": point((0.9642, 1.0, 0.8249))}
+    content |= {name: point(value) for name, value in zip((b"rXYZ", b"gXYZ", b"bXYZ"), primaries, strict=True)}
+    content |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
+    table, body, start = b"", b"", 128 + 4 + 12 * len(content)
+    for name, value in content.items():
+        value += b"\0" * (-len(value) % 4)
+        table += name + struct.pack(">II", start + len(body), len(value))
+        body += value
+    size = start + len(body)
+    head = struct.pack(">I4xI", size, 0x02400000) + b"mntrRGB XYZ " + struct.pack(">6H", 2026, 1, 1, 0, 0, 0) + b"acsp"
+    head = head.ljust(68, b"\0") + fixed(0.9642) + fixed(1.0) + fixed(0.8249)
+    return head.ljust(128, b"\0") + struct.pack(">I", len(content)) + table + body
+
+
+ADOBE = profile(
+    ((0.60974, 0.31111, 0.01947), (0.20528, 0.62567, 0.06087), (0.14919, 0.06322, 0.74457)), 2.19921875
+)  # the primaries of Adobe RGB (1998), adapted to D50
+
+
+@pytest.mark.parametrize(
+    ("kind", "colour", "expected"),
+    [
+        ("RGB", (60, 200, 60), [0, 201, 37]),
+        ("RGBA", (60, 200, 60, 255), [0, 201, 37]),
+        ("RGBA", (60, 200, 60, 0), [255, 255, 255]),
+        ("P", (60, 200, 60), [0, 201, 37]),
+        ("RGB", (128, 128, 128), [128, 128, 128]),  # white and grey are the same in both
+        ("L", 100, [100, 100, 100]),  # a profile of another kind of image
+    ],
+)
+def test_an_embedded_colour_profile_is_converted(tmp_path, kind, colour, expected):
+    picture = Pil.new("RGB", (4, 4), colour).convert("P") if kind == "P" else Pil.new(kind, (4, 4), colour)
+    if kind == "P":
+        picture = Pil.new("RGB", (4, 4), colour).quantize(2)
+    found = colour_of(written(tmp_path / "a.png", picture, icc_profile=ADOBE))
+    assert max(abs(one - other) for one, other in zip(found, expected, strict=True)) <= 1
+    picture.info["icc_profile"] = ADOBE
+    assert max(map(abs, (from_pil(picture).pixels[:, 0, 0] * 255 - torch.tensor(expected)).tolist())) <= 1.01
+
+
+def test_a_profile_of_srgb_or_a_damaged_one_changes_no_pixel(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    same = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    for content in (same, b"no profile", ADOBE[:200]):
+        read = read_image(written(tmp_path / "a.png", Pil.fromarray(pixels), icc_profile=content)).pixels
+        assert np.array_equal((read * 255).round().byte().permute(1, 2, 0), pixels)

@@ -88,7 +88,7 @@ def test_a_solution_is_the_answer_where_there_is_no_other(tmp_path):
 
 
 def test_media_beside_a_text_stand_before_it(tmp_path):
-    row = {"problem": "Which is it?", "images": ["a.png", "b.png"], "video": "c.mp4", "audio": "d.wav", "task": "mcq"}
+    row = {"problem": "Which is it?", "images": ["a.png", "b.png"], "video": "c.mp4", "audio": "d.wav", "task": "exact"}
     prompt = loaded(tmp_path, row)
     media = (
         image(tmp_path, "a.png"),
@@ -97,7 +97,7 @@ def test_media_beside_a_text_stand_before_it(tmp_path):
         Media("audio", str(tmp_path / "d.wav")),
     )
     assert prompt.turns == (asked(*media, "Which is it?"),) and prompt.media == media
-    assert prompt.text == "Which is it?" and prompt.task == "mcq" and prompt.meta == {}
+    assert prompt.text == "Which is it?" and prompt.task == "exact" and prompt.meta == {}
 
 
 def test_media_stand_where_their_marks_are(tmp_path):
@@ -286,7 +286,7 @@ def colours(prompt):
 
 def check(prompts):
     one, two = prompts
-    assert one.turns[0].parts[1] == "What?" and one.answer == "blue" and one.task == "" and two.task == "mcq"
+    assert one.turns[0].parts[1] == "What?" and one.answer == "blue" and one.task == "" and two.task == "choice"
     assert two.turns[0].parts[1] == "or" and colours(one) == [[0, 0, 1]] and colours(two) == [[1, 0, 0], [0, 0, 1]]
     assert all("@train::" in medium.source for medium in one.media + two.media)  # named, not in memory
 

@@ -12,9 +12,12 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.media import options_of
 from mmgrpo.types import Audio, Image, Media, Video
 from pipelines.containers import within_limit
 from pipelines.vlm import frames as frames_module
+from pipelines.vlm.blank import blank
+from pipelines.vlm.estimate import Sizes, tokens_of
 from pipelines.vlm.frames import decode, frame_indices, frame_range, shuffle
 from pipelines.vlm.media import (
     Measure,
@@ -296,6 +299,38 @@ def test_a_clip_in_memory_is_read_like_a_file(mp4):
     assert clip.seconds == of_file.seconds and clip.sample_fps == of_file.sample_fps
     with pytest.raises(Unreadable, match="Audio"):
         read_video(Media("video", Audio(torch.zeros(1, 4), 8000)))
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("memory", {}), ("files", {}), ("memory", {"frames": 2})])
+def test_frames_apart_keep_the_times_they_are_given(tmp_path, kind, extra):
+    times, pictures = [0, 2, 3, 9], [moving(number) for number in range(4)]
+    source = Video(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255, 2.0)
+    if kind == "files":
+        source = tuple(str(tmp_path / f"{number}.png") for number in range(4))
+        for name, pixels in zip(source, pictures, strict=True):
+            Pil.fromarray(pixels).save(name)
+    clip = Media("video", source, {"times": times, **extra})
+    read = read_video(clip)
+    chosen = [0, 3] if extra else [0, 1, 2, 3]
+    assert read.seconds == tuple(times[place] for place in chosen) and numbers(read.frames) == chosen
+    # Three steps in nine seconds: 4 frames in 12 s.
+    assert measure(clip) == Measure(HEIGHT, WIDTH, 4, 12.0)
+    assert read.sample_fps == pytest.approx(len(chosen) / 12)
+    # The prompt of a clip in Qwen2.5-VL is as long as estimated: all frames, 2 pairs of 2 x 2.
+    assert extra or tokens_of(clip, measure(clip), Sizes()) == 2 * math.prod(
+        side // 28 for side in smart_resize(HEIGHT, WIDTH, 28, 4 * 28 * 28, 768 * 28 * 28)
+    )
+    grey = blank(clip)
+    assert measure(grey) == measure(clip) and read_video(grey).seconds == read.seconds
+
+
+def test_more_times_than_frames_in_memory_are_refused():
+    clip = Video(torch.zeros(2, 3, 4, 4), 2.0)
+    with pytest.raises(Unreadable, match="3 times of 2 frames"):
+        read_video(Media("video", clip, {"times": [0, 1, 2]}))
+    with pytest.raises(ValueError, match="'times'.*3 times of 2"):
+        options_of({"times": [0, 1, 2]}, "video", clip)
+    assert options_of({"times": [0, 1]}, "video", clip) == {"times": [0, 1]}
 
 
 def test_the_missing_library_is_named_and_not_the_clip_blamed(mp4, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,8 @@ from mmgrpo.scoring.manifest import obstacle
 from mmgrpo.types import Image, Prompt, Text
 from reward_models import REWARDS
 from reward_models.rules import single
-from reward_models.rules.tasks import MAXIMA, TASKS, one_task, written_in_words
+from reward_models.rules.tasks import MAXIMA, TASKS, one_task, reads_places, states_answers
+from reward_models.rules.written import written
 
 for package in ("math_verify", "pycocotools", "apted", "rapidfuzz"):
     pytest.importorskip(package)
@@ -218,10 +220,38 @@ def test_prompts_and_outputs_must_be_as_many():
         scorer("task").fn([row("exact")] * 2, [Text("red")])
 
 
-def test_right_answers_are_written_in_words_or_in_another_form():
-    assert [written_in_words(name) for name in ("exact", "math", "maze", "box_iou", "temporal_iou", "none")] == [
+def test_gold_answers_state_right_ones_or_tests_of_them():
+    assert [states_answers(name) for name in ("exact", "maze", "box_iou", "temporal_iou", "code", "sql", "none")] == [
+        True, True, True, True, False, False, False,
+    ]  # fmt: skip
+    assert [reads_places(name) for name in ("box_iou", "ui_r1", "tracking_iou", "exact", "trajectory", "none")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("coordinates", ["absolute", "resized", "relative_1000", "relative_1"])
+@pytest.mark.parametrize("name", [name for name in HERE if states_answers(name)])
+def test_a_gold_answer_is_written_as_its_task_reads_it(name, coordinates):
+    shown = Text("", seen=((100, 100),))
+    prompt = row(name, coordinates=coordinates, size=[100, 50])  # seen at another ratio
+    values = [TASKS[name](text, prompt, replace(shown, text=text)) for text in written(prompt, shown)]
+    assert max(values) == pytest.approx(MAXIMA.get(name, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "meta", "form"),
+    [
+        ("Half of 48 is 24.\n48 + 24 = 72\n#### 72", {}, "72"),
+        (1, {"options": ["cat", "dog"]}, "B"),
+        ("1", {"choices": {"A": "cat", "B": "dog"}}, "B"),
+        ("dog", {"options": ["cat", "dog"]}, "B"),
+        (True, {"options": ["cat", "dog"]}, "True"),
+    ],
+)
+def test_the_forms_of_a_gold_answer(answer, meta, form):
+    forms = written(Prompt("q", answer=answer, meta=meta), Text(""))
+    assert form in forms and all("####" not in one for one in forms)
+    assert ("B" in forms) == (form == "B")
 
 
 def test_one_task_reads_answers_in_their_tags():

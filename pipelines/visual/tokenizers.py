@@ -1,0 +1,49 @@
+"""Whether text encoders read prompts whole, by the tokenizers of a checkpoint, before any weights are read."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from mmgrpo.types import Prompt
+from pipelines.pretrained import read_json, read_part
+
+
+def word_check(module: str, path: str, most: int) -> Callable[[Prompt], None] | None:
+    """What raises ValueError for a prompt of which the text encoders of a checkpoint would cut something.
+
+    ``module`` has the family's ``check_words``, and ``most`` is its longest prompt in tokens.
+
+    None for a checkpoint without tokenizers (small models know whole words), and for one whose tokenizers cannot be
+    read, which an error of its loading names.
+    """
+    pipeline = tokenizers(path)
+    if pipeline is None:
+        return None
+    check = importlib.import_module(module).check_words
+    return lambda prompt: check(pipeline, prompt, most)
+
+
+@cache
+def tokenizers(path: str) -> Any | None:
+    """The pipeline of a checkpoint with its tokenizers and nothing else; None where it cannot be read."""
+    if any(find_spec(package) is None for package in ("diffusers", "transformers")):
+        return None
+    import diffusers
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        index = read_json(path, "model_index.json") or {}
+        kind: Any = getattr(diffusers, str(index.get("_class_name")), None)
+        parts = {name: part for name, part in index.items() if isinstance(part, list)}
+        if kind is None or not any(name.startswith("tokenizer") and part[0] for name, part in parts.items()):
+            return None
+        given: dict[str, Any] = {name: None for name in parts if not name.startswith("tokenizer")}
+        if "Hunyuan" in kind.__name__ or "Skyreels" in kind.__name__:  # its class would split words in a way of its own
+            given["tokenizer"] = read_part(PreTrainedTokenizerFast, path, subfolder="tokenizer")
+        return read_part(kind, path, **given, trust_remote_code=False)
+    except Exception:  # a damaged checkpoint raises whatever its reader uses, and again when it is loaded
+        return None
