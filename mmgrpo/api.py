@@ -27,7 +27,7 @@ from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.ahead import refuse_stale
 from mmgrpo.compatibility import refuse_start
-from mmgrpo.config.reading import build, in_python, refuse_preset
+from mmgrpo.config.reading import build, in_python, preset_settings, refuse_preset, stated
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
@@ -41,6 +41,7 @@ from mmgrpo.family import (
     Drawable,
     Family,
     Settings,
+    Stating,
     family,
     refuse_absent_engine,
     refuse_engine,
@@ -53,6 +54,7 @@ from mmgrpo.prompts.ledger import Ledger, by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report.group_record import GroupRecord, displayed
+from mmgrpo.requirements import of_algorithm, refuse_unmet
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime import devices
@@ -271,6 +273,7 @@ def finish(
         "modality": owner.modality if owner else "",
         "family": config.model.family,
         "preset": config.algorithm.preset,
+        "preset_settings": stated(config),
         "steps": trainer.step,
         "seconds": round(trainer.seconds, 3),
         "wall_seconds": round(wall_seconds, 3),
@@ -323,6 +326,7 @@ def make_trainer(
     EarlyStopping.of(config.eval.patience, config.eval.patience_reward, reward_scorers)
     if owner is not None:
         refuse_rows(owner.decisions(config), recipe, loss)
+    refuse_shape(config, owner, recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
     bind(config.optim.step, STEPS, "optim.step")
@@ -393,6 +397,14 @@ def make_trainer(
     identity = open_folder(config, origin, skipped, accelerator)
     trainer.checkpoints.run = identity.run if identity else ""
     return trainer
+
+
+def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
+    """ValueError for blocks that require of the rollouts of a run what its settings do not give (``refuse_unmet``)."""
+    stated = isinstance(owner, Stating)
+    has = owner.has(config) if stated else frozenset[str]()
+    data = {"answers": getattr(config.data, "reference_in_group", False), "supervised": config.data.supervised}
+    refuse_unmet(recipe, loss, {*has, *of_algorithm(loss), *(name for name, there in data.items() if there)}, stated)
 
 
 def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: Sequence[Scorer]) -> tuple[Ledger, int]:

@@ -141,6 +141,16 @@ class Elsewhere(Protocol):
 
 
 @runtime_checkable
+class Stating(Protocol):
+    """A family that says, before a model is loaded, what blocks of an algorithm may require of its rollouts."""
+
+    def has(self, config: Config) -> frozenset[str]:
+        """Names of ``mmgrpo.requirements.REQUIREMENTS`` that depend on the policy; ValueError for a plan that the run
+        cannot draw."""
+        ...
+
+
+@runtime_checkable
 class Exporter(Protocol):
     """A family whose trained models can be written for other programs (``mmgrpo export``)."""
 
