@@ -224,6 +224,10 @@ class Settings:
     family: Family
     config: Config
     """Only its sections model, data and sampling matter."""
+    given: frozenset[str] | None = None
+    """Options that a caller in Python gave, as opposed to defaults; None: all of them."""
+    preset: str = ""
+    """The preset that the policy was made for; empty: none was named."""
 
 
 def families() -> Mapping[str, Family]:

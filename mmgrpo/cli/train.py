@@ -33,10 +33,9 @@ from mmgrpo.config.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.reading import (
     load_yaml,
-    preset_settings,
     read_config,
     refuse_preset,
-    stated,
+    sampled_as,
     take_option,
     without_launch,
 )
@@ -254,17 +253,6 @@ def arithmetic(config: Config, processes: int = 1) -> str:
             f"evaluated: {evaluated(config)}",
             *([f"stopped:   {early}"] if (early := stopped_early(config)) else []),
         ]
-    )
-
-
-def sampled_as(config: Config) -> str:
-    """The settings by which a preset samples, as they are in this run, and what a file or the command line has changed,
-    in words; empty: none."""
-    of_preset = preset_settings(type(config), config.algorithm.preset, "the run")
-    usual = {f"{part}.{key}": value for part, values in of_preset.items() for key, value in values.items()}
-    return ", ".join(
-        f"{name}={value}" + (f" (in place of {usual[name]})" if value != usual[name] else "")
-        for name, value in stated(config).items()
     )
 
 

@@ -1,8 +1,8 @@
 """Reading settings: dataclass defaults, overridden by a YAML recipe, overridden by the command line.
 
-The preset lies between the defaults and the file, in the ``algorithm`` section and in those settings of ``sampling`` and
-``data`` that make a run what its name says. Unknown keys, renamed keys, values of
-the wrong type and unknown presets are errors that name the file, the key and the nearest valid name.
+The preset lies between the defaults and the file, in the ``algorithm`` section and in those settings of ``sampling``
+and ``data`` that make a run what its name says. Unknown keys, renamed keys, values of the wrong type and unknown
+presets are errors that name the file, the key and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -113,10 +113,22 @@ def preset_settings(kind: type, name: str, where: str) -> dict[str, dict[str, An
     return deepcopy(chosen)
 
 
-def stated(config: Config) -> dict[str, Any]:
-    """The settings by which a preset samples, as they are in a run, by dotted name."""
+def stated(config: Config) -> dict[str, tuple[Any, Any]]:
+    """The settings by which a preset samples, by dotted name: as they are in a run, and those of the preset."""
     settings = preset_settings(type(config), config.algorithm.preset, "the run")
-    return {f"{part}.{key}": getattr(getattr(config, part), key) for part, values in settings.items() for key in values}
+    return {
+        f"{part}.{key}": (getattr(getattr(config, part), key), value)
+        for part, values in settings.items()
+        for key, value in values.items()
+    }
+
+
+def sampled_as(config: Config) -> str:
+    """``stated`` in words; empty: the preset has no such settings."""
+    return ", ".join(
+        f"{name}={value}" + (f" (in place of {usual})" if value != usual else "")
+        for name, (value, usual) in stated(config).items()
+    )
 
 
 def present_section(section: Mapping[str, Any], where: str) -> dict[str, Any]:
