@@ -54,7 +54,7 @@ from mmgrpo.prompts.ledger import Ledger, by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report.group_record import GroupRecord, displayed
-from mmgrpo.requirements import of_algorithm, refuse_unmet
+from mmgrpo.requirements import of_algorithm, refuse_unmet, required
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime import devices
@@ -217,7 +217,7 @@ def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source
         asked = ", ".join(f"{key}={value!r}" for key, (_, value) in unlike.items())
         made = ", ".join(f"{key}={value!r}" for key, (value, _) in unlike.items())
         raise ValueError(
-            f"preset: '{preset}' samples with {asked}, and the policy was made with the defaults {made}; make it with "
+            f"preset: '{preset}' samples with {asked}, and the policy was made with {made}; make it with "
             f"preset='{preset}', e.g. visual.policy(path, preset='{preset}'), or give it {', '.join(unlike)}"
         )
 
@@ -435,6 +435,8 @@ def make_trainer(
 
 def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
     """ValueError for blocks that require of the rollouts of a run what its settings do not give (``refuse_unmet``)."""
+    if not [*required(recipe, loss)]:
+        return
     stated = isinstance(owner, Stating)
     has = owner.has(config) if stated else frozenset[str]()
     data = {"answers": getattr(config.data, "reference_in_group", False), "supervised": config.data.supervised}

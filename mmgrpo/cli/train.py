@@ -436,11 +436,11 @@ def bind_blocks(config: Config) -> None:
     kind = family(config.model.family).decisions(config)
     recipe = AdvantageRecipe.of(algorithm)
     keys = {*KEYS[kind], *(["tree"] if getattr(config.sampling, "tree", "") else [])}
+    loss = LossRecipe.read(algorithm)
+    refuse_shape(config, family(config.model.family), recipe, loss)
     for key in recipe.key_names:
         if key not in keys:
             raise ValueError(f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, keys)}")
-    loss = LossRecipe.read(algorithm)
-    refuse_shape(config, family(config.model.family), recipe, loss)
     refuse_categories(loss, config.data.offline)
     if config.data.offline:
         refuse_algorithm(recipe, loss)

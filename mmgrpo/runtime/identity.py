@@ -91,8 +91,8 @@ class Identity:
         return dataclasses.replace(self, resumed=(*self.resumed, entry))
 
     def refuse_settings(self, folder: Path, config: Config) -> dict[str, tuple[Any, Any]]:
-        """What ``config`` changes, old and new; a ValueError if that includes what cannot change. A setting that the run
-        lacks, since its version did not have it, was at its default."""
+        """What ``config`` changes, old and new; a ValueError if that includes what cannot change. A setting that the
+        run lacks, since its version did not have it, was at its default."""
         path = folder / "config.yaml"
         now, defaults = _dotted(dataclasses.asdict(config)), _dotted(dataclasses.asdict(type(config)()))
         # Absent where the start was cut off after the marker; the fingerprint then decides alone.
@@ -139,11 +139,7 @@ def _fingerprint(config: Config, known: Collection[str] | None = None) -> str:
 
     settings = _dotted(dataclasses.asdict(config))
     return fingerprint.of_settings(
-        {
-            key: value
-            for key, value in settings.items()
-            if key not in FREE_ON_RESUME and (known is None or key in known)
-        }
+        {key: value for key, value in settings.items() if key not in FREE_ON_RESUME and (known is None or key in known)}
     )
 
 
