@@ -61,14 +61,14 @@ REQUIREMENTS: Mapping[str, Requirement] = {
 """What blocks may require, by name."""
 
 OF_INPUTS: Mapping[str, str] = {
+    "turn": "turns",
     "step_rewards": "steps",
     "step_values": "steps",
     "step_ends": "steps",
-    "turn": "turns",
     "teacher_log_probs": "teacher",
     "teacher_shift": "teacher",
 }
-"""Inputs of blocks to what provides them."""
+"""Inputs of blocks to what provides them; what says most stands first."""
 
 
 def required(recipe: AdvantageRecipe, loss: LossRecipe) -> Iterator[tuple[str, str, str]]:
@@ -90,7 +90,7 @@ def required(recipe: AdvantageRecipe, loss: LossRecipe) -> Iterator[tuple[str, s
     }
     for line, bounds in lines.items():
         for bound in bounds:
-            inputs = [OF_INPUTS[name] for name in bound.needs if name in OF_INPUTS]
+            inputs = [one for name, one in OF_INPUTS.items() if name in bound.needs]
             yield from ((line, bound.text, name) for name in dict.fromkeys([*bound.requires, *inputs]))
     if any(key.name == "tree" for key in recipe.keys):
         yield "keys", "tree", "subtrees"
