@@ -33,6 +33,7 @@ from mmgrpo.config.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.reading import (
     load_yaml,
+    naming_preset,
     read_config,
     refuse_preset,
     sampled_as,
@@ -218,6 +219,11 @@ def arithmetic(config: Config, processes: int = 1) -> str:
 
     ValueError for settings with which the run could not start, as far as they can be known before anything is loaded.
     """
+    with naming_preset(config):
+        return _arithmetic(config, processes)
+
+
+def _arithmetic(config: Config, processes: int) -> str:
     model_family, optim = family(config.model.family), config.optim
     config.check(processes)
     model_family.check(config)

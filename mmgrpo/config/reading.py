@@ -13,7 +13,8 @@ import math
 import re
 import typing
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
@@ -129,6 +130,19 @@ def sampled_as(config: Config) -> str:
         f"{name}={value}" + (f" (in place of {usual})" if value != usual else "")
         for name, (value, usual) in stated(config).items()
     )
+
+
+@contextmanager
+def naming_preset(config: Config) -> Iterator[None]:
+    """Errors of a setting that the user did not write also say that it is the preset's."""
+    try:
+        yield
+    except ValueError as error:
+        name, preset = str(error).partition(":")[0], config.algorithm.preset
+        value, usual = stated(config).get(name, (None, ""))
+        if value == usual and len(error.args) == 1:
+            error.args = (f"{error}; {name}={value} is that of the preset '{preset}', which --{name} overrides",)
+        raise
 
 
 def present_section(section: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -100,6 +100,14 @@ def test_the_kernel_is_that_of_the_process():
     assert resolved("cm_grpo", "diffusion").sampling.kernel == "consistency"
 
 
+def test_a_plan_of_a_preset_that_does_not_fit_is_an_error_that_names_the_preset():
+    with pytest.raises(ValueError, match="sampling.plan: .*'mix_grpo'.*--sampling.plan"):
+        arithmetic(resolved("mix_grpo", "flow", steps=4))
+    with pytest.raises(ValueError, match="sampling.plan: ") as refusal:
+        arithmetic(resolved("mix_grpo", "flow", steps=4, plan="sliding_window(size=5)"))
+    assert "mix_grpo" not in str(refusal.value)
+
+
 def test_groups_are_of_the_size_that_a_preset_cannot_do_without():
     sizes = {"branch_grpo": 16, "flow_tree_grpo": 27, "pro_grpo": 48, "fdfo": 2, "flash_grpo": 4}
     assert {name: resolved(name, "flow").data.group_size for name in sizes} == sizes
