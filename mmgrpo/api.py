@@ -2,7 +2,7 @@
 
     >>> import mmgrpo
     >>> from pipelines import visual
-    >>> policy = visual.policy("embedded:visual/scenes/base", lora_rank=4, steps=4)
+    >>> policy = visual.policy("embedded:visual/scenes/base", lora_rank=4, steps=4, preset="flow_grpo_fast")
     >>> run = mmgrpo.train(policy, ["a red circle"], ["scene_all"], preset="flow_grpo_fast", steps=1)  # doctest: +SKIP
 
 ``train`` builds a configuration and executes it as ``run_config`` executes one from a recipe, so that Python and the
@@ -435,12 +435,16 @@ def make_trainer(
 
 def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
     """ValueError for blocks that require of the rollouts of a run what its settings do not give (``refuse_unmet``)."""
-    if not [*required(recipe, loss)]:
-        return
+    if [*required(recipe, loss)]:
+        refuse_unmet(recipe, loss, *given(config, owner, loss))
+
+
+def given(config: Config, owner: Family | None, loss: LossRecipe) -> tuple[frozenset[str], bool]:
+    """What the settings of a run give to its blocks, and whether that tells all that its policy has."""
     stated = isinstance(owner, Stating)
     has = owner.has(config) if stated else frozenset[str]()
     data = {"answers": getattr(config.data, "reference_in_group", False), "supervised": config.data.supervised}
-    refuse_unmet(recipe, loss, {*has, *of_algorithm(loss), *(name for name, there in data.items() if there)}, stated)
+    return has | of_algorithm(loss) | {name for name, there in data.items() if there}, stated
 
 
 def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: Sequence[Scorer]) -> tuple[Ledger, int]:
