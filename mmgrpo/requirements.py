@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.update import LossRecipe
@@ -111,6 +112,8 @@ def refuse_unmet(recipe: AdvantageRecipe, loss: LossRecipe, has: Set[str], state
     """ValueError for a block that requires what is not among ``has``; ``stated``: whether that tells all that the
     policy has, without which only the other requirements are checked."""
     for line, text, name in required(recipe, loss):
+        if name not in REQUIREMENTS:
+            raise ValueError(f"algorithm.{line}: '{text}' requires '{name}'.{nearest(name, REQUIREMENTS)}")
         one = REQUIREMENTS[name]
         if name not in has and (stated or not one.of_policy):
             raise ValueError(
