@@ -30,7 +30,7 @@ from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.ahead import refuse_stale
 from mmgrpo.compatibility import refuse_start
-from mmgrpo.config.reading import build, in_python, refuse_preset
+from mmgrpo.config.reading import build, in_python, preset_settings, refuse_preset, sampled_as, stated
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
@@ -44,6 +44,7 @@ from mmgrpo.family import (
     Drawable,
     Family,
     Settings,
+    Stating,
     family,
     refuse_absent_engine,
     refuse_engine,
@@ -56,6 +57,7 @@ from mmgrpo.prompts.ledger import Ledger, by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report.group_record import GroupRecord, displayed
+from mmgrpo.requirements import of_algorithm, refuse_unmet, required
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime import devices
@@ -132,7 +134,7 @@ def train(
     preset: str = "grpo",
     steps: int = 100,
     heldout: Any = (),
-    group_size: int = 8,
+    group_size: int | None = None,
     prompts_per_step: int = 8,
     algorithm: Mapping[str, Any] | None = None,
     optim: Mapping[str, Any] | None = None,
@@ -146,6 +148,10 @@ def train(
     algorithm, of which ``algorithm`` overrides fields; ``optim`` and ``evaluation`` are the recipe sections optim and
     eval; ``settings`` are fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...) and
     the section data (extra_train, media_root, ...). Rows of files are left out and refused as by ``mmgrpo train``.
+
+    The policy samples as it was made: where a preset has a plan, a kernel or a kind of decisions of its own, make the
+    policy for it (``visual.policy(..., preset=preset)``), or give these options yourself; a policy that only has the
+    defaults is refused. ``group_size`` is 8 where neither the call nor the preset says.
     """
     for name, value in {"prompts": prompts, "heldout": heldout}.items():
         named = isinstance(value, str) and (value.startswith(("embedded:", "hf:")) or Path(value).suffix)
@@ -160,7 +166,12 @@ def train(
     for key in [*settings, *(f"{section}.{name}" for section in inside for name in inside[section])]:
         if key in ELSEWHERE:
             raise ValueError(f"{where}: '{key}' {ELSEWHERE[key]}")
-    config = build(config_class(sections), {**settings, "steps": steps}, where)
+    kind = config_class(sections)
+    of_preset = preset_settings(kind, preset, where)
+    if source:
+        refuse_unlike(preset, of_preset, source)
+    data = {**of_preset.get("data", {}), **inside["data"]}
+    config = build(kind, {**settings, "steps": steps, "data": {"group_size": 8, **data}}, where)
     config = replace(
         config,
         algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, where, "algorithm."),
@@ -171,7 +182,7 @@ def train(
             train=str(prompts) if isinstance(prompts, str | Path) else "",
             heldout=str(heldout) if isinstance(heldout, str | Path) else "",
             prompts_per_step=prompts_per_step,
-            group_size=group_size,
+            group_size=config.data.group_size if group_size is None else group_size,
         ),
         rewards=[spec if isinstance(spec, str) else getattr(spec, "__name__", "reward") for spec in rewards],
     )
@@ -181,12 +192,37 @@ def train(
     rows = {"prompts": prompts, "heldout": heldout}
     rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
     again = "the same call with resume=True"
+    if os.environ.get("RANK", "0") == "0" and (sampled := sampled_as(config)):
+        print(f"preset {preset} with {sampled}", flush=True)
     try:
         return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again)
     except (ValueError, OSError) as error:
         if len(error.args) == 1:
             error.args = (in_python(str(error)),)
         raise
+
+
+def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source: Settings) -> None:
+    """ValueError for a policy that samples otherwise than its preset says, and not because its maker asked for it."""
+    if source.given is None or source.preset == preset:
+        return
+    sampling = settings.get("sampling", {})
+    if "policy" in source.given and source.config.sampling.policy != sampling.get("policy", "transitions"):
+        return  # decisions of another kind, for which the other settings are not meant
+    expected = {("sampling", key): value for key, value in sampling.items()}
+    expected |= {("data", key): value for key, value in settings.get("data", {}).items() if key != "group_size"}
+    unlike = {
+        key: (getattr(getattr(source.config, part), key), value)
+        for (part, key), value in expected.items()
+        if key not in source.given and getattr(getattr(source.config, part), key) != value
+    }
+    if unlike:
+        asked = ", ".join(f"{key}={value!r}" for key, (_, value) in unlike.items())
+        made = ", ".join(f"{key}={value!r}" for key, (value, _) in unlike.items())
+        raise ValueError(
+            f"preset: '{preset}' samples with {asked}, and the policy was made with {made}; make it with "
+            f"preset='{preset}', e.g. visual.policy(path, preset='{preset}'), or give it {', '.join(unlike)}"
+        )
 
 
 def run_config(config: Config) -> Result:
@@ -274,6 +310,7 @@ def finish(
         "modality": owner.modality if owner else "",
         "family": config.model.family,
         "preset": config.algorithm.preset,
+        "preset_settings": {name: value for name, (value, _) in stated(config).items()},
         "steps": trainer.step,
         "seconds": round(trainer.seconds, 3),
         "wall_seconds": round(wall_seconds, 3),
@@ -326,6 +363,7 @@ def make_trainer(
     EarlyStopping.of(config.eval.patience, config.eval.patience_reward, reward_scorers)
     if owner is not None:
         refuse_rows(owner.decisions(config), recipe, loss)
+    refuse_shape(config, owner, recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
     bind(config.optim.step, STEPS, "optim.step")
@@ -396,6 +434,20 @@ def make_trainer(
     identity = open_folder(config, origin, skipped, accelerator)
     trainer.checkpoints.run = identity.run if identity else ""
     return trainer
+
+
+def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
+    """ValueError for blocks that require of the rollouts of a run what its settings do not give (``refuse_unmet``)."""
+    if [*required(recipe, loss)]:
+        refuse_unmet(recipe, loss, *given(config, owner, loss))
+
+
+def given(config: Config, owner: Family | None, loss: LossRecipe) -> tuple[frozenset[str], bool]:
+    """What the settings of a run give to its blocks, and whether that tells all that its policy has."""
+    stated = isinstance(owner, Stating)
+    has = owner.has(config) if stated else frozenset[str]()
+    data = {"answers": getattr(config.data, "reference_in_group", False), "supervised": config.data.supervised}
+    return has | of_algorithm(loss) | {name for name, there in data.items() if there}, stated
 
 
 def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: Sequence[Scorer]) -> tuple[Ledger, int]:

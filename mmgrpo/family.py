@@ -141,6 +141,16 @@ class Elsewhere(Protocol):
 
 
 @runtime_checkable
+class Stating(Protocol):
+    """A family that says, before a model is loaded, what blocks of an algorithm may require of its rollouts."""
+
+    def has(self, config: Config) -> frozenset[str]:
+        """Names of ``mmgrpo.requirements.REQUIREMENTS`` that depend on the policy; ValueError for a plan that the run
+        cannot draw."""
+        ...
+
+
+@runtime_checkable
 class Exporter(Protocol):
     """A family whose trained models can be written for other programs (``mmgrpo export``)."""
 
@@ -214,6 +224,10 @@ class Settings:
     family: Family
     config: Config
     """Only its sections model, data and sampling matter."""
+    given: frozenset[str] | None = None
+    """Options that a caller in Python gave, as opposed to defaults; None: all of them."""
+    preset: str = ""
+    """The preset that the policy was made for; empty: none was named."""
 
 
 def families() -> Mapping[str, Family]:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from mmgrpo.advantages.baseline import BASELINES, COMPARISON_FIELDS
+from mmgrpo.advantages.baseline import COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate
 from mmgrpo.collected import (
     Collected,
@@ -380,11 +380,6 @@ def refuse_rows(kind: str, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         raise ValueError(
             f"algorithm.replay: got '{loss.replay.text}' with a block that compares with {', '.join(fields)}, which "
             "stored rows do not have; choose another baseline"
-        )
-    if not replay.count and recipe.baseline.block is BASELINES["replayed_by_window"]:
-        raise ValueError(
-            "algorithm.baseline: got 'replayed_by_window' without rows of earlier rounds; add algorithm.replay, e.g. "
-            "replay(count=4), or choose group_mean"
         )
     if hint.active and (changed := [name for name in loss.scores if "@" in name]):
         raise ValueError(

@@ -29,14 +29,13 @@ DECISIONS = {"transitions": "gaussian", "matching": "matching", "neighbors": "ne
 
 
 def check_decisions(config: Config) -> None:
-    """Raise ValueError for completions of states without a credit that reads them, and the other way round, and for
-    plans that are drawn for each prompt and are the same for all."""
+    """Raise ValueError for completions of states without a credit that reads them, and for plans that are drawn for
+    each prompt and are the same for all."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.compatibility import refuse_step_rewards, refuse_turns
+    from mmgrpo.compatibility import refuse_step_rewards
 
     recipe, completes = AdvantageRecipe.of(config.algorithm), bool(config.sampling.completion_steps)
-    refuse_turns(recipe, False)
-    if config.sampling.policy == "transitions" and ("step_rewards" in recipe.fields) != completes:
+    if config.sampling.policy == "transitions" and completes and "step_rewards" not in recipe.fields:
         refuse_step_rewards(recipe, completes)
     if config.sampling.completion_steps and parse(config.sampling.plan)[0] == "expand_prune":
         raise ValueError(
@@ -77,6 +76,27 @@ def check_decisions(config: Config) -> None:
             f"algorithm.select: parent_top1 has no effect with sampling.plan={config.sampling.plan} and sampling.steps="
             f"{config.sampling.steps}: no step is trained after the last split; split earlier, or leave it out"
         )
+
+
+def has(config: Config) -> frozenset[str]:
+    """What blocks may require of the rollouts of a denoising policy (``mmgrpo.requirements``)."""
+    sampling, plans = config.sampling, []
+    if sampling.policy == "transitions":
+        plans = first_plans(config)[0]
+    there = {
+        "tree": any(shares_decisions(plan) for plan in plans),
+        "subtrees": any(1 < plan.roots < plan.rows for plan in plans),
+        "steps": bool(plans) and bool(sampling.completion_steps),
+        "sampler": config.rollout.engine != "policy"
+        or (bool(plans) and bool(getattr(sampling, "rollout_guidance", 0.0))),
+    }
+    return frozenset(name for name, known in there.items() if known)
+
+
+def shares_decisions(plan: Plan) -> bool:
+    """Whether rows of a group share a trained transition, as in a tree that splits after it."""
+    edges = zip(plan.edges, plan.trained, strict=True)
+    return not plan.prune and any(trained and width < plan.rows for width, trained in edges)
 
 
 def refuse_with_engine(config: Config) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import check_ranges
+from mmgrpo.config.reading import build, with_preset
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import Family, Settings
 from pipelines.tools import named
@@ -17,11 +18,16 @@ if TYPE_CHECKING:
     from mmgrpo.types import Policy
 
 
-def make_policy(families: Mapping[str, Family], path: str, name: str, seed: int, options: Mapping[str, Any]) -> Policy:
+def make_policy(
+    families: Mapping[str, Family], path: str, name: str, seed: int, options: Mapping[str, Any], preset: str = ""
+) -> Policy:
     """The policy of a checkpoint; ``options`` are those of the sections ``model`` and ``sampling``, ``tools`` also the
-    functions and classes themselves."""
+    functions and classes themselves. What they leave out has the settings of the ``preset``, if one is named."""
     family = families[name or recognize(families, locate(path))]
-    config = config_class(family.sections)(seed=seed)
+    kind = config_class(family.sections)
+    section = {"algorithm": {"preset": preset}} if preset else {}
+    section = with_preset(kind, section, "policy", str(options.get("policy", ""))) if preset else section
+    config = replace(build(kind, section, "policy"), seed=seed) if preset else kind(seed=seed)
     sections = {"model": replace(config.model, path=path, family=family.name), "sampling": config.sampling}
     names = [f.name for section in sections.values() for f in fields(section)]
     for option, value in options.items():
@@ -34,7 +40,9 @@ def make_policy(families: Mapping[str, Family], path: str, name: str, seed: int,
     config = replace(config, **sections)
     check_ranges(config, f"policy of '{path}'")
     family.check(config)
-    return family.policy(config, device_of(config.model.device))
+    policy = family.policy(config, device_of(config.model.device))
+    policy.settings = replace(policy.settings, given=frozenset(options), preset=preset)
+    return policy
 
 
 def recognize(families: Mapping[str, Family], path: str) -> str:

@@ -140,7 +140,8 @@ class LanguageFamily:
             from mmgrpo.policies.perturbed_prompts import VARIANTS
 
             bind(variants, VARIANTS, "sampling.variants")
-        refuse_turns(AdvantageRecipe.of(config.algorithm), bool(getattr(sampling, "tools", ())))
+        if getattr(sampling, "tools", ()):
+            refuse_turns(AdvantageRecipe.of(config.algorithm), True)
         if "states" in {one.name for one in fields(sampling)}:
             check_tools(config, template_of(model))
             self.check_images(config, model.path if Path(model.path).is_dir() else "")
@@ -200,6 +201,19 @@ class LanguageFamily:
     def decisions(self, config: Config) -> str:
         """Tokens."""
         return "tokens"
+
+    def has(self, config: Config) -> frozenset[str]:
+        """What blocks may require of its rollouts."""
+        given = vars(config.sampling)
+        there = {
+            "tree": given.get("tree"),
+            "subtrees": given.get("tree"),
+            "steps": given.get("states") or given.get("tools"),
+            "turns": given.get("tools"),
+            "beam": given.get("search") == "beam",
+            "sampler": given.get("dtype") or config.rollout.engine != "policy",
+        }
+        return frozenset(name for name, known in there.items() if known)
 
     def arithmetic(self, config: Config) -> Arithmetic:
         """Prompts x samples x tokens."""
@@ -384,16 +398,16 @@ def check_positions(config: Config, path: str) -> None:
 
 
 def check_states(config: Config) -> None:
-    """ValueError for judged states without a credit that reads them, the other way round, and for an unknown reward."""
+    """ValueError for judged states without a credit that reads them, and for an unknown reward."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.compatibility import refuse_step_rewards
     from mmgrpo.policies.text_states import STATES
 
     recipe, text = AdvantageRecipe.of(config.algorithm), config.sampling.states
-    if bool(text) != ("step_rewards" in recipe.fields):
-        refuse_step_rewards(recipe, bool(text), "states")
     if not text:
         return
+    if "step_rewards" not in recipe.fields:
+        refuse_step_rewards(recipe, True, "states")
     by = bind(text, STATES, "sampling.states")({}).by
     names = [str(more.get("log_as", name.split(":")[-1])) for name, more in map(parse, config.rewards)]
     if by and by not in names:

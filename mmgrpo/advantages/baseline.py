@@ -105,7 +105,7 @@ def measured(values: Values, measured_value: Values, key: Key, stat: Rows) -> Va
     return torch.where(measured_value.isnan(), groups.group_mean(values, key, stat), measured_value)
 
 
-@block(BASELINES, level="group")
+@block(BASELINES, level="group", requires={"replay": {}})
 def replayed_by_window(values: Values, window_mean: Values, key: Key, stat: Rows, origin: Int[Tensor, "B"]) -> Values:
     """For rows of earlier rounds (``replay``) the mean of the last rewards of their prompt, as the tracker ``window``
     keeps them, for others the mean of their group (AVATAR, arXiv:2508.03100: the last 20).

@@ -76,7 +76,7 @@ def tails(log_probs: Matrix, decision_mask: Mask) -> Matrix:
     return own.flip(1).cumsum(1).flip(1) - own
 
 
-@block(CREDITS, level="group")
+@block(CREDITS, level="group", requires={"tree": {}})
 def tree_depth(
     advantages: Values,
     key: Key,
@@ -106,7 +106,7 @@ def tree_depth(
     return credit
 
 
-@block(CREDITS, level="group")
+@block(CREDITS, level="group", requires={"tree": {}})
 def tree_softmax(
     advantages: Values,
     stat: Rows,
@@ -133,7 +133,7 @@ def tree_softmax(
     return credit
 
 
-@block(CREDITS, level="group")
+@block(CREDITS, level="group", requires={"tree": {}})
 def tree_siblings(
     advantages: Values, key: Key, stat: Rows, node: Node, decision_mask: Mask, eps: float = 1e-6
 ) -> Matrix:
@@ -842,8 +842,3 @@ def _shared_runs(texts: list[list[int]], good: list[bool]) -> list[int]:
             run += 1
         runs.append(run)
     return runs
-
-
-TREES_ONLY = frozenset({"tree_depth", "tree_softmax", "tree_siblings", "parent_top1"})
-"""Credits and selectors for samples that share decisions. On others they would compare whatever stands at one position:
-tokens by their number in the text, for example."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE, SEPARATE, weighted
-from mmgrpo.advantages.credit import CREDITS, TREES_ONLY, any_shared
+from mmgrpo.advantages.credit import CREDITS, any_shared
 from mmgrpo.advantages.groups import Values
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
@@ -189,7 +189,7 @@ class AdvantageRecipe:
     def tree_blocks(self) -> tuple[str, ...]:
         """Credit and selectors that need samples in trees, as they are written."""
         bounds = (self.credit, *self.before, *self.after)
-        return tuple(bound.text for bound in bounds if parse(bound.text)[0] in TREES_ONLY)
+        return tuple(bound.text for bound in bounds if "tree" in bound.requires)
 
     @property
     def key_names(self) -> tuple[str, ...]:

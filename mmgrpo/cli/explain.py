@@ -30,6 +30,9 @@ WIDTH = 116
 MANY = 12
 """Papers of a preset that are named; of more, the command that lists them."""
 
+OF_IMAGES, OF_TOKENS = "sd3", "causal_lm"
+"""Families in whose words a preset is run: the default, and one of tokens."""
+
 LINES = {"trackers": "tracker", "terms": "term", "networks": "network"}
 """Lines of a preset whose kind of block has another name."""
 
@@ -146,11 +149,15 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
     run = f"mmgrpo train --algorithm.preset {name}"
     if len(users) == 1 and "..." in (whole := command(papers()[users[0]])) and whole.startswith(f"{run} "):
         run = whole  # with what it cannot run without
+    elif chosen.policies == "tokens":
+        run += f" --model.family {OF_TOKENS} --model.path ... --data.train ... --rewards ..."
     recipes = [recipe for recipe, path in named["recipe"].items() if trains(path, name)]
     facts = {
         "policies": chosen.policies,
         "source": source(name),
         "papers": ", ".join(users) if len(users) <= MANY else f"{len(users)}: mmgrpo papers --search 'preset {name}'",
+        "sets": "; ".join(settings_of(name)),
+        "needs": "; ".join(lacking(name)),
         "run": run,
         "recipes": ", ".join(recipes),
     }
@@ -166,6 +173,41 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
         elif mark == "*":
             parts.append(f"{mark} {line}: none")
     return "\n".join(parts)
+
+
+def settings_of(name: str) -> list[str]:
+    """The settings of sampling and data by which a preset is what its name says, with those of each process."""
+    from mmgrpo.config.presets import CATALOGUE
+
+    sections = {"sampling": CATALOGUE[name].sampling, "data": CATALOGUE[name].data}
+    texts = []
+    for part, settings in sections.items():
+        for key, value in settings.items():
+            each = (
+                ", ".join(f"{one} ({process})" for process, one in value.items()) if isinstance(value, dict) else value
+            )
+            texts.append(f"{part}.{key}={each}")
+    return texts
+
+
+def lacking(name: str) -> list[str]:
+    """What blocks of a preset need that neither it nor the family of the command gives, and the settings that do."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.api import given
+    from mmgrpo.config.presets import CATALOGUE
+    from mmgrpo.config.reading import build, with_preset
+    from mmgrpo.config.settings import config_class
+    from mmgrpo.family import family
+    from mmgrpo.requirements import REQUIREMENTS, required
+    from mmgrpo.update import LossRecipe
+
+    owner = family(OF_TOKENS if CATALOGUE[name].policies == "tokens" else OF_IMAGES)
+    kind = config_class(owner.sections)
+    config = build(kind, with_preset(kind, {"algorithm": {"preset": name}}, "explain"), "explain")
+    recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)
+    has, _ = given(config, owner, loss)
+    unmet = dict.fromkeys(one for _, _, one in required(recipe, loss) if one not in has)
+    return [f"{REQUIREMENTS[one].what} ({REQUIREMENTS[one].how})" for one in unmet]
 
 
 def trains(path: Path, name: str) -> bool:

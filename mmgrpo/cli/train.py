@@ -31,12 +31,21 @@ from mmgrpo.config.extras import install
 from mmgrpo.config.names import nearest, plural
 from mmgrpo.config.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.config.ranges import ANY_NUMBER
-from mmgrpo.config.reading import load_yaml, read_config, refuse_preset, take_option, without_launch
+from mmgrpo.config.reading import (
+    load_yaml,
+    naming_preset,
+    read_config,
+    refuse_preset,
+    sampled_as,
+    take_option,
+    without_launch,
+)
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import Blocks, Inspector, family, refuse_absent_engine, refuse_engine, refuse_unshardable
 from mmgrpo.runtime.devices import processes_of, refuse_launcher
+from mmgrpo.runtime.identity import MARKER
 
 if TYPE_CHECKING:
     from mmgrpo.scoring import Scorer
@@ -97,7 +106,8 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
     )
     kind = config_class(model_family.sections)
     section = with_own(with_family(section, named), arguments, bool(name))
-    config = read_config(kind, arguments, section, path or "the command line", f"{about}\n\n{note}")
+    stored = bool(path) and Path(path).with_name(MARKER).is_file()
+    config = read_config(kind, arguments, section, path or "the command line", f"{about}\n\n{note}", stored)
     rewarded = "rewards" in section or any(word.split("=")[0] == "--rewards" for word in arguments)
     # A run on given answers alone has no use for the rewards of the embedded example, which its rows do not fit.
     return config if rewarded or config.data.offline < 1 else replace(config, rewards=[])
@@ -209,6 +219,11 @@ def arithmetic(config: Config, processes: int = 1) -> str:
 
     ValueError for settings with which the run could not start, as far as they can be known before anything is loaded.
     """
+    with naming_preset(config):
+        return _arithmetic(config, processes)
+
+
+def _arithmetic(config: Config, processes: int) -> str:
     model_family, optim = family(config.model.family), config.optim
     config.check(processes)
     model_family.check(config)
@@ -235,6 +250,7 @@ def arithmetic(config: Config, processes: int = 1) -> str:
     split = f"{plural(optim.updates, 'update')} x {plural(optim.epochs, 'epoch')} = {plural(steps, 'optimizer step')}"
     return "\n".join(
         [
+            *([f"preset:    {config.algorithm.preset} with {settings}"] if (settings := sampled_as(config)) else []),
             f"a rollout: {head}",
             *(f"           {line}" for line in rest),
             f"           split into {split}",
@@ -416,7 +432,7 @@ def stopped_early(config: Config) -> str:
 def bind_blocks(config: Config) -> None:
     """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.compatibility import refuse_trees
+    from mmgrpo.api import refuse_shape
     from mmgrpo.offline import UNFIT, refuse_algorithm, refuse_categories
     from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import entries
@@ -426,12 +442,11 @@ def bind_blocks(config: Config) -> None:
     kind = family(config.model.family).decisions(config)
     recipe = AdvantageRecipe.of(algorithm)
     keys = {*KEYS[kind], *(["tree"] if getattr(config.sampling, "tree", "") else [])}
-    if recipe.tree_blocks and "tree" not in keys:
-        refuse_trees(recipe, kind)
+    loss = LossRecipe.read(algorithm)
+    refuse_shape(config, family(config.model.family), recipe, loss)
     for key in recipe.key_names:
         if key not in keys:
             raise ValueError(f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, keys)}")
-    loss = LossRecipe.read(algorithm)
     refuse_categories(loss, config.data.offline)
     if config.data.offline:
         refuse_algorithm(recipe, loss)

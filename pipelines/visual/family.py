@@ -19,6 +19,7 @@ from pipelines.denoising import (
     check_decisions,
     check_sampling,
     cost_of_a_rollout,
+    has,
     policy_over,
     read_whole,
     refuse_other_architectures,
@@ -135,6 +136,7 @@ class VisualFamily:
             eval=VisualEval,
             rewards=("scene_all",),
             outputs="Video" if "frames" in {one.name for one in fields(self.options)} else "Image",
+            process=self.process,
         )
 
     def check(self, config: Config) -> None:
@@ -181,6 +183,10 @@ class VisualFamily:
     def decisions(self, config: Config) -> str:
         """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
         return DECISIONS[config.sampling.policy]
+
+    def has(self, config: Config) -> frozenset[str]:
+        """What blocks may require of its rollouts."""
+        return has(config)
 
     def arithmetic(self, config: Config) -> Arithmetic:
         """Prompts x samples x branch points -> samples, network evaluations and decisions."""

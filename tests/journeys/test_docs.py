@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mmgrpo.cli.explain import tables
+from mmgrpo.cli.explain import settings_of, tables
 from mmgrpo.config.presets import BASE, CATALOGUE
 from tests.pages import DOCS
 
@@ -52,3 +52,12 @@ def test_the_base_of_presets_is_what_the_documentation_says() -> None:
     assert {line for line, value in BASE.items() if value == []} == lists
     assert BASE["combine"] == "weighted_sum" and BASE["keys"] == ["prompt"]
     assert BASE["off_policy"] == "importance" and BASE["mismatch"] == "none"
+
+
+def test_the_table_of_what_presets_sample_with_holds_their_settings() -> None:
+    section = DOCS["visual_algorithms.md"].split("## What presets sample with")[1].split("\n## ")[0]
+    rows = [row.split("|") for row in section.splitlines() if row.startswith("| `")]
+    written = {
+        name: re.findall(r"`([^`]+)`", cells[2]) for cells in rows for name in re.findall(r"`([^`]+)`", cells[1])
+    }
+    assert written == {name: settings for name in CATALOGUE if (settings := settings_of(name))}

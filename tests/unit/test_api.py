@@ -31,7 +31,7 @@ def words(tmp_path_factory) -> Path:
 
 
 def make_policy(path: Path) -> Policy:
-    return visual.policy(str(path), height=16, width=16, steps=3, evaluation_steps=2, seed=3)
+    return visual.policy(str(path), preset="flow_grpo_fast", height=16, width=16, steps=3, evaluation_steps=2, seed=3)
 
 
 def brightness(prompts, outputs):

@@ -49,6 +49,7 @@ def working_directory(tmp_path, monkeypatch) -> None:
 
 
 def painter(words: str, **options: Any) -> Policy:
+    options = {"preset": "flow_grpo_fast", **options}
     return visual.policy(words, **{"height": 16, "width": 16, "steps": 3, "evaluation_steps": 2, "seed": 3, **options})
 
 
@@ -62,7 +63,8 @@ def brightness(prompts, outputs):
 
 
 def paint(words: str, *, prompts: Any = TEXTS, **options: Any) -> Result:
-    return mmgrpo.train(painter(words), prompts, [brightness], **{"preset": "flow_grpo_fast", **SMALL, **options})
+    options = {"preset": "flow_grpo_fast", **SMALL, **options}
+    return mmgrpo.train(painter(words, preset=options["preset"]), prompts, [brightness], **options)
 
 
 def config_of(run: Result) -> dict[str, Any]:

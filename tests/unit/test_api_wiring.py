@@ -38,6 +38,9 @@ def config(folder, **changes):
     return replace(config_class(PLAIN)(), output_dir=str(folder), **{**SETTINGS, **changes})
 
 
+OFF_POLICY = "mmgrpo.objectives.surrogates:importance"
+
+
 def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     settings = config(
         tmp_path,
@@ -46,7 +49,7 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
             aggregation="per_decision",
             mismatch="tis(cap=3.0)",
             terms=["kl_velocity(coef=0.1)"],
-            off_policy="luffy",
+            off_policy=OFF_POLICY,
             baseline="leave_one_out",
             sampler=["dynamic_sampling(rounds=4)"],
         ),
@@ -85,7 +88,7 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     assert made.evaluation == EvalSettings(prompts[2:3], 9, 8, 11, 12, 13, {"more": prompts[3:]}, ["level"], *stops)
     loss = made.loss
     texts = [one.text for one in (loss.objective, loss.aggregation, loss.mismatch, *loss.terms, loss.off_policy)]
-    assert texts == ["gspo(low=0.1, high=0.1)", "per_decision", "tis(cap=3.0)", "kl_velocity(coef=0.1)", "luffy"]
+    assert texts == ["gspo(low=0.1, high=0.1)", "per_decision", "tis(cap=3.0)", "kl_velocity(coef=0.1)", OFF_POLICY]
     assert made.recipe.baseline.text == "leave_one_out"
     kept = made.checkpoints
     assert (kept.folder, kept.every, kept.every_minutes, kept.keep) == (folder, 14, 15.0, 16)
@@ -197,7 +200,8 @@ def test_the_summary_is_what_the_run_was(tmp_path, monkeypatch):
     summary, resumed, reports = ran(settings, monkeypatch)
     folder = tmp_path / "mine"
     assert summary == {
-        **{"run": "5f0c", "modality": "", "family": "", "preset": "grpo", "steps": 7, "seed": 3},
+        **{"run": "5f0c", "modality": "", "family": "", "preset": "grpo", "preset_settings": {}},
+        **{"steps": 7, "seed": 3},
         **{"seconds": 1.235, "wall_seconds": 3.457, "skipped_steps": 2, "nonfinite_steps": 1},
         **{"model": str(folder / "model"), "alarms": [{"of": "it"}]},
     }
@@ -398,7 +402,7 @@ def test_a_policy_of_a_family_brings_its_model_its_sampling_and_its_sections(mon
     sections = Sections(model=Handmade, sampling=Handmade, rewards=("theirs",), samples_shown=3)
     kept = replace(config_class(sections)(), model=Handmade("mine", "there"), sampling=Handmade("fine"))
     policy, owner = toy_policy(), SimpleNamespace(sections=sections)
-    policy.settings = SimpleNamespace(family=owner, config=kept)
+    policy.settings = SimpleNamespace(family=owner, config=kept, given=None, preset="")
     made, of, start, *_ = executed(monkeypatch, policy=policy)
     assert (made.model, made.sampling, of) == (kept.model, kept.sampling, owner)
     assert isinstance(made, config_class(sections)) and made.samples_shown == 3

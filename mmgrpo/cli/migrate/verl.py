@@ -162,12 +162,16 @@ def objective_of_verl(draft: Draft) -> Blocks:
     blocks: Blocks = {"objective": (text, of), "aggregation": (weights, used)}
     correction = draft["algorithm.rollout_correction.rollout_is"]
     if correction is not None:
-        why = "its weights are of vLLM against the trainer; here they matter with sampling.dtype only"
+        why = (
+            "its weights are of vLLM against the trainer; here they matter with a rollout.engine or sampling.dtype only"
+        )
         cap = ("algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold")
         if correction == "token" and isinstance(limits := draft.source.values.get(cap[1]), str):
             draft.ask("algorithm.mismatch", f"{cap[1]} {text_of(limits)} has no counterpart", *cap)
         elif correction == "token":
-            blocks["mismatch"] = (f"tis(cap={draft.number(cap[1])})", cap)
+            text = f"--algorithm.mismatch 'tis(cap={draft.number(cap[1])})'"
+            for key in cap if cap[1] in draft.source.values else cap[:1]:
+                draft.leave(key, f"the trained network samples itself; with another --rollout.engine add {text}")
         else:
             draft.leave(cap[0], f"a weight per sequence has no counterpart; {why}")
     return blocks

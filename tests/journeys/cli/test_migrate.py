@@ -303,7 +303,6 @@ def test_a_value_network_is_refused(tmp_path: Path):
         (["algorithm.norm_adv_by_std_in_grpo=false"], "scale", "none"),
         (["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"], "objective", "gspo_token(low=0.2, high=0.2)"),
         (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], "aggregation", "sample_sum"),
-        (["algorithm.rollout_correction.rollout_is=token"], "mismatch", "tis(cap=2.0)"),
         (["actor_rollout_ref.actor.kl_loss_type=k2"], "terms", ["kl_k2(coef=0.001)"]),
         (["+actor_rollout_ref.actor.entropy_coeff=0.01"], "terms", ["kl_k3(coef=0.001)", "entropy_bonus(coef=0.01)"]),
     ],

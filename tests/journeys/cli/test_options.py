@@ -98,7 +98,7 @@ def test_a_single_sample_beside_the_reference_answer_is_refused_where_it_could_n
         arithmetic(read([*options, "2"], ""))
     for trains in (["3"], ["2", "--algorithm.select"], ["2", "--algorithm.keys", "prompt(own=False)"]):
         assert "50 optimizer steps" in arithmetic(read([*options, *trains], ""))
-    assert arithmetic(read([*options, "2", "--data.no-reference-in-group"], ""))
+    assert arithmetic(read([*options, "2", "--data.no-reference-in-group", "--algorithm.off-policy", "importance"], ""))
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_loaded(monkeypatch):

@@ -22,7 +22,9 @@ def contrast(prompts, outputs):
 @pytest.mark.nightly
 def test_a_run_that_learns_texture_raises_the_alarm(tmp_path, capsys):
     run = mmgrpo.train(
-        visual.policy("embedded:visual/scenes/base", lora_rank=8, steps=4, kernel="cps(a=0.8)"),
+        visual.policy(
+            "embedded:visual/scenes/base", preset="flow_grpo_fast", lora_rank=8, steps=4, kernel="cps(a=0.8)"
+        ),
         "embedded:visual/scenes/train.jsonl",
         [contrast, "scene_clean(weight=0)"],
         preset="flow_grpo_fast",

@@ -1,0 +1,122 @@
+"""What blocks require of a run, checked in one place before anything is loaded.
+
+A block declares what it cannot do without (``Block.requires``), or shows it by an input (``OF_INPUTS``): samples that
+share decisions, rewards of single steps, a second sampler. A run has what its settings give it; a block whose
+requirement is not among that would compute with numbers that mean something else, so that the run is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+
+from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.config.names import nearest
+from mmgrpo.config.registry import Bound
+from mmgrpo.runtime.networks import name_of
+from mmgrpo.update import LossRecipe
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that a run has or has not."""
+
+    what: str
+    """It in words."""
+    how: str
+    """The settings that give it."""
+    of_policy: bool = True
+    """Whether the policy decides on it, so that it is unknown of one that does not say what it has."""
+
+
+REQUIREMENTS: Mapping[str, Requirement] = {
+    "tree": Requirement(
+        "samples that share decisions",
+        "sampling.plan of denoising models, e.g. branch_tree, branch_mix or tree_window, or sampling.tree of texts",
+    ),
+    "subtrees": Requirement(
+        "several trees of several samples in a group",
+        "sampling.plan of denoising models, e.g. one_step_branch(roots=4), or sampling.tree of texts",
+    ),
+    "steps": Requirement(
+        "rewards of single steps",
+        "sampling.completion_steps of denoising models, sampling.states or sampling.tools of texts",
+    ),
+    "turns": Requirement("completions of several turns", "sampling.tools of texts"),
+    "beam": Requirement("groups from a beam search", "sampling.search=beam of texts"),
+    "sampler": Requirement(
+        "a second sampler, whose probabilities differ from the trainer's",
+        "rollout.engine, sampling.dtype of texts, or sampling.rollout_guidance of images",
+    ),
+    "answers": Requirement(
+        "reference answers in the groups",
+        "data.reference_in_group, or algorithm.added with old='one'",
+        of_policy=False,
+    ),
+    "replay": Requirement("rows of earlier rounds", "algorithm.replay, e.g. replay(count=4)", of_policy=False),
+    "supervised": Requirement("rows of given answers", "data.supervised", of_policy=False),
+    "teacher": Requirement(
+        "a network of the name 'teacher'", "algorithm.networks, e.g. frozen(path=...)", of_policy=False
+    ),
+}
+"""What blocks may require, by name."""
+
+OF_INPUTS: Mapping[str, str] = {
+    "turn": "turns",
+    "step_rewards": "steps",
+    "step_values": "steps",
+    "step_ends": "steps",
+    "teacher_log_probs": "teacher",
+    "teacher_shift": "teacher",
+}
+"""Inputs of blocks to what provides them; what says most stands first."""
+
+
+def required(recipe: AdvantageRecipe, loss: LossRecipe) -> Iterator[tuple[str, str, str]]:
+    """What the blocks of an algorithm require: its line, the block as it is written, and the name."""
+    lines: dict[str, tuple[Bound, ...]] = {
+        "transform": recipe.transform,
+        "combine": (recipe.combine,),
+        "baseline": (recipe.baseline,),
+        "scale": (recipe.scale,),
+        "shape": recipe.shape,
+        "credit": (recipe.credit,),
+        "select": (*recipe.before, *recipe.after),
+        "objective": (loss.objective,),
+        "off_policy": (loss.off_policy,),
+        "mismatch": (loss.mismatch,),
+        "aggregation": (loss.aggregation,),
+        "terms": loss.terms,
+        "supervised": (loss.supervised,),
+    }
+    for line, bounds in lines.items():
+        for bound in bounds:
+            inputs = [one for name, one in OF_INPUTS.items() if name in bound.needs]
+            yield from ((line, bound.text, name) for name in dict.fromkeys([*bound.requires, *inputs]))
+    if any(key.name == "tree" for key in recipe.keys):
+        yield "keys", "tree", "subtrees"
+
+
+def of_algorithm(loss: LossRecipe) -> frozenset[str]:
+    """What an algorithm itself gives to a run."""
+    added = loss.added({})
+    given = {
+        "replay": bool(loss.replay({}).count),
+        "answers": added.active and added.old == "one",
+        "teacher": any(name_of(rule) == "teacher" for rule in loss.networks),
+    }
+    return frozenset(name for name, there in given.items() if there)
+
+
+def refuse_unmet(recipe: AdvantageRecipe, loss: LossRecipe, has: Set[str], stated: bool = True) -> None:
+    """ValueError for a block that requires what is not among ``has``; ``stated``: whether that tells all that the
+    policy has, without which only the other requirements are checked."""
+    for line, text, name in required(recipe, loss):
+        if name not in REQUIREMENTS:
+            raise ValueError(f"algorithm.{line}: '{text}' requires '{name}'.{nearest(name, REQUIREMENTS)}")
+        one = REQUIREMENTS[name]
+        if name not in has and (stated or not one.of_policy):
+            raise ValueError(
+                f"algorithm.{line}: got '{text}', which needs {one.what}, and this run has none; set {one.how}, or "
+                f"choose another {line}"
+            )

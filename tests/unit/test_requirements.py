@@ -1,0 +1,75 @@
+"""A block says what it requires of a run, in one way for all, also one of a user's own."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+import mmgrpo
+from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.config.settings import Algorithm
+from mmgrpo.requirements import of_algorithm, refuse_unmet, required
+from mmgrpo.update import LossRecipe
+
+
+def of(**blocks):
+    algorithm = Algorithm(**blocks)
+    return AdvantageRecipe.of(algorithm), LossRecipe.read(algorithm)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module of a user's with shapes that require something."""
+
+    @mmgrpo.block(level="decision", requires={"tree": {}})
+    def grown(advantages):
+        return advantages
+
+    @mmgrpo.block(level="decision", requires={"tee": {}})
+    def misspelt(advantages):
+        return advantages
+
+    module = ModuleType("own")
+    vars(module).update(grown=grown, misspelt=misspelt)
+    monkeypatch.setitem(sys.modules, "own", module)
+
+
+def test_a_plain_algorithm_requires_nothing():
+    assert [*required(*of())] == []
+    refuse_unmet(*of(), frozenset())
+
+
+def test_a_block_of_a_users_own_is_refused_as_ours_are(own):
+    with pytest.raises(ValueError, match=r"algorithm\.shape.*'own:grown'.*sampling\.plan"):
+        refuse_unmet(*of(shape=["own:grown"]), frozenset())
+    refuse_unmet(*of(shape=["own:grown"]), {"tree"})
+    with pytest.raises(ValueError, match=r"algorithm\.shape.*'own:misspelt'.*'tee'.*'tree'"):
+        refuse_unmet(*of(shape=["own:misspelt"]), {"tree"})
+
+
+def test_of_a_policy_that_does_not_say_what_it_has_only_the_algorithm_is_checked():
+    refuse_unmet(*of(mismatch="tis"), frozenset(), stated=False)
+    with pytest.raises(ValueError, match=r"algorithm\.off_policy.*luffy.*data\.reference_in_group"):
+        refuse_unmet(*of(off_policy="luffy"), frozenset(), stated=False)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "given"),
+    [
+        ({}, set()),
+        ({"replay": "replay(count=4)"}, {"replay"}),
+        ({"replay": "replay(count=0)"}, set()),
+        ({"added": "answers(old='one')"}, {"answers"}),
+        ({"added": "answers"}, set()),  # their old log-probs are the policy's, so that off_policy is not asked
+        ({"networks": ["average(name='teacher', start=0.9)"]}, {"teacher"}),
+    ],
+)
+def test_what_an_algorithm_gives_to_its_own_blocks(blocks, given):
+    assert of_algorithm(of(**blocks)[1]) == given
+
+
+def test_a_requirement_may_depend_on_a_parameter():
+    assert [*required(*of(supervised="nll(coef=0.1)"))] == [("supervised", "nll(coef=0.1)", "supervised")]
+    assert [*required(*of(supervised="nll(coef=0.1, source='failed')"))] == []
