@@ -160,8 +160,11 @@ def negative_of(prompt: Prompt, default: str = "") -> Prompt:
 
 
 def stacked(rows: Sequence[Encoding]) -> tuple[Tensor, ...]:
-    """Encodings of several prompts, one row each."""
-    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+    """Encodings of several prompts, one row each; tensors of other lengths are filled up with zeros at their end."""
+    return tuple(
+        nn.utils.rnn.pad_sequence(list(column), batch_first=True) if column[0].dim() else torch.stack(column)
+        for column in zip(*rows, strict=True)
+    )
 
 
 def padded(hidden: Float[Tensor, "tokens d"], length: int) -> tuple[Float[Tensor, "length d"], Bool[Tensor, " length"]]:

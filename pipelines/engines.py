@@ -15,6 +15,7 @@ from mmgrpo.engines.denoising import OwnDenoiser, SynchronizedDenoiser
 from mmgrpo.engines.engine import Engine, Lanes, Synchronized, parameters
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.token import TokenPolicy
+from pipelines.lora import UNTIED, tied
 from pipelines.training import torch_dtype
 from pipelines.vllm_engine import media_of
 
@@ -52,6 +53,8 @@ def draw_with_engine(owner: Drawable, config: Config, policy: Any, device: str, 
                 f"rollout.lora: got adapter, but {engine.name} takes merged weights; start it with the options of the "
                 "run, --rollout.lora adapter among them, or leave it out"
             )
+        if engine.form != "own":
+            check_untied(network, engine.name)
         foreign, forms = engine.form != "own", {"own": parameters, "merged": partial(merged, dtype=dtype)}
         weights = {**forms, "adapters": partial(apart, dtype=dtype)}[engine.form]
         return Synchronized(
@@ -99,6 +102,22 @@ def config_on(config: Config, device: str) -> Config:
     if "forget_encoders" in vars(config.model):
         apart["forget_encoders"] = False
     return replace(config, model=replace(config.model, **apart))
+
+
+def check_untied(network: Any, engine: str) -> None:
+    """ValueError where an adapted layer shares its weight with another module in the checkpoint, so that an engine,
+    which reads the checkpoint, has one tensor for the two."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = {name: one.get_base_layer() for name, one in network.named_modules() if isinstance(one, BaseTunerLayer)}
+    shared = [name for name, layer in layers.items() if tied(network, [layer])]
+    if shared or network in UNTIED:
+        which = f"'{shared[0]}'" if shared else "one of the two in model.lora_path"
+        raise ValueError(
+            f"rollout.engine: {engine} has one tensor for the input embeddings and the output layer, which this model "
+            f"ties; got adapters of {which}; leave it out of "
+            "model.lora_targets, or set rollout.engine=sampler"
+        )
 
 
 def merged(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -30,7 +30,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.weight_files import parse_object, pickled, read_object
-from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, add_lora
+from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, add_lora, tied, untie
 from pipelines.options import ModelOptions
 
 Names = Callable[[Iterable[str]], Mapping[str, tuple[str, tuple[int, Sequence[int]] | None]]]
@@ -240,7 +240,9 @@ class Reader:
         encoders = [key for key in tensors if ENCODERS.match(key)]
         pairs: dict[str, dict[str, Tensor]] = {}
         other = []
-        for key in sorted(tensors.keys() - set(encoders)):
+        # peft writes the frozen weight of an adapted embedding or output layer next to its adapters.
+        frozen = {key for key in tensors if key.endswith(".base_layer.weight")}
+        for key in sorted(tensors.keys() - set(encoders) - frozen):
             kinds = [(kind, match[1]) for kind, pattern in PARTS if (match := pattern.fullmatch(key))]
             if kinds:
                 pairs.setdefault(kinds[0][1], {})[kinds[0][0]] = tensors[key]
@@ -332,7 +334,9 @@ def flat(name: str) -> str:
 
 @torch.no_grad()
 def merge_existing(network: nn.Module, adapters: Mapping[str, Factors]) -> None:
-    """W + scale B A in place of W, for every adapted module."""
+    """W + scale B A in place of W, for every adapted module; one that shares W with another gets a W of its own."""
+    if tied(network, [network.get_submodule(name) for name in adapters]):
+        untie(network)
     for name, factors in adapters.items():
         weight: Any = network.get_submodule(name).weight
         weight.copy_((weight.double().cpu() + factors.product()).to(weight.dtype))

@@ -27,7 +27,7 @@ from mmgrpo.family import Family
 from mmgrpo.files import new_folder, share, write_tensors, write_text
 from pipelines.existing_lora import ExistingLora, Factors, Names, combined
 from pipelines.factory import device_of
-from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, has_adapters, read_adapters
+from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, has_adapters, read_adapters, tied, untie
 from pipelines.options import ModelOptions
 from pipelines.quantized import dequantized, is_quantized
 from pipelines.training import Training, torch_dtype
@@ -192,10 +192,13 @@ def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def merge_adapters(network: nn.Module) -> int:
     """Replace every adapted layer by its base with W + (alpha / rank) B A, in place; the number of them. Quantized
-    layers become those in fp32 that they stand for."""
+    layers become those in fp32 that they stand for. An output layer that is adapted gets a weight of its own where it
+    was tied to the input embeddings, which stay as they are."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, BaseTunerLayer)}
+    if tied(network, [layer.get_base_layer() for layer in layers.values()]):
+        untie(network)
     for name, layer in layers.items():
         base: Any = layer.get_base_layer()
         delta = layer.get_delta_weight(ADAPTER)  # type: ignore[operator]
@@ -309,14 +312,27 @@ def add_base(base: Path, folder: Path) -> None:
         shutil.copyfile(file, target)
 
 
+PROMPTS = ("A red cube next to a blue ball.", "Count from one to five.")
+"""Texts with which the model of a run without a data file is compared."""
+
+
 def some_prompts(family: Family, config: Config, count: int) -> list[Prompt]:
-    """The first prompts of the run's held-out file, or of its training file."""
+    """The first prompts of the run's held-out file, or of its training file; of a run without a file, which was trained
+    from Python, texts of ours. ValueError for rows that cannot be read, and for a model that reads more than texts."""
     source = config.data.heldout or config.data.train
     try:
-        prompts, _ = family.read(config, source)
+        prompts = family.read(config, source)[0] if source else own_prompts(family, config)
     except (OSError, ValueError) as error:
+        place = f"'{source}'" if source else "the run has no data file, since it was trained from Python"
         raise ValueError(
-            f"the run's prompts, with which the merged model is compared, cannot be read: {error}; --check 0 "
-            "leaves out the comparison"
+            f"--format merged: the model is compared with the policy on prompts of the run: {place}: {error}; name a "
+            "file of rows by --prompts"
         ) from error
+    if not prompts:
+        raise ValueError(f"'{source}' has no prompts, with which the model is compared; name a file by --prompts")
     return list(prompts[:count])
+
+
+def own_prompts(family: Family, config: Config) -> Sequence[Prompt]:
+    """The embedded texts as prompts of a family; ValueError for one whose prompts need media."""
+    return family.readable(config, family.prompts(config, PROMPTS), "--prompts")[0]

@@ -5,10 +5,12 @@ Hu et al. 2021 (arXiv:2106.09685): W x becomes W x + (alpha / rank) B A x, with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -65,6 +67,42 @@ def check_targets(network: Any, targets: Sequence[str]) -> None:
             linear = (name for name, module in network.named_modules() if isinstance(module, nn.Linear))
             suffixes = {".".join([part for part in name.split(".") if not part.isdigit()][-2:]) for name in linear}
             raise ValueError(f"lora targets: no module's name ends in '{target}'.{nearest(target, suffixes)}")
+
+
+def tied(network: nn.Module, layers: Iterable[nn.Module]) -> bool:
+    """Whether one of these layers has a weight that is a weight of another module too, as an output layer that is tied
+    to the input embeddings has."""
+    owners = Counter(id(weight) for one in network.modules() for weight in one._parameters.values())
+    return any(owners[id(weight)] > 1 for layer in layers for weight in layer.parameters())
+
+
+def untie(network: Any) -> None:
+    """Give every module weights of its own, which are no longer loaded as those of another: ``tie_word_embeddings`` is
+    false in the configuration. ValueError for a network whose configuration has no such entry, where it is true."""
+    kept: set[int] = set()
+    for module in network.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and id(weight) in kept:
+                setattr(module, name, nn.Parameter(weight.detach().clone(), weight.requires_grad))
+            kept.add(id(weight))
+        if vars(module).get("all_tied_weights_keys"):
+            module.all_tied_weights_keys = {}
+    configs = [network.config] if hasattr(network, "config") else []
+    for config in configs:
+        configs += [getattr(config, name) for name in getattr(config, "sub_configs", {}) if hasattr(config, name)]
+    declared = [config for config in configs if getattr(config, "tie_word_embeddings", False)]
+    if not declared:
+        raise ValueError(
+            f"model.lora_targets: got adapters of a weight that two modules of {type(network).__name__} share, and its "
+            "configuration has no tie_word_embeddings, by which it would be loaded as two; leave that module out"
+        )
+    for config in declared:
+        config.tie_word_embeddings = False
+    UNTIED.add(network)
+
+
+UNTIED: WeakSet[nn.Module] = WeakSet()
+"""Networks that were tied in their checkpoint."""
 
 
 @contextmanager

@@ -20,7 +20,7 @@ The configuration of a run is a recipe, which can name functions: it is code, so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +45,8 @@ class Args:
     """Precision in which a merged model is written."""
     check: Annotated[int, COUNT_OR_ZERO] = 2
     """Prompts of the run with which a merged model is compared with the policy; 0 compares nothing."""
+    prompts: Annotated[str, ANY_TEXT] = ""
+    """File of rows for that comparison, in place of the run's own data; a run that was trained from Python has none."""
     device: Annotated[str, DEVICE] = "cpu"
     """Device on which a merged model is computed."""
 
@@ -66,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not isinstance(owner, Exporter):
         raise ValueError(f"family '{name}' has no property elsewhere, which says how its models are exported")
     config = build(config_class(owner.sections), section, str(folder / "config.yaml"))
+    if args.prompts:
+        config = replace(config, data=replace(config.data, heldout=args.prompts))
     model = folder / "model"
     if not model.is_dir():
         raise FileNotFoundError(f"'{model}' does not exist, so the run is incomplete; finish it with --resume")

@@ -27,6 +27,8 @@ from mmgrpo.data.limits import (
 )
 from mmgrpo.types import Image
 
+SIDEWAYS = 5
+"""The first EXIF orientation that is shown with its sides exchanged."""
 MIN_IS_WHITE = 0
 """Photometric interpretation of a TIFF file in which 0 is white."""
 
@@ -78,6 +80,20 @@ def decode_image(source: str | Path | bytes, name: str = "") -> Image:
     animation the first frame is read.
     """
     return _image(_read(source, name or (str(source) if isinstance(source, str | Path) else f"{len(source)} bytes")))
+
+
+def size_of(image: str | Path | Image) -> tuple[int, int]:
+    """Height and width of an image as it is shown, of a file by its header; errors are those of ``decode_image``."""
+    if isinstance(image, Image):
+        return image.pixels.shape[1], image.pixels.shape[2]
+    try:
+        with open_image(opened(str(image), MAX_IMAGE_BYTES)) as header:
+            turned = header.getexif().get(Base.Orientation, 1) >= SIDEWAYS
+            return (header.width, header.height) if turned else (header.height, header.width)
+    except Unreadable as error:
+        raise Unreadable(f"{image}: {error}") from error
+    except Exception as error:  # as in _read
+        raise Unreadable(f"{image}: cannot be read as an image ({type(error).__name__}: {error})") from error
 
 
 def _read(source: str | Path | bytes, name: str) -> Tensor:

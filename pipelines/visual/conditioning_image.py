@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.data.images import decode_image
+from mmgrpo.data.images import decode_image, size_of
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.runtime.devices import put
@@ -33,6 +35,42 @@ def conditioning_image(prompt: Prompt, family: str) -> Pil.Image:
     source = prompt.media[0].source
     image = source if isinstance(source, Image) else decode_image(str(source))
     return Pil.fromarray((image.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+
+
+def first_frame(prompt: Prompt, family: str, size: Sequence[int]) -> Pil.Image:
+    """The image of a prompt as the first frame of clips of ``size`` (height, width): what is in their proportions at
+    its centre, as ``given_output`` crops, in the image's own resolution. Errors are those of ``conditioning_image``."""
+    image = conditioning_image(prompt, family)
+    height, width = covered(image.size[::-1], size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def covered(image: Sequence[int], size: Sequence[int]) -> tuple[int, int]:
+    """Height and width of the largest part of an image that has the proportions of ``size``."""
+    scale = min(image[0] / size[0], image[1] / size[1])
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+CROPPED = 0.05
+"""Share of an image that is cut away without a word."""
+
+
+def warn_of_cropped(prompts: Sequence[Prompt], size: Sequence[int]) -> None:
+    """A warning with the number of prompts of whose image more than ``CROPPED`` is no part of a frame of ``size``."""
+    cut = []
+    for prompt in prompts:
+        height, width = size_of(prompt.media[0].source)  # type: ignore[arg-type]
+        if math.prod(covered((height, width), size)) < (1 - CROPPED) * height * width:
+            cut.append((prompt.id, width, height))
+    if cut:
+        name, width, height = cut[0]
+        warnings.warn(
+            f"{len(cut)} of {len(prompts)} rows have an image whose ratio of sides is not that of the clips, {size[1]} "
+            f"x {size[0]} pixels, and which is cropped at its centre, e.g. that of row '{name}', {width} x {height}; "
+            "set model.height and model.width in the images' ratio, or crop them",
+            stacklevel=2,
+        )
 
 
 def given_output(medium: Media, like: Image | Video) -> Image | Video:
@@ -66,31 +104,45 @@ def _covering(pixels: Float[Tensor, "N 3 h w"], size: Sequence[int]) -> Float[Te
 
 
 def optional_image(
-    prompt: Prompt, family: str, pipeline: Any, latents_of: Callable[[Tensor], Tensor], height: int, width: int
-) -> tuple[Tensor, Tensor]:
-    """Latents of the image that a prompt may give, resized to ``height`` x ``width`` pixels; whether it gives one, on
-    the host.
+    prompt: Prompt,
+    family: str,
+    none: Tensor,
+    pixels_of: Callable[[Pil.Image], Tensor],
+    grid_of: Callable[[Tensor], Tensor],
+) -> tuple[Float[Tensor, "tokens width"], Int[Tensor, "2"]]:
+    """Tokens of the image that a prompt may give, row by row, and their rows and columns, on the host; ``none``, of
+    shape [0, width], without an image.
 
-    Black takes its place in a prompt without, so that all encodings have the same shape; it is never read. The
-    pipeline prepares the image; ``latents_of`` encodes its pixels in [-1, 1], with a batch axis.
+    ``pixels_of`` brings the image to the size in which the network reads it, in [-1, 1] with a batch axis, and
+    ``grid_of`` makes [1, width, rows, columns] of that.
     """
-    from PIL import Image as Pil
-
-    image = conditioning_image(prompt, family) if prompt.media else Pil.new("RGB", (width, height))
-    pixels = pipeline.image_processor.preprocess(image, height, width)
-    latents = latents_of(pixels.to(pipeline.vae.device, pipeline.vae.dtype))[0]
-    return latents, torch.tensor(bool(prompt.media))
+    if not prompt.media:
+        return none, torch.zeros(2, dtype=torch.long)
+    grid = grid_of(pixels_of(conditioning_image(prompt, family)))[0]
+    return grid.flatten(1).mT, torch.tensor(grid.shape[1:])
 
 
-def with_and_without(
-    given: Bool[Tensor, "N"], device: torch.device, predict: Callable[[Tensor, bool], Tensor]
+def whole_tokens(image: Pil.Image, height: int, width: int, unit: int) -> tuple[int, int]:
+    """Height and width without what fills no token of ``unit`` pixels; ValueError for less than one token."""
+    if min(height, width) < unit:
+        raise ValueError(
+            f"a given image has {image.width} x {image.height} pixels, expected sides of at least {unit}; scale it up"
+        )
+    return height // unit * unit, width // unit * unit
+
+
+def by_size(
+    sizes: Int[Tensor, "N 2"], device: torch.device, predict: Callable[[Tensor, Tensor, int, int], Tensor]
 ) -> Tensor:
-    """The rows with a given image and those without, whose sequences differ in length, predicted one after the other
-    by ``predict(rows, shown)``; in the order of the rows."""
-    given = given.cpu()
-    rows = [given.nonzero()[:, 0], (~given).nonzero()[:, 0]]
-    parts = [predict(put(some, device), shown) for some, shown in zip(rows, (True, False), strict=True) if len(some)]
-    return torch.cat(parts)[put(torch.cat(rows).argsort(), device)]
+    """A pass per size of the given images, since a network has positions for one size at a time:
+    ``predict(rows on the host, rows on the device, rows of tokens, columns of tokens)``; in the order of the rows."""
+    sizes = sizes.cpu()
+    order, parts = [], []
+    for height, width in torch.unique(sizes, dim=0).tolist():
+        here = (sizes == torch.tensor([height, width])).all(1).nonzero()[:, 0]
+        order.append(here)
+        parts.append(predict(here, put(here, device), height, width))
+    return torch.cat(parts)[put(torch.cat(order).argsort(), device)]
 
 
 def check_images(

@@ -310,7 +310,12 @@ class VisualFamily:
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
         """The prompts that the text encoder reads whole, and the skipped ones, which it would cut."""
-        return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
+        from pipelines.visual.conditioning_image import warn_of_cropped
+
+        model: Any = policy.model  # type: ignore[attr-defined]
+        if size := model.architecture.frame_size:
+            warn_of_cropped(prompts, size)
+        return read_whole(model.check, config, prompts)
 
     def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
         """Texts of a command line."""

@@ -36,6 +36,8 @@ from pipelines.visual.options import MemoryOptions
 TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""
 
+ENCODED = 2
+"""Changes with what encoders give of the same prompts, so that files of an earlier version are not read."""
 NOTHING = Conditioning(())
 """The conditioning of outputs of which it states no part."""
 
@@ -53,7 +55,8 @@ class Architecture:
         nothing."""
 
     def encode(self, prompt: Prompt) -> Encoding:
-        """The conditioning on one prompt, without a batch axis; the same shapes for all prompts.
+        """The conditioning on one prompt, without a batch axis; the same shapes for all prompts, but for the first axis
+        of what is filled up to the longest.
 
         An empty text is the unconditional branch of classifier-free guidance. The prompt has passed ``check``.
         """
@@ -86,6 +89,11 @@ class Architecture:
         """The latents of whole outputs from those of samples, for models in which the conditioning states a part of
         them (the first frame of a clip), which is neither drawn nor scored."""
         return latents
+
+    @property
+    def frame_size(self) -> tuple[int, int] | None:
+        """Height and width in pixels of the frame that the image of a prompt becomes, for models in which it is one."""
+        return None
 
     def pixels(self, latents: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *frames 3 H W"]:
         """Pixels of denoised latents in [0, 1], which the decoder may slightly exceed; of clips with frames."""
@@ -223,7 +231,9 @@ class FlowModel:
         if options.encodings_folder:
             # Another checkpoint may lie under the same name. The VAE encodes the images of prompts.
             weights = {name: of_network(part) for name, part in self.frozen_parts().items()}
-            self.encodings.identity = f"{identity} {options.dtype} {options.vae_dtype} {options.vae_tiling} {weights}"
+            self.encodings.identity = (
+                f"{identity} {ENCODED} {options.dtype} {options.vae_dtype} {options.vae_tiling} {weights}"
+            )
             self.negatives.identity = f"{self.encodings.identity} negative"
             for kept in (self.encodings, self.negatives):
                 kept.folder = Path(options.encodings_folder)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -69,6 +69,11 @@ class Flux(Architecture):
         """Hidden states of T5 and the pooled vector of CLIP."""
         return self.words(prompt)
 
+    @classmethod
+    def of(cls, pipeline: Any, options: Any, device: torch.device, size: tuple[int, int]) -> Self:
+        """That of a family's options."""
+        return cls(pipeline, options.max_sequence_length, options.guidance, device, size)
+
     def words(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
         with summarized(self.pipeline):
@@ -85,6 +90,7 @@ class Flux(Architecture):
         """The prediction for the first of several images, the others of which are given and follow in the
         sequence; the number of an image is its first position."""
         x, (height, width) = images[0], self.size
+        shapes = [image.shape[2:] for image in images]
         guided = network.config.guidance_embeds
         (predicted,) = network(
             hidden_states=torch.cat([pack(image.to(x.dtype)) for image in images], dim=1),
@@ -94,7 +100,7 @@ class Flux(Architecture):
             pooled_projections=pooled,
             encoder_hidden_states=hidden,
             txt_ids=torch.zeros(hidden.shape[1], 3, device=x.device),
-            img_ids=put(torch.cat([places(height // 2, width // 2, i) for i in range(len(images))]), x.device),
+            img_ids=put(torch.cat([places(h // 2, w // 2, i) for i, (h, w) in enumerate(shapes)]), x.device),
             return_dict=False,
         )
         return unpack(predicted[:, : height * width // 4], height, width)
@@ -158,7 +164,7 @@ def load(options: FluxOptions, training: Training = PLAIN, *, kind: type[Flux] =
     def sized(height: int, width: int, frames: int) -> tuple[Flux, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
         size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
-        return kind(pipeline, options.max_sequence_length, options.guidance, device, size), (
+        return kind.of(pipeline, options, device, size), (
             network.config.in_channels // 4,
             *size,
         )

@@ -5,8 +5,8 @@ statistics of the VAE's batch normalization. Positions have four axes (image, ro
 image are 10 on the first. The base checkpoints take classifier-free guidance, the distilled ones none. The words are
 encoded by three layers of Qwen 3, of which padding is a part, as in diffusers' pipeline.
 
-A given image is resized to the size of the image to be made (the pipeline keeps its own size), so that all prompts
-have sequences of the same length.
+A given image keeps its size as in the pipeline, cropped to whole tokens; one of more than ``given_size`` x
+``given_size`` pixels, a megapixel in the pipeline, is reduced to as many in its own proportions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import tiny_parts
-from pipelines.visual.conditioning_image import optional_image, with_and_without
+from pipelines.visual.conditioning_image import by_size, optional_image, whole_tokens
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import KleinOptions
 from pipelines.visual.sizes import latent_size, sides_of
@@ -42,6 +42,9 @@ LORA_TARGETS = tuple(
     )
 )
 """Attention of the double-stream blocks, and the joint projection of the single-stream ones, as in Flow-Factory."""
+
+LONGEST = 8
+"""Largest ratio of the sides of a given image."""
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -61,6 +64,8 @@ class Klein(Architecture):
     device: torch.device
     size: tuple[int, int]
     """Rows and columns of tokens."""
+    given_size: int = 1024
+    """Side of the square of the pixels that a given image has at most."""
 
     takes_images: ClassVar[bool] = True
 
@@ -69,12 +74,24 @@ class Klein(Architecture):
         check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of Qwen 3, latents of the given image (0 without one), and whether there is one."""
+        """Hidden states of Qwen 3, tokens of the given image, and their rows and columns."""
         hidden, _ = self.pipeline.encode_prompt(
             prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
         )
-        height, width = (2 * self.pipeline.vae_scale_factor * tokens for tokens in self.size)
-        return hidden[0], *optional_image(prompt, "flux2_klein", self.pipeline, self.latents_of, height, width)
+        none = torch.zeros(0, self.pipeline.vae.bn.num_features, device=self.device)
+        return hidden[0], *optional_image(prompt, "flux2_klein", none, self.resized, self.latents_of)
+
+    def resized(self, image: Any) -> Float[Tensor, "1 3 H W"]:
+        """An image in the size in which the network reads it; ValueError for a strip, which the pipeline refuses."""
+        processor, unit, (width, height) = self.pipeline.image_processor, 2 * self.pipeline.vae_scale_factor, image.size
+        if max(width, height) > LONGEST * min(width, height):
+            raise ValueError(
+                f"a given image has {width} x {height} pixels, expected sides of at most {LONGEST} : 1; crop it"
+            )
+        if width * height > self.given_size**2:
+            image = processor._resize_to_target_area(image, self.given_size**2)
+        height, width = whole_tokens(image, image.height, image.width, unit)
+        return processor.preprocess(image, height, width, resize_mode="crop")
 
     def check_guidance(self, scale: float) -> None:
         """A distilled checkpoint takes none."""
@@ -84,26 +101,28 @@ class Klein(Architecture):
     def latents_of(self, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
         """Normalized latents of pixels in [-1, 1]."""
         mean, deviation = self.statistics
+        pixels = pixels.to(self.pipeline.vae.device, self.pipeline.vae.dtype)
         return (pixel_unshuffle(self.pipeline.vae.encode(pixels).latent_dist.mode().float(), 2) - mean) / deviation
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction; rows with a given image read it after their own tokens."""
-        hidden, image, given = conditioning
+        hidden, given, sizes = conditioning
 
-        def predict(rows: Tensor, shown: bool) -> Tensor:
-            sequence = [x[rows], image[rows].to(x.dtype)] if shown else [x[rows]]
+        def predict(here: Tensor, rows: Tensor, height: int, width: int) -> Tensor:
+            sequence = [x[rows].flatten(2).mT, given[rows, : height * width].to(x.dtype)]
+            positions = [places(0, *self.size), *([places(10, height, width)] if height else [])]
             (predicted,) = network(
-                hidden_states=torch.cat([latents.flatten(2).mT for latents in sequence], dim=1),
+                hidden_states=torch.cat(sequence, dim=1),
                 # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
                 timestep=time[rows] * 1000 / 1000,
                 encoder_hidden_states=hidden[rows],
                 txt_ids=put(places(words=hidden.shape[1]), x.device),
-                img_ids=put(torch.cat([places(10 * i, *self.size) for i in range(len(sequence))]), x.device),
+                img_ids=put(torch.cat(positions), x.device),
                 return_dict=False,
             )
             return predicted[:, : x[0, 0].numel()].mT.reshape(x[rows].shape)
 
-        return with_and_without(given, x.device, predict)
+        return by_size(sizes, x.device, predict)
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor]:
@@ -163,7 +182,10 @@ def load(options: KleinOptions, training: Training = PLAIN) -> FlowModel:
 
     def sized(height: int, width: int, frames: int) -> tuple[Klein, tuple[int, ...]]:
         size = latent_size(height, width, sides, factor=sides.unit, default=default)
-        return Klein(pipeline, options.max_sequence_length, device, size), (network.config.in_channels, *size)
+        return Klein(pipeline, options.max_sequence_length, device, size, options.given_size), (
+            network.config.in_channels,
+            *size,
+        )
 
     return FlowModel(
         network,

@@ -21,7 +21,7 @@ from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import ltx_tiny
-from pipelines.visual.conditioning_image import conditioning_image
+from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.ltx_video import (
     FPS,
@@ -53,17 +53,22 @@ class LtxImage(Architecture):
 
     takes_images: ClassVar[bool] = True
 
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """Height and width of a frame in pixels, to which images are cropped."""
+        height, width = self.size[1:]
+        return height * self.pipeline.vae_spatial_compression_ratio, width * self.pipeline.vae_spatial_compression_ratio
+
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt."""
         check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5, the mask of its tokens, and the latent frame of the image, [channels, 1, h, w]."""
-        image = conditioning_image(prompt, "ltx_i2v")
+        image = first_frame(prompt, "ltx_i2v", self.frame_size)
         words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
-        vae, factor = self.pipeline.vae, self.pipeline.vae_spatial_compression_ratio
-        height, width = (side * factor for side in self.size[1:])
-        pixels = self.pipeline.video_processor.preprocess(image, height=height, width=width)
+        vae = self.pipeline.vae
+        pixels = self.pipeline.video_processor.preprocess(image, *self.frame_size)
         posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
         mean, deviation = (one.float().view(-1, 1, 1, 1) for one in (vae.latents_mean, vae.latents_std))
         return *words, (posterior.mode()[0].float() - mean) / deviation

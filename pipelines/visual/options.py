@@ -105,6 +105,9 @@ class KontextOptions(FluxOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "black-forest-labs/FLUX.1-Kontext-dev"
     """Folder or hub id."""
+    given_size: Annotated[int, within("0", "[64, 4096]")] = 1024
+    """An image to edit is resized to the preferred size of FLUX.1 Kontext that is nearest to its ratio of sides, of
+    about given_size x given_size pixels; 0 keeps its own size."""
 
 
 @dataclass
@@ -115,6 +118,9 @@ class KleinOptions(FlowOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "black-forest-labs/FLUX.2-klein-base-4B"
     """Folder or hub id."""
+    given_size: Annotated[int, within("[64, 4096]")] = 1024
+    """An image to edit of more than given_size x given_size pixels is reduced to as many, in its own proportions; a
+    smaller one keeps its size."""
     height: int = 512
     """Height of the images in pixels."""
     width: int = 512

@@ -16,14 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import padded
 from pipelines.pretrained import architecture, locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual import qwen_tiny
-from pipelines.visual.conditioning_image import conditioning_image
+from pipelines.visual.conditioning_image import by_size, conditioning_image
 from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageEditOptions
@@ -65,8 +64,8 @@ class QwenImageEdit(QwenImage):
         check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of words and image, padded; which of them are real; the image's packed latents, padded;
-        rows and columns of their tokens."""
+        """Hidden states of words and image, padded; which of them are real; the image's packed latents; rows and
+        columns of their tokens."""
         image, pipeline = conditioning_image(prompt, "qwen_image_edit"), self.pipeline
         seen, shown = (scaled(image.size, side) for side in (self.given_size, self.read_size))
         hidden, _ = pipeline.encode_prompt(
@@ -81,14 +80,7 @@ class QwenImageEdit(QwenImage):
         given = pack(self.latents(pixels.to(self.device)))[0]
         cell = 2 * pipeline.vae_scale_factor
         size = torch.tensor([side // cell for side in seen])
-        return *padded(hidden[0], self.max_sequence_length), padded(given, self.most_tokens)[0], size
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the largest given image: each side is rounded by half a unit at most."""
-        side, ratio = self.given_size / UNIT, math.sqrt(LONGEST)
-        units = int((side * ratio + 0.5) * (side / ratio + 0.5))
-        return units * (UNIT // (2 * self.pipeline.vae_scale_factor)) ** 2
+        return *padded(hidden[0], self.max_sequence_length), given, size
 
     def latents(self, pixels: Tensor) -> Tensor:
         """Normalized latents of pixels in [-1, 1]: the mean of the VAE's distribution, without noise."""
@@ -98,22 +90,19 @@ class QwenImageEdit(QwenImage):
         return ((latents - mean) / std)[:, :, 0]
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        """The transformer's prediction for the unpacked latents alone, one pass per size of the given images, since
-        the network has positions for one size at a time."""
+        """The transformer's prediction for the unpacked latents alone."""
         hidden, real, given, size = conditioning
         height, width = self.size
         tokens = pack(x)
-        order, parts = [], []
-        size, real = size.cpu(), real.cpu()
-        for rows, columns in torch.unique(size, dim=0).tolist():
-            here = ((size[:, 0] == rows) & (size[:, 1] == columns)).nonzero()[:, 0]
-            index = put(here, x.device)
+        real = real.cpu()
+
+        def predict(here: Tensor, index: Tensor, rows: int, columns: int) -> Tensor:
             sequence = torch.cat([tokens[index], given[index, : rows * columns].to(tokens)], dim=1)
             shapes = [(1, height // 2, width // 2), (1, rows, columns)]
             velocity = predicted(network, sequence, time[index], (hidden[index], real[here]), shapes)
-            order.append(here)
-            parts.append(velocity[:, : tokens.shape[1]])
-        return unpack(torch.cat(parts)[put(torch.cat(order).argsort(), x.device)], height, width)
+            return velocity[:, : tokens.shape[1]]
+
+        return unpack(by_size(size, x.device, predict), height, width)
 
 
 def scaled(size: tuple[int, int], side: int) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual import hunyuan_tiny
-from pipelines.visual.conditioning_image import conditioning_image
+from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.hunyuan_video import (
     FPS,
@@ -57,16 +57,21 @@ class Skyreels(Architecture):
 
     takes_images: ClassVar[bool] = True
 
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """Height and width of a frame in pixels, to which images are cropped."""
+        height, width = self.size
+        return height * self.pipeline.vae_scale_factor_spatial, width * self.pipeline.vae_scale_factor_spatial
+
     def check(self, prompt: Prompt) -> None:
         check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """What HunyuanVideo reads of the words, and the VAE's latents of the image, [channels, 1, h, w]."""
-        image = conditioning_image(prompt, "skyreels_i2v")
+        image = first_frame(prompt, "skyreels_i2v", self.frame_size)
         words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
-        vae, factor = self.pipeline.vae, self.pipeline.vae_scale_factor_spatial
-        height, width = (side * factor for side in self.size)
-        pixels = self.pipeline.video_processor.preprocess(image, height=height, width=width)
+        vae = self.pipeline.vae
+        pixels = self.pipeline.video_processor.preprocess(image, *self.frame_size)
         posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
         return *words, posterior.mode()[0].float() * vae.config.scaling_factor
 

@@ -23,7 +23,7 @@ from pipelines import require
 from pipelines.pretrained import locate, read_json
 from pipelines.training import PLAIN, Training
 from pipelines.visual import wan, wan_tiny
-from pipelines.visual.conditioning_image import conditioning_image
+from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import WanImageOptions
 from pipelines.visual.wan import Wan, pretrained
@@ -55,9 +55,15 @@ class WanImage(Wan):
 
     takes_images: ClassVar[bool] = True
 
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """Height and width of a frame in pixels, to which images are cropped."""
+        height, width = self.size[1:]
+        return height * self.pipeline.vae_scale_factor_spatial, width * self.pipeline.vae_scale_factor_spatial
+
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of UMT5, the condition of the image, and the image encoder's tokens where there is one."""
-        image = conditioning_image(prompt, "wan_i2v")
+        image = first_frame(prompt, "wan_i2v", self.frame_size)
         words = self.words(prompt)
         if self.pipeline.image_encoder is None:
             return words, self.condition(image)
@@ -65,16 +71,14 @@ class WanImage(Wan):
 
     def condition(self, image: Any) -> Float[Tensor, "channels frames h w"]:
         """A mask of 4 channels and the latents of the image followed by black frames; or the latents of its one."""
-        pipeline = self.pipeline
-        frames, height, width = self.size
-        factor = pipeline.vae_scale_factor_spatial
-        pixels = pipeline.video_processor.preprocess(image, height=height * factor, width=width * factor)
+        pipeline, (height, width) = self.pipeline, self.frame_size
+        pixels = pipeline.video_processor.preprocess(image, height, width)
         return pipeline.prepare_latents(
             pixels.to(self.device, torch.float32),
             batch_size=1,
-            height=height * factor,
-            width=width * factor,
-            num_frames=(frames - 1) * pipeline.vae_scale_factor_temporal + 1,
+            height=height,
+            width=width,
+            num_frames=(self.size[0] - 1) * pipeline.vae_scale_factor_temporal + 1,
             dtype=torch.float32,
             device=self.device,
             latents=torch.zeros(1),  # the noise, which is drawn elsewhere

@@ -92,7 +92,7 @@ OWN: Mapping[str, Example] = {
     ),
     "stable_diffusion": Example(TEXTS, SQUARE, FEW, latents=(4, 8, 8), layers=["conv1", "time_emb_proj", "conv_in"]),
     "sdxl": Example(TEXTS, SQUARE, FEW, latents=(4, 8, 8), layers=["conv2", "add_embedding.linear_1"]),
-    "flux_kontext": Example(EDITED, SMALL, FEW, latents=(4, 128, 128), inputs=(0.7, 3.5)),
+    "flux_kontext": Example(EDITED, SMALL | {"given_size": 64}, FEW, latents=(4, 128, 128), inputs=(0.7, 3.5)),
     "flux2_klein": Example(
         EDITED, SMALL, FEW, latents=(16, 64, 64), inputs=(0.7, 0), layers=["to_qkv_mlp_proj", "x_embedder"]
     ),

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from mmgrpo.family import Exporter, families, family
 from mmgrpo.runtime.saved_model import write_model
-from pipelines.export import merge_adapters
+from pipelines.engines import check_untied
+from pipelines.export import merge_adapters, some_prompts
 from pipelines.visual.comfyui import WRITERS
 from tests.libraries.families.examples import EXAMPLES
 from tests.libraries.families.test_battery import ADAPTED, NAMES, config_of, policy_of, rescored, rollout_of, shake
@@ -315,6 +316,71 @@ def test_a_merged_model_is_compared_with_the_policy_before_it_is_written(tiny, t
     with pytest.raises(RuntimeError, match="merged"):
         one.elsewhere.export(one, config, model, "merged", tmp_path / "wrong", dtype="float32", device="cpu", check=2)
     assert not (tmp_path / "wrong").exists() and not list(tmp_path.glob(".export-*"))
+
+
+@pytest.mark.parametrize("targets", [["lm_head"], ["q_proj", "lm_head"], ["embed_tokens"]], ids=" ".join)
+def test_an_adapted_layer_that_was_tied_is_merged_into_a_weight_of_its_own(targets, tiny, tmp_path):
+    options = {"lora_rank": 2, "lora_alpha": ALPHA, "lora_targets": targets}
+    policy = policy_of("causal_lm", tiny("causal_lm"), **options)
+    table, head = policy.network.get_input_embeddings(), policy.network.get_output_embeddings()
+    assert table.weight is head.weight
+    shake(policy, 0.3)
+    write_model(tmp_path / "model", policy.save, "run", 1)
+    config = replace(config_of("causal_lm", tiny("causal_lm"), **options), name="a")
+    folder = written("causal_lm", config, tmp_path / "model", "merged", tmp_path / "out", check=0)
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.arange(4, 14)[None]
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
+        plain = AutoModelForCausalLM.from_pretrained(tiny("causal_lm"), dtype=torch.float32)(ids).logits
+        trained_logits = policy.network(ids).logits
+    assert (trained_logits - plain).abs().max() > 0.1
+    torch.testing.assert_close(merged, trained_logits, rtol=0, atol=1e-4)
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def test_existing_adapters_of_a_tied_layer_leave_the_other_as_it_was(tiny, tmp_path):
+    options = {"lora_rank": 2, "lora_alpha": ALPHA, "lora_targets": ["lm_head"]}
+    policy = policy_of("causal_lm", tiny("causal_lm"), **options)
+    shake(policy, 0.3)
+    policy.save(tmp_path / "given")
+    merged = policy_of("causal_lm", tiny("causal_lm"), lora_path=str(tmp_path / "given"), lora_mode="merge")
+    ids = torch.arange(4, 14)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged.network(ids).logits, policy.network(ids).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("network", ["adapted", "merged"])
+def test_an_engine_that_reads_the_checkpoint_takes_no_adapters_of_a_tied_layer(network, tiny, tmp_path):
+    options = {"lora_rank": 2, "lora_targets": ["lm_head"]}
+    policy = policy_of("causal_lm", tiny("causal_lm"), **options)
+    if network == "merged":
+        policy.save(tmp_path / "given")
+        policy = policy_of("causal_lm", tiny("causal_lm"), lora_path=str(tmp_path / "given"), lora_mode="merge")
+    with pytest.raises(ValueError, match=r"rollout\.engine.*model\.lora_"):
+        check_untied(policy.network, "vLLM")
+    check_untied(policy_of("causal_lm", tiny("causal_lm"), lora_rank=2).network, "vLLM")
+
+
+@pytest.mark.parametrize("content", ["", "a = 1\n"], ids=["empty folder", "a text file"])
+def test_a_run_without_a_data_file_is_compared_on_texts_of_ours(content, tiny, tmp_path, monkeypatch):
+    _, config, model = trained("causal_lm", tiny("causal_lm"), tmp_path / "run")
+    config = replace(config, data=replace(config.data, train="", heldout=""))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    if content:
+        Path("constraints.txt").write_text(content)
+    one: Any = family("causal_lm")
+    options = {"dtype": "float32", "device": "cpu", "check": 2}
+    assert "log-probabilities" in one.elsewhere.export(one, config, model, "merged", tmp_path / "out", **options)
+
+
+def test_a_run_without_a_data_file_whose_prompts_have_media_names_the_option(tiny, tmp_path):
+    one, config = family("wan_i2v"), config_of("wan_i2v", tiny("wan_i2v"))
+    config = replace(config, data=replace(config.data, train="", heldout=""))
+    with pytest.raises(ValueError, match=r"no data file.*--prompts"):
+        some_prompts(one, config, 2)
 
 
 def test_formats_are_refused_before_anything_is_loaded(tiny, tmp_path):

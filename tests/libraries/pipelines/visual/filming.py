@@ -12,7 +12,7 @@ import torch
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.visual import wan, wan_i2v, wan_tiny
-from pipelines.visual.conditioning_image import conditioning_image
+from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS
@@ -85,7 +85,7 @@ def theirs(folder: Path, x: torch.Tensor, output: str, pictures: bool = False, l
         patch.setattr(pipeline_wan_i2v, "ftfy", SimpleNamespace(fix_text=lambda text: text), raising=False)
         clips = [
             pipe(
-                conditioning_image(prompt, "the test"),
+                first_frame(prompt, "the test", (SIZE["height"], SIZE["width"])),
                 prompt=prompt.text,
                 latents=one[None].clone(),
                 **SIZE,

@@ -16,7 +16,7 @@ from mmgrpo.family import families
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn
 from pipelines.conditions import SUFFIX, Encodings, key_of, negative_of
 from pipelines.visual import sd3
-from pipelines.visual.conditioning_image import check_images, conditioning_image, with_and_without
+from pipelines.visual.conditioning_image import by_size, check_images, conditioning_image
 from pipelines.visual.flow import refuse_overflow
 from pipelines.visual.options import FlowOptions
 from pipelines.visual.sizes import Sides, latent_frames, latent_size, nearest_multiple
@@ -221,22 +221,23 @@ def test_rows_with_unreadable_pictures_are_skipped_and_rows_without_are_an_error
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("sizes", "expected"),
     [
-        ([True, True], [([0, 1], True)]),
-        ([False], [([0], False)]),
-        ([False, True, False], [([1], True), ([0, 2], False)]),
+        ([[2, 3], [2, 3]], [([0, 1], 2, 3)]),
+        ([[0, 0]], [([0], 0, 0)]),
+        ([[0, 0], [2, 3], [0, 0], [3, 2]], [([0, 2], 0, 0), ([1], 2, 3), ([3], 3, 2)]),
     ],
 )
-def test_rows_with_and_without_a_picture_are_predicted_apart_in_their_order(given, expected):
+def test_rows_with_pictures_of_one_size_are_predicted_together_and_come_back_in_their_order(sizes, expected):
     calls = []
 
-    def predict(rows: torch.Tensor, shown: bool) -> torch.Tensor:
-        calls.append((rows.tolist(), shown))
+    def predict(here: torch.Tensor, rows: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        assert torch.equal(here, rows)
+        calls.append((rows.tolist(), height, width))
         return 10 * rows
 
-    made = with_and_without(torch.tensor(given), torch.device("cpu"), predict)
-    assert made.tolist() == [10 * row for row in range(len(given))]
+    made = by_size(torch.tensor(sizes), torch.device("cpu"), predict)
+    assert made.tolist() == [10 * row for row in range(len(sizes))]
     assert calls == expected
 
 

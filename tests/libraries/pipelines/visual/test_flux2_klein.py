@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image as Pil
@@ -100,15 +99,27 @@ def test_a_given_picture_is_read_as_by_the_pipeline_beside_prompts_without_one(b
     assert min((ends[0] - ends[1]).abs().max(), (ends[0] - ends[2]).abs().max()) > 2e-4
 
 
-def test_a_picture_of_another_size_is_resized_to_that_of_the_picture_to_be_made(base):
-    architecture = ours(base).architecture
-    picture = drawn(3, 40, 40, seed=3)
-    small = architecture.pipeline.image_processor.resize(pil(picture), 16, 24)
-    resized = torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
-    large, fitting = (
-        architecture.encode(shown(0, Media("image", Image(pixels)), "a"))[1] for pixels in (picture, resized)
-    )
-    assert large.shape == (16, 4, 6) and torch.equal(large, fitting)
+@pytest.mark.parametrize(("height", "width"), [(64, 160), (160, 64), (70, 90)])
+def test_pictures_keep_their_own_proportions_as_in_the_pipeline(base, pipe, height, width):
+    model = ours(base, height=SIDE, width=SIDE, guidance=1.0)
+    picture = drawn(3, height, width, seed=1)
+    start = noise(model, 1)
+    shaped = shown(0, Media("image", Image(picture)), "make it red")
+    square = shown(1, Media("image", Image(drawn(3, SIDE, SIDE, seed=2))), "make it red")
+    both = draw(model, model.network, start.expand(2, -1, -1, -1), [shaped, square])
+    end = model.architecture.denormalized(both)[:1]
+    expected = theirs(pipe, start, [shaped], guidance_scale=1.0, image=pil(picture))
+    torch.testing.assert_close(end, expected, atol=1e-5, rtol=0)
+
+
+def test_a_picture_of_too_many_pixels_is_reduced_in_its_proportions_and_a_strip_is_refused(base):
+    architecture: Any = ours(base, given_size=64).architecture
+    assert architecture.resized(Pil.new("RGB", (320, 80))).shape == (1, 3, 32, 128)
+    assert architecture.resized(Pil.new("RGB", (50, 30))).shape == (1, 3, 28, 48)
+    with pytest.raises(ValueError, match="90 x 10.*8"):
+        architecture.resized(Pil.new("RGB", (90, 10)))
+    with pytest.raises(ValueError, match="20 x 3.*4"):
+        architecture.resized(Pil.new("RGB", (20, 3)))
 
 
 def test_a_distilled_model_takes_no_guidance(distilled):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image as Pil
@@ -50,7 +49,9 @@ def pipeline(folder: Path) -> Any:
 
 
 def ours(folder: Path, **options) -> FlowModel:
-    return load(flux_kontext, folder, **{"height": 16, "width": 24, "max_sequence_length": 48, **options})
+    return load(
+        flux_kontext, folder, **{"height": 16, "width": 24, "max_sequence_length": 48, "given_size": 0, **options}
+    )
 
 
 def theirs(pipe, x: torch.Tensor, true_cfg_scale: float = 1.0, output: str = "latent") -> torch.Tensor:
@@ -92,15 +93,40 @@ def test_a_sample_equals_the_pipeline_of_diffusers(folder, pipe, true_cfg_scale)
     assert min((end[0] - end[1]).abs().max(), (end[0] - end[2]).abs().max()) > 2e-4
 
 
-def test_a_picture_of_another_size_is_resized_to_that_of_the_picture_to_be_made(folder):
-    architecture = ours(folder).architecture
-    picture = drawn(3, 40, 40, seed=3)
-    small = architecture.pipeline.image_processor.resize(pil(picture), 16, 24)
-    resized = torch.from_numpy(np.array(small)).permute(2, 0, 1) / 255
-    large, fitting = (
-        architecture.encode(shown(0, Media("image", Image(pixels)), "a"))[2] for pixels in (picture, resized)
-    )
-    assert large.shape == (4, 8, 12) and torch.equal(large, fitting)
+@pytest.mark.parametrize(("height", "width"), [(64, 160), (160, 64), (64, 64), (70, 90)])
+def test_a_picture_keeps_its_proportions_as_in_the_pipeline(folder, pipe, height, width):
+    picture = drawn(3, height, width, seed=3)
+    model = ours(folder, height=64, width=64)
+    start = noise(model, 1)
+    end = draw(model, model.network, start, [shown(0, Media("image", Image(picture)), "make it red")])
+    expected = pipe(
+        image=pil(picture),
+        prompt="make it red",
+        height=64,
+        width=64,
+        latents=flux.pack(start),
+        num_inference_steps=STEPS,
+        guidance_scale=3.5,
+        max_sequence_length=48,
+        max_area=64 * 64,
+        _auto_resize=False,
+        output_type="latent",
+    ).images
+    torch.testing.assert_close(flux.pack(end), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("picture", "given_size", "pixels"),
+    [
+        ((40, 100), 1024, (672, 1568)),
+        ((100, 104), 1024, (1024, 1024)),
+        ((40, 100), 64, (40, 96)),
+        ((37, 50), 0, (36, 48)),
+    ],
+)
+def test_a_picture_is_brought_to_the_nearest_of_the_preferred_sizes(folder, picture, given_size, pixels):
+    architecture: Any = ours(folder, given_size=given_size).architecture
+    assert architecture.resized(pil(torch.rand(3, *picture))).shape == (1, 3, *pixels)
 
 
 def test_the_given_picture_is_neither_noised_nor_predicted(folder, monkeypatch):
@@ -113,7 +139,7 @@ def test_the_given_picture_is_neither_noised_nor_predicted(folder, monkeypatch):
         predicted = model.predict(model.network, noise(model, 1), torch.tensor([time]), rows)
         assert predicted.shape == (1, *model.latent_shape())
     early, late = (inputs["hidden_states"][:, 24:] for inputs in seen)
-    assert torch.equal(early, late) and torch.equal(early, flux.pack(rows.tensors[2]))
+    assert torch.equal(early, late) and torch.equal(early, rows.tensors[2])
     assert seen[0]["img_ids"][:, 0].tolist() == [0.0] * 24 + [1.0] * 24
     assert torch.equal(seen[0]["img_ids"][:24, 1:], seen[0]["img_ids"][24:, 1:])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import ltx_i2v, ltx_video
-from pipelines.visual.conditioning_image import conditioning_image
+from pipelines.visual.conditioning_image import first_frame as framed
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, released, shake
@@ -49,7 +49,7 @@ def theirs(folder: Path, output: str, lora: str | Path = "", **options) -> Tenso
     for prompt in PICTURED:
         torch.manual_seed(0)  # of the noise that the decoder injects
         made = pipe(
-            conditioning_image(prompt, "the test"),
+            framed(prompt, "the test", (32, 64)),
             prompt=prompt.text,
             height=32,
             width=64,

@@ -150,17 +150,11 @@ def test_the_instruction_of_the_pipeline_is_cut_off(folder):
     ("size", "side", "scaled"),
     [((10, 10), 64, (64, 64)), ((16, 9), 1024, (768, 1376)), ((100, 300), 1024, (1760, 576)), ((4, 1), 96, (64, 192))],
 )
-def test_a_given_picture_is_scaled_as_in_the_pipelines_and_has_room(folder, size, side, scaled):
+def test_a_given_picture_is_scaled_as_in_the_pipelines(size, side, scaled):
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
     width, height = pipeline_qwenimage_edit_plus.calculate_dimensions(side**2, size[0] / size[1])
     assert qwen_image_edit.scaled(size, side) == scaled == (height, width)
-    assert ours(folder, given_size=side).architecture.most_tokens >= height * width // 16
-
-
-def test_a_given_picture_has_room_for_its_largest_shape_and_no_more(folder):
-    # 2 units a side: 3 x 2 of them at most in any proportion, of 32 / 4 tokens a side each
-    assert ours(folder).architecture.most_tokens == 3 * 2 * 8**2
 
 
 def test_plus_shows_the_text_encoder_a_picture_of_the_pipelines_own_size(folder, plus):

@@ -11,7 +11,7 @@ import torch
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import hunyuan_video, skyreels_i2v
-from pipelines.visual.conditioning_image import conditioning_image
+from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
 from tests.building import load
@@ -35,7 +35,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float
     pipe = released("HunyuanSkyreelsImageToVideoPipeline", folder, lora)
     clips = [
         pipe(
-            conditioning_image(prompt, "the test"),
+            first_frame(prompt, "the test", (16, 32)),
             prompt=prompt.text,
             negative_prompt="" if true_cfg_scale > 1 else None,
             height=16,
