@@ -30,7 +30,7 @@ from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.ahead import refuse_stale
 from mmgrpo.compatibility import refuse_start
-from mmgrpo.config.reading import build, in_python, preset_settings, refuse_preset, sampled_as, stated
+from mmgrpo.config.reading import build, in_python, preset_settings, refuse_preset, stated
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
@@ -192,8 +192,6 @@ def train(
     rows = {"prompts": prompts, "heldout": heldout}
     rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
     again = "the same call with resume=True"
-    if os.environ.get("RANK", "0") == "0" and (sampled := sampled_as(config)):
-        print(f"preset {preset} with {sampled}", flush=True)
     try:
         return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again)
     except (ValueError, OSError) as error:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
 
 import mmgrpo
@@ -19,21 +16,17 @@ def of(**blocks):
     return AdvantageRecipe.of(algorithm), LossRecipe.read(algorithm)
 
 
-@pytest.fixture
-def own(monkeypatch):
-    """A module of a user's with shapes that require something."""
+@mmgrpo.block(level="decision", requires={"tree": {}})
+def grown(advantages):
+    return advantages
 
-    @mmgrpo.block(level="decision", requires={"tree": {}})
-    def grown(advantages):
-        return advantages
 
-    @mmgrpo.block(level="decision", requires={"tee": {}})
-    def misspelt(advantages):
-        return advantages
+@mmgrpo.block(level="decision", requires={"tee": {}})
+def misspelt(advantages):
+    return advantages
 
-    module = ModuleType("own")
-    vars(module).update(grown=grown, misspelt=misspelt)
-    monkeypatch.setitem(sys.modules, "own", module)
+
+OWN = grown.__module__
 
 
 def test_a_plain_algorithm_requires_nothing():
@@ -41,12 +34,12 @@ def test_a_plain_algorithm_requires_nothing():
     refuse_unmet(*of(), frozenset())
 
 
-def test_a_block_of_a_users_own_is_refused_as_ours_are(own):
-    with pytest.raises(ValueError, match=r"algorithm\.shape.*'own:grown'.*sampling\.plan"):
-        refuse_unmet(*of(shape=["own:grown"]), frozenset())
-    refuse_unmet(*of(shape=["own:grown"]), {"tree"})
-    with pytest.raises(ValueError, match=r"algorithm\.shape.*'own:misspelt'.*'tee'.*'tree'"):
-        refuse_unmet(*of(shape=["own:misspelt"]), {"tree"})
+def test_a_block_of_a_users_own_is_refused_as_ours_are():
+    with pytest.raises(ValueError, match=r"algorithm\.shape.*:grown'.*sampling\.plan"):
+        refuse_unmet(*of(shape=[f"{OWN}:grown"]), frozenset())
+    refuse_unmet(*of(shape=[f"{OWN}:grown"]), {"tree"})
+    with pytest.raises(ValueError, match=r"algorithm\.shape.*:misspelt'.*'tee'.*'tree'"):
+        refuse_unmet(*of(shape=[f"{OWN}:misspelt"]), {"tree"})
 
 
 def test_of_a_policy_that_does_not_say_what_it_has_only_the_algorithm_is_checked():

@@ -164,12 +164,12 @@ def test_a_policy_with_the_defaults_is_refused_by_a_preset_that_has_others(
 
 
 @pytest.mark.slow
-def test_what_a_caller_chose_is_kept_and_stated(words, tmp_path, monkeypatch, capsys):
+def test_what_a_caller_chose_is_kept_and_stated(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy = visual.policy(words, **SIZES, steps=4, plan="random_window(size=1)")
     run = mmgrpo.train(policy, ["a red circle", "two blue squares"], [brightness], preset="mix_grpo", **SMALL)
-    assert run.summary["preset_settings"]["sampling.plan"] == "random_window(size=1)"
-    assert "sampling.plan=random_window(size=1) (in place of sliding_window" in capsys.readouterr().out
+    kept = {"sampling.plan": "random_window(size=1)", "sampling.kernel": "flow_sde(a=0.7)"}
+    assert run.summary["preset_settings"] == kept and run.metrics[0]["decisions"] == 2 * 8
 
 
 @pytest.mark.slow
