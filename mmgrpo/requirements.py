@@ -66,8 +66,8 @@ OF_INPUTS: Mapping[str, str] = {
     "step_rewards": "steps",
     "step_values": "steps",
     "step_ends": "steps",
-    "teacher_log_probs": "teacher",
-    "teacher_shift": "teacher",
+    "teacher.log_probs": "teacher",
+    "teacher.shift": "teacher",
 }
 """Inputs of blocks to what provides them; what says most stands first."""
 

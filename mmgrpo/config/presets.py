@@ -542,7 +542,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=0.16, high=0.24)",
     ),
     # Tree-GRPO, arXiv:2509.21240, and its script for KL 0.001: advantages among all leaves of the prompt plus those
-    # within the leaf's tree, KL 0.001.
+    # within the leaf's tree, KL 0.001. For denoising policies, four trees that branch at one step, is ours.
     "tree_grpo": for_any(
         "Samples are compared within their prompt, and again within their tree.",
         keys=["prompt", "tree"],

@@ -23,7 +23,7 @@ def scored(**weights: float) -> list[Scorer]:
 @pytest.mark.parametrize(
     ("blocks", "terms", "message"),
     [
-        ({}, ["entropy_bonus(coef=0.1)"], "log_probs.*reference_log_probs"),
+        ({}, ["entropy_bonus(coef=0.1)"], "log_probs.*reference.log_probs"),
         ({"select": ["drop_truncated"]}, [], "sampler_log_probs"),
         ({"keys": ["tree"]}, [], "algorithm.keys.*tree"),
         ({"kl_weight": "high_part"}, [], "algorithm.kl_weight.*'high_part'.*KL"),
