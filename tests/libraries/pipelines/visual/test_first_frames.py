@@ -1,4 +1,4 @@
-"""The image of a prompt as the first frame of a clip: what is at its centre, never stretched; what is cut is counted."""
+"""The image of a prompt as the first frame of a clip: its centre, never stretched; what is cut is counted."""
 
 from __future__ import annotations
 
