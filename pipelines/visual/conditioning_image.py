@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from mmgrpo.data.images import decode_image, size_of
@@ -73,24 +75,58 @@ def warn_of_cropped(prompts: Sequence[Prompt], size: Sequence[int]) -> None:
         )
 
 
-def given_output(medium: Media, like: Image | Video) -> Image | Video:
-    """An image or video of a data set in the size of a sample: scaled to cover it and cropped at the centre; of a video
-    as many frames, evenly spaced from the first to the last, at the sample's rate."""
+def given_output(medium: Media, like: Image | Video, whole: bool = False) -> Image | Video:
+    """An image or video of a data set in the size of a sample: scaled to cover it and cropped at the centre.
+
+    Of a video the frames at the times of the sample's, from its ``start`` on; ``whole``: as many, evenly spaced in time
+    from the first to the last, whatever its speed becomes. ``Unreadable`` for a video that is shorter.
+    """
     if isinstance(like, Image):
         image = medium.source if isinstance(medium.source, Image) else decode_image(str(medium.source))
         return Image(_covering(image.pixels[None], like.pixels.shape[-2:])[0])
-    count = len(like.frames)
+    choose = partial(nearest_frames, medium, like, whole)
     if isinstance(medium.source, Video):
-        frames = medium.source.frames[_evenly(len(medium.source.frames), count)]
+        source = medium.source
+        frames = source.frames[choose([index / source.fps for index in range(len(source.frames))], source.fps)]
     else:
-        from pipelines.vlm.frames import decode
-
-        frames = decode(str(medium.source), lambda total, _: _evenly(total, count)).frames.float() / 255
+        frames = _decoded(medium, choose).float() / 255
     return Video(_covering(frames, like.frames.shape[-2:]), like.fps)
 
 
-def _evenly(total: int, count: int) -> list[int]:
-    return [round(number * (total - 1) / max(1, count - 1)) for number in range(count)]
+def check_given(medium: Media, like: Image | Video, whole: bool = False) -> None:
+    """``Unreadable`` for a video that ``given_output`` would refuse; of its frames one is decoded."""
+    if isinstance(like, Video) and medium.kind == "video":
+        if isinstance(medium.source, Video):
+            source = medium.source
+            nearest_frames(medium, like, whole, [index / source.fps for index in range(len(source.frames))], source.fps)
+        else:
+            _decoded(medium, lambda times, fps: nearest_frames(medium, like, whole, times, fps)[:1])
+
+
+def nearest_frames(medium: Media, like: Video, whole: bool, times: Sequence[float], fps: float) -> list[int]:
+    """The frames of a clip nearest to the times of those of a sample: ``start`` + k / fps of the sample, or, of the
+    ``whole`` clip, evenly spaced from ``start`` to ``end``. ``Unreadable`` for a clip that ends before."""
+    count, start = len(like.frames), float(medium.options.get("start", 0.0))
+    end = min(float(medium.options.get("end", math.inf)), times[-1])
+    seconds = (end - start) / max(1, count - 1) if whole else 1 / like.fps
+    wanted = [start + index * seconds for index in range(count)]
+    if wanted[-1] > end + 0.5 / fps or wanted[-1] < wanted[0]:
+        raise Unreadable(
+            f"{file_of(medium)}: got a clip of {end - start + 1 / fps:.2f} s, expected at least {count / like.fps:.2f} "
+            f"s, the {count} frames of a sample at {like.fps:g} frames per second; give a longer one, or lower "
+            "model.frames"
+        )
+    after = [bisect_left(times, time) for time in wanted]
+    pairs = [(max(0, place - 1), min(place, len(times) - 1)) for place in after]
+    return [min(pair, key=lambda index: abs(times[index] - time)) for pair, time in zip(pairs, wanted, strict=True)]
+
+
+def _decoded(medium: Media, choose: Callable[[Sequence[float], float], Sequence[int]]) -> UInt8[Tensor, "frames 3 h w"]:
+    from pipelines.vlm.frames import decode_by_time
+
+    if not isinstance(medium.source, str):
+        raise Unreadable(f"{file_of(medium)}: got frames in separate files, expected one video file")
+    return decode_by_time(medium.source, choose).frames
 
 
 def _covering(pixels: Float[Tensor, "N 3 h w"], size: Sequence[int]) -> Float[Tensor, "N 3 H W"]:

@@ -309,13 +309,22 @@ class VisualFamily:
             )
 
     def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts that the text encoder reads whole, and the skipped ones, which it would cut."""
+        """The prompts that the text encoder reads whole, and the skipped ones: it would cut them, or the run learns
+        their answers, and a clip among these is too short."""
         from pipelines.visual.conditioning_image import warn_of_cropped
 
         model: Any = policy.model  # type: ignore[attr-defined]
         if size := model.architecture.frame_size:
             warn_of_cropped(prompts, size)
-        return read_whole(model.check, config, prompts)
+        algorithm = config.algorithm
+        learned = config.data.offline or config.data.supervised or {algorithm.supervised, algorithm.added} != {"none"}
+
+        def check(prompt: Prompt) -> None:
+            model.check(prompt)
+            if learned:
+                model.check_answers(prompt)
+
+        return read_whole(check, config, prompts)
 
     def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
         """Texts of a command line."""

@@ -30,7 +30,7 @@ from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of,
 from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
 from pipelines.training import Training, torch_dtype
-from pipelines.visual.conditioning_image import given_output
+from pipelines.visual.conditioning_image import check_given, given_output
 from pipelines.visual.options import MemoryOptions
 
 TRANSFORMER = "transformer"
@@ -163,6 +163,8 @@ class FlowModel:
     """That of prompts which state none."""
     encodes_negatives: bool = False
     """Encode negative prompts where this model has no guidance, too, since a variant of it reads them."""
+    whole_clips: bool = False
+    """Take given clips from the first to the last frame, whatever their speed becomes (``given_output``)."""
     size: Image | Video | None = field(default=None, init=False, repr=False)
     """A sample, once one was needed for its size."""
 
@@ -203,6 +205,12 @@ class FlowModel:
                 self.architecture.check_negative(self.negative(prompt))
             except ValueError as error:
                 raise ValueError(f"the negative prompt of prompt '{prompt.id}': {error}") from error
+
+    def check_answers(self, prompt: Prompt) -> None:
+        """Raise ``Unreadable`` for a given clip that cannot be read, or is shorter than a sample."""
+        for answer in prompt.answers if self.fps else ():
+            if answer.media is not None:
+                check_given(answer.media, self.sample_size, self.whole_clips)
 
     def variant(self, *, guidance: float, size: tuple[int, int, int] | None = None) -> FlowModel:
         """The same model with another scale of guidance, and with another size: height, width in pixels and frames, of
@@ -310,6 +318,12 @@ class FlowModel:
         return outputs
 
     @property
+    def sample_size(self) -> Image | Video:
+        """A sample, for its size."""
+        self.size = size = self.size or self.decode(torch.zeros(1, *self.shape))[0]
+        return size
+
+    @property
     def kind(self) -> str:
         """``image`` or ``video``."""
         return "video" if self.fps else "image"
@@ -317,9 +331,8 @@ class FlowModel:
     @torch.no_grad()
     def latents(self, media: Sequence[Media]) -> tuple[Float[Tensor, "N *latent"], list[Image | Video]]:
         """Latents of given images or videos and the media themselves, in the size of samples: scaled to cover it and
-        cropped at the centre; of a video as many frames, evenly spaced."""
-        size = self.size = self.size or self.decode(torch.zeros(1, *self.shape))[0]
-        outputs = [given_output(medium, size) for medium in media]
+        cropped at the centre; of a video the frames at the times of a sample's (``given_output``)."""
+        outputs = [given_output(medium, self.sample_size, self.whole_clips) for medium in media]
         pixels = torch.stack([one.frames if isinstance(one, Video) else one.pixels for one in outputs])
         latents = []
         for batch in pixels.to(self.device).split(self.decode_batch_size):

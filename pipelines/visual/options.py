@@ -291,6 +291,9 @@ class WanOptions(VideoOptions):
     """Width of a video in pixels; 0 takes the model's default, 832 for published ones."""
     guidance: float = 5.0
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
+    whole_clips: bool = False
+    """Take clips of answers from their first to their last frame, evenly in time, whatever their speed becomes; by
+    default frames are those at the times of a sample's, from the first on, and a shorter clip is skipped."""
     guidance_2: Annotated[float, within("0", "[1, 1000]")] = 0.0
     """Guidance of the second network of Wan 2.2 14B, for low noise levels; 0 takes guidance."""
     max_sequence_length: int = 512

@@ -185,6 +185,7 @@ def load(options: WanOptions, training: Training = PLAIN) -> FlowModel:
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(options.guidance),
         fps=options.fps or own.fps,
+        whole_clips=options.whole_clips,
         sized=sized,
     )
 
@@ -272,5 +273,6 @@ def pretrained(
         reference,
         guidance=float(guidance),
         fps=options.fps or own.fps,
+        whole_clips=options.whole_clips,
         sized=sized,
     )

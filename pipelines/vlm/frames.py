@@ -165,6 +165,11 @@ def decode(path: str, choose: Choose) -> FrameSet:
 
     A file that is damaged, no video, or beyond the limits is ``Unreadable``.
     """
+    return decode_by_time(path, lambda times, fps: choose(len(times), fps))
+
+
+def decode_by_time(path: str, choose: Callable[[Sequence[float], float], Sequence[int]]) -> FrameSet:
+    """The same with a selection by the time of every frame in seconds, from the first on, and the mean rate."""
     file = opened(path)
     require("vlm", "av")
     try:
@@ -175,7 +180,7 @@ def decode(path: str, choose: Choose) -> FrameSet:
         raise Unreadable(f"{path}: cannot be read as a video ({reason_of(error)})") from error
 
 
-def _decode(path: str | BytesIO, choose: Choose) -> FrameSet:
+def _decode(path: str | BytesIO, choose: Callable[[Sequence[float], float], Sequence[int]]) -> FrameSet:
     with open_container(path) as container:
         stream = _video_of(container)
         fps = float(stream.average_rate or stream.guessed_rate or 0)
@@ -198,8 +203,8 @@ def _decode(path: str | BytesIO, choose: Choose) -> FrameSet:
     timed = indexed and len(set(stamps)) == len(stamps) and None not in (pts for pts, *_ in packets)
     places = {stamp: place for place, stamp in enumerate(stamps)} if timed else {}
     seeks = sorted(places[pts] for pts, _, is_key, _ in packets if is_key and places)
-    indices = choose(len(stamps), fps)
     times = tuple(float((stamp - stamps[0]) * base) for stamp in stamps)
+    indices = choose(times, fps)
     if READER.name != "av":
         height, width, rotation = _first(path)
         if READER.name == "decord" and rotation % 360:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from mmgrpo.types import Image, Media, Video
+from mmgrpo.data.limits import Unreadable
+from mmgrpo.types import Answer, Image, Media, Prompt, Video
 from pipelines.visual import flux, qwen_image, sana, sd3, wan, z_image
-from pipelines.visual.conditioning_image import given_output
+from pipelines.visual.conditioning_image import check_given, given_output
 from pipelines.visual.flow import Architecture, latents_of_pixels, pixels_of_latents
 from tests.building import load
 from tests.tiny import tiny_checkpoint
@@ -64,7 +66,7 @@ def test_encoding_undoes_the_scale_and_the_shift(shift):
     torch.testing.assert_close(latents_of_pixels(vae, pixels_of_latents(vae, latents)), latents, rtol=0, atol=1e-5)
 
 
-def test_media_are_scaled_to_cover_and_cropped_at_the_centre_and_frames_are_evenly_spaced():
+def test_media_are_scaled_to_cover_and_cropped_at_the_centre():
     like = Image(torch.zeros(3, 4, 4))
     wide = torch.zeros(3, 8, 24)
     wide[:, :, 8:16] = 1.0
@@ -73,9 +75,72 @@ def test_media_are_scaled_to_cover_and_cropped_at_the_centre_and_frames_are_even
     assert found.pixels[:, :, 1:3].min() > 0.9
     same = Image(torch.rand(3, 4, 4))
     assert torch.equal(given_output(Media("image", same), like).pixels, same.pixels)  # type: ignore[union-attr]
-    frames = torch.arange(9).view(9, 1, 1, 1).expand(9, 3, 4, 4) / 8
-    clip = given_output(Media("video", Video(frames, 30.0)), Video(torch.zeros(3, 3, 4, 4), 8.0))
-    assert isinstance(clip, Video) and clip.fps == 8 and clip.frames[:, 0, 0, 0].tolist() == [0, 0.5, 1]
+
+
+def times_of(clip: Any, seconds: float) -> list[float]:
+    """The times that a clip's grey values stand for."""
+    return [round(seconds * float(frame.mean()), 3) for frame in clip.frames]
+
+
+def grey(times: list[float], seconds: float) -> torch.Tensor:
+    """Frames whose grey value is their time."""
+    return torch.tensor(times).view(-1, 1, 1, 1).expand(-1, 3, 16, 16) / seconds
+
+
+def write(path: Any, frames: torch.Tensor, stamps: list[int], rate: int) -> str:
+    """A file of lossless frames at ``stamps`` / ``rate`` seconds."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("ffv1", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "gray"
+        stream.codec_context.time_base = stream.time_base = Fraction(1, rate)
+        for frame, stamp in zip(frames, stamps, strict=True):
+            picture = av.VideoFrame.from_ndarray((frame[0] * 255).round().to(torch.uint8).numpy(), format="gray")
+            picture.pts, picture.time_base = stamp, Fraction(1, rate)
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode(None))
+    return str(path)
+
+
+SAMPLE = Video(torch.zeros(5, 3, 16, 16), 16.0)
+"""0.25 s."""
+
+
+@pytest.mark.parametrize("stored", ["memory", "file"])
+def test_frames_of_a_clip_are_those_at_the_times_of_a_samples(stored, tmp_path):
+    seconds = [index / 30 for index in range(300)]
+    frames = grey(seconds, 10.0)
+    source: Any = Video(frames, 30.0) if stored == "memory" else write(tmp_path / "a.mkv", frames, list(range(300)), 30)
+    clip: Any = given_output(Media("video", source), SAMPLE)
+    # 0, 0.0625, 0.125, 0.1875 and 0.25 s: frames 0, 2 (0.067), 4 (0.133), 6 (0.2) and 7 (0.233) or 8 of 30 a second
+    assert clip.fps == 16
+    assert times_of(clip, 10.0) == pytest.approx([0, 0.0625, 0.125, 0.1875, 0.25], abs=0.5 / 30 + 0.02)
+    begun = given_output(Media("video", source, options={"start": 4.0}), SAMPLE)
+    assert times_of(begun, 10.0) == pytest.approx([4, 4.0625, 4.125, 4.1875, 4.25], abs=0.5 / 30 + 0.02)
+
+
+def test_the_whole_of_a_clip_of_variable_rate_is_evenly_spaced_in_time(tmp_path):
+    stamps = [*range(10), *range(10, 100, 10)]  # tenths of a second: 10 frames a second, then one
+    source = write(tmp_path / "a.mkv", grey([stamp / 10 for stamp in stamps], 9.0), stamps, 10)
+    whole = given_output(Media("video", source), SAMPLE, whole=True)
+    # 0, 2.25, 4.5, 6.75 and 9 s
+    assert [round(time) for time in times_of(whole, 9.0)] in ([0, 2, 4, 7, 9], [0, 2, 5, 7, 9])
+    slow = Video(torch.zeros(5, 3, 16, 16), 0.5)
+    assert times_of(given_output(Media("video", source), slow), 9.0) == pytest.approx([0, 2, 4, 6, 8], abs=0.03)
+
+
+def test_a_clip_that_is_shorter_than_a_sample_is_refused(tmp_path):
+    short = Media("video", write(tmp_path / "short.mkv", grey([0, 0.1, 0.2], 1.0), [0, 1, 2], 10))
+    with pytest.raises(Unreadable, match=r"short.mkv.*0.30 s.*0.62.*model\.frames"):
+        check_given(short, Video(torch.zeros(5, 3, 16, 16), 8.0))
+    check_given(short, SAMPLE)
+    check_given(short, Video(torch.zeros(5, 3, 16, 16), 8.0), whole=True)
+    model = load(wan, tiny_checkpoint(wan.tiny), height=32, width=32, frames=5)
+    row = Prompt("a", "a", answers=(Answer("", Media("video", Video(torch.zeros(3, 3, 8, 8), 16.0)), 1.0),))
+    with pytest.raises(Unreadable, match=r"0.19 s.*0.31"):
+        model.check_answers(row)
+    load(wan, tiny_checkpoint(wan.tiny), height=32, width=32, frames=5, whole_clips=True).check_answers(row)
 
 
 def test_a_family_that_does_not_encode_says_which_do():
