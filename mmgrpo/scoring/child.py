@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from mmgrpo.scoring.wire import LENGTH
@@ -95,6 +95,7 @@ class Line:
                 ended = not self.running()  # what it sent before that is still to be read
 
 
+@runtime_checkable
 class Running(Protocol):
     """A started process, as ``subprocess.Popen`` is."""
 
@@ -121,7 +122,7 @@ def start(module: str, folder: str, owner: Any) -> Started:
     this one; it ends with ``owner`` at the latest."""
     ours, theirs = socket.socketpair()
     parent, run = os.pipe()
-    before, mark = os.environ.get("PYTHONPATH"), uuid4().hex
+    before, mark = os.environ.get("PYTHONPATH"), new_mark()
     command = [sys.executable, "-u", "-P", "-m", module]
     process = subprocess.Popen(
         [*command, str(theirs.fileno()), str(parent), *([before] if before is not None else [])],
@@ -135,6 +136,11 @@ def start(module: str, folder: str, owner: Any) -> Started:
     theirs.close()
     os.close(parent)
     return process, ours, weakref.finalize(owner, end, process, ours, run, os.getpid(), mark)
+
+
+def new_mark() -> str:
+    """A value of ``MARK`` that no other process has."""
+    return uuid4().hex
 
 
 def search_path() -> list[str]:

@@ -32,6 +32,7 @@ START = 600.0
 ANSWER, PER_VALUE = 100_000, 40
 """Bytes of the longest answer: of one without values, and of each value."""
 
+
 class Trace(Exception):
     """The traceback of an error in another process, as text."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import multiprocessing
 import threading
 from collections import Counter as Counts
 from collections.abc import Callable, Sequence
@@ -28,18 +29,9 @@ from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query, Sequences
-from mmgrpo.policies.tools import (
-    ENDS,
-    Tools,
-    _action,
-    _observation,
-    answer,
-    calls_of,
-    load_tools,
-    number_of,
-    offered,
-    opens,
-)
+from mmgrpo.policies.tool_calls import calls_of
+from mmgrpo.policies.tool_table import load_tools, offered, opens
+from mmgrpo.policies.tools import ENDS, Episode, Tools, _action, _observation, number_of
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, Text, Turn
@@ -287,7 +279,8 @@ def conversed(
         asked.extend(queries)
         return drawn(turn - 1)
 
-    given = tools_of(frame(), *(tools or (peek, hide)), **limits)
+    of_test = len(tools) == 1 and isinstance(tools[0], Tools)
+    given = tools[0] if of_test else tools_of(frame(), *(tools or (peek, hide)), **limits)
     found = given.converse(
         drawn(0), [Query(prompt, 5, 1)], draw, frame(), frozenset(spelled("<|im_end|>")), most, 7, keyed
     )
@@ -364,10 +357,7 @@ def test_calls_of_a_turn_beyond_the_limit_are_refused_together(most, made, refus
 class Shop:
     """Keeps what it was told."""
 
-    made = 0
-
     def __init__(self) -> None:
-        Shop.made += 1
         self.seen: list[Any] = []
 
     def reset(self, prompt: Prompt, seed: int) -> None:
@@ -383,15 +373,16 @@ class Shop:
 
 
 def test_an_instance_of_a_class_lives_as_long_as_its_completion():
-    before = Shop.made
-    found, _ = conversed([[PEEK, END], [PEEK, HIDE, END], [END]], Shop)
-    seed = derive(7, "tools", 5)
-    assert [call.result for call in found.episodes[0].calls] == [f'["0", {seed}, 2]', f'["0", {seed}, 2, 3]', "null"]
-    assert Shop.made == before + 1
-    conversed([["a", END]], Shop)
-    assert Shop.made == before + 1  # made when it is first called
-    conversed([[PEEK, END], [END]], Shop)
-    assert Shop.made == before + 2
+    seed, other = derive(7, "tools", 5), PROMPTS[1]
+    tools = tools_of(frame(), Shop)
+    for prompt in (PROMPTS[0], other):  # the process is the same, the instance another
+        found, _ = conversed([[PEEK, END], [PEEK, HIDE, END], [END]], tools, prompt=prompt)
+        first, *more = [call.result for call in found.episodes[0].calls]
+        assert [first, *more] == [f'["{prompt.id}", {seed}, 2]', f'["{prompt.id}", {seed}, 2, 3]', "null"]
+    (copy,) = tools.process._idle
+    assert copy.ask({"hook": "peek"}, 60.0)["error"].startswith("AttributeError")  # none is left behind
+    found, _ = conversed([["a", END]], tools)
+    assert not found.episodes[0].instances  # made when it is first called
 
 
 class Room(Shop):
@@ -861,15 +852,16 @@ def test_calls_in_a_thought_are_none():
 @pytest.mark.parametrize(
     ("tool", "arguments", "value", "error"),
     [
-        (lambda x: x + 1, {"x": 1}, 2, ""),
-        (lambda: 1 / 0, {}, None, "ZeroDivisionError"),
-        (lambda x: x, {"y": 1}, None, "unexpected keyword argument 'y'"),
-        (lambda: (_ for _ in ()).throw(RuntimeError("half \ud800")), {}, None, "half ?"),
+        (lambda x: x + 1, {"x": 1}, "2", ""),
+        (lambda: 1 / 0, {}, "", "ZeroDivisionError"),
+        (lambda x: x, {"y": 1}, "", "unexpected keyword argument 'y'"),
+        (lambda: (_ for _ in ()).throw(RuntimeError("half \ud800")), {}, "", "half ?"),
     ],
 )
 def test_what_a_tool_raises_is_its_answer(tool: Callable[..., Any], arguments, value, error):
-    found, reason = answer(tool, arguments, 60.0)
-    assert found == value and (error in reason if error else not reason)
+    tools = tools_of(frame(), offered_as("peek", tool))
+    call = tools._answered(Episode(Query(PROMPTS[0], 0, 1), 0), "peek", arguments, 0)
+    assert call.result == value and (error in call.error if error else not call.error)
 
 
 def test_an_unknown_tool_is_answered_with_the_nearest():
@@ -914,7 +906,7 @@ def test_a_long_result_is_cut_and_special_tokens_are_written_apart():
 
 def test_calls_of_several_completions_are_answered_at_a_time():
     """Each of two waits for the other; their answers keep their places."""
-    meeting = threading.Barrier(2)
+    meeting = multiprocessing.get_context("fork").Barrier(2)
 
     class Meet:
         def reset(self, prompt: Prompt) -> None:
