@@ -33,7 +33,8 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
         )
     if not loaded:
         plain = {one.name: one.default for one in fields(sampling)}
-        for name in ("turns", "calls_per_turn", "observation_tokens", "tool_seconds", "tool_workers"):
+        limits = ("turns", "calls_per_turn", "unreadable_calls", "observation_tokens", "tool_seconds", "tool_workers")
+        for name in limits:
             if (value := getattr(sampling, name)) != plain[name]:
                 raise ValueError(
                     f"sampling.{name}: got {value}, which has no effect without sampling.tools; name tools, or leave "
@@ -150,8 +151,9 @@ def tools_of(config: Config, model: Any) -> Tools | None:
             stacklevel=2,
         )
     marks = {one for one in model.suppress_tokens if one < len(tokenizer)}
+    loaded = load_tools(sampling.tools)
     return Tools(
-        load_tools(sampling.tools),
+        loaded,
         chat.reply,
         sampling.turns,
         sampling.observation_tokens,
@@ -161,6 +163,8 @@ def tools_of(config: Config, model: Any) -> Tools | None:
         sampling.tool_workers,
         sampling.calls_per_turn,
         names_elsewhere(sampling.tools),
+        {one["function"]["name"]: one["function"]["parameters"] for one in schemas(loaded)},
+        sampling.unreadable_calls,
     )
 
 

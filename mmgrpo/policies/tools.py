@@ -33,7 +33,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Showing, TokenModel
-from mmgrpo.policies.tool_calls import calls_of
+from mmgrpo.policies.tool_calls import arguments_of, calls_of
 from mmgrpo.policies.tool_table import having, offered, opens, reset_parameters
 from mmgrpo.randomness import derive
 from mmgrpo.types import Call, Image, Media, Prompt, Turn
@@ -41,8 +41,9 @@ from mmgrpo.types import Call, Image, Media, Prompt, Turn
 STREAMS = 1 << 20
 """Random streams that the later turns of a prompt's completions have, from the number of its prompt times this on."""
 
-ENDS = ("answered", "turns", "tokens")
-"""Why a completion ended: with a turn without a call, with a call in its last turn, or at its last token."""
+ENDS = ("answered", "turns", "tokens", "unreadable")
+"""Why a completion ended: with a turn without a call, with a call in its last turn, at its last token, or with calls
+that cannot be read (``unreadable_calls``)."""
 
 CHARACTERS, MARGIN = 16, 16
 """Characters of a result that are spelled for each token that is read, and tokens behind them whose spelling may be
@@ -97,6 +98,8 @@ class Episode:
     shown: list[Media] = field(default_factory=list)
     """The media that tools have returned."""
     calls: list[Call] = field(default_factory=list)
+    unreadable: int = 0
+    """The newest calls in a row that could not be read."""
     end: str = ""
     reward: float | None = None
     """What its tools gave it; NaN where one failed, None without such tools."""
@@ -201,6 +204,10 @@ class Tools:
     """Calls of a turn that are answered; 0: all."""
     names: Sequence[str] = ()
     """Where another Python finds the tools, ``module:name``; empty: their process is a fork of this one."""
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The JSON schema of each tool's parameters that the model is shown, by which arguments are read."""
+    unreadable_calls: int = 0
+    """Calls in a row that cannot be read, with which a completion ends; 0: it goes on."""
 
     @cached_property
     def table(self) -> dict[str, tuple[type | None, Callable[..., Any]]]:
@@ -343,7 +350,14 @@ class Tools:
         one.ends.append(len(one.ids) - 1)
         if ids[-1] not in ends:
             one.end = "tokens"
-        elif not calls_of(self.prefilled + one.text):
+            return
+        calls = calls_of(self.prefilled + one.text)
+        for _, given in calls:
+            one.unreadable = one.unreadable + 1 if isinstance(given, str) else 0
+            if 0 < self.unreadable_calls <= one.unreadable:
+                one.end = "unreadable"
+                return
+        if not calls:
             one.end = "answered"
         elif one.turn == self.turns:
             one.end = "turns"
@@ -482,6 +496,11 @@ class Tools:
         if name not in self.table:
             return Call(name, given, error=f"unknown tool '{name}'.{nearest(name, self.table)}")
         owner, _ = self.table[name]
+        if name in self.parameters:
+            converted, wrong = arguments_of(self.parameters[name], given)
+            if wrong:
+                return Call(name, given, error=wrong)
+            given = converted
         request = {"call": name, "arguments": dict(given)}
         if owner is None:
             answer: dict[str, Any] = self.process.call(request, self.seconds)

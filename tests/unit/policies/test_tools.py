@@ -82,7 +82,8 @@ def model_over(words: Sequence[str], likely: Sequence[str] = (), seed: int = 0) 
     return made
 
 
-WORDS = ("say", "a", "b", PEEK, HIDE, "seven", "eight")
+BAD = '<tool_call>{"name":"peek","query":1}</tool_call>'
+WORDS = ("say", "a", "b", PEEK, HIDE, "seven", "eight", BAD)
 LIKELY = (PEEK, HIDE, "<|im_end|>")
 PROMPTS = [Prompt("say a", "0"), Prompt("say a b a", "1"), Prompt("b", "2")]
 
@@ -105,9 +106,11 @@ def tools_of(
     seconds: float = 60.0,
     workers: int = 1,
     calls_per_turn: int = 0,
+    unreadable_calls: int = 0,
 ) -> Tools:
     assert model.chat is not None
-    return Tools(tools, model.chat.reply, turns, observation_tokens, seconds, MARKS, "", workers, calls_per_turn)
+    limits = (turns, observation_tokens, seconds, MARKS, "", workers, calls_per_turn)
+    return Tools(tools, model.chat.reply, *limits, unreadable_calls=unreadable_calls)
 
 
 def policy_of(likely: Sequence[str] = LIKELY, tools: Sequence[Any] = (peek, hide), **settings: Any) -> TokenPolicy:
@@ -835,12 +838,54 @@ def test_a_reward_that_is_no_number_stops_the_run():
         ('<tool_call>{"name": "peek", "arguments": {"x": "\\ud800"}}</tool_call>', "", "cannot be read"),
         ('<tool_call>{"name": "peek", "arguments": []}</tool_call>', "peek", "arguments"),
         ('<tool_call>{"arguments": {}}</tool_call>', "", "name"),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "", "name"),
+        ('<tool_call>{"name": "peek", "query": "cats"}</tool_call>', "peek", "'query'"),
+        ('<tool_call>{"name": "peek", "args": {"query": "cats"}}</tool_call>', "peek", "'args'"),
+        ('<tool_call>{"name": "peek", "arguments": {}, "parameters": {"x": 1}}</tool_call>', "peek", "parameters"),
+        ('<tool_call>{"name": "peek", "parameters": [1]}</tool_call>', "peek", "parameters"),
+        ('<tool_call>{"name": "peek", "arguments": null}</tool_call>', "peek", "arguments"),
+        ('<tool_call>{"name": "peek", "arguments": "cats"}</tool_call>', "peek", "text"),
+        ('<tool_call>{"name": "peek", "arguments": "{\\"x\\": NaN}"}</tool_call>', "peek", "text"),
         ('<tool_call>{"name": "peek", "arguments": {}}', "", "</tool_call>"),
     ],
 )
 def test_a_call_that_cannot_be_read_says_why(text, name, reason):
     ((found, given),) = calls_of(text)
     assert found == name and isinstance(given, str) and reason in given
+
+
+CATS = {"query": "cats"}
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ({"arguments": CATS}, CATS),
+        ({"parameters": CATS}, CATS),
+        ({"arguments": json.dumps(CATS)}, CATS),
+        ({"parameters": json.dumps(CATS)}, CATS),
+        ({}, {}),
+    ],
+)
+def test_arguments_stand_under_either_key_as_an_object_or_its_text(written, given):
+    assert calls_of(f"<tool_call>{json.dumps({'name': 'search', **written})}</tool_call>") == [("search", given)]
+
+
+RUNS = {
+    "one turn": ([[BAD, BAD, END]], 2, "unreadable", 1),
+    "two turns": ([[BAD, END], [BAD, END]], 2, "unreadable", 2),
+    "between": ([[BAD, PEEK, BAD, END], ["a", END]], 2, "answered", 2),
+    "a turn between": ([[BAD, END], [PEEK, END], [BAD, END], ["a", END]], 2, "answered", 4),
+    "first": ([[BAD, END]], 1, "unreadable", 1),
+    "never": ([[BAD, END]] * 3 + [["a", END]], 0, "answered", 4),
+}
+
+
+@pytest.mark.parametrize(("script", "most", "end", "turns"), RUNS.values(), ids=RUNS)
+def test_a_completion_ends_after_calls_in_a_row_that_cannot_be_read(script, most, end, turns):
+    (one,) = (found := conversed(script, unreadable_calls=most, most=200)[0]).episodes
+    assert (one.end, one.turn) == (end, turns)
+    assert float(found.fields()["turns_end"]) == ENDS.index(end) and bool(found.ended)
 
 
 def test_calls_in_a_thought_are_none():
