@@ -171,6 +171,7 @@ def tools_of(config: Config, model: Any) -> Tools | None:
 def names_elsewhere(names: Sequence[str]) -> Sequence[str]:
     """The names of tools if another Python finds them by these; none if one is of the program itself, of a notebook for
     instance, or of a module that was made in it."""
-    modules = [sys.modules.get(name.partition(":")[0]) for name in names]
-    files = [getattr(getattr(module, "__spec__", None), "origin", None) for module in modules]
-    return list(names) if all(file and Path(file).is_file() for file in files) else ()
+    modules = [name.partition(":")[0] for name in names]
+    files = [getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) for module in modules]
+    found = "__main__" not in modules and all(file and Path(file).is_file() for file in files)
+    return list(names) if found else ()
