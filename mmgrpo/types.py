@@ -46,6 +46,9 @@ class Turn:
     role: str
     """``system``, ``user``, ``assistant`` or ``tool``."""
     parts: tuple[str | Media, ...]
+    keys: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What else chat templates read of it: ``tool_calls``, ``reasoning_content``, ``name``, ``tool_call_id``, and
+    ``content`` where that is null."""
 
 
 @dataclass(frozen=True)

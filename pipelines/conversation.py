@@ -67,7 +67,7 @@ def conversation(
                         f"prompt '{prompt.id}': its text contains {mark}, the placeholder of a medium; remove it"
                     )
             parts.append({"type": "text", "text": part})
-        messages.append({"role": turn.role, "content": parts})
+        messages.append({**turn.keys, "role": turn.role, "content": parts if parts else turn.keys.get("content", [])})
     return messages
 
 

@@ -160,7 +160,7 @@ class LanguageFamily:
 
     def check_images(self, config: Config, path: str) -> None:
         """ValueError for tools that say they return images, where the model in a folder cannot be shown any."""
-        from mmgrpo.policies.tools import load_tools, returning_images
+        from mmgrpo.policies.tool_table import load_tools, returning_images
 
         tools = load_tools(config.sampling.tools)
         if not (names := returning_images(tools)):
@@ -242,7 +242,7 @@ class LanguageFamily:
         """Load the model as a policy over tokens."""
         from mmgrpo.advantages.estimate import AdvantageRecipe
         from mmgrpo.policies.token import TokenPolicy
-        from mmgrpo.policies.tools import load_tools
+        from mmgrpo.policies.tool_table import load_tools
         from pipelines.training import Training, exact_head
         from pipelines.vlm.frames import use_video_reader
 

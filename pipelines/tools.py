@@ -20,7 +20,8 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     """ValueError for ``sampling.tools`` that are none, for what cannot be drawn or scored in several turns, and for a
     chat template, with these arguments, that does not write them."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.policies.tools import WALKING, having, load_tools, opens, refuse_with_tools
+    from mmgrpo.policies.tool_table import having, load_tools, opens
+    from mmgrpo.policies.tools import WALKING, refuse_with_tools
     from mmgrpo.update import LossRecipe
 
     data, sampling, algorithm = config.data, config.sampling, config.algorithm
@@ -32,7 +33,8 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
         )
     if not loaded:
         plain = {one.name: one.default for one in fields(sampling)}
-        for name in ("turns", "calls_per_turn", "observation_tokens", "tool_seconds", "tool_workers"):
+        limits = ("turns", "calls_per_turn", "unreadable_calls", "observation_tokens", "tool_seconds", "tool_workers")
+        for name in limits:
             if (value := getattr(sampling, name)) != plain[name]:
                 raise ValueError(
                     f"sampling.{name}: got {value}, which has no effect without sampling.tools; name tools, or leave "
@@ -62,7 +64,7 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
 def unread(config: Config) -> str:
     """Which classes' rewards the run does not read, in words for its arithmetic; empty: none."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.policies.tools import having, load_tools
+    from mmgrpo.policies.tool_table import having, load_tools
 
     loaded = load_tools(config.sampling.tools)
     readers = {
@@ -107,7 +109,7 @@ def schemas(tools: Sequence[Any]) -> list[dict[str, Any]]:
     from transformers.utils import get_json_schema
 
     from mmgrpo.data.values import reason_of
-    from mmgrpo.policies.tools import offered
+    from mmgrpo.policies.tool_table import offered
 
     described = []
     for name, (owner, function) in offered(tools).items():
@@ -125,7 +127,8 @@ def schemas(tools: Sequence[Any]) -> list[dict[str, Any]]:
 def tools_of(config: Config, model: Any) -> Tools | None:
     """The tools of a configuration for a model with a chat template; None without any."""
     from mmgrpo.data.chat import special_ids
-    from mmgrpo.policies.tools import Tools, load_tools
+    from mmgrpo.policies.tool_table import load_tools
+    from mmgrpo.policies.tools import Tools
 
     sampling = config.sampling
     if not getattr(sampling, "tools", ()):
@@ -148,8 +151,9 @@ def tools_of(config: Config, model: Any) -> Tools | None:
             stacklevel=2,
         )
     marks = {one for one in model.suppress_tokens if one < len(tokenizer)}
+    loaded = load_tools(sampling.tools)
     return Tools(
-        load_tools(sampling.tools),
+        loaded,
         chat.reply,
         sampling.turns,
         sampling.observation_tokens,
@@ -158,4 +162,16 @@ def tools_of(config: Config, model: Any) -> Tools | None:
         model.prefilled,
         sampling.tool_workers,
         sampling.calls_per_turn,
+        names_elsewhere(sampling.tools),
+        {one["function"]["name"]: one["function"]["parameters"] for one in schemas(loaded)},
+        sampling.unreadable_calls,
     )
+
+
+def names_elsewhere(names: Sequence[str]) -> Sequence[str]:
+    """The names of tools if another Python finds them by these; none if one is of the program itself, of a notebook for
+    instance, or of a module that was made in it."""
+    modules = [name.partition(":")[0] for name in names]
+    files = [getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) for module in modules]
+    found = "__main__" not in modules and all(file and Path(file).is_file() for file in files)
+    return list(names) if found else ()

@@ -23,10 +23,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.config.names import nearest
+from mmgrpo.data.messages import calls_written
 from mmgrpo.data.values import reason_of
 
 DATE = date(2024, 7, 26)
@@ -40,7 +42,8 @@ NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 USER, ASSISTANT = "zqu0", "zqa1"
 THOUGHT, RESULTS = "zqd2", ("zqe3", "zqf4")
-"""Words of a trial, which no template writes."""
+CALLED, CALL_ID = "zqc7", "zqi000009"
+"""Words of a trial, which no template writes; an id of a call has nine characters (Mistral)."""
 
 TOOL_PROMPT = """\
 # Tools
@@ -202,20 +205,47 @@ class ChatTemplate:
                 return True
         return False
 
+    @cached_property
+    def _writes_calls(self) -> bool:
+        """Whether the template itself writes calls of a history, and their results."""
+        call = {"id": CALL_ID, "type": "function", "function": {"name": CALLED, "arguments": {"x": ASSISTANT}}}
+        for form, content in product((lambda text: text, lambda text: [_part(text)]), ("", None)):
+            asked = {"role": "assistant", "content": content, "tool_calls": [call]}
+            told = {"role": "tool", "content": form(RESULTS[0]), "name": CALLED, "tool_call_id": CALL_ID}
+            try:
+                text = self._render([{"role": "user", "content": form(USER)}, asked, told], True)
+            except Exception:  # a template that concatenates a list or null, or refuses a role
+                continue
+            if all(word in text for word in (CALLED, ASSISTANT, RESULTS[0])):
+                return True
+        return False
+
     def _with_tools(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Messages with tools and their results in the form that the template reads (``writes_tools``)."""
+        """Messages with tools, calls and results in the form that the template reads (``writes_tools``,
+        ``_writes_calls``)."""
         tools = self.arguments.get("tools")
-        if not tools or self.writes_tools:
+        spoken = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        if not tools and not spoken:
             return messages
+        results = self.writes_tools if tools else self._writes_calls
+        calls = results and (not spoken or self._writes_calls)
         turns: list[Mapping[str, Any]] = []
         for place, message in enumerate(messages):
-            if message["role"] != "tool":
+            if "tool_calls" in message and not calls:
+                said = [*(message["content"] or ()), _part(calls_written(message["tool_calls"]))]
+                said = [said[0], _part("\n"), *said[1:]] if len(said) > 1 else said
+                kept = {name: value for name, value in message.items() if name != "tool_calls"}
+                turns.append({**kept, "content": _joined(said)})
+                continue
+            if message["role"] != "tool" or results:
                 turns.append(message)
                 continue
             answer = [_part("<tool_response>\n"), *message["content"], _part("\n</tool_response>")]
             if messages[place - 1]["role"] == "tool":
                 answer = [*turns.pop()["content"], _part("\n"), *answer]
             turns.append({"role": "user", "content": _joined(answer)})
+        if not tools or self.writes_tools:
+            return turns
         about = TOOL_PROMPT.replace("TOOLS", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         first, own = turns[0], turns[0]["role"] == "system"
         if own or not self._takes_system:
@@ -256,8 +286,12 @@ class ChatTemplate:
 
     def _reads(self, role: str, content: Any, errors: list[str]) -> bool:
         """Whether a turn of this content is written as it should be."""
-        turns = [{"role": role, "content": content}]
-        if role != "user":
+        turns: list[dict[str, Any]] = [{"role": role, "content": content}]
+        if role == "tool" and not self.arguments.get("tools") and self._writes_calls:
+            call = {"id": CALL_ID, "type": "function", "function": {"name": CALLED, "arguments": {}}}
+            asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+            turns = [self._formed(_turn("user", "zqb2")), asked, {**turns[0], "name": CALLED, "tool_call_id": CALL_ID}]
+        elif role != "user":
             before, after = self._formed(_turn("user", "zqb2")), self._formed(_turn("user", "zqc3"))
             turns = [*turns, after] if role == "system" else [before, *turns, after]
         try:
@@ -269,14 +303,16 @@ class ChatTemplate:
 
     def _formed(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with its content as the template reads it: one text as a text, several parts as a list."""
-        role, parts = str(message["role"]), list(message["content"])
+        role, parts = str(message["role"]), list(message["content"] or ())
+        if not parts and "tool_calls" in message:
+            return {**message, "content": None if message["content"] is None else ""}
         as_text, as_list = self._form(role)
         if as_list and not (as_text and len(parts) == 1 and parts[0]["type"] == "text"):
-            return {"role": role, "content": parts}
+            return {**message, "role": role, "content": parts}
         if unmarked := {part["type"] for part in parts} - {"text", *self.marks}:
             raise ValueError(f"it reads texts only, and so no {' or '.join(sorted(unmarked))}")
         words = [part["text"] if part["type"] == "text" else self.marks[part["type"]] for part in parts]
-        return {"role": role, "content": "".join(words)}
+        return {**message, "role": role, "content": "".join(words)}
 
     def _render(self, messages: Sequence[Mapping[str, Any]], generate: bool) -> str:
         several = isinstance(self.renderer.chat_template, Mapping)

@@ -4,7 +4,8 @@ A row has its text under one of
 
     text, prompt, problem    a string
     messages, prompt         [{"role": "user", "content": "..."}, ...]; the content may also be a list of blocks,
-                             {"type": "text", "text": "..."} or {"type": "image", "path": "...", option: value, ...}
+                             {"type": "text", "text": "..."} or {"type": "image", "path": "...", option: value, ...};
+                             also turns of role "tool", and "tool_calls" of the assistant (content null or a text)
     conversations            [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]
     question                 a string, where none of the others is there
 
@@ -17,6 +18,7 @@ the last user turn, unless they stand there already (``options.py``).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,13 +32,23 @@ from mmgrpo.data.columns import TEXT_KEYS, likely, unwrapped, with_columns, with
 from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
 from mmgrpo.data.options import lettered, options_in
 from mmgrpo.data.pairs import with_answers
-from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, one_line, quoted, shown
+from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, object_of, one_line, quoted, shown
 from mmgrpo.types import Media, Prompt, Turn
 
 MAX_ID = 256
 """Characters of an id, which stands in errors, logs and reports."""
 
-ROLES = {"system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "tool": "tool",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+}
+OTHER_KEYS = ("tool_calls", "reasoning_content", "name", "tool_call_id")
+"""Further keys of a message, which are given to the chat template."""
 TURN_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 """The keys of a turn: its speaker, and its content."""
 OPENAI = {**{f"{kind}_url": kind for kind in IN_MEMORY}, "input_audio": "audio"}
@@ -63,6 +75,7 @@ class OpenTurn:
 
     role: str
     parts: tuple[str | Media | Place, ...]
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
 
 def prompt_of(
@@ -104,9 +117,11 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     plain = isinstance(row[key], str) and key in ("text", "prompt", "problem")
     turns = _fill([OpenTurn("user", _parts(row[key]))] if plain else _conversation(row[key], key, root), media)
     turns = _with_system(turns, row)
-    reply = _text_of(turns.pop()) if turns[-1].role == "assistant" else ""
-    if not turns or turns[-1].role != "user":
-        raise ValueError(f"'{key}' must end with a user turn, or with a user turn and the assistant's reply")
+    reply = written(turns.pop()) if turns[-1].role == "assistant" else ""
+    if not turns or turns[-1].role not in ("user", "tool"):
+        raise ValueError(
+            f"'{key}' must end with a turn of the user or of a tool, or with one and the assistant's reply"
+        )
     text = text_of(turns)
     has_media = any(isinstance(part, Media) for turn in turns for part in turn.parts)
     if not (text.strip() or has_media):
@@ -155,8 +170,8 @@ def _with_system(turns: list[Turn], row: Mapping[str, Any]) -> list[Turn]:
     """The turns with the row's system prompt in front. ValueError for one that would be the second, and for tools."""
     if tools := row.get("tools") or None:
         raise ValueError(
-            f"'tools': got {shown(tools)}, expected none: a completion is one turn, in which no tool is called; remove "
-            "the key, or describe the tools in the system prompt"
+            f"'tools': got {shown(tools)}, expected none: the tools of a run are functions and classes of your own, "
+            "which sampling.tools names for all rows; remove the key"
         )
     system = _typed(row, "system", str, "")
     if not system.strip():
@@ -167,19 +182,20 @@ def _with_system(turns: list[Turn], row: Mapping[str, Any]) -> list[Turn]:
 
 
 def worded(prompt: Prompt, system: str = "", template: str = "") -> Prompt:
-    """The prompt with the system prompt ``system`` where it has none, and with ``template`` around the text of its last
-    turn, in the place of ``{text}``; media keep their places."""
+    """The prompt with the system prompt ``system`` where it has none, and with ``template`` around the text of the
+    user's last turn, in the place of ``{text}``; media keep their places."""
     turns = list(prompt.turns or (Turn("user", (prompt.text,)),))
-    if template:
+    last = max((place for place, turn in enumerate(turns) if turn.role == "user"), default=-1)
+    if template and last >= 0:
         before, after = template.split("{text}", 1)
-        parts = list(turns[-1].parts)
+        parts = list(turns[last].parts)
         places = [place for place, part in enumerate(parts) if isinstance(part, str)]
         if not places:
             places = [len(parts)]
             parts.append("")
         parts[places[0]] = before + str(parts[places[0]])
         parts[places[-1]] = str(parts[places[-1]]) + after
-        turns[-1] = replace(turns[-1], parts=tuple(parts))
+        turns[last] = replace(turns[last], parts=tuple(parts))
     if system and not any(turn.role == "system" for turn in turns):
         turns.insert(0, Turn("system", (system,)))
     plain = not prompt.turns and len(turns) == 1
@@ -219,15 +235,68 @@ def _conversation(turns: Any, key: str, root: Path) -> list[OpenTurn]:
     speaker, content = TURN_KEYS["conversations" if key == "conversations" else "messages"]
     conversation = []
     for number, turn in enumerate(turns, start=1):
-        if not isinstance(turn, dict) or {name for name in turn if turn[name] is not None} != {speaker, content}:
-            raise ValueError(f"turn {number}: got {shown(turn)}, expected an object with '{speaker}' and '{content}'")
-        role, value = str(turn[speaker]), turn[content]
+        expected = f"expected an object with '{speaker}' and '{content}'"
+        if not isinstance(turn, dict) or turn.get(speaker) is None:
+            raise ValueError(f"turn {number}: got {shown(turn)}, {expected}")
+        given = {name: value for name, value in turn.items() if value not in (None, []) or name == content}
+        keys = {name: value for name, value in given.items() if name in OTHER_KEYS}
+        if unknown := given.keys() - keys.keys() - {speaker, content}:
+            raise ValueError(
+                f"turn {number}: got the key {quoted(min(unknown))}, {expected}, or {', '.join(OTHER_KEYS)}"
+            )
+        if "tool_calls" in keys:
+            keys["tool_calls"] = _tool_calls(keys["tool_calls"], f"turn {number}: tool_calls")
+        role, value = str(turn[speaker]), turn.get(content)
+        if value is None:
+            if "tool_calls" not in keys:
+                raise ValueError(f"turn {number}: got {shown(turn)}, {expected}")
+            keys["content"], value = None, []
+        for name in keys.keys() - {"tool_calls", "content"}:
+            if not isinstance(keys[name], str):
+                raise ValueError(f"turn {number}: '{name}': got {shown(keys[name])}, expected a string")
         if role not in ROLES:
             raise ValueError(f"turn {number}: unknown role {quoted(role)}.{nearest(role, ROLES)}")
+        if "tool_calls" in keys and ROLES[role] != "assistant":
+            raise ValueError(f"turn {number}: got tool_calls of role {quoted(role)}, expected the role 'assistant'")
         blocks = value if isinstance(value, list) else [{"type": "text", "text": value}]
         parts = tuple(part for block in blocks for part in _block(block, f"turn {number}", root))
-        conversation.append(OpenTurn(ROLES[role], parts))
+        conversation.append(OpenTurn(ROLES[role], parts, keys))
     return conversation
+
+
+def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+    """The calls of a message with their arguments as objects, of which OpenAI's messages have the text."""
+    expected = 'expected a list of {"function": {"name": ..., "arguments": {...}}}'
+    if not isinstance(calls, list):
+        raise ValueError(f"{place}: got {shown(calls)}, {expected}")
+    read = []
+    for call in calls:
+        own = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(own, dict) or not isinstance(own.get("name"), str):
+            raise ValueError(f"{place}: got {shown(call)}, {expected}")
+        given = own.get("arguments")
+        if isinstance(given, str):
+            try:
+                check_values(given := object_of(given))
+            except ValueError as error:
+                raise ValueError(f"{place}: arguments: {error}") from None
+        if not isinstance(given, dict | None):
+            raise ValueError(f"{place}: got arguments {shown(given)}, {expected}")
+        called = {**own, "arguments": given or {}}
+        read.append({**call, "function": called} if own is not call else called)
+    return read
+
+
+def calls_written(calls: Iterable[Mapping[str, Any]]) -> str:
+    """Calls as a policy writes them, in the form of Hermes and Qwen."""
+    named = [call.get("function", call) for call in calls]
+    texts = [json.dumps({key: one[key] for key in ("name", "arguments")}, ensure_ascii=False) for one in named]
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
+
+
+def written(turn: Turn) -> str:
+    """The text of a turn with its calls."""
+    return "\n".join(filter(None, [_text_of(turn), calls_written(turn.keys.get("tool_calls", ()))]))
 
 
 def _block(block: Any, place: str, root: Path) -> tuple[str | Media | Place, ...]:
@@ -280,7 +349,7 @@ def _fill(turns: list[OpenTurn], columns: Mapping[str, list[Media]]) -> list[Tur
         medium = remaining[part.kind].pop(0)
         return replace(medium, options=options_of({**medium.options, **part.options}, part.kind, medium.source))
 
-    return [Turn(turn.role, tuple(map(fill, turn.parts))) for turn in turns]
+    return [Turn(turn.role, tuple(map(fill, turn.parts)), turn.keys) for turn in turns]
 
 
 def _column(value: Any, name: str, kind: str, root: Path) -> list[Media]:

@@ -16,55 +16,50 @@ and ``reward()`` at the end what was reached in all (the reward ``tool_reward``)
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
-import queue
-import re
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from types import UnionType
-from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from PIL import Image as Pil
 from torch import Tensor
 
 from mmgrpo.config.names import nearest
-from mmgrpo.config.plugins import load_object
-from mmgrpo.data.images import from_pil
 from mmgrpo.data.limits import Unreadable
-from mmgrpo.data.values import check_values, object_of, reason_of
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Showing, TokenModel
+from mmgrpo.policies.tool_calls import arguments_of, calls_of
+from mmgrpo.policies.tool_table import having, offered, opens, reset_parameters
 from mmgrpo.randomness import derive
 from mmgrpo.types import Call, Image, Media, Prompt, Turn
-
-CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
-"""A call as Hermes and Qwen write it: {"name": ..., "arguments": {...}} between tags."""
 
 STREAMS = 1 << 20
 """Random streams that the later turns of a prompt's completions have, from the number of its prompt times this on."""
 
-ENDS = ("answered", "turns", "tokens")
-"""Why a completion ended: with a turn without a call, with a call in its last turn, or at its last token."""
+ENDS = ("answered", "turns", "tokens", "unreadable")
+"""Why a completion ended: with a turn without a call, with a call in its last turn, at its last token, or with calls
+that cannot be read (``unreadable_calls``)."""
+
+CHARACTERS, MARGIN = 16, 16
+"""Characters of a result that are spelled for each token that is read, and tokens behind them whose spelling may be
+another since the text is cut there."""
 
 NUMBERS = ("turns", "tool_calls", "failed_calls", "turns_end")
 """What a policy with tools records of each completion, the last the place of its end in ``ENDS``."""
-
-HOOKS = ("reset", "turn_reward", "state", "reward")
-"""Methods of a class that are no tools."""
 
 WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
 """Records that read a completion as one text of the policy."""
 
 OF_TURNS = frozenset({"turn", "state", "action", "answer_gain"})
 """Records of completions that have turns."""
+
+if TYPE_CHECKING:
+    from mmgrpo.policies.tool_process import Copy, ToolProcess
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -74,71 +69,6 @@ Parts: TypeAlias = str | Sequence[Mapping[str, str]]
 
 Draw: TypeAlias = Callable[[Sequence[Query], int, int], Generated]
 """Continues queries by at most a number of tokens, in the turn of a number."""
-
-
-def load_tools(names: Sequence[str]) -> list[Any]:
-    """The functions and classes that ``sampling.tools`` names, ``module:name``."""
-    for name in names:
-        if ":" not in name:
-            raise ValueError(f"sampling.tools: got '{name}', expected module:function or module:Class of your own")
-    return [load_object(name, "sampling.tools", kind=_function_or_class) for name in names]
-
-
-def _function_or_class(value: Any) -> str:
-    return "" if inspect.isfunction(value) or inspect.isclass(value) else "a function or a class"
-
-
-def offered(tools: Sequence[Any]) -> dict[str, tuple[type | None, Callable[..., Any]]]:
-    """Each tool by its name, with the class whose method it is. ValueError for a name that two have, and for a class
-    without a public method."""
-    found: dict[str, tuple[type | None, Callable[..., Any]]] = {}
-    for tool in tools:
-        owner = tool if isinstance(tool, type) else None
-        own = {tool.__name__: tool} if owner is None else _methods(owner)
-        if not own:
-            raise ValueError(f"sampling.tools: class '{tool.__name__}' has no public method, expected at least one")
-        if twice := found.keys() & own.keys():
-            raise ValueError(f"sampling.tools: two tools have the name '{min(twice)}'; rename one")
-        found |= {name: (owner, function) for name, function in own.items()}
-    return found
-
-
-def _methods(owner: type) -> dict[str, Callable[..., Any]]:
-    functions = inspect.getmembers(owner, inspect.isfunction)
-    return {name: one for name, one in functions if not name.startswith("_") and name not in HOOKS}
-
-
-def opens(owner: type) -> bool:
-    """Whether a class declares that its ``reset`` returns a text."""
-    reset = getattr(owner, "reset", None)
-    if not inspect.isfunction(reset):
-        return False
-    hint = _returned(reset)
-    either = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return str in either or hint in ("str", "str | None", "Optional[str]")
-
-
-def having(tools: Sequence[Any], method: str) -> list[type]:
-    """The classes of tools that have a method of ``HOOKS``."""
-    return [tool for tool in tools if isinstance(tool, type) and callable(getattr(tool, method, None))]
-
-
-def returning_images(tools: Sequence[Any]) -> list[str]:
-    """The tools whose annotations say that they return images."""
-    return [name for name, (_, function) in offered(tools).items() if _of_images(_returned(function))]
-
-
-def _returned(function: Callable[..., Any]) -> Any:
-    """What a function is annotated to return, as text where names of its annotations exist for type checkers only."""
-    try:
-        return get_type_hints(function).get("return")
-    except NameError:
-        return inspect.signature(function).return_annotation
-
-
-def _of_images(hint: Any) -> bool:
-    kinds = Pil.Image, Image, Media
-    return (isinstance(hint, type) and issubclass(hint, kinds)) or any(map(_of_images, get_args(hint)))
 
 
 @dataclass
@@ -168,12 +98,13 @@ class Episode:
     shown: list[Media] = field(default_factory=list)
     """The media that tools have returned."""
     calls: list[Call] = field(default_factory=list)
+    unreadable: int = 0
+    """The newest calls in a row that could not be read."""
     end: str = ""
     reward: float | None = None
     """What its tools gave it; NaN where one failed, None without such tools."""
-    instances: dict[type, Any] = field(default_factory=dict)
-    silent: set[type] = field(default_factory=set)
-    """Classes of which a method has not answered in time, so that the state of the instance is unknown."""
+    instances: dict[type, Copy] = field(default_factory=dict)
+    """The processes of its instances; closed ones did not answer in time or ended, and answer no more."""
 
     @property
     def turn(self) -> int:
@@ -271,6 +202,12 @@ class Tools:
     """Completions whose calls are answered at a time."""
     calls_per_turn: int = 0
     """Calls of a turn that are answered; 0: all."""
+    names: Sequence[str] = ()
+    """Where another Python finds the tools, ``module:name``; empty: their process is a fork of this one."""
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The JSON schema of each tool's parameters that the model is shown, by which arguments are read."""
+    unreadable_calls: int = 0
+    """Calls in a row that cannot be read, with which a completion ends; 0: it goes on."""
 
     @cached_property
     def table(self) -> dict[str, tuple[type | None, Callable[..., Any]]]:
@@ -292,8 +229,13 @@ class Tools:
         if not self.opening:
             return list(queries)
 
+        def begun(owner: type, query: Query) -> str:
+            copy, text = self._begun(owner, query, seed)
+            self.process.leave(copy, self.seconds)
+            return text
+
         def written(query: Query) -> tuple[str, ...]:
-            return tuple(self._begun(owner, query, seed)[1] for owner in self.opening)
+            return tuple(begun(owner, query) for owner in self.opening)
 
         texts = self._each(queries, written)
         return [replace(query, opening=text) for query, text in zip(queries, texts, strict=True)]
@@ -307,6 +249,13 @@ class Tools:
     def stating(self) -> list[type]:
         """The classes that name the states of their instances."""
         return having(self.tools, "state")
+
+    @cached_property
+    def process(self) -> ToolProcess:
+        """Where they are called."""
+        from mmgrpo.policies.tool_process import ToolProcess
+
+        return ToolProcess(self.tools, self.names)
 
     def converse(
         self,
@@ -327,6 +276,26 @@ class Tools:
             opened = [Turn("user", (text,))] if (text := "".join(query.opening)) else []
             rows.append(Episode(query, members.setdefault(query.slot, 0), turns=opened))
             members[query.slot] += 1
+        try:
+            self._converse(rows, first, draw, model, ends, most, seed, keyed)
+        finally:
+            for one in rows:
+                for copy in one.instances.values():
+                    self.process.leave(copy, self.seconds)
+        return _joined(rows, first, model.pad_id)
+
+    def _converse(
+        self,
+        rows: Sequence[Episode],
+        first: Generated,
+        draw: Draw,
+        model: TokenModel,
+        ends: frozenset[int],
+        most: int,
+        seed: int,
+        keyed: bool,
+    ) -> None:
+        """Continue the completions until all have ended."""
         if keyed:
             for one, state in zip(rows, self._each(rows, partial(self._state, (), seed=seed)), strict=True):
                 one.states.append(state)
@@ -349,7 +318,7 @@ class Tools:
                     given = partial(self._given, method="reward", owners=self.rewarding, seed=seed)
                     for one, value in zip(rows, self._each(rows, given), strict=True):
                         one.reward = value
-                return _joined(rows, first, model.pad_id)
+                return
             turn += 1
             asked = [
                 replace(
@@ -381,7 +350,14 @@ class Tools:
         one.ends.append(len(one.ids) - 1)
         if ids[-1] not in ends:
             one.end = "tokens"
-        elif not calls_of(self.prefilled + one.text):
+            return
+        calls = calls_of(self.prefilled + one.text)
+        for _, given in calls:
+            one.unreadable = one.unreadable + 1 if isinstance(given, str) else 0
+            if 0 < self.unreadable_calls <= one.unreadable:
+                one.end = "unreadable"
+                return
+        if not calls:
             one.end = "answered"
         elif one.turn == self.turns:
             one.end = "turns"
@@ -417,7 +393,7 @@ class Tools:
             return number_of(one.query.prompt, *map(_observation, answered))
         named = []
         for owner in self.stating:
-            value, error = self._asked(one, "state", owner, seed)
+            value, error = self._asked(one, "state", owner, seed, "what JSON can hold")
             if error:
                 warnings.warn(
                     f"sampling.tools: state of class '{owner.__name__}' failed for a completion of prompt "
@@ -426,20 +402,13 @@ class Tools:
                 )
                 return number_of(one.query.prompt, {"unknown": [one.query.slot, one.member, one.turn]})
             named.append(value)
-        try:
-            return number_of(one.query.prompt, named)
-        except (TypeError, ValueError, RecursionError) as error:
-            names = ", ".join(owner.__name__ for owner in self.stating)
-            raise ValueError(
-                f"sampling.tools: state of class '{names}' returned {named!r:.200} ({reason_of(error)}), expected what "
-                "JSON can hold"
-            ) from error
+        return number_of(one.query.prompt, named)
 
     def _given(self, one: Episode, method: str, owners: Sequence[type], seed: int) -> float:
         """The sum of what the instances of some classes return from a method; NaN where one fails."""
         total = 0.0
         for owner in owners:
-            value, error = self._asked(one, method, owner, seed)
+            value, error = self._asked(one, method, owner, seed, "a number")
             if error:
                 warnings.warn(
                     f"sampling.tools: {method} of class '{owner.__name__}' failed for a completion of prompt "
@@ -447,23 +416,21 @@ class Tools:
                     stacklevel=2,
                 )
                 return math.nan
-            if not isinstance(value, int | float):
-                raise ValueError(
-                    f"sampling.tools: {method} of class '{owner.__name__}' returned a {type(value).__name__}, expected "
-                    "a number"
-                )
             total += value
         return total
 
-    def _asked(self, one: Episode, method: str, owner: type, seed: int) -> tuple[Any, str]:
-        """What the completion's instance of a class returns from a method of ``HOOKS``, or why it returns nothing."""
-        instance = self._instance(one, owner, seed)
-        if owner in one.silent:
+    def _asked(self, one: Episode, method: str, owner: type, seed: int, expected: str) -> tuple[Any, str]:
+        """What the completion's instance of a class returns from a method of ``HOOKS``, or why it returns nothing;
+        ValueError for something else than ``expected``."""
+        copy = self._instance(one, owner, seed)
+        if not copy.open:
             return None, "it no longer answers"
-        value, error = answer(getattr(instance, method), {}, self.seconds)
-        if value is OVERDUE:
-            one.silent.add(owner)
-        return value, error
+        answer = copy.ask({"hook": method}, self.seconds)
+        if kind := answer.get("wrong"):
+            raise ValueError(
+                f"sampling.tools: {method} of class '{owner.__name__}' returned a {kind}, expected {expected}"
+            )
+        return answer.get("value"), answer.get("error", "")
 
     def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
         """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy."""
@@ -505,9 +472,15 @@ class Tools:
 
     def _shown(self, call: Call, model: TokenModel) -> str:
         """What the policy reads of a call: its result or error, without special tokens and cut."""
-        text = self._plain(f"error: {call.error}" if call.error else call.result)
-        ids = model.spell(text)[:-1]
-        return text if len(ids) <= self.observation_tokens else model.decode(ids[: self.observation_tokens])
+        text, most = f"error: {call.error}" if call.error else call.result, self.observation_tokens
+        # No more of it is spelled than is read: the characters of so many tokens, and some behind the last of these.
+        part = CHARACTERS * most
+        while True:
+            plain = self._plain(text[:part])
+            ids = model.spell(plain)[:-1]
+            if part >= len(text) or len(ids) >= most + MARGIN:
+                return plain if len(ids) <= most else model.decode(ids[:most])
+            part *= 4
 
     def _plain(self, text: str) -> str:
         """The text without special tokens."""
@@ -522,21 +495,27 @@ class Tools:
             return Call(name, error=given)
         if name not in self.table:
             return Call(name, given, error=f"unknown tool '{name}'.{nearest(name, self.table)}")
-        owner, function = self.table[name]
-        if owner in one.silent:
-            return Call(name, given, error=f"'{name}' no longer answers")
-        bound = function if owner is None else getattr(self._instance(one, owner, seed), name)
-        value, error = answer(bound, given, self.seconds)
-        if not error:
-            text, images = _as_result(name, value)
-            return Call(name, given, result=text, images=images)
-        if owner is not None and value is OVERDUE:
-            one.silent.add(owner)
-        return Call(name, given, error=error)
+        owner, _ = self.table[name]
+        if name in self.parameters:
+            converted, wrong = arguments_of(self.parameters[name], given)
+            if wrong:
+                return Call(name, given, error=wrong)
+            given = converted
+        request = {"call": name, "arguments": dict(given)}
+        if owner is None:
+            answer: dict[str, Any] = self.process.call(request, self.seconds)
+        else:
+            copy = self._instance(one, owner, seed)
+            answer = copy.ask(request, self.seconds) if copy.open else {"error": f"'{name}' no longer answers"}
+        if kind := answer.get("wrong"):
+            raise ValueError(f"sampling.tools: '{name}' returned {kind}")
+        if error := answer.get("error"):
+            return Call(name, given, error=error)
+        return Call(name, given, result=answer["text"], images=tuple(answer["images"]))
 
-    def _instance(self, one: Episode, owner: type, seed: int) -> Any:
-        """The completion's own instance of a class. RuntimeError where it writes another text behind the prompt than
-        was read."""
+    def _instance(self, one: Episode, owner: type, seed: int) -> Copy:
+        """The process of the completion's own instance of a class. RuntimeError where it writes another text behind the
+        prompt than was read."""
         if owner not in one.instances:
             one.instances[owner], text = self._begun(owner, one.query, seed)
             read = one.query.opening[self.opening.index(owner)] if owner in self.opening else ""
@@ -548,31 +527,36 @@ class Tools:
                 )
         return one.instances[owner]
 
-    def _begun(self, owner: type, query: Query, seed: int) -> tuple[Any, str]:
-        """An instance of a class for a completion of a prompt, and what it writes behind it; all of a prompt begin with
-        the same seed."""
-        text: Any = None
+    def _begun(self, owner: type, query: Query, seed: int) -> tuple[Copy, str]:
+        """A process with an instance of a class for a completion of a prompt, and what it writes behind it; all of a
+        prompt begin with the same seed."""
+        parameters = reset_parameters(owner)
+        request = {"begin": list(self.tools).index(owner), "parameters": parameters}
+        request |= {"prompt": query.prompt if parameters else None, "seed": derive(seed, "tools", query.slot)}
+        copy = self.process.take()
         try:
-            made = owner()
-            if reset := getattr(made, "reset", None):
-                given = [query.prompt, derive(seed, "tools", query.slot)]
-                text = reset(*given[: len(inspect.signature(reset).parameters)])
-        except Exception as error:
+            answer = copy.ask(request, self.seconds)
+        except TypeError as error:  # of a prompt made in Python
+            answer = {"error": str(error)}
+        if error := answer.get("error"):
+            slow = "" if copy.open else "; sampling.tool_seconds is the time that it has"
+            copy.close()
             raise RuntimeError(
-                f"sampling.tools: class '{owner.__name__}' could not begin prompt '{query.prompt.id}': "
-                f"{reason_of(error)}"
-            ) from error
+                f"sampling.tools: class '{owner.__name__}' could not begin prompt '{query.prompt.id}': {error}{slow}"
+            )
+        text, kind = answer.get("value"), answer.get("wrong")
         if isinstance(text, str) and owner not in self.opening:
+            copy.close()
             raise ValueError(
                 f"sampling.tools: reset of class '{owner.__name__}' returned a text, which no completion reads unless "
                 "it is declared: write def reset(...) -> str, or return nothing"
             )
-        if owner in self.opening and not isinstance(text, str | None):
+        if owner in self.opening and kind:
+            copy.close()
             raise ValueError(
-                f"sampling.tools: reset of class '{owner.__name__}' returned a {type(text).__name__}, expected text or "
-                "nothing"
+                f"sampling.tools: reset of class '{owner.__name__}' returned a {kind}, expected text or nothing"
             )
-        return made, self._plain(_encodable(text)) if isinstance(text, str) else ""
+        return copy, self._plain(text) if isinstance(text, str) else ""
 
 
 def number_of(prompt: Prompt, *state: Any) -> int:
@@ -601,89 +585,9 @@ def _content_of(image: Media) -> Any:
     return [[*pixels.shape], hashlib.blake2b(pixels.numpy().tobytes()).hexdigest()]
 
 
-def calls_of(text: str) -> list[tuple[str, Mapping[str, Any] | str]]:
-    """The calls of a turn, outside of its thought: name and arguments, or in place of these why they cannot be read."""
-    _, closed, said = text.rpartition("</think>")
-    said = said if closed else said.partition("<think>")[0]
-    return [_read(content, closing) for content, closing in CALL.findall(said)]
-
-
-def _read(content: str, closing: str) -> tuple[str, Mapping[str, Any] | str]:
-    expected = 'expected {"name": ..., "arguments": {...}} in <tool_call></tool_call>'
-    if not closing:
-        return "", f"got a call without </tool_call>, {expected}"
-    try:
-        check_values(read := object_of(content.strip()))
-    except ValueError:
-        return "", f"got a call that cannot be read, {expected}"
-    name, given = read.get("name"), read.get("arguments", {})
-    if not isinstance(name, str) or not isinstance(given, dict):
-        return name if isinstance(name, str) else "", f"got another object, {expected}"
-    return name, given
-
-
-OVERDUE = object()
-"""In place of the value of a call that was not answered in time."""
-
-
-def answer(function: Callable[..., Any], arguments: Mapping[str, Any], seconds: float) -> tuple[Any, str]:
-    """The value of a call, or why there is none. One that takes longer goes on in its thread, and is not waited for."""
-    box: queue.SimpleQueue[tuple[Any, str]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            box.put((function(**arguments), ""))
-        except Exception as error:  # whatever a tool raises, the policy reads it
-            box.put((None, _encodable(reason_of(error))))
-
-    threading.Thread(target=run, name="a tool", daemon=True).start()
-    try:
-        return box.get(timeout=seconds)
-    except queue.Empty:
-        return OVERDUE, f"no answer within {seconds:g} seconds"
-
-
 def _content(text: str, images: Sequence[Media]) -> Parts:
     """The result of a call as chat templates take it."""
     return [{"type": "text", "text": text}, *({"type": image.kind} for image in images)] if images else text
-
-
-def _as_result(name: str, value: Any) -> tuple[str, tuple[Media, ...]]:
-    """The text of a result and its images: one, or those of a list of texts and images."""
-    several = isinstance(value, list | tuple) and any(_image_of(name, part) for part in value)
-    parts = [(part, _image_of(name, part)) for part in (value if several else [value])]
-    texts = [_as_text(name, part) for part, image in parts if image is None]
-    return " ".join(texts), tuple(image for _, image in parts if image is not None)
-
-
-def _image_of(name: str, value: Any) -> Media | None:
-    if isinstance(value, Pil.Image):
-        value = from_pil(value)
-    if isinstance(value, Image):
-        if value.pixels.ndim != 3 or len(value.pixels) != 3:
-            raise ValueError(
-                f"sampling.tools: '{name}' returned an image of shape {[*value.pixels.shape]}, expected [3, height, "
-                "width]"
-            )
-        return Media("image", value)
-    return value if isinstance(value, Media) and value.kind == "image" else None
-
-
-def _as_text(name: str, value: Any) -> str:
-    if isinstance(value, str):
-        return _encodable(value)
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"sampling.tools: '{name}' returned a {type(value).__name__} ({reason_of(error)}), expected text, an "
-            "image, or what JSON can hold"
-        ) from error
-
-
-def _encodable(text: str) -> str:
-    """Without lone surrogates, which no tokenizer reads."""
-    return text.encode(errors="replace").decode()
 
 
 def _joined(rows: Sequence[Episode], first: Generated, pad_id: int) -> Conversations:

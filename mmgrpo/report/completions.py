@@ -15,6 +15,7 @@ from typing import Any
 
 from PIL import Image as Pil
 
+from mmgrpo.data.messages import calls_written
 from mmgrpo.evaluation import Shown
 from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import Aligned, Sound
@@ -114,7 +115,8 @@ def words(prompt: Prompt) -> str:
     ]
     if len(turns) == 1:
         return turns[0]
-    return "\n".join(f"{turn.role}: {text}" for turn, text in zip(prompt.turns, turns, strict=True))
+    calls = [calls_written(turn.keys.get("tool_calls", ())) for turn in prompt.turns]
+    return "\n".join(f"{turn.role}: {text}{call}" for turn, text, call in zip(prompt.turns, turns, calls, strict=True))
 
 
 def _row(stem: Path, shown: Shown, i: int, media: Sequence[Pil.Image | Sound], aligned: Aligned) -> dict[str, Any]:

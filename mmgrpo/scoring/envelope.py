@@ -138,7 +138,8 @@ def write(
 
     def turn_as_json(turn: Turn, where: str) -> dict[str, Any]:
         parts = [part(one, where) for one in turn.parts if media or isinstance(one, str)]
-        return {"role": turn.role, "parts": parts}
+        keys = {"keys": plain(turn.keys, f"{where}: keys of a turn")} if turn.keys else {}
+        return {"role": turn.role, "parts": parts, **keys}
 
     def part(one: str | Media, where: str) -> Any:
         if isinstance(one, str):
@@ -326,7 +327,7 @@ class _Reader:
         for place, turn in enumerate(_take(row, "turns", list, where, [])):
             here = f"{where}.turns[{place}]"
             parts = [self.part(one, here) for one in _take(turn, "parts", list, here)]
-            turns.append(Turn(_take(turn, "role", str, here), tuple(parts)))
+            turns.append(Turn(_take(turn, "role", str, here), tuple(parts), _take(turn, "keys", dict, here, {})))
         return tuple(turns)
 
     def calls(self, row: Any, where: str) -> tuple[Call, ...]:

@@ -9,49 +9,28 @@ one. It ends with the run, also when the run is killed.
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
 
+from mmgrpo.scoring import child
 from mmgrpo.scoring.decisions import plain
 from mmgrpo.scoring.isolation import RewardFailure, WrongValues, column
 from mmgrpo.scoring.manifest import read_row
 from mmgrpo.scoring.progress import current
-from mmgrpo.scoring.wire import LENGTH, frames, read
+from mmgrpo.scoring.wire import frames, read
 from mmgrpo.types import Decisions, Output, Prompt
 
 START = 600.0
 """Seconds for starting Python and importing the reward's module."""
 
-POLL = 0.05
-"""Seconds between two looks at whether the process still exists."""
-
-MARK = "MMGRPO_REWARD_PROCESS"
-"""Environment variable of a reward's process, by which those that it started are found."""
-
-SWEEPS = 5
-"""Looks for such processes, as one may start another while it is ended."""
-
 ANSWER, PER_VALUE = 100_000, 40
 """Bytes of the longest answer: of one without values, and of each value."""
-
-_HINTS: dict[int, str] = {
-    signal.SIGKILL: ", most often by the system for want of memory",
-    signal.SIGSEGV: ", a crash in native code",
-    signal.SIGABRT: ", a crash in native code",
-}
 
 
 class Trace(Exception):
@@ -109,24 +88,8 @@ class RewardProcess:
         self._end()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        parent, run = os.pipe()
-        ours.settimeout(POLL)
-        before, mark = os.environ.get("PYTHONPATH"), uuid4().hex
-        command = [sys.executable, "-u", "-P", "-m", "mmgrpo.scoring.worker"]
-        self._process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(parent), *([before] if before is not None else [])],
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what a reward prints is not what the command prints
-            pass_fds=(theirs.fileno(), parent),
-            cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path()), MARK: mark},
-            start_new_session=True,  # a Ctrl-C is the run's, and all children of the reward are in one group
-        )
-        theirs.close()
-        os.close(parent)
-        self._connection, self._alive = ours, True
-        self._end = weakref.finalize(self, _end, self._process, ours, run, os.getpid(), mark)
+        self._process, connection, self._end = child.start("mmgrpo.scoring.worker", self._folder, self)
+        self._line, self._alive = child.Line(connection, lambda: self._process.poll() is None), True
         try:
             facts = self._ask(self._reward, START, ANSWER)
             self.reads_rollout, self.needs = bool(facts.get("rollout")), list(facts.get("needs") or ())
@@ -145,15 +108,17 @@ class RewardProcess:
                 first = next(parts)  # all that may not be JSON is written before anything is sent
             except (TypeError, ValueError, RecursionError) as error:
                 raise Unsendable(_cannot(error)) from error
-            self._send(memoryview(first), deadline)
+            self._line.send(first, deadline)
             try:
                 for part in parts:
-                    self._send(memoryview(part), deadline)
+                    self._line.send(part, deadline)
             except (TypeError, ValueError, RecursionError) as error:
                 raise RewardFailure(_cannot(error)) from error
             budget = [limit]
             try:
-                answer = read(lambda: self._receive(deadline, budget))
+                answer = read(lambda: self._line.receive(deadline, budget))
+            except child.TooLong as error:
+                raise RewardFailure(str(error)) from error
             except (ValueError, TypeError, LookupError, RecursionError, SafetensorError) as error:
                 raise RewardFailure(
                     f"got an answer that is no message ({type(error).__name__}); a reward writes to no file descriptor "
@@ -182,41 +147,6 @@ class RewardProcess:
             raise kind(str(text)) from Trace(answer.get("trace"))
         return answer
 
-    def _send(self, part: memoryview, deadline: float) -> None:
-        while part:
-            part = part[self._patiently(lambda rest=part: self._connection.send(rest), deadline) :]
-
-    def _receive(self, deadline: float, budget: list[int]) -> bytes:
-        """One frame of an answer, whose frames have together at most the bytes of ``budget``."""
-        length = int.from_bytes(self._exactly(LENGTH, deadline), "big")
-        if length > budget[0]:
-            raise RewardFailure(f"got an answer of {length} bytes from its process, expected at most {budget[0]}")
-        budget[0] -= length + LENGTH
-        return self._exactly(length, deadline)
-
-    def _exactly(self, count: int, deadline: float) -> bytes:
-        content = bytearray(count)
-        rest = memoryview(content)
-        while rest:
-            received = self._patiently(lambda rest=rest: self._connection.recv_into(rest), deadline)
-            if not received:
-                raise ConnectionResetError("the connection was closed")
-            rest = rest[received:]
-        return bytes(content)
-
-    def _patiently(self, transfer: Callable[[], Any], deadline: float) -> Any:
-        """The result of a transfer, as soon as it is possible; an OSError if the process ends before."""
-        ended = False
-        while True:
-            try:
-                return transfer()
-            except TimeoutError:
-                if ended:
-                    raise ConnectionResetError("the process ended") from None
-                if time.monotonic() > deadline:
-                    raise
-                ended = self._process.poll() is not None  # what it sent before that is still to be read
-
     def _ended(self, error: OSError) -> str:
         """How the process ended, once it has."""
         try:
@@ -226,9 +156,7 @@ class RewardProcess:
         self.close()
         if status is None:
             return f"its process does not answer any more ({error}), and was ended"
-        if status < 0:
-            return f"its process was killed by signal {-status} ({signal.strsignal(-status)}){_HINTS.get(-status, '')}"
-        return f"its process exited with status {status}; a reward returns numbers or raises an exception"
+        return child.ending(status) + ("; a reward returns numbers or raises an exception" if status >= 0 else "")
 
 
 def _cannot(error: BaseException) -> str:
@@ -237,41 +165,3 @@ def _cannot(error: BaseException) -> str:
         f"prompts and outputs cannot be sent to its process: {reason}; expected JSON values, tensors and arrays. "
         "process=False calls it in the process of the run"
     )
-
-
-def _search_path() -> list[str]:
-    """Where this process finds modules."""
-    from sys import path  # read at the time of the call, and given on
-
-    return [*path, *([] if str(ROOT) in path else [str(ROOT)])]
-
-
-ROOT = Path(__file__).parents[2]
-"""The folder that contains this package."""
-
-
-def _end(process: subprocess.Popen[bytes], connection: socket.socket, run: int, owner: int, mark: str) -> None:
-    if os.getpid() != owner:
-        return  # a fork of the run, whose reward this is not
-    connection.close()
-    with suppress(ProcessLookupError, PermissionError):  # none is left
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for _ in range(SWEEPS):
-        if not (left := _marked(mark)):
-            break
-        for one in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(one, signal.SIGKILL)
-    os.close(run)
-
-
-def _marked(mark: str) -> list[int]:
-    """The processes that a reward started and that inherited its environment, also those that left its process group;
-    none where the system has no /proc."""
-    content, found = f"{MARK}={mark}".encode(), []
-    for place in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if content in place.read_bytes().split(b"\0"):
-                found.append(int(place.parent.name))
-    return found

@@ -160,12 +160,12 @@ def as_messages(prompt: Prompt) -> list[dict[str, Any]]:
 
 def _message(turn: Turn) -> dict[str, Any]:
     if all(isinstance(part, str) for part in turn.parts):
-        return {"role": turn.role, "content": "".join(map(str, turn.parts))}
+        return {"role": turn.role, "content": "".join(map(str, turn.parts)), **turn.keys}
     blocks = [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind, part.kind: part.source}
         for part in turn.parts
     ]
-    return {"role": turn.role, "content": blocks}
+    return {"role": turn.role, "content": blocks, **turn.keys}
 
 
 def _finished(values: Any) -> Any:

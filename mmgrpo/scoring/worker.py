@@ -8,11 +8,8 @@ The first message names the reward; each of the others holds a batch, and is ans
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
-import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,30 +18,25 @@ from typing import Any
 
 import torch
 
+from mmgrpo.scoring.child import arguments, end_with, receive
 from mmgrpo.scoring.decisions import PARAMETER, filled, reads_rollout, records
 from mmgrpo.scoring.isolation import WrongValues, column, in_words
 from mmgrpo.scoring.load import load_reward
 from mmgrpo.scoring.manifest import entry_of, row_of
 from mmgrpo.scoring.progress import report
 from mmgrpo.scoring.trl import inside, needed
-from mmgrpo.scoring.wire import LENGTH, frames, read
+from mmgrpo.scoring.wire import frames, read
 from mmgrpo.types import Decisions
 
 
 def main() -> None:
     """Load the reward, then score batches until the run has ended."""
-    connection, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    for descriptor in (connection.fileno(), parent):
-        os.set_inheritable(descriptor, False)
-    _end_with(parent)
-    # PYTHONPATH was the search path of the run, and is again what the programs that a reward starts expect.
-    os.environ.pop("PYTHONPATH", None)
-    if len(sys.argv) > 3:
-        os.environ["PYTHONPATH"] = sys.argv[3]
+    connection, parent = arguments(sys.argv[1:])
+    end_with(parent)
     own = os.getpid()
     function = None
     while True:
-        request = read(lambda: _receive(connection))
+        request = read(lambda: receive(connection))
         answer: dict[str, Any]
         try:
             if function is None:
@@ -80,35 +72,6 @@ def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[flo
     report(*request.get("progress", (0, 0)))
     given = filled(function, Decisions(**request[PARAMETER])) if request.get(PARAMETER) else {}
     return column(function(request["prompts"], request["outputs"], **given), len(request["outputs"]))
-
-
-def _receive(connection: socket.socket) -> bytes:
-    return _exactly(connection, int.from_bytes(_exactly(connection, LENGTH), "big"))
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    content, done = bytearray(count), 0
-    while done < count:
-        try:
-            received = connection.recv_into(memoryview(content)[done:])
-        except ConnectionError:
-            received = 0
-        if not received:
-            os._exit(0)  # the run has ended; threads of the reward may be left
-        done += received
-    return bytes(content)
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel kill this process group once the run has ended, whatever the reward is doing then.
-
-    The run alone holds the other end of the pipe ``parent`` and never writes to it, so that the only event is its end.
-    Where the system has no such signal, the process ends when it next waits for a batch.
-    """
-    if set_signal := getattr(fcntl, "F_SETSIG", None):
-        fcntl.fcntl(parent, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(parent, set_signal, signal.SIGKILL)
-        fcntl.fcntl(parent, fcntl.F_SETFL, fcntl.fcntl(parent, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 if __name__ == "__main__":

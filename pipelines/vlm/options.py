@@ -129,7 +129,11 @@ class VlmSampling(TokenSampling):
     observation_tokens: Annotated[int, COUNT] = 512
     """With tools: length to which the result of a call is cut. It counts in max_tokens."""
     tool_seconds: Annotated[float, within("[0.001, 86400]")] = 30.0
-    """With tools: time after which a call that has not answered counts as failed."""
+    """With tools: time after which a call that has not answered counts as failed, and its process is ended; also that
+    in which a class must begin."""
+    unreadable_calls: Annotated[int, COUNT_OR_ZERO] = 0
+    """With tools: number of calls in a row that cannot be read after which a completion ends; 0: each is answered by an
+    error, and the completion goes on."""
     tool_workers: Annotated[int, COUNT] = 1
     """With tools: completions whose calls are answered at a time, by threads. Raise it for tools that wait for others,
     a search over the network for instance; 1: one after the other, always in the same order."""

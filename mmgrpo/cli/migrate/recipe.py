@@ -39,6 +39,9 @@ FAMILY: Mapping[str, Callable[[Source], str]] = {
 }
 
 
+OF_TOOLS = {"sampling.tools", "sampling.turns", "sampling.calls_per_turn"}
+"""Settings that are checked by importing the tools, which are code of the user's: nothing of it is run here."""
+
 WITHOUT_EFFECT = {"", "name", "output_dir", "trackers", "save_every", "keep", "optim.micro_batch_size"}
 """Settings of ours that do not change what is trained."""
 
@@ -240,7 +243,7 @@ def account(draft: Draft) -> None:
 def check(section: Mapping[str, Any], chosen: Any, source: Source) -> str:
     """Raise ValueError where the recipe would be refused; returns what is only not installed here."""
     try:
-        known = without(section, undecided(section).keys())
+        known = without(section, undecided(section).keys() | OF_TOOLS)
         kind = config_class(chosen.sections)
         arithmetic(build(kind, with_preset(kind, known, "the recipe"), "the recipe"))
     except Missing as error:

@@ -274,7 +274,7 @@ def rewards(draft: Draft) -> None:
             raise ValueError(f"{draft.source.name}: reward_weights: got {text_of(weight)}, expected numbers")
         if name in table:
             found.append(weighted(table[name], weight))
-        elif own := re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|\.)([A-Za-z_]\w*)", name):
+        elif own := OWN.fullmatch(name):
             found.append(weighted(f"{own[1]}:{own[2]}", weight))
         else:
             theirs = "" if swift else OPEN_R1.get(name, "")
@@ -348,6 +348,55 @@ def trackers(draft: Draft) -> None:
                     f"{key} {text_of(name)} is not installed here or unknown: 'trackers' takes {', '.join(TRACKERS)}"
                 )
         draft.set("trackers", ours, key)
+
+
+TOOLS = {
+    "TRL": (("tools", "environment_factory"), "max_tool_calling_iterations", "", 1),
+    "ms-swift": (("multi_turn_scheduler", "use_gym_env", "gym_env"), "max_turns", "", 0),
+    "verl": (
+        ("actor_rollout_ref.rollout.multi_turn.enable", "actor_rollout_ref.rollout.multi_turn.tool_config_path")
+        + ("data.tool_config_path",),
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
+        "actor_rollout_ref.rollout.multi_turn.max_parallel_calls",
+        0,
+    ),
+}
+"""Of each project the settings of its tools and environments, of its turns and of the calls of a turn, and how many
+turns ours counts more."""
+
+
+def tools(draft: Draft) -> None:
+    """Tools and environments, which have a name where they are functions or classes of a module."""
+    keys, turns, calls, more = TOOLS[draft.table.project]
+    given = [key for key in keys if draft[key] not in (None, False, "", [])]
+    if not given:
+        for key in (*keys, turns, *filter(None, [calls])):
+            if draft.given(key):
+                draft.leave(key, "without tools it has no effect")
+        return
+    names = [one for key in given for one in ([] if draft[key] is True else listed(draft[key]))]
+    found = [one for one in names if ":" in one and OWN.fullmatch(one)]
+    if found:
+        draft.set("sampling.tools", found, *given, note="; ".join(draft.table.rows[key].note for key in given))
+    for one in [name for name in names if name not in found] or ([] if found else given):
+        draft.ask(
+            "sampling.tools",
+            f"{text_of(one, 250)}: name functions, or a class with reset(prompt, seed) and reward(), as "
+            "module:function (docs/vlm.md)",
+            *given,
+        )
+    if draft[turns] is not None:
+        draft.set("sampling.turns", draft.count(turns) + more, turns)
+    elif more:
+        draft.warn("sampling.turns: theirs has no limit of the turns that call tools, ours is 4", turns)
+    if calls:
+        draft.set("sampling.calls_per_turn", draft.count(calls), calls)
+    if "environment_factory" in given:
+        draft.warn("environment_factory: its reset is given (prompt, seed), no columns; write it so", *given)
+
+
+OWN = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|\.)([A-Za-z_]\w*)")
+"""A function or class of a module, by its name."""
 
 
 def name(draft: Draft) -> None:
@@ -430,6 +479,7 @@ TRL: Conversions = {
     "warmup": warmup,
     "saving": saving,
     "trackers": trackers,
+    "tools": tools,
     "tokens": tokens,
     "prompt": prompt,
     "loss": loss,

@@ -37,6 +37,7 @@ MODEL |= {"use_cache": "", "local_files_only": "", "model_name": "", "pretrained
 
 TRAINER = {"callbacks": "", "processing_class": "", "tokenizer": "", "reward_processing_classes": "", "args": ""}
 TRAINER |= {"model": "", "reward_funcs": "", "train_dataset": "", "eval_dataset": "", "peft_config": "", "config": ""}
+TRAINER |= {"tools": "", "environment_factory": ""}
 """Parameters of ``GRPOTrainer`` that are read elsewhere, or that change nothing of what is trained."""
 
 
@@ -66,6 +67,8 @@ class Script:
     imports: dict[str, str] = field(default_factory=dict)
     """Name to the module that it is imported from."""
     functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = field(default_factory=dict)
+    definitions: dict[str, ast.stmt] = field(default_factory=dict)
+    """Name to the function or class that is defined by it."""
     arguments: dict[str, ast.expr | None] = field(default_factory=dict)
     """Arguments of ``argparse`` and fields of dataclasses, with their defaults."""
     parsers: dict[str, str] = field(default_factory=dict)
@@ -84,8 +87,10 @@ class Script:
                 self.imports |= {one.asname or one.name: node.module or "" for one in node.names}
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 self.functions.setdefault(node.name, node)
+                self.definitions.setdefault(node.name, node)
                 self.parameters(node)
             elif isinstance(node, ast.ClassDef):
+                self.definitions.setdefault(node.name, node)
                 self.fields(node)
             elif isinstance(node, ast.Call) and name_of(node.func).endswith(".add_argument"):
                 self.argument(node)
@@ -357,6 +362,10 @@ class Script:
         self.model(given.get("model"))
         self.adapters(given.get("peft_config"), calls)
         self.rewards(given.get("reward_funcs"), trainer)
+        for key in ("tools", "environment_factory"):
+            value = given.get(key)
+            if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
+                self.source.put(key, self.listed(value, trainer))
         self.data(given.get("train_dataset"), given.get("eval_dataset"))
         for key, value in given.items():
             if key not in TRAINER:
@@ -427,18 +436,21 @@ class Script:
 
     def rewards(self, node: ast.expr | None, trainer: ast.Call) -> None:
         """``reward_funcs``: functions of the script, of a module, of TRL, or the name of a reward model."""
-        if node is None:
-            return
+        if node is not None:
+            self.source.put("reward_funcs", self.listed(node, trainer))
+
+    def listed(self, node: ast.expr, trainer: ast.Call) -> list[str]:
+        """The names of one function or class, or of several."""
         with contextlib.suppress(Unread):
-            while isinstance(node, ast.Name) and node.id not in self.functions and node.id in self.names:
+            while isinstance(node, ast.Name) and node.id not in self.definitions and node.id in self.names:
                 node = self.only(node.id)
         several = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-        self.source.put("reward_funcs", [self.reward(one, trainer) for one in several])
+        return [self.reward(one, trainer) for one in several]
 
     def reward(self, node: ast.expr, trainer: ast.Call) -> str:
         """The name of one reward, as a recipe names it; what has none is in parentheses."""
         if isinstance(node, ast.Name):
-            if node.id in self.functions:
+            if node.id in self.definitions:
                 return self.own(node.id, trainer)
             if node.id in self.imports:
                 module = self.imports[node.id]
@@ -455,7 +467,7 @@ class Script:
         """A function of the script itself. To name it imports the script, which must not train then."""
         path = Path(self.source.name)
         parts = list(path.with_suffix("").parts)
-        nested = self.functions[name] not in self.tree.body
+        nested = self.definitions[name] not in self.tree.body
         guarded = any(
             isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
             and (not isinstance(one, ast.If) or "__name__" in ast.unparse(one.test))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.losses import Blocks
-from mmgrpo.cli.migrate.tokens import adapters, listed, name, prompt, trackers, warmup_share, where
+from mmgrpo.cli.migrate.tokens import adapters, listed, name, prompt, tools, trackers, warmup_share, where
 from mmgrpo.config.names import plural
 
 
@@ -366,6 +366,7 @@ CONVERSIONS: Mapping[str, Callable[[Draft], None]] = {
     "steps": steps,
     "optimizer": optimizer,
     "trackers": trackers,
+    "tools": tools,
     "loss": loss,
     "prompt": prompt,
 }

@@ -253,3 +253,36 @@ def test_another_quantization_is_asked_for(settings: dict[str, Any]):
 def test_a_base_is_quantized_in_one_way():
     with pytest.raises(ValueError, match="load_in_8bit.*load_in_4bit"):
         convert("trl", "quantize", {"load_in_8bit": True, "load_in_4bit": True})
+
+
+MULTI = "actor_rollout_ref.rollout.multi_turn"
+
+
+@pytest.mark.parametrize(
+    ("project", "settings", "wanted", "asked"),
+    [
+        ("trl", {"max_tool_calling_iterations": 3}, {}, ""),
+        (
+            "trl",
+            {"tools": ["mine:search"], "max_tool_calling_iterations": 3},
+            {"tools": ["mine:search"], "turns": 4},
+            "",
+        ),
+        ("ms_swift", {"max_turns": 3}, {}, ""),
+        ("ms_swift", {"gym_env": "shop", "use_gym_env": True, "max_turns": 3}, {"turns": 3}, "shop"),
+        ("ms_swift", {"multi_turn_scheduler": "math_tip_trick"}, {}, "math_tip_trick"),
+        ("verl", {f"{MULTI}.max_assistant_turns": 3}, {}, ""),
+        (
+            "verl",
+            {f"{MULTI}.enable": True, f"{MULTI}.tool_config_path": "tools.yaml", f"{MULTI}.max_assistant_turns": 3},
+            {"turns": 3, "calls_per_turn": 1},
+            "tools.yaml",
+        ),
+    ],
+)
+def test_tools_and_environments_of_others_are_tools(project, settings, wanted, asked):
+    draft = convert(project, "tools", settings)
+    got = {key: one.value for key, one in draft.settings.items()}
+    assert got == {f"sampling.{key}": value for key, value in wanted.items()}
+    assert asked in str(draft.asked.get("sampling.tools", "")) and bool(draft.asked) == bool(asked)
+    assert (draft.left == {}) == bool(wanted or asked)

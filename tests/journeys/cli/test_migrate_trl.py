@@ -21,7 +21,9 @@ from tests.unit.objectives.test_trl_losses import LIMIT, PAIRS
 
 TABLE = table("trl")
 NOT_FIELDS = {"config", "env", "accelerate_config", "datasets", "max_prompt_length", "warmup_ratio"}
-"""Keys of a file of ``trl grpo --config`` that are no fields of its dataclasses, and fields of older releases."""
+NOT_FIELDS |= {"tools", "environment_factory"}
+"""Keys of a file of ``trl grpo --config`` that are no fields of its dataclasses, parameters of its trainer, and fields
+of older releases."""
 
 OPEN_R1 = {
     *("system_prompt", "dataset_prompt_column", "chat_template", "overwrite_output_dir", "benchmarks", "callbacks"),

@@ -124,6 +124,22 @@ def test_a_reward_of_the_script_is_named_only_where_that_does_not_train(tmp_path
     assert len(recipe["rewards"]) == 1 and recipe["rewards"][0].startswith("??? (short of train.py, which trains when")
 
 
+def test_tools_and_environments_of_a_script_are_tools(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = "def search(query): ...\nclass Shop:\n    def reset(self, **columns): ...\n"
+    for more, tools, turns in (
+        (", tools=[search, correct]", ["train:search", "mine.rewards:correct"], 4),
+        (", environment_factory=Shop", ["train:Shop"], 4),
+        (", tools=None", None, None),
+    ):
+        main = "if __name__ == '__main__':\n    " + trained("max_tool_calling_iterations=3", more=more)
+        Path("train.py").write_text(HEAD + own + main)
+        sampling = yaml.safe_load(recipe_of("trl", "train.py", processes=8)[0])["sampling"]
+        assert (sampling.get("tools"), sampling.get("turns", None if tools is None else 4)) == (tools, turns)
+    Path("train.py").write_text(HEAD + trained("", more=", tools=[lambda query: query]"))
+    assert "lambda query" in str(yaml.safe_load(recipe_of("trl", "train.py", processes=8)[0])["sampling"]["tools"])
+
+
 def test_a_script_has_one_trainer_and_is_python():
     with pytest.raises(ValueError, match="train.py.*0.*GRPOTrainer"):
         script("")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tools import ENDS
 from mmgrpo.types import Image, Media, Prompt, Request, Text, Turn
 from pipelines import vlm
-from pipelines.tools import check_tools, schemas
+from pipelines.tools import check_tools, names_elsewhere, schemas
 from pipelines.vlm import qwen_vl_tiny
 from pipelines.vlm.calculator import calculate
 from pipelines.vlm.causal_lm_tiny import KINDS
@@ -126,6 +128,19 @@ def test_a_model_without_a_template_is_refused(tmp_path):
 def test_a_tokenizer_that_cannot_write_calls_is_refused(tmp_path):
     with pytest.raises(ValueError, match="<tool_call>.*special"):
         policy_of("causal_lm", tiny_of_kind(tmp_path / "qwen", "qwen2.5"))
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["pipelines.vlm.calculator:calculate", "pipelines.vlm.rooms:Rooms"], True),
+        (["pipelines.vlm.calculator:calculate", "__main__:search"], False),  # of a notebook, or of the script itself
+        (["made_in_memory:search"], False),
+    ],
+)
+def test_tools_that_another_python_cannot_import_are_called_in_a_fork(names, found, monkeypatch):
+    monkeypatch.setitem(sys.modules, "made_in_memory", ModuleType("made_in_memory"))
+    assert (*names_elsewhere(names),) == ((*names,) if found else ())
 
 
 # ---- images

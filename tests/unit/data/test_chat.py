@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, special_tokens, token_ids, turn_end
-from pipelines.conversation import completion_ids
+from mmgrpo.data.messages import prompt_of
+from pipelines.conversation import completion_ids, conversation_text
 from pipelines.vlm.causal_lm_tiny import KINDS, tokenizer_of
 
 TEMPLATES = sorted(name for name, kind in KINDS.items() if kind.template)
@@ -165,3 +167,79 @@ def test_media_stand_in_a_list_or_as_marks_of_a_text(listed):
     if not listed:
         with pytest.raises(ValueError, match="audio"):
             ChatTemplate(tokenizer).text([message])
+
+
+# ---- histories with calls of tools
+
+QWEN_CALLS = """\
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{%- else %}{{- '<|im_start|>' + message.role }}
+{%- if message.reasoning_content %}{{- '\\n<think>' + message.reasoning_content + '</think>' }}{% endif %}
+{%- if message.content %}{{- '\\n' + message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}{% set call = call.function or call %}
+{{- '\\n<tool_call>' + call.name + ' ' }}{{ call.arguments | tojson }}{{ '</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Takes arguments as an object (Qwen2.5, Qwen3)."""
+
+NULL_CALLS = """\
+{%- for message in messages %}
+{%- if message['role'] == 'assistant' and not message.content is string %}
+{%- for call in message['tool_calls'] %}{{ '<|im_start|>call ' + call['function']['name'] }}
+{%- for key, value in call['function']['arguments'].items() %}{{ ' ' + key + '=' + value | string }}{% endfor %}
+{{- '<|im_end|>' }}{% endfor %}
+{%- elif message['role'] == 'tool' %}
+{{- '<|im_start|>output of ' + message.name + ': ' + message['content'] + '<|im_end|>' }}
+{%- else %}{{ '<|im_start|>' + message['role'] + ' ' + message['content'] + '<|im_end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"""
+"""Writes calls only where the content is null (DeepSeek), and the name of a result (Mistral, gpt-oss)."""
+
+ID_CALLS = QWEN_CALLS.replace(
+    "{%- if message.role == 'tool' %}",
+    "{%- if message.role == 'tool' and (message.tool_call_id | length != 9"
+    " or not messages[loop.index0 - 1].tool_calls) %}{{- raise_exception('no call of this id') }}{% endif %}"
+    "{%- if message.role == 'tool' %}",
+)
+"""Refuses a result without its call (Mistral)."""
+
+
+def history(content: str | None, arguments: Any, **more: Any) -> list[dict[str, Any]]:
+    call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "where is it?"},
+        {"role": "assistant", "content": content, "tool_calls": [call], **more},
+        {"role": "tool", "content": "at home", "name": "look", "tool_call_id": "call00001"},
+        {"role": "user", "content": "and now?"},
+    ]
+
+
+@pytest.mark.parametrize("template", [QWEN_CALLS, NULL_CALLS, ID_CALLS], ids=["objects", "null", "ids"])
+@pytest.mark.parametrize("content", [None, "", "I look."])
+@pytest.mark.parametrize("more", [{}, {"reasoning_content": "hm"}])
+def test_a_history_with_calls_is_written_as_its_template_writes_it(template, content, more):
+    if template == NULL_CALLS and content is not None:
+        template = template.replace("not message.content is string", "message.tool_calls")
+    tokenizer = tokenizer_of(KINDS["tools"])
+    tokenizer.chat_template = template
+    row = {"messages": history(content, json.dumps({"place": 3, "how": "well"}), **more)}
+    prompt = prompt_of(row, "row", "0")
+    wanted = tokenizer.apply_chat_template(
+        history(content, {"place": 3, "how": "well"}, **more), tokenize=False, add_generation_prompt=True
+    )
+    assert conversation_text(ChatTemplate(tokenizer), prompt, (), lambda _: []) == wanted
+    assert all(word in wanted for word in ("look", "place", "at home", "and now?"))
+    assert ("hm" in wanted) == (bool(more) and "reasoning_content" in template)
+
+
+@pytest.mark.parametrize("kind", ["qwen2.5", "llama3", "gemma2", "tools"])
+def test_a_template_that_knows_no_calls_has_them_in_the_form_of_hermes(kind):
+    """None of them is lost; the form is that in which a policy with tools writes them."""
+    prompt = prompt_of({"messages": history("I look.", {"place": 3})[:3]}, "row", "0")
+    text = conversation_text(chat(kind), prompt, (), lambda _: [])
+    parts = ["where is it?", "I look.", '<tool_call>\n{"name": "look", "arguments": {"place": 3}}\n</tool_call>']
+    places = [text.index(part) for part in [*parts, "<tool_response>\nat home\n</tool_response>"]]
+    assert places == sorted(places)

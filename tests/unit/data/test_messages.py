@@ -411,6 +411,8 @@ def test_a_row_has_one_system_prompt_and_no_tools():
         for row in LAYOUTS:
             with pytest.raises(ValueError, match="row.*'tools'.*search"):
                 prompt_of({**row, "tools": tools}, "row", "0")
+            with pytest.raises(ValueError, match=r"sampling\.tools"):
+                prompt_of({**row, "tools": tools}, "row", "0")
     assert prompt_of({**HI, "tools": []}, "row", "0") == prompt_of(HI, "row", "0")
 
 
@@ -440,3 +442,69 @@ def test_rows_of_llava_that_share_an_id_are_parted_by_their_line(read, tmp_path)
     path.write_text("".join(json.dumps({"id": "33471", "text": row}) + "\n" for row in "ab"))
     with pytest.raises(ValueError, match=r"rows\.jsonl:2.*'33471'"):
         read(path)
+
+
+# --- histories with calls of tools -----------------------------------------------------------------
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": {"place": 3}}}
+ASKED = {"role": "user", "content": "where is it?"}
+
+
+def calling(content=None, arguments='{"place": 3}', **more):
+    function = {"name": "look", "arguments": arguments}
+    return {"role": "assistant", "content": content, "tool_calls": [{**CALL, "function": function}], **more}
+
+
+TOLD = {"role": "tool", "content": "at home", "name": "look", "tool_call_id": "call00001"}
+
+
+def test_calls_and_results_are_turns_with_their_keys():
+    thought = calling("I look.", {"place": 3}, reasoning_content="hm", refusal=None, audio=None)
+    row = {"messages": [{"role": "developer", "content": "Be brief."}, ASKED, calling(), TOLD, thought, TOLD]}
+    prompt = prompt_of(row, "row", "0")
+    told = Turn("tool", ("at home",), {"name": "look", "tool_call_id": "call00001"})
+    assert prompt.turns == (
+        Turn("system", ("Be brief.",)),
+        Turn("user", ("where is it?",)),
+        Turn("assistant", (), {"tool_calls": [CALL], "content": None}),
+        told,
+        Turn("assistant", ("I look.",), {"tool_calls": [CALL], "reasoning_content": "hm"}),
+        told,
+    )
+    assert prompt.text == "where is it?" and prompt.answer is None
+    (empty,) = prompt_of({"messages": [ASKED, calling(""), TOLD]}, "row", "0").turns[1:2]
+    assert empty == Turn("assistant", (), {"tool_calls": [CALL]})
+    # Column stores fill what is absent with null, and calls with none.
+    filled = {**ASKED, "tool_calls": None, "name": None}, {**TOLD, "tool_calls": []}
+    assert prompt_of({"messages": [filled[0], calling(), filled[1]]}, "row", "0").turns[2] == told
+
+
+def test_a_last_turn_that_calls_tools_is_the_answer():
+    row = {"messages": [ASKED, calling("I look.")]}
+    wanted = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"place": 3}}\n</tool_call>'
+    assert prompt_of(row, "row", "0").answer == wanted
+
+
+@pytest.mark.parametrize(
+    ("turn", "named"),
+    [
+        (calling(arguments="place 3"), "arguments"),
+        (calling(arguments="[3]"), "arguments"),
+        (calling(arguments=3), "3"),
+        ({**calling(), "tool_calls": {"name": "look"}}, "tool_calls"),
+        ({**calling(), "tool_calls": [{"function": {"arguments": {}}}]}, "tool_calls"),
+        ({**calling(), "role": "user"}, "tool_calls"),
+        ({**ASKED, "weight": 3}, "'weight'"),
+        ({**ASKED, "name": 3}, "name"),
+        ({"role": "assistant", "content": None}, "content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "content"),
+    ],
+)
+def test_a_turn_that_is_no_call_says_so(turn, named):
+    with pytest.raises(ValueError, match=f"row: turn 2.*{named}"):
+        prompt_of({"messages": [ASKED, turn, ASKED]}, "row", "0")
+
+
+def test_a_template_of_the_prompt_stands_around_the_last_words_of_the_user():
+    prompt = worded(prompt_of({"messages": [ASKED, calling(), TOLD]}, "row", "0"), template="Q: {text}!")
+    assert prompt.turns[0].parts == ("Q: where is it?!",) and prompt.turns[2].parts == ("at home",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import multiprocessing
 import threading
 from collections import Counter as Counts
 from collections.abc import Callable, Sequence
@@ -28,18 +29,9 @@ from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query, Sequences
-from mmgrpo.policies.tools import (
-    ENDS,
-    Tools,
-    _action,
-    _observation,
-    answer,
-    calls_of,
-    load_tools,
-    number_of,
-    offered,
-    opens,
-)
+from mmgrpo.policies.tool_calls import calls_of
+from mmgrpo.policies.tool_table import load_tools, offered, opens
+from mmgrpo.policies.tools import ENDS, Episode, Tools, _action, _observation, number_of
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, Text, Turn
@@ -90,7 +82,8 @@ def model_over(words: Sequence[str], likely: Sequence[str] = (), seed: int = 0) 
     return made
 
 
-WORDS = ("say", "a", "b", PEEK, HIDE, "seven", "eight")
+BAD = '<tool_call>{"name":"peek","query":1}</tool_call>'
+WORDS = ("say", "a", "b", PEEK, HIDE, "seven", "eight", BAD)
 LIKELY = (PEEK, HIDE, "<|im_end|>")
 PROMPTS = [Prompt("say a", "0"), Prompt("say a b a", "1"), Prompt("b", "2")]
 
@@ -113,9 +106,11 @@ def tools_of(
     seconds: float = 60.0,
     workers: int = 1,
     calls_per_turn: int = 0,
+    unreadable_calls: int = 0,
 ) -> Tools:
     assert model.chat is not None
-    return Tools(tools, model.chat.reply, turns, observation_tokens, seconds, MARKS, "", workers, calls_per_turn)
+    limits = (turns, observation_tokens, seconds, MARKS, "", workers, calls_per_turn)
+    return Tools(tools, model.chat.reply, *limits, unreadable_calls=unreadable_calls)
 
 
 def policy_of(likely: Sequence[str] = LIKELY, tools: Sequence[Any] = (peek, hide), **settings: Any) -> TokenPolicy:
@@ -287,7 +282,8 @@ def conversed(
         asked.extend(queries)
         return drawn(turn - 1)
 
-    given = tools_of(frame(), *(tools or (peek, hide)), **limits)
+    of_test = len(tools) == 1 and isinstance(tools[0], Tools)
+    given = tools[0] if of_test else tools_of(frame(), *(tools or (peek, hide)), **limits)
     found = given.converse(
         drawn(0), [Query(prompt, 5, 1)], draw, frame(), frozenset(spelled("<|im_end|>")), most, 7, keyed
     )
@@ -364,10 +360,7 @@ def test_calls_of_a_turn_beyond_the_limit_are_refused_together(most, made, refus
 class Shop:
     """Keeps what it was told."""
 
-    made = 0
-
     def __init__(self) -> None:
-        Shop.made += 1
         self.seen: list[Any] = []
 
     def reset(self, prompt: Prompt, seed: int) -> None:
@@ -383,15 +376,16 @@ class Shop:
 
 
 def test_an_instance_of_a_class_lives_as_long_as_its_completion():
-    before = Shop.made
-    found, _ = conversed([[PEEK, END], [PEEK, HIDE, END], [END]], Shop)
-    seed = derive(7, "tools", 5)
-    assert [call.result for call in found.episodes[0].calls] == [f'["0", {seed}, 2]', f'["0", {seed}, 2, 3]', "null"]
-    assert Shop.made == before + 1
-    conversed([["a", END]], Shop)
-    assert Shop.made == before + 1  # made when it is first called
-    conversed([[PEEK, END], [END]], Shop)
-    assert Shop.made == before + 2
+    seed, other = derive(7, "tools", 5), PROMPTS[1]
+    tools = tools_of(frame(), Shop)
+    for prompt in (PROMPTS[0], other):  # the process is the same, the instance another
+        found, _ = conversed([[PEEK, END], [PEEK, HIDE, END], [END]], tools, prompt=prompt)
+        first, *more = [call.result for call in found.episodes[0].calls]
+        assert [first, *more] == [f'["{prompt.id}", {seed}, 2]', f'["{prompt.id}", {seed}, 2, 3]', "null"]
+    (copy,) = tools.process._idle
+    assert copy.ask({"hook": "peek"}, 60.0)["error"].startswith("AttributeError")  # none is left behind
+    found, _ = conversed([["a", END]], tools)
+    assert not found.episodes[0].instances  # made when it is first called
 
 
 class Room(Shop):
@@ -844,12 +838,54 @@ def test_a_reward_that_is_no_number_stops_the_run():
         ('<tool_call>{"name": "peek", "arguments": {"x": "\\ud800"}}</tool_call>', "", "cannot be read"),
         ('<tool_call>{"name": "peek", "arguments": []}</tool_call>', "peek", "arguments"),
         ('<tool_call>{"arguments": {}}</tool_call>', "", "name"),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "", "name"),
+        ('<tool_call>{"name": "peek", "query": "cats"}</tool_call>', "peek", "'query'"),
+        ('<tool_call>{"name": "peek", "args": {"query": "cats"}}</tool_call>', "peek", "'args'"),
+        ('<tool_call>{"name": "peek", "arguments": {}, "parameters": {"x": 1}}</tool_call>', "peek", "parameters"),
+        ('<tool_call>{"name": "peek", "parameters": [1]}</tool_call>', "peek", "parameters"),
+        ('<tool_call>{"name": "peek", "arguments": null}</tool_call>', "peek", "arguments"),
+        ('<tool_call>{"name": "peek", "arguments": "cats"}</tool_call>', "peek", "text"),
+        ('<tool_call>{"name": "peek", "arguments": "{\\"x\\": NaN}"}</tool_call>', "peek", "text"),
         ('<tool_call>{"name": "peek", "arguments": {}}', "", "</tool_call>"),
     ],
 )
 def test_a_call_that_cannot_be_read_says_why(text, name, reason):
     ((found, given),) = calls_of(text)
     assert found == name and isinstance(given, str) and reason in given
+
+
+CATS = {"query": "cats"}
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ({"arguments": CATS}, CATS),
+        ({"parameters": CATS}, CATS),
+        ({"arguments": json.dumps(CATS)}, CATS),
+        ({"parameters": json.dumps(CATS)}, CATS),
+        ({}, {}),
+    ],
+)
+def test_arguments_stand_under_either_key_as_an_object_or_its_text(written, given):
+    assert calls_of(f"<tool_call>{json.dumps({'name': 'search', **written})}</tool_call>") == [("search", given)]
+
+
+RUNS = {
+    "one turn": ([[BAD, BAD, END]], 2, "unreadable", 1),
+    "two turns": ([[BAD, END], [BAD, END]], 2, "unreadable", 2),
+    "between": ([[BAD, PEEK, BAD, END], ["a", END]], 2, "answered", 2),
+    "a turn between": ([[BAD, END], [PEEK, END], [BAD, END], ["a", END]], 2, "answered", 4),
+    "first": ([[BAD, END]], 1, "unreadable", 1),
+    "never": ([[BAD, END]] * 3 + [["a", END]], 0, "answered", 4),
+}
+
+
+@pytest.mark.parametrize(("script", "most", "end", "turns"), RUNS.values(), ids=RUNS)
+def test_a_completion_ends_after_calls_in_a_row_that_cannot_be_read(script, most, end, turns):
+    (one,) = (found := conversed(script, unreadable_calls=most, most=200)[0]).episodes
+    assert (one.end, one.turn) == (end, turns)
+    assert float(found.fields()["turns_end"]) == ENDS.index(end) and bool(found.ended)
 
 
 def test_calls_in_a_thought_are_none():
@@ -861,15 +897,16 @@ def test_calls_in_a_thought_are_none():
 @pytest.mark.parametrize(
     ("tool", "arguments", "value", "error"),
     [
-        (lambda x: x + 1, {"x": 1}, 2, ""),
-        (lambda: 1 / 0, {}, None, "ZeroDivisionError"),
-        (lambda x: x, {"y": 1}, None, "unexpected keyword argument 'y'"),
-        (lambda: (_ for _ in ()).throw(RuntimeError("half \ud800")), {}, None, "half ?"),
+        (lambda x: x + 1, {"x": 1}, "2", ""),
+        (lambda: 1 / 0, {}, "", "ZeroDivisionError"),
+        (lambda x: x, {"y": 1}, "", "unexpected keyword argument 'y'"),
+        (lambda: (_ for _ in ()).throw(RuntimeError("half \ud800")), {}, "", "half ?"),
     ],
 )
 def test_what_a_tool_raises_is_its_answer(tool: Callable[..., Any], arguments, value, error):
-    found, reason = answer(tool, arguments, 60.0)
-    assert found == value and (error in reason if error else not reason)
+    tools = tools_of(frame(), offered_as("peek", tool))
+    call = tools._answered(Episode(Query(PROMPTS[0], 0, 1), 0), "peek", arguments, 0)
+    assert call.result == value and (error in call.error if error else not call.error)
 
 
 def test_an_unknown_tool_is_answered_with_the_nearest():
@@ -914,7 +951,7 @@ def test_a_long_result_is_cut_and_special_tokens_are_written_apart():
 
 def test_calls_of_several_completions_are_answered_at_a_time():
     """Each of two waits for the other; their answers keep their places."""
-    meeting = threading.Barrier(2)
+    meeting = multiprocessing.get_context("fork").Barrier(2)
 
     class Meet:
         def reset(self, prompt: Prompt) -> None:

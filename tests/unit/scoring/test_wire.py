@@ -108,7 +108,11 @@ def media(draw: random.Random) -> Media:
 
 def prompt(draw: random.Random) -> Prompt:
     turns = tuple(
-        Turn(word(draw), tuple(media(draw) if draw.random() < 0.5 else word(draw) for _ in range(draw.randrange(3))))
+        Turn(
+            word(draw),
+            tuple(media(draw) if draw.random() < 0.5 else word(draw) for _ in range(draw.randrange(3))),
+            {word(draw): json_value(draw) for _ in range(draw.randrange(2))},
+        )
         for _ in range(draw.randrange(3))
     )
     meta, columns = ({word(draw): json_value(draw) for _ in range(draw.randrange(4))} for _ in range(2))

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.scoring import process, worker
+from mmgrpo.scoring import child, process, worker
 from mmgrpo.scoring.isolation import RewardFailure, WrongValues
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.scoring.wire import frames, read
@@ -72,13 +72,13 @@ def test_a_process_is_started_apart_from_the_run_and_scores_batch_after_batch(wo
     assert (options["stdin"], options["stdout"], options["cwd"]) == (subprocess.DEVNULL, 2, os.getcwd())
     assert options["start_new_session"] and options["pass_fds"] == tuple(map(int, one.command[5:7]))
     paths = options["env"]["PYTHONPATH"].split(os.pathsep)
-    assert set(sys.path) <= set(paths) and str(process.ROOT) in paths
-    assert options["env"].keys() == os.environ.keys() | {"PYTHONPATH", process.MARK}
+    assert set(sys.path) <= set(paths) and str(child.ROOT) in paths
+    assert options["env"].keys() == os.environ.keys() | {"PYTHONPATH", child.MARK}
     assert not any(map(os.get_inheritable, one.descriptors)), "what a reward starts does not hold them open"
 
 
 def test_what_an_ended_process_has_left_is_ended_before_another_is_started(world):
-    connection, world.started[0].status = (reward := length())._connection, 7
+    connection, world.started[0].status = (reward := length())._line.connection, 7
     assert reward(PROMPTS, OUTPUTS) and len(world.started) == 2 and connection.fileno() == -1
 
 
@@ -99,10 +99,10 @@ def test_what_a_reward_starts_finds_modules_where_the_run_would(given, world, mo
 
 def test_the_paths_of_the_run_and_this_package_are_searched_once(monkeypatch):
     monkeypatch.setattr(sys, "path", ["/a", "/b"])
-    assert process._search_path() == ["/a", "/b", str(process.ROOT)]
-    monkeypatch.setattr(sys, "path", [str(process.ROOT), "/b"])
-    assert process._search_path() == [str(process.ROOT), "/b"]
-    assert (process.ROOT / "mmgrpo" / "scoring" / "process.py").is_file()
+    assert child.search_path() == ["/a", "/b", str(child.ROOT)]
+    monkeypatch.setattr(sys, "path", [str(child.ROOT), "/b"])
+    assert child.search_path() == [str(child.ROOT), "/b"]
+    assert (child.ROOT / "mmgrpo" / "scoring" / "child.py").is_file()
 
 
 def test_a_reward_that_reads_the_rollout_is_given_it(world):
@@ -195,22 +195,20 @@ def test_what_cannot_be_sent_and_what_cannot_be_loaded_is_told(world):
         RewardProcess("ends:length", "ends:length", {}, "cpu", 30.0)
 
 
-def test_an_answer_has_a_length_and_no_more_is_read(world):
-    reward = length()
+def test_an_answer_has_a_length_and_no_more_is_read():
     ours, theirs = socket.socketpair()
-    ours.settimeout(0.05)
-    reward._connection, until = ours, time.monotonic() + 30
+    line, until = child.Line(ours), time.monotonic() + 30
     theirs.sendall((5).to_bytes(8, "big") + b"12")
     threading.Timer(0.1, theirs.sendall, [b"345"]).start()
     budget = [5 + 8 + 5]  # two frames of 5 bytes, the first with the 8 of its length
-    assert reward._receive(until, budget) == b"12345" and budget == [5]
+    assert line.receive(until, budget) == b"12345" and budget == [5]
     theirs.sendall((6).to_bytes(8, "big") + b"123456")
-    with pytest.raises(RewardFailure, match="answer.*6.*5"):
-        reward._receive(until, budget)
+    with pytest.raises(child.TooLong, match="answer.*6.*5"):
+        line.receive(until, budget)
     theirs.close()
     with pytest.raises(ConnectionResetError):
         ours.recv(6)
-        reward._receive(until, budget)
+        line.receive(until, budget)
     assert (process.ANSWER, process.PER_VALUE) == (100_000, 40)
 
 
@@ -218,12 +216,12 @@ def test_a_fork_of_the_run_leaves_its_rewards_alone(monkeypatch):
     killed, marked = [], {"mark": [NOBODY + 1]}
     monkeypatch.setattr(os, "killpg", lambda *given: killed.append(given))
     monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
-    monkeypatch.setattr(process, "_marked", lambda mark: marked.pop(mark, []))
+    monkeypatch.setattr(child, "marked", lambda mark: marked.pop(mark, []))
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
-    process._end(Gone(), ours, writing, os.getpid() + 1, "mark")
+    child.end(Gone(), ours, writing, os.getpid() + 1, "mark")
     assert ours.fileno() >= 0 and killed == []
-    process._end(Gone(), ours, writing, os.getpid(), "mark")
+    child.end(Gone(), ours, writing, os.getpid(), "mark")
     assert killed == [(NOBODY, signal.SIGKILL), (NOBODY + 1, signal.SIGKILL)], "and what left its group"
     assert ours.fileno() == -1 and os.read(reading, 1) == b""
     os.close(reading), theirs.close()
@@ -253,9 +251,9 @@ def test_a_worker_whose_run_has_gone_ends_in_order(world, monkeypatch):
         with pytest.raises(Ended) as end:
             worker.main()
         assert end.value.args == (0,)
-    assert worker._receive(Parts(b"\0" * 7, b"\3", b"ab", b"c")) == b"abc"
+    assert child.receive(Parts(b"\0" * 7, b"\3", b"ab", b"c")) == b"abc"
     with pytest.raises(Ended) as end:
-        worker._receive(Parts(b"\0" * 7, ConnectionResetError))
+        child.receive(Parts(b"\0" * 7, ConnectionResetError))
     assert end.value.args == (0,)
     os.close(reading)
 
@@ -299,22 +297,22 @@ def test_a_copy_of_a_worker_that_a_reward_forked_ends_without_an_answer(world, m
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
 def test_the_kernel_ends_a_worker_with_its_run():
-    child = os.fork()
-    if not child:
+    forked = os.fork()
+    if not forked:
         try:
             os.setsid()
             parent, run = os.pipe()
-            worker._end_with(parent)
+            child.end_with(parent)
             os.close(run)  # as the end of the run does
             time.sleep(100)
         finally:
             os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == -signal.SIGKILL
 
 
 def test_messages_of_a_worker_are_those_of_the_wire():
     ours, theirs = spoken({"values": [1.0]})
-    assert read(lambda: worker._receive(theirs)) == {"values": [1.0]}
+    assert read(lambda: child.receive(theirs)) == {"values": [1.0]}
     ours.close(), theirs.close()
 
 
@@ -323,7 +321,7 @@ def test_an_interruption_of_the_run_ends_the_process(world, monkeypatch):
         raise KeyboardInterrupt
 
     reward = length()
-    monkeypatch.setattr(RewardProcess, "_receive", interrupted)
+    monkeypatch.setattr(child.Line, "receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reward(PROMPTS, OUTPUTS)
     assert not reward._alive and len(world.killed) == 1
@@ -340,9 +338,9 @@ def test_what_was_sent_in_the_last_moment_of_a_process_is_read():
             raise TimeoutError
         return sent.pop()
 
-    def ended(*answer: bytes) -> SimpleNamespace:
-        return SimpleNamespace(_process=SimpleNamespace(poll=lambda: sent.extend(answer) or 0))
+    def ended(*answer: bytes) -> child.Line:
+        return child.Line(socket.socket(), lambda: bool(sent.extend(answer)))
 
-    assert RewardProcess._patiently(ended(b"answer"), transfer, math.inf) == b"answer"
+    assert ended(b"answer").patiently(transfer, math.inf) == b"answer"
     with pytest.raises(ConnectionResetError, match="the process ended"):
-        RewardProcess._patiently(ended(), transfer, math.inf)
+        ended().patiently(transfer, math.inf)

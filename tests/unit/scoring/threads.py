@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-from mmgrpo.scoring import process, worker
+from mmgrpo.scoring import child, worker
 from mmgrpo.scoring.process import RewardProcess
 
 NOBODY = 2**22 + 1
@@ -82,10 +82,10 @@ def threads(monkeypatch) -> Iterator[SimpleNamespace]:
     start = RewardProcess._start
     monkeypatch.setattr(RewardProcess, "_start", lambda reward: (made.rewards.append(reward), start(reward))[1])
     monkeypatch.setattr(worker, "sys", sys)
-    monkeypatch.setattr(worker, "_end_with", made.held.append)
+    monkeypatch.setattr(worker, "end_with", made.held.append)
     monkeypatch.setattr(os, "_exit", lambda status: OF_THREAD[threading.get_ident()].exit(status))
     monkeypatch.setattr(os, "killpg", lambda *given: made.killed.append(given))
-    monkeypatch.setattr(process.subprocess, "Popen", lambda *given, **options: Threaded(made, *given, **options))
+    monkeypatch.setattr(child.subprocess, "Popen", lambda *given, **options: Threaded(made, *given, **options))
     yield made
     for reward in made.rewards:  # not later, while another test counts who is killed
         reward.close()
