@@ -70,7 +70,7 @@ from mmgrpo.runtime.optimizers import STEPS
 from mmgrpo.runtime.progress import Checkpoints, unstarted
 from mmgrpo.runtime.sharding import mesh_of, shard
 from mmgrpo.scheduling import named as of_blocks
-from mmgrpo.scoring import Scorer
+from mmgrpo.scoring import Scorer, rules_of
 from mmgrpo.scoring.fitting import checked_by, downloads
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy
@@ -316,6 +316,7 @@ def finish(
         "skipped_steps": trainer.skipped,
         "nonfinite_steps": trainer.nonfinite_steps,
         **evaluations,
+        **({"rules": rules} if (rules := rules_of(trainer.scorers)) else {}),
         **additions,
     }
     if accelerator.is_main_process:

@@ -42,6 +42,7 @@ from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts, total
 from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
+from mmgrpo.scoring.isolation import column_or_nan
 from mmgrpo.step_rewards import begin_step_rewards, judged
 from mmgrpo.types import (
     CONTRAST,
@@ -189,6 +190,7 @@ def sample_round(
         "time/rollout": seconds["rollout"],
         "time/reward": seconds["reward"],
         **reward_metrics(names, recipe.trained(names, weights.tolist()), scores, decisions, number),
+        **watched_metrics(scorers, rollouts, accelerator),
         **sampling_metrics(decisions, result.rewards),
         **drawing.metrics,
         **ledger.metrics(),
@@ -286,6 +288,25 @@ def reward_metrics(
     if "truncated" in decisions.fields:
         metrics["rollout/truncated_fraction"] = float(decisions.fields["truncated"][origin == OWN].double().mean())
     return metrics | correlations(own, names, key)
+
+
+def watched_metrics(
+    scorers: Sequence[Scorer], rollouts: Sequence[Rollout], accelerator: Accelerator
+) -> dict[str, float]:
+    """The errors of every watched rate over the outputs of all processes, where there are any."""
+    metrics = {}
+    for scorer in scorers:
+        for rate in scorer.rates:
+            if not rate.watched:
+                continue
+            columns = [
+                column_or_nan(rate.name, rate.errors, one.prompts, one.outputs, scorer.trusted, scorer.elsewhere)
+                for one in rollouts
+            ]
+            errors = sum(value for column in columns for value in column if value is not None and math.isfinite(value))
+            if count := total(errors, accelerator):
+                metrics[f"reward/{scorer.name}/{rate.name}"] = float(count)
+    return metrics
 
 
 MOST = 8

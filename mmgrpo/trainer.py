@@ -63,7 +63,7 @@ from mmgrpo.runtime.progress import Checkpoints, Interrupted, Interruption
 from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.runtime.sharding import whole, whole_state
 from mmgrpo.scheduling import Schedules
-from mmgrpo.scoring import Scorer
+from mmgrpo.scoring import Scorer, rules_of
 from mmgrpo.scoring.progress import report
 from mmgrpo.stepping import take_step
 from mmgrpo.tracking import send_evaluation
@@ -440,6 +440,7 @@ class Trainer:
             send_evaluation(self.accelerator, title, result, stem.with_name(f"{title}.png"), self.step)
             record = {"run": self.checkpoints.run, "step": self.step, "seconds": self.seconds}
             record |= {"prompts": [prompt.id for prompt in prompts], "trained": directions(self.scorers, self.recipe)}
+            record |= {"rules": rules} if (rules := rules_of(self.scorers)) else {}
             write_text(self.folder / "evaluations" / f"{title}.json", json.dumps({**record, **result.as_dict()}))
             if prompts is settings.prompts:
                 print_alarms(self.folder, self.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "MYANMAR", "KHMER")
+SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "MYANMAR")
 """Beginnings of the Unicode names of letters that are written without spaces between words."""
 
 LATIN = ("LATIN", "FULLWIDTH LATIN", "MODIFIER", "FEMININE", "MASCULINE", "COMBINING")

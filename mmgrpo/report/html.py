@@ -135,7 +135,9 @@ def error_rate_table(run: RunFolder) -> Table:
                 _count(estimate.get("difference")),
             ]
     columns = ["error rate, file", *SIDES, "relative", "units", "prompts"]
-    return Table("Corpus-level error rates", columns, rows, [RATES])
+    rules = mapping(run.summary.get("rules", {}), "summary.json: rules")
+    note = f"Normalized by: {', '.join(f'{rate}: {rule}' for rate, rule in rules.items())}." if rules else ""
+    return Table("Corpus-level error rates", columns, rows, [RATES, *([note] if note else [])])
 
 
 def group_tables(run: RunFolder) -> list[Table]:

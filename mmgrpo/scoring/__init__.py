@@ -36,6 +36,10 @@ class ErrorRate:
     name: str
     errors: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float]]
     units: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float]]
+    rule: str = ""
+    """Name and version of the rule by which errors are counted, which the run states."""
+    watched: bool = False
+    """Errors are also counted over the samples of every round, as the metric ``reward/<reward>/<name>``."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,11 @@ class Scorer:
     """What its weight follows during training."""
     records: tuple[str, ...] = ()
     """Names in ``RECORDS`` that the policy must record for it."""
+
+
+def rules_of(scorers: Sequence[Scorer]) -> dict[str, str]:
+    """The rules by which the error rates of rewards are counted, by name; the first of a name applies."""
+    return {rate.name: rate.rule for scorer in reversed(scorers) for rate in scorer.rates if rate.rule}
 
 
 @dataclass(frozen=True)

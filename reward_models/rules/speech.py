@@ -39,9 +39,9 @@ speech_reward = functools.partial(
     reward,
     "Text",
     reads=("answer",),
-    packages=("rapidfuzz", "whisper_normalizer"),
+    packages=("rapidfuzz", "transformers", "whisper_normalizer"),
     extra="speech",
-    version=2,
+    version=3,
     rates="reward_models.rules.corpus:rates",
     annotate="reward_models.rules.corpus:annotate",
 )

@@ -6,12 +6,15 @@ errors divided by all words, which is not the mean of the sentences' rates.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
+from importlib.resources import files
 from itertools import zip_longest
+from types import ModuleType
 from typing import NamedTuple
 
 from mmgrpo.config.extras import install
@@ -30,16 +33,29 @@ class Pair(NamedTuple):
 
 
 BY_LANGUAGE = "language"
-"""The default of rewards: the rule of the row's language, else of the letters of its reference."""
+"""The default of rewards: Whisper's published rule of the row's language, else of the letters of its reference."""
 
-UNSPACED = ("zh", "yue", "ja", "th", "lo", "my", "km")
-"""Languages without spaces between words, whose errors are counted in characters (Whisper, arXiv:2212.04356)."""
+SPOKEN = "spoken"
+"""The option that reads numbers and units as they are spoken (``spoken_forms``), by language as the default does."""
+
+UNSPACED = ("zh", "yue", "ja", "th", "lo", "my")
+"""Languages whose errors Whisper counts in characters (arXiv:2212.04356, appendix C; Cantonese since large-v3)."""
 
 NAMES = {
     **{"english": "en", "chinese": "zh", "mandarin": "zh", "cantonese": "yue", "japanese": "ja", "thai": "th"},
-    **{"lao": "lo", "burmese": "my", "myanmar": "my", "khmer": "km"},
+    **{"lao": "lo", "burmese": "my", "myanmar": "my"},
 }
 """English names of the languages that have a rule of their own; all others take ``basic``."""
+
+
+def code_of(language: str) -> str:
+    """The code of a language that is given as a code (de-CH) or by its English name; empty for none.
+
+    >>> code_of("zh-CN"), code_of("Mandarin"), code_of("de_CH"), code_of("")
+    ('zh', 'zh', 'de', '')
+    """
+    plain = re.split("[-_]", language.strip().lower())[0]
+    return NAMES.get(plain, plain)
 
 
 def rule_of(language: str, reference: str) -> str:
@@ -49,12 +65,22 @@ def rule_of(language: str, reference: str) -> str:
     >>> rule_of("", "今天天气很好"), rule_of("", "नमस्ते"), rule_of("", "Hello"), rule_of("de", "Hallo")
     ('characters', 'basic', 'english', 'basic')
     """
-    plain = re.split("[-_]", language.strip().lower())[0]
-    written = script_rule(reference)
-    code = NAMES.get(plain, plain)
+    code = code_of(language)
     if code in ("", "en"):
-        return written  # english, unless the reference is plainly not
+        return script_rule(reference)  # english, unless the reference is plainly not
     return "characters" if code in UNSPACED else "basic"
+
+
+def spoken_rule_of(language: str, reference: str) -> str:
+    """The form of ``spoken`` for a language, or where it is empty for the letters of a reference. Chinese numerals are
+    those of Chinese alone: 二百五 is 205 in Japanese, and in Chinese 250.
+
+    >>> spoken_rule_of("", "三点一四"), spoken_rule_of("", "三つの点"), spoken_rule_of("", "Hello")
+    ('spoken_chinese', 'spoken_characters', 'spoken_english')
+    """
+    code, rule = code_of(language), rule_of(language, reference)
+    han = code in ("", "en") and rule == "characters" and re.fullmatch(r"[^\u0e00-\u109f\u3040-\u30ff]*", reference)
+    return "spoken_chinese" if han or code in ("zh", "yue") else f"spoken_{rule}"
 
 
 def language_of(prompt: Prompt) -> str:
@@ -70,28 +96,50 @@ def rule_for(prompt: Prompt, normal: str, reference: str) -> str:
             f"prompt '{prompt.id}': normal='english' does not fit the letters of its reference {reference[:40]!r}; "
             f"leave normal out, or set normal='{other}'"
         )
-    return rule_of(language_of(prompt), reference) if normal == BY_LANGUAGE else normal
+    return resolved(normal, language_of(prompt), reference)
+
+
+def resolved(normal: str, language: str, reference: str) -> str:
+    """The name of one rule: where ``normal`` goes by language, that of a row's language or of its reference."""
+    by_language = {BY_LANGUAGE: rule_of, SPOKEN: spoken_rule_of}.get(normal)
+    return normal if by_language is None else by_language(language, reference)
+
+
+def version_of(normal: str) -> str:
+    """The name and version of a rule as a run states it, raised whenever a normalized text changes.
+
+    >>> version_of("language"), version_of("basic"), version_of("spoken"), version_of("raw")
+    ('whisper 1 by language', 'whisper 1 basic', 'spoken 1 by language', 'raw')
+    """
+    if normal in (BY_LANGUAGE, SPOKEN):
+        return f"{'whisper' if normal == BY_LANGUAGE else SPOKEN} {VERSION} by language"
+    family = "whisper" if normal in WHISPER else SPOKEN if normal.startswith(f"{SPOKEN}_") else ""
+    return f"{family} {VERSION} {normal.removeprefix('spoken_')}" if family else normal
+
+
+VERSION = 1
 
 
 @cache
 def normalizer(name: str) -> Callable[[str], str]:
     """The normalization rule of a name.
 
-    ``english``     Whisper's rule: lower case, no punctuation, "colour" to "color", "it's" to "it is", numbers as
-                    digits, no "uh", nothing in brackets. Text in brackets is removed and costs nothing;
-                    ``exact_transcript`` on raw text counts it. Besides, what is spoken alike is alike: "1 2 3" and "one
-                    two three", "10:00 AM" and "ten a m", "-1" and "minus one", "20mm" and "twenty millimeters",
-                    "U.S.A." and "USA", "OK" and "okay" (``spoken_alike``)
-    ``basic``       Whisper's rule for other languages: lower case, no punctuation, nothing in brackets; with the marks
-                    of vowels, which Whisper's own rule drops
-    ``characters``  basic, with every character a word: for Chinese, Japanese, Thai and other scripts without spaces;
-                    Chinese numerals are digits
+    ``english``     Whisper's published rule: lower case, no punctuation, "colour" to "color", "it's" to "it is",
+                    numbers as digits, no "uh", nothing in brackets. Text in brackets is removed and costs nothing;
+                    ``exact_transcript`` on raw text counts it
+    ``basic``       Whisper's rule for other languages: lower case, no punctuation or marks, nothing in brackets
+    ``characters``  basic with every character a word, as Whisper scores Chinese, Japanese, Thai, Lao and Burmese
     ``chinese``     characters, with traditional characters as simplified ones (needs the package opencc)
     ``raw``         single spaces and composed characters (NFC), nothing else
+    ``spoken_...``  ``english``, ``chinese``, ``characters``, ``basic``: numbers, signs and units as they are spoken,
+                    never two different ones alike (``spoken_forms``)
 
+    Whisper's rules are those of transformers with the spellings that OpenAI publishes (MIT), to the letter, with their
+    collisions: "one percent" and "one dollar" are one word each, which is the same.
     """
     if name not in NORMALIZERS:
-        raise ValueError(f"normal: unknown rule '{name}'.{nearest(name, [*NORMALIZERS, BY_LANGUAGE])}")
+        choices = [*NORMALIZERS, BY_LANGUAGE, SPOKEN]
+        raise ValueError(f"normal: unknown rule '{name}'.{nearest(name, choices)}")
     rule = NORMALIZERS[name]()
     return lru_cache(maxsize=20_000)(lambda text: " ".join(rule(text).split()))
 
@@ -101,26 +149,38 @@ def missing_package(library: str, error: ModuleNotFoundError) -> ModuleNotFoundE
     return ModuleNotFoundError(f"rewards of speech need the package '{library}': {install('speech')}", name=error.name)
 
 
+def spellings() -> Mapping[str, str]:
+    """British to American spellings, as OpenAI publishes them with Whisper (MIT)."""
+    try:
+        path = files("whisper_normalizer") / "normalizers" / "english.json"
+    except ModuleNotFoundError as error:
+        raise missing_package("whisper-normalizer", error) from error
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def whisper_rules() -> ModuleType:
+    """The module of Whisper's normalizers in transformers."""
+    try:
+        from transformers.models.whisper import english_normalizer
+    except ModuleNotFoundError as error:
+        raise missing_package("transformers", error) from error
+    return english_normalizer
+
+
 def _english() -> Callable[[str], str]:
-    try:
-        from whisper_normalizer.english import EnglishTextNormalizer
-    except ModuleNotFoundError as error:
-        raise missing_package("whisper-normalizer", error) from error
-    rule = EnglishTextNormalizer()
-    return lambda text: joined(rule(spoken_alike(text)))
+    rule = whisper_rules().EnglishTextNormalizer(spellings())
+
+    def normalized(text: str) -> str:
+        try:
+            return rule(text)
+        except ValueError:  # Python reads no integer of more than 4300 digits, which a transcript that loops may have
+            return rule(re.sub(r"(\d{4000})(?=\d)", r"\1 ", unicodedata.normalize("NFKC", text)))
+
+    return normalized
 
 
-def _basic() -> Callable[[str], str]:
-    try:
-        from whisper_normalizer.basic import BasicTextNormalizer
-    except ModuleNotFoundError as error:
-        raise missing_package("whisper-normalizer", error) from error
-    return BasicTextNormalizer(preserve_marks=True)
-
-
-def _characters() -> Callable[[str], str]:
-    basic = _basic()
-    return lambda text: " ".join("".join(numerals(basic(text)).split()))
+def _basic(split_letters: bool = False) -> Callable[[str], str]:
+    return whisper_rules().BasicTextNormalizer(split_letters=split_letters)
 
 
 def _chinese() -> Callable[[str], str]:
@@ -131,162 +191,32 @@ def _chinese() -> Callable[[str], str]:
             "normal='chinese' needs the package 'opencc': pip install opencc; or set normal='characters'",
             name=error.name,
         ) from error
-    simplified, characters = opencc.OpenCC("t2s"), _characters()
+    simplified, characters = opencc.OpenCC("t2s"), _basic(split_letters=True)
     return lambda text: characters(simplified.convert(unicodedata.normalize("NFKC", text)))
 
 
-NORMALIZERS = {
+def _spoken(form: str) -> Callable[[], Callable[[str], str]]:
+    def load() -> Callable[[str], str]:
+        from reward_models.rules import spoken_forms
+
+        return spoken_forms.english(spellings()) if form == "english" else spoken_forms.FORMS[form]
+
+    return load
+
+
+WHISPER = {
     "english": _english,
     "basic": _basic,
-    "characters": _characters,
+    "characters": lambda: _basic(split_letters=True),
+}
+NORMALIZERS = {
+    **WHISPER,
     "chinese": _chinese,
     "raw": lambda: lambda text: unicodedata.normalize("NFC", text),
+    **{f"{SPOKEN}_{form}": _spoken(form) for form in ("english", "chinese", "characters", "basic")},
 }
-
-
-# --- English as it is spoken ------------------------------------------------------------------------------------------
-
-FRACTIONS = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4"}
-SPOKEN_FRACTIONS = {
-    **{"1/2": "one half", "1/3": "one third", "2/3": "two thirds", "1/4": "one quarter", "3/4": "three quarters"},
-}
-DECIMALS = {"1/2": ".5", "1/4": ".25", "3/4": ".75"}
-UNITS = {
-    **{"mm": "millimeter", "cm": "centimeter", "km": "kilometer", "kg": "kilogram", "mg": "milligram"},
-    **{"ml": "milliliter", "kb": "kilobyte", "mb": "megabyte", "gb": "gigabyte", "tb": "terabyte", "hz": "hertz"},
-    **{"khz": "kilohertz", "mhz": "megahertz", "ghz": "gigahertz", "kw": "kilowatt", "kwh": "kilowatt hour"},
-    **{"km/h": "kilometer per hour", "kmh": "kilometer per hour", "mph": "mile per hour", "lb": "pound"},
-    **{"lbs": "pound", "oz": "ounce", "ft": "foot", "°c": "degree celsius", "°f": "degree fahrenheit"},
-    **{"°": "degree", "ms": "millisecond"},
-}
-"""Symbols of units behind a number to their words; those of one letter mean too many things."""
-
-DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-HOURS = (*DIGITS[1:], "ten", "eleven", "twelve", "oclock", "fifteen", "twenty", "thirty", "forty", "fifty")
-BEFORE = r"(?<![^\s(\[\"“‘=:,])"
-"""Where a sign belongs to its number: at the beginning of a word."""
-
-
-def _units(match: re.Match[str]) -> str:
-    """A number and the words of its unit: 1 foot, 5 feet, 60 miles per hour."""
-    word, space, rest = UNITS[match[2]].partition(" ")
-    plural = {"foot": "feet", "hertz": "hertz"}.get(word, f"{word}s")
-    if word == "kilowatt" and rest == "hour":
-        word, plural, rest = "kilowatt", "kilowatt", "hours" if match[1] != "1" else rest
-    return f"{match[1]} {word if match[1] == '1' else plural}{space}{rest}"
-
-
-def _digits(match: re.Match[str]) -> str:
-    """Groups of digits as one, digit by digit in words where the first is 0, which Whisper's rule would drop."""
-    digits = re.sub(r"\D", "", match[0])
-    return " ".join(DIGITS[int(one)] for one in digits) if digits[0] == "0" and len(digits) > 1 else digits
-
-
-ALIKE: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
-    (r"[½⅓⅔¼¾]", lambda match: f" {FRACTIONS[match[0]]}"),
-    (r"\b(\d+)(?:\s+|-)(1/2|1/4|3/4)(?!\d)", lambda match: match[1] + DECIMALS[match[2]]),
-    (r"(?<![\d/.])(?:1/2|1/3|2/3|1/4|3/4)(?![\d/])", lambda match: SPOKEN_FRACTIONS[match[0]]),
-    (rf"{BEFORE}[-\u2010-\u2013\u2212](?=\.?\d|[$£€]\d)", "minus "),
-    (rf"{BEFORE}\+(?=\.?\d)", "plus "),
-    (r"\((\d[\d\s-]*)\)", r" \1 "),  # the code of an area, where other brackets hold what nobody says
-    (r"\bo\s?\.\s?k\b\.?|\bo k\b|\bok\b", "okay"),
-    (r"\balright\b", "all right"),
-    (r"\bet cetera\b|\betc\b\.?", "etcetera"),
-    (r"\bvs\b\.?", "versus"),
-    (r"\be-mail", "email"),
-    (r"\bwi-fi\b", "wifi"),
-    (r"\ba (?=(?:hundred|thousand|million|billion)\b)", "one "),
-    (r"\bo['’]\s?clock\b|\bo clock\b", "oclock"),
-    (rf"(\d|\b(?:{'|'.join(HOURS)}))\s*([ap])\s?\.?\s?m\b\.?", r"\1 \2m"),
-    (r"\b(\d{1,2})[:.]00(?=\s*[ap]m\b)", r"\1"),
-    (r"\b(\d{1,2}):00\b(?!:)", r"\1 oclock"),
-    (r"\b(\d{1,2}):(\d\d)\b(?!:)", r"\1\2"),
-    (r"\b(?:[a-z]\.){2,}(?:[a-z]\b)?", lambda match: match[0].replace(".", "") + " "),
-    (r"(\w)@(\w)", r"\1 at \2"),
-    (r"(\w)\.(com|org|net|edu|gov)\b", r"\1 dot \2"),
-    (r"&", " and "),
-    (r"#\s?(?=\d)|\bno\.\s?(?=\d)", "number "),
-    (r"(?<=\d)\s+%", "%"),
-    (r"(?<=[$£€])\s+(?=\d)", ""),
-    (rf"(?<![\w.,])([\d.,]*\d)[\s-]*({'|'.join(sorted(UNITS, key=len, reverse=True))})(?!\w)", _units),
-    (r"(?<![\w.,$£€/])\d+(?:(?:,\s|[\s-])\d+)*(?![\w%/]|[.,]\d)", _digits),
-)
-"""What is spoken alike, in order: patterns of lower-case text and what they become, in words where Whisper's rule would
-read the signs otherwise ("1/2" as 1 2, "-1" as 1, "20 mm" as 20, "10:00 AM" as 10 0 am)."""
-
-_ALIKE = [(re.compile(pattern), text) for pattern, text in ALIKE]
-
-
-def spoken_alike(text: str) -> str:
-    """An English text in which signs, units, times and digits are written as they are spoken.
-
-    >>> spoken_alike("Call 555-1234 at 10:00 AM, it is -1°C")
-    'call 5551234 at 10 am, it is minus 1 degree celsius'
-    """
-    text = text.lower()
-    for pattern, replacement in _ALIKE[:1]:  # before compatibility forms, of which one of ½ is 1⁄2
-        text = pattern.sub(replacement, text)
-    text = unicodedata.normalize("NFKC", text.replace("°", "\ue000")).replace("\ue000", "°")
-    for pattern, replacement in _ALIKE[1:]:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-def joined(text: str) -> str:
-    """A text that was normalized, with neighbouring numbers as one: "555 1234" and "5551234" are spoken alike."""
-    words: list[str] = []
-    for word in text.split():
-        if word == ".":
-            continue
-        if words and word.isdecimal() and words[-1].isdecimal():
-            words[-1] += word
-        else:
-            words.append(word)
-    return " ".join(words)
-
-
-# --- Chinese numerals -------------------------------------------------------------------------------------------------
-
-CHINESE_DIGITS = {
-    **{one: place for place, one in enumerate("零一二三四五六七八九")},
-    **{"〇": 0, "两": 2, "兩": 2},
-}
-CHINESE_POWERS = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
-CHINESE_NUMBER = re.compile(rf"\d+|[{''.join((*CHINESE_DIGITS, *CHINESE_POWERS))}]")
-
-
-def numerals(text: str) -> str:
-    """A text with Chinese numerals as digits: 二十五 and 25, 二〇二四 and 2024, 3万5千 and 35000 are spoken alike.
-
-    >>> numerals("二十五岁，一百零五万，二〇二四年")
-    '25岁，1050000，2024年'
-    """
-    return re.sub(rf"(?:{CHINESE_NUMBER.pattern})+", lambda match: _numeral(match[0]), text)
-
-
-def _numeral(text: str) -> str:
-    parts = CHINESE_NUMBER.findall(text)
-    if not any(part in CHINESE_POWERS for part in parts) or (parts[0] in CHINESE_POWERS and parts[0] != "十"):
-        return "".join(str(CHINESE_DIGITS.get(part, part)) for part in parts)
-    total = section = 0
-    number: int | None = None
-    for part in parts:
-        if part not in CHINESE_POWERS:
-            digit = CHINESE_DIGITS[part] if part in CHINESE_DIGITS else int(part)
-            number = digit if not number else 10 * number + digit
-            continue
-        power = CHINESE_POWERS[part]
-        if power < 10**4:
-            section += (1 if number is None else number) * power
-        else:
-            total = (
-                (total + section + (number or 0)) * power
-                if power > 10**4
-                else total + (section + (number or 0)) * power
-            )
-            section = 0
-        number = None
-    return str(total + section + (number or 0))
+CHARACTERS = ("characters", "chinese", "spoken_characters", "spoken_chinese")
+"""Rules under which every character is a word."""
 
 
 def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> int:
@@ -336,7 +266,7 @@ def corpus_cer(references: Sequence[str], hypotheses: Sequence[str], normal: str
 
 def letters_of(normal: str) -> Callable[[str], Sequence[str]]:
     """A function that splits a normalized text into characters, without the spaces that ``characters`` inserts."""
-    return str.split if normal in ("characters", "chinese") else str
+    return str.split if normal in CHARACTERS else str
 
 
 def _corpus_rate(
@@ -347,7 +277,7 @@ def _corpus_rate(
 ) -> float:
     pairs = []
     for reference, hypothesis in zip(references, hypotheses, strict=True):
-        name = rule_of("", reference) if normal == BY_LANGUAGE else normal
+        name = resolved(normal, "", reference)
         rule, split = normalizer(name), splitter(name)
         pairs.append((split(rule(reference)), split(rule(hypothesis))))
     total = sum(len(reference) for reference, _ in pairs)

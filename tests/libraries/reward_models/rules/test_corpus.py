@@ -11,7 +11,7 @@ OUTPUTS = [Text("it is a color"), Text("")]
 
 
 def test_error_rates_are_counted_as_the_reward_normalizes():
-    wer, cer = scorer("one_minus_wer").rates
+    wer, cer, _ = scorer("one_minus_wer").rates
     # it is a color tom: one deletion of 5 words; "tom" and its space of 17 characters; two of two, nine of nine.
     assert (wer.name, wer.errors(PROMPTS, OUTPUTS), wer.units(PROMPTS, OUTPUTS)) == ("wer", [1, 2], [5, 2])
     assert (cer.name, cer.errors(PROMPTS, OUTPUTS), cer.units(PROMPTS, OUTPUTS)) == ("cer", [4, 9], [17, 9])
@@ -22,7 +22,7 @@ def test_error_rates_are_counted_as_the_reward_normalizes():
 
 def test_notes_and_rates_are_of_english_unless_another_rule_is_named():
     prompt, output = [Prompt("", answer="It's")], [Text("it is")]
-    assert [rate.errors(prompt, output) for rate in corpus.rates()] == [[0], [0]]
+    assert [rate.errors(prompt, output) for rate in corpus.rates()] == [[0], [0], [0]]
     assert [rate.errors(prompt, output) for rate in corpus.rates("raw")] == [[2], [3]]
     assert corpus.annotate()(prompt, output) == [{"aligned": [("equal", "it", "it"), ("equal", "is", "is")]}]
 

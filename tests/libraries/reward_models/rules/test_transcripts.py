@@ -69,13 +69,9 @@ def test_limits_of_hallucinations(reference, hypothesis, parameters, hallucinate
 
 
 def test_every_keyword_is_a_text():
-    for words in (["Oslo", 3], ["Oslo", "..."]):
+    for words in (["Oslo", 3], ["Oslo", "?!"]):
         with pytest.raises(ValueError, match="'7'.*meta.keywords"):
             value("keywords", "a", "b", {"keywords": words})
-
-
-def test_other_languages_keep_their_marks():
-    assert transcripts.normalizer("basic")("\u0915\u093f, \u0915!") == "\u0915\u093f \u0915"
 
 
 def test_words_are_aligned_one_to_one():
@@ -98,7 +94,7 @@ def test_words_are_shown_as_they_are_compared_and_only_of_texts():
 @pytest.mark.parametrize(
     ("library", "call"),
     [
-        ("whisper_normalizer.basic", lambda: transcripts._basic()),
+        ("transformers.models.whisper", transcripts.whisper_rules),
         ("rapidfuzz.distance", lambda: transcripts.aligned("a", "b", "raw")),
     ],
 )
