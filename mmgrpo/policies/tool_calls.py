@@ -71,8 +71,7 @@ def arguments_of(schema: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[d
     properties: Mapping[str, Any] = schema.get("properties") or {}
     for name in given:
         if name not in properties:
-            listed = ", ".join(properties) or "none"
-            return {}, f"unknown argument '{name}'.{nearest(name, properties)} The arguments are: {listed}"
+            return {}, f"unknown argument '{name}'.{nearest(name, properties) or ' It takes none.'}"
     if missing := [name for name in schema.get("required") or () if name not in given]:
         return {}, f"argument '{missing[0]}' is missing"
     converted = {}

@@ -45,6 +45,12 @@ def count(what: str) -> str:
     return f"<|im_end|>{len(what)} is the red"
 
 
+@pytest.fixture(autouse=True)
+def forked(monkeypatch):
+    """A new Python would import this module, which takes seconds."""
+    monkeypatch.setattr("pipelines.tools.names_elsewhere", lambda names: ())
+
+
 def policy_of(name: str, path: str, call: str = CALL, **sampling: Any) -> Any:
     """A policy that writes "blue" and ends its turns often; "blue" reads as a call."""
     config, example = config_class(families()[name].sections)(), EXAMPLES[name]
