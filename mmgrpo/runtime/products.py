@@ -1,6 +1,7 @@
 """Matrix products of linear layers in fp32 on a CPU, where torch's own are slow.
 
-Numbers are of one core of an AMD EPYC, with torch's MKL and oneDNN. With ``torch.backends.mkldnn.enabled = False`` all
+Numbers are of one core of an AMD EPYC with AVX-512, with torch's MKL and oneDNN; with AVX2 only the two are about
+equal, and copied weights gain less (``docs/benchmarks.md``). With ``torch.backends.mkldnn.enabled = False`` all
 products are torch's.
 """
 
