@@ -329,17 +329,17 @@ def test_what_stands_between_may_answer_in_words_of_its_own():
 
 
 def test_a_body_is_read_in_time_linear_in_its_size():
-    """32 MB in parts of 1 KB take some 20 ms; joined part by part they take a minute."""
+    """8 MB in parts of 1 KB take some 5 ms; joined part by part they are copied 4000 times."""
     from mmgrpo.scoring.server import limited
 
     async def stream() -> Any:
-        for _ in range(1 << 15):
+        for _ in range(1 << 13):
             yield b"x" * 1024
 
     started = time.monotonic()
     received: Any = SimpleNamespace(headers={}, stream=stream)
-    assert len(asyncio.run(limited(received, 1 << 30))) == 1 << 25
-    assert time.monotonic() - started < 3
+    assert len(asyncio.run(limited(received, 1 << 30))) == 1 << 23
+    assert time.monotonic() - started < 1
 
 
 def test_weights_of_many_parts_come_whole(serve, monkeypatch):
