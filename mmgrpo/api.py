@@ -18,7 +18,8 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_cl
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
 from mmgrpo.early_stopping import EarlyStopping
-from mmgrpo.engines.served import refuse_servers, token_of
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import (
     Blocks,
@@ -63,7 +63,7 @@ from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.fingerprint import of_inputs
-from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder
+from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder, run_id
 from mmgrpo.runtime.heartbeat import watched
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.optimizers import STEPS
@@ -270,10 +270,22 @@ def execute(
                     print(f"{trainer.folder} has no checkpoint yet; starting from the beginning", flush=True)
         tracking.begin(accelerator, config, trainer.step)
         started = time.perf_counter()
-        with watched(accelerator, again):
-            evaluations = trainer.fit(trainer.folder / "model")
-        wall = time.perf_counter() - started
-        return finish(config, owner, trainer, evaluations, wall, accelerator)
+        with engine_ended(owner, trainer):
+            with watched(accelerator, again):
+                evaluations = trainer.fit(trainer.folder / "model")
+            wall = time.perf_counter() - started
+            return finish(config, owner, trainer, evaluations, wall, accelerator)
+
+
+@contextmanager
+def engine_ended(owner: Family | None, trainer: Trainer) -> Iterator[None]:
+    """A ``with`` block that leaves a served engine to other runs also where the run fails; the process may go on."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(owner, Drawable):
+            owner.end_engine(trainer.policy)
+        raise
 
 
 def begin(config: Config) -> tuple[Config, Accelerator]:
@@ -348,8 +360,11 @@ def make_trainer(
     refuse_unshardable(config, owner)
     refuse_engine(config, owner)
     refuse_absent_engine(config)
+    run = run_id(config, accelerator)
     if config.rollout.url:
-        refuse_servers(config.rollout.url, token_of(config.rollout.token_file))
+        from mmgrpo.engines.served import refuse_servers, title_of, token_of
+
+        refuse_servers(config.rollout.url, token_of(config.rollout.token_file), run, title_of(config))
     if owner is not None:
         refuse_preset(algorithm.preset, owner.decisions(config))
     offline = config.data.offline
@@ -387,7 +402,7 @@ def make_trainer(
         shard_networks(config, owner, inputs.policy, accelerator)
     if config.rollout.engine != "policy" and isinstance(owner, Drawable):
         place = accelerator.num_processes, accelerator.process_index
-        owner.draw_with_engine(config, inputs.policy, str(accelerator.device), *place)
+        owner.draw_with_engine(config, inputs.policy, str(accelerator.device), *place, run)
     small = owner.displayed if owner else displayed
     ledger, known = started_ledger(config, sampling, splits, reward_scorers)
     if config.data.ledger and accelerator.is_main_process:
@@ -430,7 +445,7 @@ def make_trainer(
     )
     skipped = [*inputs.skipped, *(trainer.offline.skipped if trainer.offline else ())]
     # Last, so that a run that cannot start leaves its folder as it was.
-    identity = open_folder(config, origin, skipped, accelerator)
+    identity = open_folder(config, origin, skipped, accelerator, run)
     trainer.checkpoints.run = identity.run if identity else ""
     return trainer
 

@@ -196,8 +196,10 @@ class Drawable(Protocol):
         """The engine ``config.rollout.engine`` with the model of the configuration, in this process."""
         ...
 
-    def draw_with_engine(self, config: Config, policy: Policy, device: str, processes: int, process: int) -> None:
-        """Let the engine of ``config.rollout`` draw this process's rollouts."""
+    def draw_with_engine(
+        self, config: Config, policy: Policy, device: str, processes: int, process: int, run: str = ""
+    ) -> None:
+        """Let the engine of ``config.rollout`` draw this process's rollouts, for the ``run`` of this id."""
         ...
 
     def end_engine(self, policy: Policy) -> None:

@@ -26,16 +26,20 @@ GAPS = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 """``rollout.max_gap`` by precision: kernels differ by 5e-7 to 1e-6 in fp32, and by about 0.01 in half of it."""
 
 
-def draw_with_engine(owner: Drawable, config: Config, policy: Any, device: str, processes: int, process: int) -> None:
-    """Let the engine of ``config.rollout`` draw a policy's rollouts: completions, or trajectories of denoising."""
+def draw_with_engine(
+    owner: Drawable, config: Config, policy: Any, device: str, processes: int, process: int, run: str = ""
+) -> None:
+    """Let the engine of ``config.rollout`` draw a policy's rollouts: completions, or trajectories of denoising; a
+    server draws for the ``run`` of this id."""
     rollout, model = config.rollout, policy.model
     engines: list[Any] = []
     if rollout.engine == "served":
-        from mmgrpo.engines.served import Client, token_of
+        from mmgrpo.engines.served import Client, title_of, token_of
 
         token = token_of(rollout.token_file)
         for url in rollout.servers(processes, process):
-            engines.append(Client(url, token, timeout=rollout.timeout, patience=rollout.patience))
+            times = {"timeout": rollout.timeout, "patience": rollout.patience}
+            engines.append(Client(url, token, **times, run=run, title=title_of(config)))
     else:
         engines.append(owner.make_engine(config, device))
     dtype, network, gap = torch_dtype(config.model.dtype), policy.network, rollout.max_gap or GAPS[config.model.dtype]

@@ -232,8 +232,8 @@ class VllmEngine:
 
     def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
         """Completions of each query; every sample has a seed of its own, of the query's stream."""
-        if self.version is None:
-            raise Forgotten("no weights were loaded")
+        if self.version is None or self.asleep:
+            raise Forgotten("no weights were loaded since it rests" if self.asleep else "no weights were loaded")
         version = self.version
         if rules.begin_suppressed - rules.suppressed:
             raise EngineFailure(

@@ -69,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(args.threads)
     engine = owner.make_engine(config, str(devices.accelerator(config.model.device).device))
     server = Running(application(engine, token), args.host, args.port, 60.0)
-    address = f"[{args.host}]" if ":" in args.host else args.host
-    print(f"{engine.name} of {config.model.path}: http://{address}:{server.port}", flush=True)
+    print(f"{engine.name} of {config.model.path}: {server.url}", flush=True)
     server.run()
 
 

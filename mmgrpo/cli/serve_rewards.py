@@ -109,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     limits = Limits(body=most, pixels=args.max_pixels, decoded=4 * most, seconds=args.max_seconds)
     app = application(rewards, token, limits, failed, args.body_seconds, args.max_in_flight * MEBI)
     server = Running(app, args.host, args.port, args.drain, args.header_seconds)
-    address = f"[{args.host}]" if ":" in args.host else args.host
-    print(f"{', '.join(rewards)}: http://{address}:{server.port}", flush=True)
+    print(f"{', '.join(rewards)}: {server.url}", flush=True)
     server.run()
     if errors:
         raise ValueError(f"a reward could not be loaded: {errors[0]}") from errors[0]
@@ -130,9 +129,10 @@ def read_token(file: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether only this machine can reach an address, one of version 6 with or without brackets."""
     from mmgrpo.scoring.served import is_local
 
+    host = host.strip("[]")
     return is_local(f"http://[{host}]" if ":" in host else f"http://{host}")
 
 

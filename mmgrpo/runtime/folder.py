@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import secrets
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
@@ -197,10 +198,22 @@ def claimed(config: Config, accelerator: Accelerator) -> Iterator[None]:
         yield
 
 
+def run_id(config: Config, accelerator: Accelerator) -> str:
+    """The id of a run that begins, before it has a folder, or of the one that is resumed, on every process."""
+    earlier = Identity.read(run_folder(config)) if config.resume or config.resume_from else None
+    ids = [earlier.run if earlier else secrets.token_hex(8)]
+    if accelerator.num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        broadcast_object_list(ids)
+    return ids[0]
+
+
 def open_folder(
-    config: Config, inputs: Mapping[str, str], skipped: Sequence[Skipped], accelerator: Accelerator
+    config: Config, inputs: Mapping[str, str], skipped: Sequence[Skipped], accelerator: Accelerator, run: str = ""
 ) -> Identity | None:
     """Create the run folder, or open it to resume; its identity, or None on a process that does not see the folder.
+    A new one has the id ``run`` (``run_id``), or another.
 
     It contains the resolved configuration, and the skipped prompts in ``skipped.jsonl``. A run that is replaced is
     moved aside (``discard_replaced``).
@@ -216,7 +229,7 @@ def open_folder(
         else:
             if identity:
                 _set_aside(folder)
-            identity = Identity.new(config, inputs, accelerator.num_processes)
+            identity = Identity.new(config, inputs, accelerator.num_processes, run)
         identity.write(folder)
         write_yaml(folder / "config.yaml", config)
         if skipped:

@@ -62,10 +62,12 @@ class Identity:
     """For each resumption its time, the settings that it changed, old and new, and its number of processes."""
 
     @staticmethod
-    def new(config: Config, inputs: Mapping[str, str], processes: int = 1) -> Identity:
-        """The identity of a run that starts now, by so many processes."""
+    def new(config: Config, inputs: Mapping[str, str], processes: int = 1, run: str = "") -> Identity:
+        """The identity of a run that starts now, by so many processes, with the id ``run`` or another one."""
         now, shard = f"{datetime.now():%Y-%m-%d %H:%M:%S}", config.distributed.shard
-        return Identity(secrets.token_hex(8), _fingerprint(config), inputs, now, version("mmgrpo"), processes, shard)
+        return Identity(
+            run or secrets.token_hex(8), _fingerprint(config), inputs, now, version("mmgrpo"), processes, shard
+        )
 
     @staticmethod
     def read(folder: Path) -> Identity | None:

@@ -245,7 +245,7 @@ def _frames(rest: memoryview, most: int) -> Iterator[memoryview]:
 _REQUIRED: Any = object()
 
 
-def _take(table: Any, name: str, kinds: type | tuple[type, ...], where: str, default: Any = _REQUIRED) -> Any:
+def take(table: Any, name: str, kinds: type | tuple[type, ...], where: str, default: Any = _REQUIRED) -> Any:
     """An entry of an object, of one of the types; a boolean is no number."""
     if not isinstance(table, dict):
         raise Malformed(f"{where}: got {_shown(table)}, expected an object")
@@ -287,22 +287,22 @@ class _Reader:
     media: int = field(default=0)
 
     def request(self, content: Any) -> Request:
-        version = _take(content, "version", int, "the request")
+        version = take(content, "version", int, "the request")
         if version != VERSION:
             raise Malformed(f"version: got {version}, expected {VERSION}; install the same release on both sides")
-        reward = _take(content, "reward", str, "the request")
-        rows = _take(content, "prompts", list, "the request")
+        reward = take(content, "reward", str, "the request")
+        rows = take(content, "prompts", list, "the request")
         if len(rows) > self.limits.outputs:
             raise TooLarge(f"prompts: got {len(rows)}, expected at most {self.limits.outputs} in one request")
         prompts = [self.prompt(row, f"prompts[{place}]") for place, row in enumerate(rows)]
-        rows = _take(content, "outputs", list, "the request")
+        rows = take(content, "outputs", list, "the request")
         if len(rows) > self.limits.outputs:
             raise TooLarge(f"outputs: got {len(rows)}, expected at most {self.limits.outputs} in one request")
         ids, own, outputs = [], [], []
         for place, row in enumerate(rows):
             where = f"outputs[{place}]"
-            ids.append(_take(row, "id", str, where))
-            number = _take(row, "prompt", int, where)
+            ids.append(take(row, "id", str, where))
+            number = take(row, "prompt", int, where)
             if not 0 <= number < len(prompts):
                 raise Malformed(f"{where}.prompt: got {number}, expected 0 to {len(prompts) - 1}")
             own.append(prompts[number])
@@ -313,34 +313,34 @@ class _Reader:
 
     def prompt(self, row: Any, where: str) -> Prompt:
         text, name, task = (
-            _take(row, key, str, where, *default) for key, default in (("text", ()), ("id", ("",)), ("task", ("",)))
+            take(row, key, str, where, *default) for key, default in (("text", ()), ("id", ("",)), ("task", ("",)))
         )
         turns = self.turns(row, where)
-        answer = _take(row, "answer", _ANY, where, None)
-        meta, columns = (_take(row, key, dict, where, {}) for key in ("meta", "columns"))
+        answer = take(row, "answer", _ANY, where, None)
+        meta, columns = (take(row, key, dict, where, {}) for key in ("meta", "columns"))
         for key, one in (("text", text), ("id", name), ("task", task)):
             self.refuse_text(one, f"{where}.{key}")
         return Prompt(text, name, answer, task, meta, turns, columns)
 
     def turns(self, row: Any, where: str) -> tuple[Turn, ...]:
         turns = []
-        for place, turn in enumerate(_take(row, "turns", list, where, [])):
+        for place, turn in enumerate(take(row, "turns", list, where, [])):
             here = f"{where}.turns[{place}]"
-            parts = [self.part(one, here) for one in _take(turn, "parts", list, here)]
-            turns.append(Turn(_take(turn, "role", str, here), tuple(parts), _take(turn, "keys", dict, here, {})))
+            parts = [self.part(one, here) for one in take(turn, "parts", list, here)]
+            turns.append(Turn(take(turn, "role", str, here), tuple(parts), take(turn, "keys", dict, here, {})))
         return tuple(turns)
 
     def calls(self, row: Any, where: str) -> tuple[Call, ...]:
         calls = []
-        for place, call in enumerate(_take(row, "calls", list, where, [])):
+        for place, call in enumerate(take(row, "calls", list, where, [])):
             here = f"{where}.calls[{place}]"
-            name, result, error = (_take(call, key, str, here, "") for key in ("name", "result", "error"))
+            name, result, error = (take(call, key, str, here, "") for key in ("name", "result", "error"))
             for key, one in (("name", name), ("result", result), ("error", error)):
                 self.refuse_text(one, f"{here}.{key}")
-            images = [self.part(one, here) for one in _take(call, "images", list, here, [])]
+            images = [self.part(one, here) for one in take(call, "images", list, here, [])]
             if not all(isinstance(one, Media) for one in images):
                 raise Malformed(f"{here}.images: got a text, expected media")
-            arguments = _take(call, "arguments", dict, here, {})
+            arguments = take(call, "arguments", dict, here, {})
             calls.append(Call(name, arguments, result, error, tuple(one for one in images if isinstance(one, Media))))
         return tuple(calls)
 
@@ -348,39 +348,39 @@ class _Reader:
         if isinstance(one, str):
             self.refuse_text(one, where)
             return one
-        source = _take(one, "source", dict, where)
-        options = _take(one, "options", dict, where, {})
-        return Media(_take(one, "kind", str, where), self.output(source, where), options)
+        source = take(one, "source", dict, where)
+        options = take(one, "options", dict, where, {})
+        return Media(take(one, "kind", str, where), self.output(source, where), options)
 
     def output(self, row: Mapping[str, Any], where: str) -> Output:
         kinds = [kind for kind in _FIELDS if kind in row]
         if len(kinds) != 1 or row.keys() - {kinds[0]} - _FIELDS[kinds[0]]:
             raise Malformed(f"{where}: got the fields {sorted(row)}, expected an output: one of {', '.join(_FIELDS)}")
         if kinds == ["text"]:
-            seen = _take(row, "seen", list, where, [])
+            seen = take(row, "seen", list, where, [])
             if not all(
                 isinstance(size, list) and len(size) == 2 and all(type(n) is int for n in size) for size in seen
             ):
                 raise Malformed(f"{where}.seen: got {_shown(seen)}, expected a list of [height, width]")
-            tokens, truncated = _take(row, "tokens", int, where, 0), _take(row, "truncated", bool, where, False)
-            ids = _take(row, "ids", list, where, [])
+            tokens, truncated = take(row, "tokens", int, where, 0), take(row, "truncated", bool, where, False)
+            ids = take(row, "ids", list, where, [])
             if not all(type(token) is int for token in ids):
                 raise Malformed(f"{where}.ids: got {_shown(ids)}, expected a list of whole numbers")
-            prefilled, sizes = _take(row, "prefilled", str, where, ""), tuple((h, w) for h, w in seen)
+            prefilled, sizes = take(row, "prefilled", str, where, ""), tuple((h, w) for h, w in seen)
             for number in (tokens, *ids, *(side for size in sizes for side in size)):
                 if not 0 <= number < 1 << 40:
                     raise Malformed(f"{where}: got {_shown(number)} for a number of tokens, of pixels, or a token")
-            text = _take(row, "text", str, where)
+            text = take(row, "text", str, where)
             for key, one in (("text", text), ("prefilled", prefilled)):
                 self.refuse_text(one, f"{where}.{key}")
             turns, calls = self.turns(row, where), self.calls(row, where)
-            gave = _take(row, "tool_reward", (int, float, type(None)), where, None)
+            gave = take(row, "tool_reward", (int, float, type(None)), where, None)
             gave = math.nan if gave is None and "tool_reward" in row else gave  # one that failed
             return Text(text, tokens, truncated, sizes, prefilled, tuple(ids), turns, calls, gave)
         if kinds == ["image"]:
             return Image(self.pixels(row["image"], f"{where}.image", 3))
         if kinds == ["video"]:
-            fps = float(_take(row, "fps", (int, float), where))
+            fps = float(take(row, "fps", (int, float), where))
             if not 0 < fps < math.inf:
                 raise Malformed(f"{where}.fps: got {fps}, expected a positive number")
             several, here = row["video"], f"{where}.video"
@@ -393,7 +393,7 @@ class _Reader:
             if not frames or len({frame.shape for frame in frames}) > 1:
                 raise Malformed(f"{here}: got {len(frames)} frames, expected at least one, and all of one size")
             return Video(torch.stack(frames), fps)
-        rate = _take(row, "rate", int, where)
+        rate = take(row, "rate", int, where)
         if not 1 <= rate <= self.limits.rate:
             raise Malformed(f"{where}.rate: got {_shown(rate)}, expected 1 to {self.limits.rate:,} samples per second")
         return Audio(self.samples(row["audio"], f"{where}.audio", rate), rate)

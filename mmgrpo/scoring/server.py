@@ -299,6 +299,7 @@ class Running:
         def protocol(**options: Any) -> asyncio.Protocol:
             return Punctual(AutoHTTPProtocol(**options), header_seconds)
 
+        host = host.strip("[]")  # as in a url
         self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         with suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -308,6 +309,7 @@ class Running:
         except OSError as error:
             raise OSError(f"--host {host} --port {port}: {error.strerror or error}; choose another port") from error
         self.port: int = self.socket.getsockname()[1]
+        self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
         limit = math.ceil(drain) if math.isfinite(drain) else None
         http: Any = protocol  # called as the class of a connection
         config = uvicorn.Config(

@@ -104,11 +104,13 @@ class VisualFamily:
 
         return make_denoiser(self, config, device)
 
-    def draw_with_engine(self, config: Config, policy: Policy, device: str, processes: int, process: int) -> None:
+    def draw_with_engine(
+        self, config: Config, policy: Policy, device: str, processes: int, process: int, run: str = ""
+    ) -> None:
         """Let the engine of ``config.rollout`` draw the trajectories of rollouts."""
         from pipelines.engines import draw_with_engine
 
-        draw_with_engine(self, config, policy, device, processes, process)
+        draw_with_engine(self, config, policy, device, processes, process, run)
 
     def end_engine(self, policy: Policy) -> None:
         """End the engine, where there is one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +17,6 @@ from torch import nn
 from mmgrpo.config.settings import Engine as Settings
 from mmgrpo.engines.engine import (
     CHUNK,
-    Asked,
     Drawn,
     Drift,
     Engine,
@@ -303,34 +302,6 @@ def test_vllm_draws_for_one_process_on_its_device():
 # -- behind HTTP ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
-    """The url of a server of an engine, in a thread."""
-    pytest.importorskip("fastapi")
-    pytest.importorskip("httpx")
-    from mmgrpo.engines.served import application
-    from mmgrpo.scoring.server import Running
-
-    running: list[Any] = []
-
-    def start(engine: Any, token: str = "", port: int = 0) -> str:
-        server = Running(application(engine, token), "127.0.0.1", port, 1.0)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        running.append((server, thread))
-        return f"http://127.0.0.1:{server.port}"
-
-    def stop() -> None:
-        server, thread = running.pop()
-        server.stop()
-        thread.join()
-
-    start.stop = stop  # type: ignore[attr-defined]
-    yield start
-    while running:
-        stop()
-
-
 def client(url: str, **settings: Any) -> Any:
     from mmgrpo.engines.served import Client
 
@@ -360,7 +331,7 @@ def test_a_server_that_was_started_again_is_sent_the_weights_again(serve):
 def test_two_processes_of_a_run_share_a_server(serve):
     alone, url = policy(), serve(OwnSampler(policy(seed=9)))
     for trained in (policy(), policy()):
-        drawing_with(trained, client(url))
+        drawing_with(trained, client(url, run="the run"))
         assert torch.equal(rolled(alone).steps.ids, rolled(trained).steps.ids)
 
 
@@ -404,18 +375,6 @@ def test_a_server_that_fails_for_a_while_is_waited_for_and_its_reason_is_printed
     assert "500: RuntimeError: CUDA error" in capsys.readouterr().err
 
 
-def test_what_stands_between_may_answer_in_words_of_its_own():
-    httpx = pytest.importorskip("httpx")
-    answers = iter([httpx.Response(502, text="<html>"), httpx.Response(503, json=["x"])])
-
-    def answer(_: Any) -> Any:
-        from mmgrpo.engines.served import message
-
-        return next(answers, httpx.Response(200, content=message({"whole": True, "form": "merged"})))
-
-    assert client("http://a", pause=0.01, transport=httpx.MockTransport(answer)).form == "merged"
-
-
 def test_servers_that_are_none_or_want_another_token_are_refused_before_a_model_is_loaded(serve, tmp_path):
     from accelerate import Accelerator
     from fastapi import FastAPI
@@ -443,32 +402,6 @@ def test_servers_that_are_none_or_want_another_token_are_refused_before_a_model_
         refuse_servers([f"http://127.0.0.1:{other.port}"], "")
     other.stop()
     thread.join()
-
-
-def test_a_server_answers_with_the_weights_that_were_asked_for_or_not_at_all(serve):
-    one, own = client(serve(OwnSampler(policy()))), [*parameters(policy().network)]
-    one.load(own, 3)
-    assert one.generate([Asked(Query(PROMPTS[0], 0, 2), [])], RULES, Drawing(0, 1.0, 3, round=3))
-    for other in (2, 4):
-        with pytest.raises(Forgotten):
-            one.generate([], RULES, Drawing(0, 1.0, 3, round=other))
-    with pytest.raises(EngineFailure, match="another model"):
-        one.load([("unknown", torch.zeros(1))], 4)
-    for number in (3, 4):  # half of the later weights may be there
-        with pytest.raises(Forgotten):
-            one.generate([], RULES, Drawing(0, 1.0, 3, round=number))
-    part = {"version": 5, "tensors": {"unknown": torch.zeros(1)}, "first": True, "last": False}
-    one._send("POST", "/weights", part)  # of a run that was stopped while it sent
-    one.load(own, 5)
-    assert len(one.generate([Asked(Query(PROMPTS[0], 0, 2), [])], RULES, Drawing(0, 1.0, 3, round=5))[0]) == 2
-
-
-def test_a_message_that_is_none_is_refused(serve):
-    import httpx
-
-    url = serve(OwnSampler(policy()))
-    for body in (b"x", b"\0" * 8, b"\0" * 7 + b"\2{}"):
-        assert httpx.post(f"{url}/generate", content=body).status_code == 422
 
 
 def test_an_engine_without_weights_says_so():
