@@ -95,6 +95,7 @@ def scores(
     if not texts or not (normal_of(rewards) or any(parse(reward)[0] in SENTENCES for reward in rewards)):
         return {}
     from mmgrpo.evaluation import members
+    from reward_models.rules.transcripts import version_of
 
     parts = members(prompts)
     names = list(groups) or [
@@ -105,7 +106,9 @@ def scores(
         subcounts = [counts[i] for i in clips] if counts else []
         return _scores([prompts[i] for i in clips], [texts[i][0] for i in clips], subcounts, rewards)
 
+    normal = normal_of(rewards)
     return {
+        **({"rule": version_of(normal)} if normal else {}),
         **subset(range(len(prompts))),
         "groups": {name: {value: subset(clips) for value, clips in parts[name].items()} for name in names},
         "worst": _worst(prompts, texts, rewards, worst),

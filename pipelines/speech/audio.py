@@ -6,6 +6,7 @@ Files are decoded by soundfile (wav, flac, mp3, ogg with Vorbis or Opus), other 
 from __future__ import annotations
 
 import math
+import warnings
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,7 +34,10 @@ SILENCE = 1e-4
 """Peak below which a clip is silent, about three quantization steps of 16 bits."""
 
 MAX_PEAK = 2.0
-"""Lossy codecs overshoot 1 slightly, which is clipped; a clip beyond this peak is on another scale."""
+"""A clip beyond this peak is on another scale; below, one that exceeds 1 is scaled to it."""
+
+OVERSHOOT = 1.1
+"""Peak up to which a lossy codec may exceed 1; of a recording beyond it the reader is warned."""
 
 MAX_RATE = 192_000
 """Samples per second, the most that recorders write."""
@@ -59,7 +63,8 @@ WHOLE: Span = (0.0, None)
 
 def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS, setting: str = "") -> Audio:
     """The recording, or its part from ``start`` to ``end`` (options of the medium, in seconds), with its channels
-    averaged into one, at its own rate, in [-1, 1].
+    averaged into one, at its own rate, in [-1, 1]: one whose peak is above 1 is scaled to it, with a warning above
+    ``OVERSHOOT``, since a recording that is clipped is another.
 
     A clip that is missing, damaged, truncated, empty, silent, longer than ``max_seconds``, or whose samples are NaN or
     on another scale is ``Unreadable``, with a message that names the file and the reason, and for one that is too long
@@ -74,11 +79,16 @@ def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS, setting: str =
         span = (float(media.options.get("start", 0)), media.options.get("end"))
         if isinstance(source, Audio):
             first, last = _part(span, source.rate, source.samples.shape[1])
-            return _validate(source.samples[:, first:last].float().numpy().T, source.rate, max_seconds)
-        return _validate(*_decode(file, max_seconds, span), max_seconds)
+            audio, peak = _validate(source.samples[:, first:last].float().numpy().T, source.rate, max_seconds)
+        else:
+            audio, peak = _validate(*_decode(file, max_seconds, span), max_seconds)
     except Unreadable as error:
         advice = what_to_do(setting) if isinstance(error, TooLong) else ""
         raise Unreadable(f"{source if isinstance(source, str) else 'a sound in memory'}: {error}{advice}") from error
+    if peak > OVERSHOOT:
+        name = source if isinstance(source, str) else "a sound in memory"
+        warnings.warn(f"{name}: got samples up to {peak:.4g}, expected [-1, 1]; it is scaled to 1", stacklevel=2)
+    return audio
 
 
 def what_to_do(setting: str) -> str:
@@ -164,8 +174,8 @@ def _part(span: Span, rate: int, frames: int) -> tuple[int, int]:
     return first, min(last, frames)
 
 
-def _validate(samples: Samples, rate: int, max_seconds: float) -> Audio:
-    """The mean of the channels; ``Unreadable`` for a recording that no model can use."""
+def _validate(samples: Samples, rate: int, max_seconds: float) -> tuple[Audio, float]:
+    """The mean of the channels in [-1, 1], and its peak; ``Unreadable`` for a recording that no model can use."""
     _check_header(rate, samples.shape[1], len(samples), max_seconds)
     if not samples.size:
         raise Unreadable("has no samples")
@@ -176,7 +186,7 @@ def _validate(samples: Samples, rate: int, max_seconds: float) -> Audio:
     sound = samples.mean(1)
     if (peak := float(np.abs(sound).max())) < SILENCE:
         raise Unreadable(f"is silent (its peak is {peak:.2g}{', channels averaged' * (samples.shape[1] > 1)})")
-    return Audio(torch.from_numpy(sound.clip(-1, 1).astype(np.float32))[None], rate)
+    return Audio(torch.from_numpy((sound / max(1.0, peak)).astype(np.float32))[None], rate), peak
 
 
 def _check_header(rate: int, channels: int, frames: float, max_seconds: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmgrpo.rollout import reward_metrics
-from mmgrpo.scoring import RewardScores
+from mmgrpo.scoring import ErrorRate, RewardScores
 from mmgrpo.types import CONTRAST, OWN
 from mmgrpo.update import LossRecipe
 from tests.building import trainer
@@ -95,3 +95,22 @@ def test_rewards_are_measured_on_the_policys_own_rows_and_beside_them_on_contras
     assert metrics["reward/one/mean"] == 3.5 and metrics["reward/one/zero_std_fraction"] == 0.5
     assert metrics["reward/one/contrast"] == 8
     assert "reward/one/contrast" not in reward_metrics(["one"], [True], scores, decisions(torch.arange(6)[:, None]), 0)
+
+
+def ones(prompts, outputs):
+    return [1.0] * len(outputs)
+
+
+def test_errors_of_a_watched_rate_are_counted_in_every_round_where_there_are_any(tmp_path):
+    def rate(name, errors, watched):
+        return ErrorRate(name, lambda _, outputs: [errors] * len(outputs), ones, watched=watched)
+
+    rates = [rate("missed", 1.0, True), rate("never", 0.0, True), rate("wer", 1.0, False)]
+    first, *_ = lines(tmp_path, rates=rates)
+    assert first["reward/reward/missed"] == 8  # 2 prompts x 4 samples
+    assert not {"reward/reward/never", "reward/reward/wer"} & first.keys()
+
+
+def test_the_rules_of_error_rates_stand_in_the_evaluations(tmp_path):
+    lines(tmp_path, rates=[ErrorRate("wer", ones, ones, "whisper 1")], heldout=toy_prompts(2))
+    assert json.loads((tmp_path / "evaluations" / "before.json").read_text())["rules"] == {"wer": "whisper 1"}

@@ -38,9 +38,11 @@ def test_the_recipe_trains_on_the_embedded_clips_and_leaves_a_whole_run_folder(a
     assert (result["modality"], result["family"], result["steps"]) == ("speech", "whisper", 2)
     assert result["eval"]["after"]["one_minus_wer"]["n"] == 4
     assert result["extra"]["natural"]["after"]["one_minus_wer"]["n"] == 4
-    assert result["rates"] == ["wer", "cer"]
+    assert result["rates"] == ["wer", "cer", "collisions"]
+    assert result["rules"] == dict.fromkeys(("wer", "cer", "collisions"), "whisper 1 by language")
     assert result["wer"].keys() == result["cer"].keys() == {"heldout", "natural", "telephone", "actors", "sky"}
     written = json.loads((adapted / "evaluations" / "after-natural.json").read_text())
+    assert written["rules"] == result["rules"]
     words = written["counts"]["wer"]["units"]
     # The first natural clip: "and mister john dashwood had then leisure to consider how much there might be prudently
     # in his power to do for them", 22 words.

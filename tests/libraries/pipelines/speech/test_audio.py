@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -103,9 +104,15 @@ def test_whole_numbers_of_a_codec_become_fractions_of_one(tmp_path):
     assert np.abs(read - samples / 32768).max() < 1e-7
 
 
-def test_overshoot_is_cut_off_and_another_scale_is_refused(tmp_path):
-    loud = read_audio(written(tmp_path / "a.wav", 2.4 * tone(), subtype="FLOAT"))
-    assert float(loud.samples.max()) == 1
+def test_overshoot_is_scaled_and_named_and_another_scale_is_refused(tmp_path):
+    peak = float(np.abs(tone()).max())
+    with pytest.warns(UserWarning, match=r"a\.wav.*1\.5"):
+        loud = read_audio(written(tmp_path / "a.wav", 1.5 / peak * tone(), subtype="FLOAT")).samples[0].numpy()
+    assert loud == pytest.approx(tone() / peak, abs=1e-6)  # the shape of the wave, at peak 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        slight = read_audio(written(tmp_path / "c.wav", 1.05 / peak * tone(), subtype="FLOAT"))
+    assert float(slight.samples.abs().max()) == pytest.approx(1, abs=1e-6)
     with pytest.raises(Unreadable, match=r"b\.wav.*samples.*1\.638e\+04"):
         read_audio(written(tmp_path / "b.wav", 32768 * tone(), subtype="FLOAT"))
 

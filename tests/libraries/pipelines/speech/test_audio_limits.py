@@ -26,8 +26,8 @@ def samples(*values: float) -> np.ndarray:
 
 
 def test_silence_and_another_scale_begin_at_their_limits():
-    assert audio._validate(samples(1.01e-4), 1, 2.0).samples.numel() == 1
-    assert audio._validate(samples(2.0, -2.0), 1, 2.0).samples.tolist() == [[1.0, -1.0]]
+    assert audio._validate(samples(1.01e-4), 1, 2.0)[0].samples.numel() == 1
+    assert audio._validate(samples(2.0, -2.0, 1.0), 1, 3.0)[0].samples.tolist() == [[1.0, -1.0, 0.5]]
     for value, reason in ((0.99e-4, "is silent"), (-2.01, "samples.*2.01")):
         with pytest.raises(Unreadable, match=reason):
             audio._validate(samples(value), 1, 2.0)

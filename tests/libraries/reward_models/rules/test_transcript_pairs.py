@@ -314,6 +314,26 @@ def test_the_published_rule_reads_texts_as_openai_does(text, normalized):
     assert transcripts.normalizer("english")(text) == normalized
 
 
+MERGED = [
+    *[("one percent", "one dollar"), ("one euro", "one cent"), ("one percent", "one"), ("-5", "5"), ("007", "7")],
+    *[("one two", "twelve"), ("1,5", "15"), ("20 mm", "20"), ("20°", "20"), ("(five) dogs", "dogs")],
+    *[("Mario's castle", "Mario is castle"), ("की", "क"), ("今天3.14", "今天314"), ("今天50%", "今天50")],
+]
+TOLD_APART = [
+    *[("one two three", "1 2 3"), ("call nine one one", "call 9 1 1"), ("minus five", "-5"), ("plus five", "+5")],
+    *[("ten a m", "10:00 AM"), ("point five", "0.5"), ("twenty millimeters", "20 mm"), ("one half", "1/2")],
+    *[("don’t", "don't"), ("wait...", "wait"), ("今天二十五", "今天25"), ("今天百分之五十", "今天50%")],
+]
+"""The table of docs/troubleshooting.md."""
+
+
+def test_what_the_published_rule_merges_and_tells_apart_is_as_documented():
+    assert all(value("one_minus_wer", *pair) == 1 for pair in MERGED)
+    assert all(spoken_value("one_minus_wer", *pair) < 1 for pair in MERGED)
+    assert all(value("one_minus_wer", *pair) < 1 for pair in TOLD_APART)
+    assert all(spoken_value("one_minus_wer", *pair) == 1 for pair in TOLD_APART)
+
+
 def test_a_transcript_of_thousands_of_digits_has_a_value():
     """Python reads no integer of more than 4300 digits."""
     assert value("one_minus_wer", "one two", "7" * 5000) < 1
