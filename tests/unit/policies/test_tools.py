@@ -83,7 +83,7 @@ def model_over(words: Sequence[str], likely: Sequence[str] = (), seed: int = 0) 
 
 
 BAD = '<tool_call>{"name":"peek","query":1}</tool_call>'
-WORDS = ("say", "a", "b", PEEK, HIDE, "seven", "eight", BAD)
+WORDS = ("say", "a", "b", PEEK, HIDE, "seven", "eight")
 LIKELY = (PEEK, HIDE, "<|im_end|>")
 PROMPTS = [Prompt("say a", "0"), Prompt("say a b a", "1"), Prompt("b", "2")]
 
@@ -255,7 +255,7 @@ def test_evaluation_calls_tools_too():
 
 @cache
 def frame() -> CausalLm:
-    return model_over(WORDS)
+    return model_over((*WORDS, BAD))
 
 
 def spelled(*words: str) -> list[int]:
