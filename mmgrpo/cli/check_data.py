@@ -405,12 +405,13 @@ def gold_problem(prompt: Prompt, rewards: Sequence[tuple[Scorer, float]]) -> Ski
     from mmgrpo.data.media import Skipped
     from mmgrpo.rewards import scorer
     from mmgrpo.scoring.isolation import in_words
+    from reward_models.rules.parsing import final
     from reward_models.rules.tasks import MAXIMA, written_in_words
 
     golds = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
     if not (rewards or written_in_words(prompt.task)) or not all(isinstance(gold, str | int | float) for gold in golds):
         return None
-    right = [str(gold) for gold in golds] + [mark.join(map(str, golds)) for mark in ",;"]
+    right = [final(str(gold)) for gold in golds] + [mark.join(map(str, golds)) for mark in ",;"]
     for reward, best in rewards or [(scorer("task"), 1.0)]:
         best = MAXIMA.get(prompt.task, 1.0) if reward.name == "task" else best
         try:
