@@ -28,6 +28,7 @@ from mmgrpo.types import Output, Prompt
     scale="that of the reward of its tasks",
     reads=("task",),
     check="reward_models.by_task:check",
+    version=2,
 )
 def by_task(
     prompts: Sequence[Prompt], outputs: Sequence[Output], tasks: Sequence[str], reward: str, device: str = "cpu"

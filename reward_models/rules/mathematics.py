@@ -16,9 +16,9 @@ from typing import Any
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.answers import choice, edit_ratio, numeric
+from reward_models.rules.answers import SLACK, choice, edit_ratio, numeric
 from reward_models.rules.parsing import gold_text, number, words
-from reward_models.rules.quantities import Quantity, boxed, folded, quantity, without_end
+from reward_models.rules.quantities import Quantity, boxed, folded, in_digits, quantity, without_end
 
 MAX_CHARACTERS = 1000
 """Longest formula, in characters, that is read; a longer one is unreadable."""
@@ -39,9 +39,12 @@ _DECIMAL_COMMA = re.compile(r"(?<![\d,])\d+,\d{1,2}(?![\d,])")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 
 
-@verifier(packages=("math_verify",), extra="rewards")
+@verifier(packages=("math_verify",), extra="rewards", version=2)
 def math(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer equals the gold answer as a number, expression, set, equation, ..., otherwise 0.
+
+    Two numbers must also be within 1e-9 of each other, relative to the gold number: math-verify alone rounds to six
+    decimals. A number may be a word, up to a hundred ("twenty-one").
 
     NaN where the gold answer cannot be parsed. A number is read by ``quantity``, with its sign, its words of scale and
     its unit, which only counts where the gold answer names one too; whatever else is a formula for math-verify, without
@@ -53,7 +56,7 @@ def math(answer: str, prompt: Prompt, output: Text) -> float:
     if not gold:
         return nan
     contents = boxed(answer)
-    answer = contents[0] if len(contents) == 1 else answer
+    answer = in_digits(contents[0] if len(contents) == 1 else answer)
     if amount is not None and (found := quantity(answer)) is not None:
         values = [alike] if (alike := found.like(amount)) else []
         if alike and "percent" in (found.kind, amount.kind) and found.kind != amount.kind:
@@ -73,14 +76,16 @@ def _gold(text: str) -> tuple[list[Any], Quantity | None]:
 
     A letter that is attached to a number is a variable and no unit: 2m is twice m.
     """
-    amount = None if _COEFFICIENT.fullmatch(folded(text).strip(" $")) else quantity(text)
+    text = in_digits(text)
+    plain = folded(text).strip(" $")
+    amount = None if _COEFFICIENT.fullmatch(plain) and " " not in plain else quantity(text)
     if amount is not None:
         return read(amount.written), amount
     formula = read(_formula(text))
     return formula, Quantity(_NO_NUMBER) if formula and not _variables(formula[0]) else None
 
 
-_COEFFICIENT = re.compile(r"-?[\d.]+[a-zA-Z]")
+_COEFFICIENT = re.compile(r"(-?\d+(?:\.\d*)?|-?\.\d+) ?([a-zA-Z])")
 _NO_NUMBER = Fraction(-1, 10**300)
 """In the place of a number that is no fraction, such as a root."""
 
@@ -88,6 +93,8 @@ _NO_NUMBER = Fraction(-1, 10**300)
 def _formula(text: str) -> str:
     """A formula without emphasis, typographic variants and punctuation at its end; the tail of "the answer is"."""
     plain = without_end(folded(text))
+    if coefficient := _COEFFICIENT.fullmatch(plain.strip(" $")):
+        return f"${coefficient[1]}({coefficient[2]})$"  # math-verify takes the letter in 2m for a unit and drops it
     if not _ANCHOR.search(plain) and (tail := _ANSWER_IS.split(plain)[1:]):
         return tail[-1].strip()
     return plain
@@ -105,8 +112,23 @@ def _equal(gold: list[Any], prediction: list[Any]) -> bool:
     from math_verify import verify
 
     with _alarm(5):
-        return bool(verify(gold, prediction, timeout_seconds=None))
+        return bool(verify(gold, prediction, timeout_seconds=None)) and _near(gold[0], prediction[0])
     return False
+
+
+def _near(gold: Any, value: Any) -> bool:
+    """Whether two numbers, or all entries of two matrices, differ by at most 1e-9 of the gold one; true of whatever
+    else math-verify compares, which it does not round. Of percentages, 9 % is 9 and 0.09."""
+    import sympy
+
+    if isinstance(gold, sympy.MatrixBase) and isinstance(value, sympy.MatrixBase):
+        return all(map(_near, gold.flat(), value.flat()))
+    if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, value)):
+        return True
+    # Digits that are significant beyond those compared; the last factor leaves room for the rounding of a decimal.
+    target, given = (one.doit().evalf(30) for one in (gold, value))
+    scales = (1, 100, sympy.Rational(1, 100)) if any(one.has(sympy.UnevaluatedExpr) for one in (gold, value)) else (1,)
+    return any(bool(abs(given * scale - target) <= abs(target) * SLACK * (1 + 1e-6)) for scale in scales)
 
 
 def _variables(value: Any) -> bool:
@@ -114,7 +136,7 @@ def _variables(value: Any) -> bool:
     return bool(getattr(value, "free_symbols", ()))
 
 
-@verifier(packages=("math_verify",), extra="rewards")
+@verifier(packages=("math_verify",), extra="rewards", version=2)
 def vlm_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """For mixed questions: 1 if ``math`` is 1, else ``numeric``, ``choice`` or ``edit_ratio`` (VLM-R1's default).
 

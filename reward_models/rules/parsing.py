@@ -11,7 +11,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -26,6 +26,8 @@ MAX_CHARACTERS = 20_000
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
 """A decimal number, as a regular expression without groups."""
 
+_GSM8K = re.compile(r"^####[^\S\n]+(\S[^\n]*)\Z", re.MULTILINE)
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _FENCED = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
 _LOOSE_SIGN = re.compile(rf"(?<=[\[({{,:\s])[-{DASHES}]\s*(?=\.?\d)")
 
@@ -94,10 +96,11 @@ def unwrapped(text: str) -> str:
     return plain
 
 
-def words(text: str) -> str:
-    """The form in which texts are compared: ``unwrapped``, lower case, single spaces, no punctuation at the end."""
+def words(text: str, ended: Callable[[str], str] = without_end) -> str:
+    """The form in which texts are compared: ``unwrapped``, lower case, single spaces, no punctuation at the end
+    (``ended``)."""
     plain = unwrapped(text)
-    plain = without_end(" ".join(plain.casefold().split()))
+    plain = ended(" ".join(plain.casefold().split()))
     plain = "" if plain == "." else re.sub(r"^-\s+(?=\.?\d)", "-", plain)
     quoted = re.fullmatch(r"([\"'])(.+)\1", plain)
     return quoted[2].strip() if quoted and quoted[1] not in quoted[2] else plain
@@ -110,19 +113,29 @@ def malformed(prompt: Prompt, expected: str, what: str = "answer") -> NoReturn:
 
 
 def gold_text(prompt: Prompt) -> str:
-    """The gold answer as a text; it must be a non-blank string or a number."""
+    """The gold answer as a text, by ``final``; it must be a non-blank string or a number."""
     answer = prompt.answer
     if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
         malformed(prompt, "a non-empty text or a number")
-    return str(answer).strip()
+    return final(str(answer))
+
+
+def final(text: str) -> str:
+    """A gold answer without the solution before it: what stands behind "#### " in the last line, as GSM8K writes it
+    ("... = 1,234\\n#### 1,234" is "1234"); any other text as it stands."""
+    text = text.strip()
+    marked = _GSM8K.search(text)
+    if marked is None:
+        return text
+    return marked[1].replace(",", "") if _THOUSANDS.fullmatch(marked[1]) else marked[1]
 
 
 def gold_texts(prompt: Prompt) -> list[str]:
-    """All accepted gold answers; the answer must be a text or number, or a non-empty list of them."""
+    """All accepted gold answers, by ``final``; the answer must be a text or number, or a non-empty list of them."""
     answers = prompt.answer if isinstance(prompt.answer, list | tuple) else [prompt.answer]
     if not answers or any(isinstance(a, bool) or not isinstance(a, str | int | float) for a in answers):
         malformed(prompt, "a text or number, or a list of accepted ones")
-    texts = [str(answer).strip() for answer in answers]
+    texts = [final(str(answer)) for answer in answers]
     if not all(texts):
         malformed(prompt, "non-empty texts")
     return texts
@@ -135,7 +148,7 @@ def gold_number(prompt: Prompt) -> float:
 
 def gold_quantity(prompt: Prompt) -> Quantity:
     """The gold answer as a number with its unit."""
-    found = quantity(prompt.answer) if isinstance(prompt.answer, str) else None
+    found = quantity(final(prompt.answer)) if isinstance(prompt.answer, str) else None
     return found or Quantity(Fraction(gold_number(prompt)))
 
 
@@ -165,7 +178,7 @@ def meta_size(prompt: Prompt) -> tuple[float, float]:
 
 
 def _gold(prompt: Prompt, value: Any, what: str) -> float:
-    parsed = number(value) if isinstance(value, str) else numbers([value], 1)
+    parsed = number(final(value)) if isinstance(value, str) else numbers([value], 1)
     single = parsed[0] if isinstance(parsed, tuple) else parsed
     if single is None:
         malformed(prompt, "one finite number", what)

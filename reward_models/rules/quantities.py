@@ -61,6 +61,16 @@ def without_end(text: str) -> str:
     return shorter or text
 
 
+def in_digits(text: str) -> str:
+    """The digits of a text that is a number in words, up to a hundred ("**Twenty-one**." is "21", "minus two" "-2");
+    any other text as it stands."""
+    if len(text) > LONGEST:
+        return text
+    plain = " ".join(without_end(re.sub(r"^\\text\{([^{}]*)\}$", r"\1", folded(text).strip(" $"))).casefold().split())
+    sign, word = ("-", plain.split(" ", 1)[1]) if plain.startswith(("minus ", "negative ")) else ("", plain)
+    return f"{sign}{_TO_A_HUNDRED[word]}" if word in _TO_A_HUNDRED else text
+
+
 def boxed(text: str) -> list[str]:
     """The contents of the outermost ``\\boxed{...}`` of a text, in order; an open one is left out."""
     contents, place = [], 0
@@ -214,6 +224,12 @@ _NAMES = (
 )
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _SMALL = {name: n for n, name in enumerate(_NAMES)} | {name: 10 * n for n, name in enumerate(_TENS, start=2)}
+_ONES = {name: n for name, n in _SMALL.items() if 0 < n < 10}
+_TO_A_HUNDRED = {
+    **_SMALL,
+    **{f"{ten}{mark}{one}": _SMALL[ten] + n for ten in _TENS for one, n in _ONES.items() for mark in "- "},
+    **dict.fromkeys(("hundred", "a hundred", "one hundred"), 100),
+}
 _NUMBER_WORD = re.compile(
     rf"\b(?:{'|'.join(name for name in _SMALL if name != 'one')}|hundreds?|thousands?|millions?|billions?|trillions?"
     r"|dozens?|half|halves|couple)\b",

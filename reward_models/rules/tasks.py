@@ -78,7 +78,7 @@ def reads_places(name: str) -> bool:
     return name == "tracking_iou" or (name in TASKS and TASKS[name].__module__ in _PLACES)
 
 
-@tasks_reward(reads=("answer", "meta.task"), annotate="reward_models.rules.drawn_boxes:annotate")
+@tasks_reward(reads=("answer", "meta.task"), annotate="reward_models.rules.drawn_boxes:annotate", version=2)
 def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row by the task that its own prompt names; NaN where that task cannot score it.
 
@@ -94,7 +94,7 @@ def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], ta
     return scored([TASKS[name]] * len(prompts), prompts, texts(outputs, name), tags)
 
 
-@tasks_reward(reads=("answer", "task", "meta.invert"))
+@tasks_reward(reads=("answer", "task", "meta.invert"), version=2)
 def inverted(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row's task, and in rows with ``"invert": true`` the maximum of the task less the value; 0 for
     an empty answer in both.

@@ -17,9 +17,12 @@ Span: TypeAlias = tuple[float, float]
 _CLOCK = r"(?:\d+:)?\d{1,2}:\d{2}(?:\.\d+)?"
 _TIME = rf"({_CLOCK}|-?\d+(?:\.\d*)?)(?:\s*(ms|s|secs?|seconds?|mins?|minutes?|h|hours?)\b\.?)?"
 _SPAN = re.compile(
-    rf"(?<![\w.,:/+-])(?<![\w.,:/+-]\s-){_TIME}\s+(?:to|and|until)\s+{_TIME}(?![\w%:/]|[.,]\d)(?!\s*(?:frames?|%)\b)",
+    rf"(?<![\w.,:/+-])(?<![\w.,:/+-]\s-){_TIME}\s+(?:to|and|until)\s+{_TIME}(?![\w%:/]|[.,]\d|\s?-\s?\d)(?!\s*(?:frames?|%)\b)",
     re.IGNORECASE,
 )
+_BETWEEN = re.compile(rf"(?<![\w.,:/+-])(?<![/+-]\s)(?!-){_TIME}(?:\s?-\s?)(?=\d)", re.IGNORECASE)
+_ANGLED = re.compile(rf"<\s?{_TIME}\s?>", re.IGNORECASE)
+_ANGLED_PAIR = re.compile(rf"<\s?{_TIME}\s?>(?:,\s?|\s?-\s?|\s)(?=<)", re.IGNORECASE)
 _SECONDS = {"m": 60.0, "h": 3600.0, "s": 1.0}
 _GLUE = re.compile(r"<glue>(.*?)</glue>", re.DOTALL)
 
@@ -71,18 +74,26 @@ def read_span(text: str) -> Span | None:
     """The span of JSON with start_time and end_time, of a pair, or of the last "12.5 to 17" or "12.5 and 17".
 
     Case is ignored, as in the released patterns of Time-R1 and VideoChat-R1. Times may be written with their unit
-    ("1 to 2 minutes" is 60 to 120) or as a clock shows them ("1:02 to 1:30").
+    ("1 to 2 minutes" is 60 to 120) or as a clock shows them ("1:02 to 1:30"), with a dash of any kind between them
+    ("5.0s - 10.0s", TimeChat's) or in angles ("<5>, <10>"). "-5 - 10", where a dash may be a sign, is unreadable.
     """
     value = literal(text)
     if isinstance(value, dict):
         return as_span([read_time(value.get(end)) for end in ("start_time", "end_time")])
     if isinstance(value, list | tuple):
         return as_span([read_time(end) for end in value])
-    matches = _SPAN.findall(with_signs(folded(text[:MAX_CHARACTERS])))
+    plain = _ANGLED.sub(_inside, _ANGLED_PAIR.sub(lambda pair: f"{_inside(pair)} to ", folded(text[:MAX_CHARACTERS])))
+    plain = _BETWEEN.sub(lambda start: f"{_inside(start)} to ", plain)
+    matches = _SPAN.findall(with_signs(plain))
     if not matches:
         return None
     start, first, end, second = matches[-1]
     return as_span([_seconds(start, first or second), _seconds(end, second or first)])
+
+
+def _inside(match: re.Match[str]) -> str:
+    """The time that a pattern with ``_TIME`` has read, with its unit."""
+    return f"{match[1]} {match[2]}" if match[2] else match[1]
 
 
 def read_time(value: Any) -> Any:
@@ -106,14 +117,14 @@ def _seconds(text: str, unit: str) -> float | None:
     return float(text) * (0.001 if unit.lower() == "ms" else _SECONDS[(unit.lower() or "s")[0]])
 
 
-@verifier()
+@verifier(version=2)
 def temporal_iou(answer: str, prompt: Prompt, output: Text) -> float:
     """``temporal_overlap`` with the gold span (VideoChat-R1, Time-R1); 0 for a reversed span."""
     gold, prediction = _gold_span(prompt), read_span(answer)
     return temporal_overlap(prediction, gold) if prediction else 0.0
 
 
-@verifier()
+@verifier(version=2)
 def temporal_time_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """``time_r1``; ``meta.duration`` is the duration of the clip in seconds."""
     gold, prediction, duration = _gold_span(prompt), read_span(answer), meta_number(prompt, "duration")

@@ -11,13 +11,10 @@ from typing import Any
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules.boxes import as_box, centre, read_box, scale
-from reward_models.rules.parsing import numbers
+from reward_models.rules.parsing import final, numbers
 
 POINTS = ("point", "positive_points", "negative_points")
 """Keys of points in answers; boxes are known by their four numbers."""
-
-FINAL = "####"
-"""What stands before the answer of a worked solution (GSM8K)."""
 
 
 def written(prompt: Prompt, output: Text) -> list[str]:
@@ -29,7 +26,7 @@ def written(prompt: Prompt, output: Text) -> list[str]:
     answer = prompt.answer
     accepted = answer if isinstance(answer, list | tuple) else [answer]
     plain = all(isinstance(one, str | int | float) for one in accepted)
-    forms = [_final(str(one)) for one in accepted] if plain else []
+    forms = [final(str(one)) for one in accepted] if plain else []
     if isinstance(answer, list | tuple) and plain:
         forms += [mark.join(map(str, answer)) for mark in ",;"]
     if isinstance(answer, int | str):
@@ -70,10 +67,6 @@ def _predicted(value: Any) -> list[Any]:
         return [{**value, "point": centre(box)}] if "action" in value and box else []
     boxes = [one.get("bbox_2d") if isinstance(one, Mapping) else one for one in value]
     return [[{"Position": box, "Confidence": 1.0} for box in boxes]] if all(map(as_box, boxes)) else []
-
-
-def _final(text: str) -> str:
-    return text.rpartition(FINAL)[2].strip()
 
 
 def _letters(answer: int | str, options: Any) -> list[str]:

@@ -258,6 +258,8 @@ def test_numbers_are_read_alike_by_every_task(task):
     for gold, answer, right in PAIRS:
         if task != "math" and (gold, answer) in (("1/2", "50%"), (5, "5!")):
             continue  # a percentage is compared as a fraction by math alone
+        if task == "math" and (gold, answer) == (5, "five"):
+            continue  # words up to a hundred are read by math alone
         got = value(task, answer, gold)
         if got != KIN[task] * right if right or task in ("numeric", "math") else got >= KIN[task]:
             wrong.append((gold, answer, got))
@@ -280,8 +282,8 @@ def test_what_is_not_read_is_no_other_number(answer):
     ("task", "right", "wrong"),
     [
         ("exact",
-         {"-5": ["−5", "- 5", "**-5**", "$-5$", "\\boxed{-5}", "-5,"], "red cat": ["**Red cat**!", "“red cat”"]},
-         {"-5": ["5", "x-5"], "5!": ["5"], "5": ["5!"]}),
+         {"-5": ["−5", "- 5", "**-5**", "$-5$", "\\boxed{-5}"], "red cat": ["**Red cat**.", "“red cat”"]},
+         {"-5": ["5", "x-5", "-5,"], "red cat": ["**Red cat**!"], "5!": ["5"], "5": ["5!"]}),
         ("choice",
          {"B": ["**B**", "B,", "\\boxed{B}", "$B$", "Answer: B", "The answer is B.", "Option B", "(B).", "B) red"]},
          {"B": ["B. red C. blue", "A) red B) blue", "not B", "A, B", "B or C"]}),

@@ -23,10 +23,27 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("exact", "grey", ["gray", "grey"], 1),
         ("exact", ".", "red", 0),
         ("exact", "", ".", 0),  # nothing is left of the gold answer either
-        ("classification", "Golden_Retriever dog", "golden retriever", 1),
-        ("classification", "retriever", "golden retriever", 1),
+        ("exact", "red!", "red", 0),
+        ("exact", "red,", "red", 0),
+        ("exact", "red!", "Red!", 1),
+        ("classification", "The Golden_Retriever.", "golden retriever", 1),
+        ("classification", "goldenretriever", "golden-retriever", 1),
+        ("classification", "Golden_Retriever dog", "golden retriever", 0),
+        ("classification", "retriever", "golden retriever", 0),
+        ("classification", "retriever", ["golden retriever", "retriever"], 1),
+        ("classification", "cat or dog or bird", "cat", 0),
+        ("classification", "not a cat", "cat", 0),
+        ("classification", "a", "cat", 0),
+        ("classification", "t", "cat", 0),
+        ("classification", "the", "the", 1),
+        ("classification_visual_rft", "Golden_Retriever dog", "golden retriever", 1),
+        ("classification_visual_rft", "retriever", "golden retriever", 1),
+        ("classification_visual_rft", "cat or dog or bird", "cat", 1),
+        ("classification_visual_rft", "poodle", "golden retriever", 0),
+        ("classification_visual_rft", "", "golden retriever", 0),  # "" is a part of every name
+        ("classification_visual_rft", " _ ", "golden retriever", 0),
         ("classification", "poodle", "golden retriever", 0),
-        ("classification", "", "golden retriever", 0),  # "" is a part of every name
+        ("classification", "", "golden retriever", 0),
         ("classification", " _ ", "golden retriever", 0),
         ("choice", "B", "B", 1),
         ("choice", "(b)", "B", 1),
@@ -35,6 +52,15 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("choice", "a dog", "A", 0),
         ("choice", "A or B", "A", 0),
         ("choice", "C", "B", 0),
+        ("choice", "B - a cat", "B", 1),
+        ("choice", "B – a cat", "B", 1),
+        ("choice", "C (the sea)", "C", 1),
+        ("choice", "It's B", "B", 1),
+        ("choice", "It’s B.", "B", 1),
+        ("choice", "A - B", "A", 0),
+        ("choice", "A (B)", "B", 0),
+        ("choice", "It's a cat", "A", 0),
+        ("choice", "not B", "B", 0),
         ("choice", "AB", "A", 0),
         # |prediction| / |correct| if every letter is correct
         ("choices", "A", "A,B", 0.5),
@@ -110,6 +136,51 @@ def value(task: str, answer: str, gold, **meta) -> float:
 )
 def test_worked_values(task, answer, gold, expected):
     assert value(task, answer, gold) == pytest.approx(expected, abs=1e-12)
+
+
+RAW = "She sold 48/2 = <<48/2=24>>24 clips in May.\n48+24 = <<48+24=72>>72 in all.\n#### "
+
+
+@pytest.mark.parametrize("task", ["exact", "math", "numeric", "vlm_r1"])
+def test_a_gold_solution_of_gsm8k_is_what_stands_behind_its_mark(task):
+    if task in ("math", "vlm_r1"):
+        pytest.importorskip("math_verify")
+    assert [value(task, answer, RAW + "72") for answer in ("72", "24", "")] == [1, 0, 0]
+    assert [value(task, answer, RAW + "1,234") for answer in ("1234", "1,234", "12")] == [1, 1, 0]
+
+
+def test_a_heading_in_a_gold_text_is_no_mark():
+    gold = "#### Steps\nFirst the cat, then the dog"
+    assert value("exact", gold, gold) == 1 and value("exact", "72", "x #### 72") == 0
+
+
+OPTIONS = [
+    ["cat", "dog"],
+    "['cat', 'dog']",  # MMMU
+    {"A": "cat", "B": "dog"},
+    {"text": ["cat", "dog"], "label": ["A", "B"]},  # ARC
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("key", ["options", "choices"])
+@pytest.mark.parametrize("gold", [1, "1", "B", "(b)", "dog"])
+def test_a_choice_is_a_letter_a_number_or_a_text_of_the_options(options, key, gold):
+    got = [
+        value("choice", answer, gold, **{key: options}) for answer in ("B", "dog", "B (dog)", "A", "cat", "B. cat", "1")
+    ]
+    assert got == [1, 1, 1, 0, 0, 0, 0]
+
+
+def test_labels_and_texts_of_options_come_before_their_numbers():
+    assert value("choice", "B", "2", options={"label": ["1", "2"], "text": ["cat", "dog"]}) == 1
+    assert value("choice", "B", "2", options=["1", "2", "3"]) == 1
+    assert value("choice", "C", "C", options={"C": "cat", "D": "dog"}) == 1
+    assert value("choices", "A,B", [0, "dog"], options=["cat", "dog", "bird"]) == 1
+    # as a number 2 may be the second text or, counted from 0, the third
+    for gold, options in [(2, ["1", "2", "3"]), (2, ["cat", "dog"]), (-1, ["cat", "dog"]), ("C", ["cat", "dog"])]:
+        with pytest.raises(ValueError, match=f"'7'.*answer.*{gold}"):
+            value("choice", "B", gold, options=options)
 
 
 def test_shares_and_gaps_are_those_of_the_papers():

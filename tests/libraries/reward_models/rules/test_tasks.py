@@ -47,6 +47,7 @@ HERE = [name for name in TASKS if not obstacle(cast(Any, REWARDS[name].read_mani
 GOLD: dict[str, tuple] = {
     "exact": ("red", "Red"),
     "classification": ("red cat", "Red_Cat"),
+    "classification_visual_rft": ("red cat", "Red_Cat"),
     "choice": ("B", "(B)"),
     "choices": ("A,C", "C, A"),
     "yes_no": ("yes", "Yes."),

@@ -59,7 +59,17 @@ def test_distances_of_the_ends_count_too():
         ('{"start_time": 8, "end_time": 2}', None),
         ('{"start_time": 2}', None),
         ("[2, 8, 9]", None),
-        ("2-8", None),
+        *(
+            (text, (2, 8))
+            for text in ("2-8", "2.0s - 8.0s", "2–8", "2s – 8s", "00:02 - 00:08", "<2>, <8>", "<2s> - <8s>")
+        ),
+        ("1 - 2 seconds. No, 2 - 8 seconds.", (2, 8)),
+        ("from 2 seconds - 8 seconds", (2, 8)),
+        *(
+            (text, None)
+            for text in ("-2 - 8", "−2 – 8", "2 - -8", "8 - 2", "2-8-9", "0 - 2 - 8", "2024-02-08", "x-2 - 8")
+        ),
+        ("2 - 8 frames", None),
         ("NaN to 8", None),
         ("[NaN, 8]", None),
         ("", None),
