@@ -160,7 +160,7 @@ class Started(Trainer):
         self.folder, self.policy, self.checkpoint = folder, toy_policy(), checkpoint
         self.checkpoints = Checkpoints(folder, Accelerator(cpu=True), run="5f0c")
         self.step, self.seconds, self.skipped, self.nonfinite_steps = 4, 1.23456, 2, 1
-        self.resumed = []
+        self.resumed, self.scorers = [], []
 
     def resume(self, last=None):
         self.resumed.append(last)

@@ -81,7 +81,7 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "query and response of ms-swift": {"query": ASKED, "response": "a cat"},
-    "a turn of a tool": {"messages": [{"role": "user", "content": ASKED}, {"role": "tool", "content": "{}"}]},
+    "a turn of nobody": {"messages": [{"role": "user", "content": ASKED}, {"role": "narrator", "content": "{}"}]},
     "a caption of DanceGRPO": {"caption": "a cat", "prompt_embed_path": "0.pt"},
 }
 

@@ -58,7 +58,7 @@ def test_what_it_refuses(options, words):
 
 def test_it_says_where_and_serves_until_it_is_stopped(monkeypatch, capsys):
     class Server:
-        port = 1234
+        port, url = 1234, "http://127.0.0.1:1234"
 
         def __init__(self, app: object, host: str, port: int, drain: float, headers: float) -> None:
             self.asked = (host, port, drain)
@@ -81,7 +81,7 @@ class Served:
     def __init__(self, app: Any, host: str, port: int, drain: float, headers: float) -> None:
         Served.made = [app, host, port, drain]
         app.headers = headers
-        self.port, self.stopped = 1234, False
+        self.port, self.url, self.stopped = 1234, f"http://{f'[{host}]' if ':' in host else host}:1234", False
 
     def stop(self) -> None:
         self.stopped = True

@@ -56,7 +56,7 @@ class Model:
     """A policy that gives its outputs in turn, and keeps what it was asked."""
 
     network = provides = fields = keys = kind = settings = None
-    model = SimpleNamespace(check=lambda prompt: None)
+    model = SimpleNamespace(check=lambda prompt: None, architecture=SimpleNamespace(frame_size=None))
     rollout = score = keep_reference = save = lambda *given: pytest.fail("it is only sampled from")
 
     def __init__(self, *outputs: Output) -> None:
