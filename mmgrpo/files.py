@@ -110,3 +110,9 @@ def share(path: Path) -> None:
 def _beside(path: Path) -> Path:
     """A temporary name in the folder of ``path``."""
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+
+
+def target_of(name: str) -> str:
+    """The name of the file that one of a temporary name was to become; empty for another name."""
+    temporary = re.fullmatch(r"\.(.+)\.[0-9a-f]{12}", name)
+    return temporary[1] if temporary else ""

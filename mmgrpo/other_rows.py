@@ -17,7 +17,6 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Float
 from safetensors.torch import load as from_bytes
-from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
@@ -39,7 +38,7 @@ from mmgrpo.objectives.origins import Replay
 from mmgrpo.prompts.added import Addition, without_answer
 from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint, with_budget
 from mmgrpo.prompts.ledger import Ledger
-from mmgrpo.prompts.replay import ENDING, Buffer, Stored, named_files
+from mmgrpo.prompts.replay import ENDING, Buffer, Stored, files_of
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.checkpoint import checkpoints
 from mmgrpo.runtime.distributed import RankSlice, gather_rows
@@ -324,7 +323,10 @@ class OtherRows:
         """What a checkpoint keeps, by group of tensors. Files of samples that none refers to are removed."""
         if self.folder is not None and self.buffer.folder is not None:
             saved = [path / f"replay{ENDING}" for path in checkpoints(self.folder / "checkpoints")]
-            self.buffer.clean(name for path in saved if path.is_file() for name in named_files(load_file(path)))
+            names = [files_of(path) for path in saved if path.is_file()]
+            known = [one for one in names if one is not None]
+            if len(known) == len(names):
+                self.buffer.clean(name for one in known for name in one)
         waiting = {"prompts": torch.tensor(self.waiting)} if self.waiting else {}
         return {"replay": self.buffer.tensors(), "waiting": waiting}
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
@@ -149,6 +150,16 @@ class Buffer:
 
 
 FILES = "files"
+
+
+def files_of(path: Path) -> list[str] | None:
+    """``named_files`` of a checkpoint's buffer; None for a file that cannot be read, whose names are not known."""
+    try:
+        with safe_open(path, "pt") as stored:
+            return named_files({FILES: stored.get_tensor(FILES)} if FILES in stored.keys() else {})  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        print(f"{path} cannot be read ({error}), so that samples of algorithm.replay are kept until it is gone")
+        return None
 
 
 def named_files(tensors: Mapping[str, Tensor]) -> list[str]:

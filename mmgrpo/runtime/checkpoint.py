@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def save_checkpoint(
     place = folder / f"step-{step:06d}"
     for name, group in tensors.items():
         refuse_tensors(group, f"{place} is not written: {name}")
-    _remove_partial(folder)
+    remove_partial(folder)
     writing = new_folder(folder, ".writing-")
     try:
         files = {}
@@ -87,11 +88,11 @@ def save_checkpoint(
             "Earlier checkpoints are intact; free some space and resume, or set a smaller keep",
         ) from error
     finally:
-        _remove_partial(folder)
+        remove_partial(folder)
     # The new checkpoint is kept even if it is not the newest by step: a run may have resumed from an earlier one.
     others = [path for path in checkpoints(folder) if path != place]
     for path in others[: max(0, len(others) - (keep - 1))]:
-        shutil.rmtree(path)
+        _remove(path)
     return place
 
 
@@ -177,8 +178,15 @@ def abandon_after(folder: Path, step: int) -> None:
 def _rename(path: Path, prefix: str) -> None:
     target = path.with_name(f"{prefix}-{path.name}")
     if target.exists():
-        shutil.rmtree(target)
+        _remove(target)
     path.rename(target)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; of a process that is killed meanwhile a partial one is left, and no damaged one."""
+    partial = path.with_name(f".writing-removed-{path.name}-{secrets.token_hex(6)}")
+    path.rename(partial)
+    shutil.rmtree(partial)
 
 
 def _sealed(header: Mapping[str, Any]) -> str:
@@ -311,8 +319,8 @@ def _write_durably(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _remove_partial(folder: Path) -> None:
-    """Remove partial checkpoints: of this write, or of a process that was killed."""
+def remove_partial(folder: Path) -> None:
+    """Remove partial checkpoints: of this write, or of a process that was killed while it wrote or removed one."""
     for partial in folder.glob(".writing-*"):
         shutil.rmtree(partial)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.config.reading import write_yaml
 from mmgrpo.config.settings import Config
-from mmgrpo.files import write_text
+from mmgrpo.files import target_of, write_text
 from mmgrpo.runtime.identity import MARKER, Identity
 from mmgrpo.runtime.saved_model import EARLIER, written_files
 
@@ -114,6 +114,7 @@ WRITTEN = re.compile(
     rf"""(run|alarms|summary|summary-\d+)\.json | config\.yaml | (metrics|skipped|prompts)\.jsonl | report\.html
     | evaluations/{TITLE}\.json | samples/{TITLE}\.(png|webp|jsonl) | samples/{TITLE}/\d+-(said|output|\d+)\.\w+
     | groups/step-\d+/(group\.json|(prompt|\d+)(-\d+)?\.\w+) | groups/\.writing-.*
+    | replay/[0-9a-f]{{32}}\.safetensors
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
     | evaluation\.json | drawn/({DRAWN}) | (checkpoints/\.writing-|\.model-writing).*
     | (tensorboard|tracker|mmgrpo)/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
@@ -230,6 +231,7 @@ def open_folder(
             if identity:
                 _set_aside(folder)
             identity = Identity.new(config, inputs, accelerator.num_processes, run)
+        _remove_unfinished(folder)
         identity.write(folder)
         write_yaml(folder / "config.yaml", config)
         if skipped:
@@ -293,9 +295,21 @@ def _remove_written(folder: Path) -> None:
     _remove_empty(folder)
 
 
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed left half written or half removed."""
+    from mmgrpo.runtime.checkpoint import remove_partial  # which needs torch
+
+    remove_partial(folder / "checkpoints")
+    model = _model_files(folder)
+    for path in folder.rglob(".*"):
+        file = path.is_file() and not path.is_symlink() and target_of(path.name)
+        if file and _is_written(path.relative_to(folder).as_posix(), model):
+            path.unlink()
+
+
 def _is_written(name: str, model: set[str]) -> bool:
-    temporary = re.fullmatch(r"(.*/)?\.([^/]+)\.[a-z0-9_]{8}", name)  # mmgrpo/files.py, killed while writing
-    name = (temporary[1] or "") + temporary[2] if temporary else name
+    parent, slash, last = name.rpartition("/")
+    name = parent + slash + (target_of(last) or last)  # of a process that was killed while it wrote
     return name in model or WRITTEN.fullmatch(name) is not None
 
 
@@ -349,4 +363,4 @@ def _has_keys(path: Path, keys: Set[str]) -> bool:
 
 def _is_temporary(path: Path) -> bool:
     """Whether a file is what a killed process left of writing the marker."""
-    return path.name.startswith(f".{MARKER}.")
+    return target_of(path.name) == MARKER

@@ -239,6 +239,26 @@ def test_replayed_images_are_files_of_the_run(kind, tmp_path):
         buffer.draw(buffer.rows[0].prompt, Replay(10, strategy="all"), 6, stream(0))
 
 
+def test_a_damaged_older_checkpoint_stops_no_run_and_costs_no_sample(tmp_path, capsys):
+    """Which samples it names is not known, so that all are kept until it is gone."""
+    changes = {"replay": "replay(count=2, strategy='highest', capacity=10)", "steps": 7}
+    first = run("matching", tmp_path / "run", **changes)
+    for _ in range(2):
+        first.run_round()
+        first.save()
+    older, newest = checkpoints(tmp_path / "run" / "checkpoints")
+    path = older / "replay.safetensors"
+    orphan = tmp_path / "run" / "replay" / f"{'0' * 32}.safetensors"
+    orphan.write_bytes(b"")
+    path.write_bytes(path.read_bytes()[:40])
+    again = run("matching", tmp_path / "run", **changes)
+    assert again.resume() and again.step == int(newest.name[5:])
+    again.others.tables()
+    assert orphan.exists() and str(path) in capsys.readouterr().out
+    again.fit()
+    assert again.step == 7 and not older.exists() and not orphan.exists()
+
+
 @pytest.mark.learning
 @pytest.mark.parametrize("kind", ["matching", "gaussian"])
 def test_given_images_are_learned(kind, tmp_path):
@@ -265,6 +285,14 @@ def test_given_images_are_learned(kind, tmp_path):
 def test_what_images_have_no_place_for_is_refused(kind, changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         run(kind, tmp_path, **changes)
+
+
+def test_added_rows_with_previews_that_they_do_not_have_are_refused(tmp_path):
+    policy = toy_policy("one_step_branch(intervals=[1,2])", steps=5)
+    blocks = algorithm_blocks("grpo", added="answers")
+    made = trainer(policy, tmp_path, PICTURED, reward=near_one, group_size=4, steps=2, **blocks)
+    with pytest.raises(ValueError, match=r"algorithm\.added.*sampling\.plan"):
+        made.fit()
 
 
 def test_replay_with_rewards_of_steps_is_refused(tmp_path):

@@ -55,6 +55,19 @@ def test_the_clean_estimate_of_a_step_is_read_from_its_two_states():
     assert clean_estimate(states, torch.tensor([1.0]), torch.tensor([0.6])).item() == pytest.approx(0.5)
 
 
+def test_the_generators_gradient_is_that_of_a_mean_over_its_latents():
+    """Reference - fake .2 and -.4, mean square .1; w = mean(.5, .3) = .4: .25, gradient -(.2, -.4) / .4."""
+    x0 = torch.tensor([[[0.7], [0.4]]], requires_grad=True)
+    other = torch.zeros(1, 2, 1)
+    inputs = {"reference_clean": torch.tensor([[[0.3], [0.1]]]), "fake_clean": torch.tensor([[[0.1], [0.5]]])}
+    inputs |= {"reference_guided_clean": torch.tensor([[[0.2], [0.7]]]), "reference_direction": other}
+    given = {"clean": x0, **inputs, "surrogate_guided_clean": other, "boundary": torch.tensor([3.0])}
+    value = bind("tdm_r1(mix=1.0)", OBJECTIVES, "o")(given).values
+    assert value.tolist() == pytest.approx([0.25])
+    value.sum().backward()
+    assert x0.grad is not None and x0.grad.flatten().tolist() == pytest.approx([-0.5, 1.0])
+
+
 def test_the_generators_loss_and_gradient_are_the_worked_numbers():
     x0 = torch.tensor([[0.3]], requires_grad=True)
     inputs = {"clean": x0, "reference.clean": 0.25, "reference.guided_clean": 0.775, "reference.direction": 0.15}

@@ -111,6 +111,15 @@ def test_a_buffer_is_the_same_after_a_checkpoint():
     assert loaded.rows == []
 
 
+def test_rewards_of_a_buffer_keep_their_precision():
+    """0.1 + 2^-40 and 0.1 are one number in single precision: the better row would be another one after a resume."""
+    buffer, loaded = Buffer([stored(0, 0.1 + 2**-40, 1), stored(0, 0.1, 2)]), Buffer()
+    loaded.load(buffer.tensors())
+    settings = Replay(1, strategy="highest")
+    best = [one.draw(0, settings, 3, stream(0))[0].step for one in (buffer, loaded)]
+    assert best == [1, 1] and [row.reward for row in loaded.rows] == [0.1 + 2**-40, 0.1]
+
+
 def test_stored_rows_travel_between_processes_as_they_are(monkeypatch):
     """Of two processes, the second of which has no row that the first has not: both get those of both, exactly."""
     monkeypatch.setattr(other_rows, "gather_rows", lambda value, accelerator: torch.cat([value, value]))

@@ -53,6 +53,22 @@ def test_a_checkpoint_is_written_beside_its_place_after_the_rest_of_a_killed_one
     assert (parent, prefix, len(present)) == (tmp_path, ".writing-", 1) and present != [".writing-dead"]
 
 
+def test_a_process_that_is_killed_while_it_removes_a_checkpoint_leaves_no_damaged_one(tmp_path, monkeypatch):
+    def killed(path):
+        (path / "state.json").unlink()
+        raise KeyboardInterrupt
+
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, TENSORS, {})
+    with monkeypatch.context() as dying:
+        dying.setattr(checkpoint.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path, 3, TENSORS, {})
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-000002", "step-000003"]
+    save_checkpoint(tmp_path, 4, TENSORS, {})
+    assert names(tmp_path) == ["step-000003", "step-000004"]
+
+
 def test_every_file_and_the_folder_are_flushed_to_the_disk_whole(tmp_path, monkeypatch):
     flushed, fsync = {}, os.fsync
 

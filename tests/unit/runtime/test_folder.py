@@ -52,8 +52,8 @@ def a_run(output: Path) -> Path:
         "drawn/before.jsonl",
     }
     files |= {"groups/step-000040/group.json", "groups/step-000040/003-1.png", "groups/step-000040/prompt-0.jpg"}
-    files |= {"groups/step-000040/.003.png.ab12_xyz", "groups/.writing-x1/000.webp"}
-    files |= {".metrics.jsonl.ab12_xyz", "model/sub/weights.safetensors"}
+    files |= {"groups/step-000040/.003.png.ab12ab12ab12", "groups/.writing-x1/000.webp"}
+    files |= {".metrics.jsonl.ab12ab12ab12", "model/sub/weights.safetensors"}
     model = {"run": identity.run, "step": 1, "files": {"adapter_config.json": "", "sub/weights.safetensors": ""}}
     write(folder, files)
     (folder / "model" / "run.json").write_text(json.dumps(model))
@@ -79,6 +79,23 @@ def write(folder, names):
         (folder / name).write_text(name)
 
 
+def test_a_resume_removes_what_a_killed_process_left_half_written_and_nothing_else(tmp_path):
+    folder = a_run(tmp_path)
+    half = {".prompts.jsonl.0123456789ab", f"replay/.{'0' * 32}.safetensors.0123456789ab", ".run.json.0123456789ab"}
+    half |= {
+        "model/.adapter_config.json.0123456789ab",
+        "checkpoints/.writing-removed-step-000010-x/weights.safetensors",
+    }
+    users = {".prompts.jsonl.original", ".prompts.jsonl.bak", ".notes.txt.0123456789ab", "model/.mine.0123456789ab"}
+    write(folder, {*half, *users, *USERS, f"replay/{'0' * 32}.safetensors"})
+    (folder / "summary.json").unlink()
+    before = tree(folder).keys()
+    start(config(tmp_path, resume=True))
+    gone = before - tree(folder).keys()
+    marks = ("0123456789ab", "ab12ab12ab12", "checkpoints/.writing-")
+    assert gone == {name for name in before - users if any(mark in name for mark in marks)} >= half
+
+
 def test_a_folder_that_no_run_wrote_is_refused_and_left_as_it_is(tmp_path):
     project = tmp_path / "demo"
     write(project, {"src/main.py", "config.yaml", "checkpoints/step-000001/state.json"})
@@ -99,7 +116,7 @@ def test_going_back_in_a_run_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_an_empty_folder_and_what_a_killed_start_left_in_it_can_be_used(tmp_path):
-    write(tmp_path / "demo", {".run.json.ab12_xyz"})
+    write(tmp_path / "demo", {".run.json.ab12ab12ab12"})
     assert start(config(tmp_path)) == Identity.read(tmp_path / "demo")
 
 
@@ -141,7 +158,7 @@ def test_a_start_that_was_cut_off_while_it_replaced_a_run_is_undone(tmp_path, ca
     folder = a_run(tmp_path)
     before = tree(folder)
     folder.rename(tmp_path / ".demo.replaced-1")
-    write(folder, {".run.json.ab12_xyz"})
+    write(folder, {".run.json.ab12ab12ab12"})
     with pytest.raises(FileExistsError, match="already contains a run"):
         start(config(tmp_path))
     assert tree(folder) == before and "as it was before --overwrite" in capsys.readouterr().out
