@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.names import nearest
+from mmgrpo.config.needs import moot, refuse
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import check_ranges
 from mmgrpo.config.settings import config_class
@@ -32,6 +33,7 @@ def make_policy(families: Mapping[str, Family], path: str, name: str, seed: int,
             value = [named(tool) for tool in (value if isinstance(value, list | tuple) else [value])]
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
     config = replace(config, **sections)
+    refuse(moot(sections))
     check_ranges(config, f"policy of '{path}'")
     family.check(config)
     return family.policy(config, device_of(config.model.device))
