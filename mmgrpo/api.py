@@ -18,7 +18,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,8 @@ from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.ahead import refuse_stale
 from mmgrpo.compatibility import refuse_start
-from mmgrpo.config.reading import build, in_python, preset_settings, refuse_preset, stated
+from mmgrpo.config.needs import refuse_moot
+from mmgrpo.config.reading import build, in_python, preset_settings, refuse_preset, stated, usual
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
@@ -223,13 +224,16 @@ def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source
         )
 
 
-def run_config(config: Config) -> Result:
-    """Execute a configuration, as ``mmgrpo train`` does."""
+def run_config(config: Config, inherited: Collection[str] = ()) -> Result:
+    """Execute a configuration, as ``mmgrpo train`` does. ``inherited``: settings that may have lost their effect
+    through others and are then named in a warning, where all others are refused (``mmgrpo.config.needs``)."""
     owner = family(config.model.family)
+    refuse_moot(config, usual(type(config), config.algorithm.preset), inherited)
     owner.check(config)
 
     def start(accelerator: Accelerator) -> RunInputs:
-        return load(config, owner, lambda prompts: owner.policy(config, str(accelerator.device), prompts))
+        device = str(accelerator.device)
+        return load(config, owner, lambda prompts: owner.policy(config, device, prompts), inherited=inherited)
 
     return execute(config, owner, start, config.rewards)
 

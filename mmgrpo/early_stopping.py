@@ -83,11 +83,6 @@ class EarlyStopping:
 def refuse_patience(settings: Eval, steps: int, heldout: bool) -> None:
     """ValueError for a patience that could not end a run of so many ``steps``; ``heldout``: it has held-out prompts."""
     if not settings.patience:
-        if settings.patience_reward:
-            raise ValueError(
-                f"eval.patience_reward: got '{settings.patience_reward}' with eval.patience 0, which does not read it; "
-                "set eval.patience, or leave it out"
-            )
         return
     between = (steps - 1) // settings.every if settings.every else 0
     if settings.skip or not heldout:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmgrpo.config import plugins
+from mmgrpo.config.needs import HELDOUT, IMAGES, MEDIA, REFERENCE, VIDEOS, refuse_moot
 from mmgrpo.config.plugins import EMBEDDED, definition, locate
+from mmgrpo.config.reading import usual
 from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import Config
 from mmgrpo.data.columns import columns_for
@@ -26,9 +28,11 @@ from mmgrpo.early_stopping import refuse_patience
 from mmgrpo.evaluation import members
 from mmgrpo.family import Family
 from mmgrpo.rewards import entries
+from mmgrpo.runtime.networks import REFERENCE_NETWORK
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.fitting import refuse_rows
 from mmgrpo.types import Policy, Prompt
+from mmgrpo.update import LossRecipe
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,15 @@ def load(
     owner: Family | None,
     make: Callable[[Sequence[Prompt]], Policy],
     rows: Mapping[str, Any] | None = None,
+    inherited: Collection[str] = (),
 ) -> RunInputs:
     """The prompts of a run, and the policy that ``make`` makes for them.
 
-    ``rows`` are prompts that lie in no file, under the names ``prompts`` and ``heldout``.
+    ``rows`` are prompts that lie in no file, under the names ``prompts`` and ``heldout``. ValueError for a setting that
+    has no effect with these prompts, but for those that are ``inherited`` (``mmgrpo.config.needs``).
     """
     read = read_prompts(config, owner, rows)
+    refuse_moot(config, usual(type(config), config.algorithm.preset), inherited, facts(config, read.splits))
     skipped = list(read.skipped)
     policy = make(read.splits.every())
 
@@ -115,6 +122,18 @@ def read_prompts(config: Config, owner: Family | None, rows: Mapping[str, Any] |
     if notes and os.environ.get("RANK", "0") == "0":  # set by launchers; only the first process prints
         print("\n".join(notes), flush=True)
     return RunPrompts(splits, skipped, keys, sum(sizes))
+
+
+def facts(config: Config, splits: Splits) -> dict[str, bool]:
+    """What settings may depend on and do not show themselves (``mmgrpo.config.needs.FACTS``)."""
+    kinds = {medium.kind for prompt in splits.every() for medium in prompt.media}
+    return {
+        HELDOUT: bool(splits.heldout or any(splits.extra.values())),
+        IMAGES: "image" in kinds,
+        VIDEOS: "video" in kinds,
+        MEDIA: bool(kinds),
+        REFERENCE: any(name.startswith(f"{REFERENCE_NETWORK}_") for name in LossRecipe.read(config.algorithm).scores),
+    }
 
 
 def keys_of_family(owner: Family) -> frozenset[str] | None:

@@ -112,8 +112,6 @@ class OtherRows:
                 f"algorithm.supervised: got '{loss.supervised.text}' without rows to learn from; set data.supervised "
                 "to a file of prompts with the column answer, or source='failed'"
             )
-        if self.given and supervision.source != "data":
-            raise ValueError("data.supervised: no term reads it; add algorithm.supervised, e.g. nll(coef=0.1)")
         for line, prompts in {
             "supervised": self.given,
             "added": self.prompts if added.kind == "answers" else (),

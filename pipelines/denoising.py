@@ -42,12 +42,6 @@ def check_decisions(config: Config) -> None:
             f"sampling.completion_steps: got {config.sampling.completion_steps} with sampling.plan="
             f"{config.sampling.plan}, of whose states none are completed; set 0, or choose another plan"
         )
-    if config.sampling.explore_steps and config.sampling.policy != "matching":
-        raise ValueError(
-            f"sampling.explore_steps: got {config.sampling.explore_steps} with sampling.policy="
-            f"{config.sampling.policy}, expected 0: noise is drawn anew there, so that samples cannot be drawn again; "
-            "set policy=matching, or take the plan expand_prune"
-        )
     if config.sampling.explore_steps and config.sampling.explore_keep > config.data.group_size:
         raise ValueError(
             f"sampling.explore_keep: got {config.sampling.explore_keep}, expected at most data.group_size="
@@ -60,10 +54,11 @@ def check_decisions(config: Config) -> None:
         )
     if config.rollout.engine != "policy":
         refuse_with_engine(config)
-    if config.sampling.plan_per == "prompt" and (config.sampling.policy != "transitions" or not first_plans(config)[1]):
+    transitions = config.sampling.policy == "transitions"
+    if transitions and config.sampling.plan_per == "prompt" and not first_plans(config)[1]:
         raise ValueError(
-            f"sampling.plan_per: got prompt, which has no effect with sampling.policy={config.sampling.policy} and "
-            f"sampling.plan={config.sampling.plan}, which is the same for all prompts; set plan_per=round, or take a "
+            f"sampling.plan_per: got prompt, which has no effect with sampling.plan={config.sampling.plan}, which is "
+            "the same for all prompts; set plan_per=round, or take a "
             "plan that is drawn, e.g. one_step_branch or random_window"
         )
     pruned = any(parse(bound.text)[0] == "parent_top1" for bound in recipe.after)
@@ -148,29 +143,6 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
     bind(sampling.plan, PLANS, "sampling.plan")
     bind(sampling.error, ERRORS, "sampling.error")
     refuse_other_process(name, process, sampling)
-    if sampling.policy != "transitions" and sampling.completion_steps:
-        raise ValueError(
-            f"sampling.completion_steps: got {sampling.completion_steps}, expected 0 with sampling.policy="
-            f"{sampling.policy}, which has no decisions between which rewards could be compared; set policy=transitions"
-        )
-    for key, without in {"noisy_fraction": 1.0, "solver": "euler", "boundaries": False}.items():
-        if sampling.policy != "matching" and getattr(sampling, key) != without:
-            raise ValueError(
-                f"sampling.{key}: got {getattr(sampling, key)}, expected {without}, since it has an effect with "
-                "sampling.policy=matching only; set that, or leave it out"
-            )
-    for key, used in {"least_level": sampling.boundaries, "noisy_fraction": not sampling.boundaries}.items():
-        if not used and getattr(sampling, key) != DenoisingSampling.__dataclass_fields__[key].default:
-            raise ValueError(
-                f"sampling.{key}: got {getattr(sampling, key)}, which has no effect with sampling.boundaries="
-                f"{str(sampling.boundaries).lower()}; leave it out"
-            )
-    for key, without in {"anchors": 4, "spread": 0.3, "temperature": 1.0}.items():
-        if sampling.policy != "neighbors" and getattr(sampling, key) != without:
-            raise ValueError(
-                f"sampling.{key}: got {getattr(sampling, key)}, expected {without}, since it has an effect with "
-                "sampling.policy=neighbors only; set that, or leave it out"
-            )
     levels = round(sampling.noisy_fraction * sampling.steps)
     if sampling.policy != "transitions" and sampling.draws > levels:
         raise ValueError(

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.names import nearest
+from mmgrpo.config.needs import moot, refuse
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import check_ranges
 from mmgrpo.config.reading import build, with_preset
@@ -38,6 +39,7 @@ def make_policy(
             value = [named(tool) for tool in (value if isinstance(value, list | tuple) else [value])]
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
     config = replace(config, **sections)
+    refuse(moot(sections))
     check_ranges(config, f"policy of '{path}'")
     family.check(config)
     policy = family.policy(config, device_of(config.model.device))

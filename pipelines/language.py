@@ -119,11 +119,6 @@ class LanguageFamily:
         check_trainable(model)
         if not model.path:
             raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
-        if getattr(model, "head_dtype", "") and model.dtype == "float32" and not getattr(sampling, "dtype", ""):
-            raise ValueError(
-                "model.head_dtype: got float32, which has no effect where model.dtype is float32 and sampling.dtype is "
-                "not set; leave it out, or set model.dtype=bfloat16"
-            )
         low, high = getattr(model, "min_pixels", 0), getattr(model, "max_pixels", 0)
         if low and high and low > high:
             raise ValueError(

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from mmgrpo.config.needs import needs
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE_FRACTION, one_of, within
 from mmgrpo.config.settings import refuse_missing
 
 SCALE = within("[1, 1000]", note="1 is no guidance")
 """Scales of classifier-free guidance."""
+
+
+TRANSITIONS = needs("sampling.policy", "transitions")
+MATCHING = needs("sampling.policy", "matching")
+NEIGHBORS = needs("sampling.policy", "neighbors")
 
 
 @dataclass
@@ -22,14 +28,14 @@ class ModelOptions:
     """Folder or hub id of the model."""
     lora_rank: Annotated[int, within("[0, 65536]")] = 0
     """Rank of the LoRA adapters; 0 trains the weights of the model itself."""
-    lora_alpha: Annotated[float, within("(0, 1e6]")] = 64.0
+    lora_alpha: Annotated[float, within("(0, 1e6]"), needs("model.lora_rank")] = 64.0
     """LoRA alpha; the update is scaled by alpha / rank."""
-    lora_targets: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    lora_targets: Annotated[list[str], ANY_TEXT, needs("model.lora_rank")] = field(default_factory=list)
     """Name suffixes of the adapted modules; empty: the family's attention projections."""
     lora_path: Annotated[str, ANY_TEXT] = ""
     """Existing LoRA adapters to start from: a safetensors file in the format of diffusers, peft, ComfyUI or kohya, a
     folder that contains one, or a hub id (owner/name, owner/name:file.safetensors)."""
-    lora_mode: Annotated[str, one_of("continue", "merge")] = "continue"
+    lora_mode: Annotated[str, one_of("continue", "merge"), needs("model.lora_path")] = "continue"
     """How lora_path is used: continue trains these adapters, at lora_rank (theirs or higher) and lora_alpha, with the
     initial ones as reference; merge adds them to the base, on which new adapters or all weights are trained."""
     dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
@@ -49,10 +55,6 @@ class ModelOptions:
 def check_trainable(options: ModelOptions) -> None:
     """ValueError for existing adapters that would be continued without adapters or merged without a file, for a
     quantized base whose weights would be trained, and where bitsandbytes is missing."""
-    if options.lora_mode == "merge" and not options.lora_path:
-        raise ValueError(
-            "model.lora_mode: got merge without model.lora_path, so that it has no effect; name the adapters there"
-        )
     if options.lora_path and options.lora_mode == "continue" and not options.lora_rank:
         raise ValueError(
             f"model.lora_rank: got 0 with model.lora_path={options.lora_path!r}, expected the rank of these adapters "
@@ -90,7 +92,7 @@ class TokenSampling:
     draw_batch_size: Annotated[int, COUNT_OR_ZERO] = 0
     """Memory limit: completions sampled concurrently, for groups that do not fit in memory; 0 means all. Samples are
     the same up to rounding (micro-sampled groups, Infinite Sampling)."""
-    features_kept: Annotated[int, COUNT_OR_ZERO] = 0
+    features_kept: Annotated[int, COUNT_OR_ZERO, needs("model.freeze_vision") | needs("model.freeze_encoder")] = 0
     """Prompts whose media features are cached between rollouts, with a frozen encoder only; costs memory."""
 
 
@@ -100,46 +102,46 @@ class DenoisingSampling:
 
     steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of a rollout."""
-    kernel: Annotated[str, ANY_TEXT] = "flow_sde(a=0.7)"
+    kernel: Annotated[str, ANY_TEXT, TRANSITIONS] = "flow_sde(a=0.7)"
     """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...); of a diffusion model
     ddim(eta=...), consistency."""
     policy: Annotated[str, one_of("transitions", "matching", "neighbors")] = "transitions"
     """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan), matching (errors
     at sampled noise levels, with ODE rollouts; options draws and error) or neighbors (which sample of the group an ODE
     step is nearest to; options draws, anchors, spread and temperature)."""
-    plan: Annotated[str, ANY_TEXT] = "every_step"
+    plan: Annotated[str, ANY_TEXT, TRANSITIONS] = "every_step"
     """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
-    plan_per: Annotated[str, one_of("round", "prompt")] = "round"
+    plan_per: Annotated[str, one_of("round", "prompt"), TRANSITIONS] = "round"
     """Whether a plan is drawn once a round, for all prompts, or for each prompt; the samples of one always share it."""
-    draws: Annotated[int, within("[1, 10000]")] = 2
+    draws: Annotated[int, within("[1, 10000]"), needs("sampling.policy", "matching", "neighbors")] = 2
     """matching: noise levels sampled per group; neighbors: steps that are trained."""
-    anchors: Annotated[int, COUNT] = 4
+    anchors: Annotated[int, COUNT, NEIGHBORS] = 4
     """neighbors: samples of a group that take a trained step again."""
-    spread: Annotated[float, within("(0, 1]")] = 0.3
+    spread: Annotated[float, within("(0, 1]"), NEIGHBORS] = 0.3
     """neighbors: how different the initial noises of a group are; 1 means independent."""
-    temperature: Annotated[float, within("(0, 1e9]")] = 1.0
+    temperature: Annotated[float, within("(0, 1e9]"), NEIGHBORS] = 1.0
     """neighbors: divisor of the squared distances, which are sums over the latent; about its size for images."""
-    noisy_fraction: Annotated[float, POSITIVE_FRACTION] = 1.0
+    noisy_fraction: Annotated[float, POSITIVE_FRACTION, MATCHING, needs("sampling.boundaries", False)] = 1.0
     """matching: fraction of the noise levels, from the noisiest, that are sampled (DGPO: .7 or .5 of 10 steps)."""
-    solver: Annotated[str, one_of("euler", "dpmpp_2m")] = "euler"
+    solver: Annotated[str, one_of("euler", "dpmpp_2m"), MATCHING] = "euler"
     """matching: ODE solver of rollouts: euler, or the second-order dpmpp_2m."""
-    error: Annotated[str, ANY_TEXT] = "self_normalized"
+    error: Annotated[str, ANY_TEXT, MATCHING] = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
-    explore_steps: Annotated[int, within("[0, 10000]")] = 0
+    explore_steps: Annotated[int, within("[0, 10000]"), MATCHING] = 0
     """matching: number of steps for a first, cheap sampling and scoring of groups, of which only the best and worst
     samples are generated in all steps and trained on; 0 generates all in full."""
-    explore_keep: Annotated[int, within("[2, 4096]")] = 24
+    explore_keep: Annotated[int, within("[2, 4096]"), needs("sampling.explore_steps")] = 24
     """matching with explore_steps: samples per prompt that are generated in full, half of them the best."""
-    boundaries: bool = False
+    boundaries: Annotated[bool, MATCHING] = False
     """matching: re-noise the states at the ends of the steps of a few-step sampler, in place of clean samples (TDM)."""
-    least_level: Annotated[float, within("[0, 1)")] = 0.0
+    least_level: Annotated[float, within("[0, 1)"), needs("sampling.boundaries")] = 0.0
     """matching with boundaries: the lowest noise level of a draw."""
     grid: Annotated[str, ANY_TEXT] = "checkpoint"
     """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
     evaluation_steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of an evaluation sample (deterministic)."""
-    completion_steps: Annotated[int, within("[0, 10000]")] = 0
+    completion_steps: Annotated[int, within("[0, 10000]"), TRANSITIONS] = 0
     """Maximum number of deterministic steps to complete the states around each decision, for rewards of single steps
     (credits that read step_rewards). As many as there are steps follow the complete ODE; 0 completes none."""
     forward_batch_size: Annotated[int, COUNT] = 256

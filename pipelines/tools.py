@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +31,6 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
             "it out"
         )
     if not loaded:
-        plain = {one.name: one.default for one in fields(sampling)}
-        limits = ("turns", "calls_per_turn", "unreadable_calls", "observation_tokens", "tool_seconds", "tool_workers")
-        for name in limits:
-            if (value := getattr(sampling, name)) != plain[name]:
-                raise ValueError(
-                    f"sampling.{name}: got {value}, which has no effect without sampling.tools; name tools, or leave "
-                    "it out"
-                )
         return
     used: dict[str, Any] = {f"sampling.{name}": getattr(sampling, name) for name in ("tree", "states", "variants")}
     used |= {"sampling.contrast": sampling.contrast, "sampling.search": sampling.search.removeprefix("sample")}

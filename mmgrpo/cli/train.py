@@ -19,7 +19,7 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,15 +29,18 @@ from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.extras import install
 from mmgrpo.config.names import nearest, plural
+from mmgrpo.config.needs import overridden, refuse_moot
 from mmgrpo.config.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.reading import (
     load_yaml,
     naming_preset,
+    present_options,
     read_config,
     refuse_preset,
     sampled_as,
     take_option,
+    usual,
     without_launch,
 )
 from mmgrpo.config.registry import parse
@@ -72,7 +75,7 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     missing = missing_data(words(arguments), config)
     if config.dry_run:
         if first:
-            check_inputs(config, missing)
+            check_inputs(config, missing, inherited(words(arguments), config))
         return
     if missing:
         raise FileNotFoundError(missing)
@@ -83,7 +86,7 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     from mmgrpo.api import run_config
     from mmgrpo.report.terminal import closing
 
-    result = run_config(config)
+    result = run_config(config, inherited(words(arguments), config))
     if PartialState().is_main_process:
         print(closing(result.summary), f"\nreport: {result.folder / 'report.html'}", flush=True)
         extra = "" if find_spec("gradio") else f", after {install('demo')}"
@@ -108,9 +111,17 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
     section = with_own(with_family(section, named), arguments, bool(name))
     stored = bool(path) and Path(path).with_name(MARKER).is_file()
     config = read_config(kind, arguments, section, path or "the command line", f"{about}\n\n{note}", stored)
+    refuse_moot(config, usual(kind, config.algorithm.preset), inherited(arguments, config))
     rewarded = "rewards" in section or any(word.split("=")[0] == "--rewards" for word in arguments)
     # A run on given answers alone has no use for the rewards of the embedded example, which its rows do not fit.
     return config if rewarded or config.data.offline < 1 else replace(config, rewards=[])
+
+
+def inherited(arguments: Sequence[str], config: Config) -> set[str]:
+    """The settings whose effect the command line may have taken by others that it gives (``overridden``)."""
+    options = present_options([word for word in arguments if word.startswith("--")])
+    names = [word.split("=")[0].removeprefix("--").replace("-", "_") for word in options]
+    return overridden(config, {re.sub(r"(^|\.)no_", r"\1", name) for name in names} | {*names})
 
 
 def with_own(section: Mapping[str, Any], arguments: Sequence[str], included: bool) -> dict[str, Any]:
@@ -262,16 +273,17 @@ def _arithmetic(config: Config, processes: int) -> str:
     )
 
 
-def check_inputs(config: Config, missing: str = "") -> None:
+def check_inputs(config: Config, missing: str = "", inherited: Collection[str] = ()) -> None:
     """Print how many prompts a run would read; ValueError that lists what is wrong in its files, rewards and model.
-    ``missing`` takes the place of the error of a prompt file that does not exist."""
+    ``missing`` takes the place of the error of a prompt file that does not exist, and ``inherited`` are the settings
+    that may have lost their effect (``overridden``)."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.api import started_ledger
     from mmgrpo.compatibility import refuse_start
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.splits import repeated
     from mmgrpo.early_stopping import EarlyStopping
-    from mmgrpo.inputs import ignored, read_prompts
+    from mmgrpo.inputs import facts, ignored, read_prompts
     from mmgrpo.offline import compared, graded
     from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import scorers
@@ -302,6 +314,7 @@ def check_inputs(config: Config, missing: str = "") -> None:
     try:
         with checked_by(rewards):
             read = read_prompts(config, owner)
+        refuse_moot(config, usual(type(config), config.algorithm.preset), inherited, facts(config, read.splits))
         counts = {"data.train": read.splits.train, "data.heldout": read.splits.heldout, **read.splits.extra}
         print("prompts:  ", ", ".join(f"{name} {len(some):,}" for name, some in counts.items() if some), flush=True)
         for name, some in counts.items():

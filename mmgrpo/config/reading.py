@@ -314,6 +314,11 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
     return kind(**values)
 
 
+def usual(kind: type[C], preset: str) -> C:
+    """The configuration of a run whose user gave nothing but a preset."""
+    return build(kind, with_preset(kind, {"algorithm": {"preset": preset}}, "the preset"), "the preset")
+
+
 def preset_values(name: str, where: str) -> dict[str, Any]:
     """The fields of ``Algorithm`` that a preset sets."""
     if name not in PRESETS:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import warnings
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
+from mmgrpo.config.needs import HELDOUT, needs
 from mmgrpo.config.ranges import (
     ANY_TEXT,
     CHECKPOINT,
@@ -41,6 +41,18 @@ TRACKERS = {
     name: name for name in ("tensorboard", "wandb", "trackio", "aim", "mlflow", "clearml", "dvclive", "swanlab")
 } | {"comet_ml": "comet-ml"}
 """Experiment trackers of accelerate to the packages that they need."""
+
+
+ANOTHER_SAMPLER = (
+    needs("rollout.engine", but="policy")
+    | needs("sampling.dtype")
+    | needs("sampling.rollout_guidance")
+    | needs("algorithm.mismatch", "off_policy_mask")  # which compares with the present policy
+)
+OWN_STEP = needs("optim.step", but="natural")
+SERVED = needs("rollout.engine", "served")
+VLLM = needs("rollout.engine", "vllm", "served")
+"""A server reads these from the settings of the run."""
 
 
 @dataclass
@@ -75,7 +87,9 @@ class Algorithm:
     """Numbers per prompt that the ledger of the run keeps for samplers and baselines: beta, window, shortest, ..."""
     objective: Annotated[str, ANY_TEXT] = "ppo"
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
-    off_policy: Annotated[str, ANY_TEXT] = "importance"
+    off_policy: Annotated[
+        str, ANY_TEXT, needs("data.reference_in_group") | needs("algorithm.added") | needs("algorithm.replay")
+    ] = "importance"
     """The loss per decision of reference answers in a group (data.reference_in_group, or algorithm.added with
     old='one'): importance, luffy(gamma=...)."""
     replay: Annotated[str, ANY_TEXT] = "none"
@@ -88,9 +102,9 @@ class Algorithm:
     added: Annotated[str, ANY_TEXT] = "none"
     """Rows added to a group: answers of the data set, refined or corrected samples (answers(count=1), refined(...),
     corrected(...)); by default none."""
-    mismatch: Annotated[str, ANY_TEXT] = "none"
+    mismatch: Annotated[str, ANY_TEXT, ANOTHER_SAMPLER] = "none"
     """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
-    kl_weight: Annotated[str, ANY_TEXT] = "none"
+    kl_weight: Annotated[str, ANY_TEXT, needs("algorithm.terms", "kl_*")] = "none"
     """Factor of the KL terms for each sample: none, ensemble_variance(members=...), high_part."""
     aggregation: Annotated[str, ANY_TEXT] = "per_sample"
     """Weight of each decision in the loss: per_sample, per_decision, constant_horizon(length=...), noise_aware, ..."""
@@ -105,26 +119,26 @@ class Algorithm:
 class Optim:
     """The optimizer (AdamW), and the split of a rollout into updates."""
 
-    lr: Annotated[float, within("[0, 1000]")] = 1e-4
+    lr: Annotated[float, within("[0, 1000]"), OWN_STEP] = 1e-4
     """Peak learning rate. 1e-4 suits LoRA adapters; training all weights of a large model takes about 1e-6."""
-    weight_decay: Annotated[float, within("[0, 1000]")] = 1e-4
+    weight_decay: Annotated[float, within("[0, 1000]"), OWN_STEP] = 1e-4
     """Decoupled weight decay, relative to the learning rate."""
-    beta1: Annotated[float, within("[0, 1)")] = 0.9
+    beta1: Annotated[float, within("[0, 1)"), OWN_STEP] = 0.9
     """Decay of the average of gradients."""
-    beta2: Annotated[float, within("[0, 1)")] = 0.999
+    beta2: Annotated[float, within("[0, 1)"), OWN_STEP] = 0.999
     """Decay of the average of squared gradients."""
-    eps: Annotated[float, within("[0, 1)")] = 1e-8
+    eps: Annotated[float, within("[0, 1)"), OWN_STEP] = 1e-8
     """AdamW's epsilon, added to the root of the second moment. Gradients below it shrink the update: with gradients of
     5e-9 the step is a third with 1e-8, and full with 1e-15."""
-    optimizer: Annotated[str, one_of(*OPTIMIZERS)] = "adamw"
+    optimizer: Annotated[str, one_of(*OPTIMIZERS), OWN_STEP] = "adamw"
     """adamw; or from bitsandbytes: adamw_8bit (both moments in 8 bits: 2 bytes per parameter instead of 8), paged_adamw
     and paged_adamw_8bit (moments in memory that is moved to the CPU when the GPU is full)."""
     step: Annotated[str, ANY_TEXT] = "plain"
     """How an update is made: plain; sfpo(fast=..., alpha=...), several fast steps, a move back and a slow step (SFPO);
     natural(delta=...), the constrained natural gradient of TRPO, which ignores lr, weight_decay and betas."""
-    warmup: Annotated[int, COUNT_OR_ZERO] = 0
+    warmup: Annotated[int, COUNT_OR_ZERO, OWN_STEP] = 0
     """Optimizer steps of linear warm-up; 0 starts at the peak."""
-    decay: Annotated[str, one_of("constant", "linear", "cosine")] = "constant"
+    decay: Annotated[str, one_of("constant", "linear", "cosine"), OWN_STEP] = "constant"
     """Schedule after the warm-up: constant, linear or cosine (both to zero at --steps)."""
     max_grad_norm: Annotated[float, within("[0, inf)")] = 1.0
     """Gradient clipping: maximum norm; 0 does not clip (the norm is logged either way)."""
@@ -140,7 +154,7 @@ class Optim:
     ema: Annotated[float, within("[0, 1)")] = 0.0
     """Decay of an exponential moving average of the weights, min((1+s)/(10+s), ema) at step s, which evaluation and the
     saved model use; 0 keeps no average."""
-    ema_every: Annotated[int, COUNT] = 1
+    ema_every: Annotated[int, COUNT, needs("optim.ema")] = 1
     """Optimizer steps between updates of the average; using the average updates it first."""
     interpolation: Annotated[float, POSITIVE_FRACTION] = 1.0
     """Interpolation of initial and trained weights in evaluation and the saved model: initial + f (trained - initial),
@@ -151,14 +165,6 @@ class Optim:
         check_ranges(self, prefix="optim.")
         if self.optimizer != "adamw":
             refuse_missing("bitsandbytes", f"optim.optimizer: '{self.optimizer}'", "set optim.optimizer=adamw")
-        if self.step.partition("(")[0].strip() == "natural":
-            unread = ("lr", "weight_decay", "beta1", "beta2", "eps", "optimizer", "warmup", "decay")
-            if set_ones := [name for name in unread if getattr(self, name) != getattr(Optim(), name)]:
-                warnings.warn(
-                    f"optim.step: {self.step} has a step length of its own, so that {', '.join(set_ones)} of optim "
-                    "have no effect; delta is the KL of a step",
-                    stacklevel=2,
-                )
 
     @property
     def steps_per_round(self) -> int:
@@ -186,7 +192,7 @@ class Data:
     embedded file embedded:<modality>/<file>."""
     extra_train: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further files of training prompts, mixed with those of data.train, for example against forgetting."""
-    supervised: Annotated[str, ANY_TEXT] = ""
+    supervised: Annotated[str, ANY_TEXT, needs("algorithm.supervised")] = ""
     """Prompts with the column answer, which algorithm.supervised learns by their likelihood; as data.train."""
     heldout: Annotated[str, ANY_TEXT] = ""
     """Evaluation prompts, as data.train; empty: no evaluation. A prompt that is also a training prompt is an error."""
@@ -196,7 +202,11 @@ class Data:
     columns: Annotated[str, ANY_TEXT] = ""
     """Columns of the prompt files under our names, theirs=ours,...: question=problem,solution=answer. A name a.b is the
     key b inside of a; meta.NAME is a parameter of the task. Embedded files keep their own."""
-    ledger: Annotated[str, ANY_TEXT] = ""
+    ledger: Annotated[
+        str,
+        ANY_TEXT,
+        needs("algorithm.sampler") | needs("algorithm.trackers") | needs("algorithm.hint") | needs("data.offline"),
+    ] = ""
     """Initial state of the ledger, from rewards measured on the training prompts: a file written by mmgrpo evaluate
     (--file DATA --samples 8), or the folder of another run. Samplers and trackers read it."""
     prompts_per_step: Annotated[int, within("[1, 1e6]")] = 8
@@ -215,13 +225,13 @@ class Data:
 class Eval:
     """Evaluation on held-out prompts."""
 
-    every: Annotated[int, COUNT_OR_ZERO] = 0
+    every: Annotated[int, COUNT_OR_ZERO, needs(HELDOUT)] = 0
     """Optimizer steps between evaluations during training; 0 evaluates only before and after."""
     prompts: Annotated[int, COUNT_OR_ZERO] = 0
     """Number of held-out prompts, and of prompts of each extra file; 0 takes all."""
-    extra: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    extra: Annotated[list[str], ANY_TEXT, needs("eval.skip", False)] = field(default_factory=list)
     """Further prompt files, evaluated before and after and reported by name, for example to measure forgetting."""
-    groups: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    groups: Annotated[list[str], ANY_TEXT, needs(HELDOUT)] = field(default_factory=list)
     """Columns of the held-out rows, e.g. a kind of question: rewards are also reported for each of their values."""
     samples: Annotated[int, within("[1, 1e6]")] = 1
     """Samples per prompt; the score of a prompt is their mean."""
@@ -232,7 +242,7 @@ class Eval:
     patience: Annotated[int, COUNT_OR_ZERO] = 0
     """Early stopping: the run ends after this many evaluations in a row without a new best mean of a reward on the
     held-out prompts (eval.every; the one before training counts as the first); 0: never."""
-    patience_reward: Annotated[str, ANY_TEXT] = ""
+    patience_reward: Annotated[str, ANY_TEXT, needs("eval.patience")] = ""
     """The reward that eval.patience follows, by name, e.g. one of weight 0; empty: the first that is trained on."""
     skip: bool = False
     """Skip all evaluations, also those before and after (for benchmarks)."""
@@ -245,10 +255,10 @@ class Distributed:
     shard: Annotated[str, one_of("none", "full")] = "none"
     """none: every process holds a replica; full: weights, gradients, optimizer, average and reference are sharded
     (FSDP2). Results differ in rounding only, and checkpoints are interchangeable."""
-    replicate: Annotated[int, COUNT] = 1
+    replicate: Annotated[int, COUNT, needs("distributed.shard", "full")] = 1
     """Replicas with distributed.shard full (HSDP), each sharded over (processes / replicate) neighbouring ranks, e.g.
     one per machine. 1 shards over all processes."""
-    rollout_weights: Annotated[str, one_of("auto", "blocks", "whole")] = "auto"
+    rollout_weights: Annotated[str, one_of("auto", "blocks", "whole"), needs("distributed.shard", "full")] = "auto"
     """Weights gathered during rollouts and evaluations with distributed.shard full. whole: all, once; blocks: one block
     at a time, for every call, which takes less memory and more time; auto: blocks for denoising models with a fixed
     number of calls, whole for all others."""
@@ -274,29 +284,29 @@ class Engine:
     """policy: the trained network itself; vllm: vLLM in this process; served: an engine run by 'mmgrpo serve-engine' in
     another process or on another machine; sampler: mmgrpo's own sampler on a second copy of the network. Weights are
     sent and verified before every round, and the run stops if log-probs of engine and trainer differ too much."""
-    url: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    url: Annotated[list[str], ANY_TEXT, SERVED] = field(default_factory=list)
     """Servers of rollout.engine served, e.g. http://127.0.0.1:8800; several are distributed over the processes."""
-    token_file: Annotated[str, ANY_TEXT] = ""
+    token_file: Annotated[str, ANY_TEXT, SERVED] = ""
     """File with the servers' token; empty: none."""
-    timeout: Annotated[float, within("(0, 1e6]")] = 1800.0
+    timeout: Annotated[float, within("(0, 1e6]"), SERVED] = 1800.0
     """Seconds to wait for an answer of a server, which may be all completions of a round."""
-    patience: Annotated[float, within("[0, 1e6]")] = 600.0
+    patience: Annotated[float, within("[0, 1e6]"), SERVED] = 600.0
     """Seconds for which a run retries a server that does not answer, before it stops with a checkpoint."""
-    max_gap: Annotated[float, within("[0, 1000]")] = 0.0
+    max_gap: Annotated[float, within("[0, 1000]"), needs("rollout.engine", but="policy")] = 0.0
     """Maximum mean difference between log-probs of engine and trainer, in nats per token; 0 means 0.001 for model.dtype
     float32 and 0.05 otherwise."""
     max_staleness: Annotated[int, COUNT_OR_ZERO] = 0
     """Asynchronous rollouts: rounds by which sampling runs ahead of training, with weights that are as many rounds old.
     Engine served samples while the trainer computes, with this many servers per process. 0: on-policy."""
-    lora: Annotated[str, one_of("merged", "adapter")] = "merged"
+    lora: Annotated[str, one_of("merged", "adapter"), VLLM, needs("model.lora_rank")] = "merged"
     """How vLLM receives LoRA adapters. merged: merged into the weights, which are sent; adapter: separately, which
     sends less and does not round small changes to the precision of the weights. For served, the server must be started
     with the same value."""
-    memory: Annotated[float, POSITIVE_FRACTION] = 0.4
+    memory: Annotated[float, POSITIVE_FRACTION, VLLM] = 0.4
     """vllm: fraction of the device memory for its weights and cache."""
-    sleep: bool = True
+    sleep: Annotated[bool, VLLM] = True
     """vllm: free its weights and cache while the trainer computes, on a GPU."""
-    eager: bool = False
+    eager: Annotated[bool, VLLM] = False
     """vllm: no CUDA graphs and no compilation: a faster start, slower sampling."""
 
     def servers(self, processes: int, process: int) -> list[str]:
@@ -316,11 +326,8 @@ class Engine:
 
     def check(self, processes: int = 1) -> None:
         """ValueError for settings that have no effect together, or that so many processes cannot share."""
-        if bool(self.url) != (self.engine == "served"):
-            raise ValueError(
-                f"rollout.url: got {self.url or 'none'} with rollout.engine={self.engine}, expected one or several "
-                "with rollout.engine=served, and none without"
-            )
+        if self.engine == "served" and not self.url:
+            raise ValueError("rollout.url: got none with rollout.engine=served, expected one or several")
         for url in self.url:
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
                 raise ValueError(f"rollout.url: got '{url}', expected http://HOST:PORT")
@@ -330,11 +337,6 @@ class Engine:
             raise ValueError(
                 f"rollout.engine: got vllm with {processes} processes, expected one, whose device it shares; start a "
                 "server per process (mmgrpo serve-engine) and set rollout.engine=served with their rollout.url"
-            )
-        if self.lora == "adapter" and self.engine not in ("served", "vllm"):
-            raise ValueError(
-                f"rollout.lora: got adapter with rollout.engine={self.engine}, which has the trainer's adapters in any "
-                "case, expected merged; leave it out"
             )
 
 
@@ -377,7 +379,7 @@ class Run:
     deterministic: bool = True
     """Use deterministic kernels: two runs with one seed, on one machine and with equally many threads, agree bit for
     bit."""
-    samples_shown: Annotated[int, COUNT_OR_ZERO] = 16
+    samples_shown: Annotated[int, COUNT_OR_ZERO, needs(HELDOUT)] = 16
     """Number of held-out samples in the report."""
     groups_kept: Annotated[int, COUNT_OR_ZERO] = 20
     """Number of training groups that the run folder keeps (groups/), at equal intervals over the run; 0 keeps none."""
@@ -420,16 +422,6 @@ class Config(Run):
             )
         self.rollout.check(processes)
         of_settings(self)
-        if self.distributed.rollout_weights != "auto" and self.distributed.shard == "none":
-            raise ValueError(
-                f"distributed.rollout_weights: got {self.distributed.rollout_weights} with distributed.shard=none, in "
-                "which every process holds all weights, expected auto; leave it out or set distributed.shard=full"
-            )
-        if self.distributed.replicate > 1 and self.distributed.shard == "none":
-            raise ValueError(
-                f"distributed.replicate: got {self.distributed.replicate} with distributed.shard=none, in which every "
-                "process is a copy, expected 1; leave it out or set distributed.shard=full"
-            )
         for tracker in self.trackers:
             if importlib.util.find_spec(tracker) is None:
                 raise ValueError(

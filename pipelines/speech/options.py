@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from mmgrpo.config.needs import needs
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
 from mmgrpo.config.settings import Data, Eval
 from pipelines.options import SCALE, DenoisingSampling, DiffusionSampling, ModelOptions, TokenSampling
@@ -19,7 +20,9 @@ class HearingOptions(ModelOptions):
     encoder states, but differ from its training data: without the silence at the end it sometimes loops."""
     freeze_encoder: bool = True
     """Train the decoder only; a clip is then encoded once per run (sampling.features_kept)."""
-    head_dtype: Annotated[str, one_of("", "float32")] = ""
+    head_dtype: Annotated[str, one_of("", "float32"), needs("model.dtype", but="float32") | needs("sampling.dtype")] = (
+        ""
+    )
     """Precision of the output layer; empty is that of dtype. float32 with a dtype or a sampling.dtype of 16 bits
     keeps log-probs of sampling and training together (ScaleRL); its weights are then stored in fp32."""
 
@@ -126,6 +129,9 @@ class SpeechEval(Eval):
     """Memory limit: samples generated at a time in evaluation."""
 
 
+NEW_NETWORK = needs("model.path", "")
+
+
 @dataclass
 class DurationOptions:
     """The duration network and the renderer."""
@@ -136,23 +142,23 @@ class DurationOptions:
     """Folder of a duration network. Empty: a new one of the sizes below, pretrained on the lengths of texts."""
     renderer: Annotated[str, ANY_TEXT] = "hibari"
     """The synthesizer: hibari, espeak, or package.module:function, which returns one of your own."""
-    classes: Annotated[int, within("[2, 1e5]")] = 301
+    classes: Annotated[int, within("[2, 1e5]"), NEW_NETWORK] = 301
     """New network: number of durations."""
-    frames_a_class: Annotated[int, within("[1, 1e5]")] = 10
+    frames_a_class: Annotated[int, within("[1, 1e5]"), NEW_NETWORK] = 10
     """New network: frames of 256 samples at 24 kHz per class; class k lasts k times so many (10 are 0.107 s)."""
-    width: Annotated[int, within("[1, 65536]")] = 256
+    width: Annotated[int, within("[1, 65536]"), NEW_NETWORK] = 256
     """New network: width."""
-    layers: Annotated[int, within("[1, 1024]")] = 4
+    layers: Annotated[int, within("[1, 1024]"), NEW_NETWORK] = 4
     """New network: layers."""
-    heads: Annotated[int, within("[1, 65536]")] = 8
+    heads: Annotated[int, within("[1, 65536]"), NEW_NETWORK] = 8
     """New network: attention heads."""
-    inner: Annotated[int, within("[1, 1e6]")] = 512
+    inner: Annotated[int, within("[1, 1e6]"), NEW_NETWORK] = 512
     """New network: width of the feed-forward layers."""
-    pace: Annotated[float, within("[0.01, 1000]")] = 15.0
+    pace: Annotated[float, within("[0.01, 1000]"), NEW_NETWORK, needs("model.pretrain_steps")] = 15.0
     """Pretraining of a new network: characters per second. Read English has about 15."""
-    spread: Annotated[float, within("[0.001, 10]")] = 0.25
+    spread: Annotated[float, within("[0.001, 10]"), NEW_NETWORK, needs("model.pretrain_steps")] = 0.25
     """Pretraining of a new network: standard deviation of the logarithm of the pace."""
-    pretrain_steps: Annotated[int, COUNT_OR_ZERO] = 300
+    pretrain_steps: Annotated[int, COUNT_OR_ZERO, NEW_NETWORK] = 300
     """Pretraining of a new network: optimizer steps."""
     device: Annotated[str, DEVICE] = "auto"
     """auto (accelerate's choice), cpu, cuda, one GPU of several (cuda:1), mps, xpu or npu."""
@@ -242,11 +248,11 @@ class CodecOptions(ModelOptions):
     vocoder: Annotated[str, ANY_TEXT] = "codec"
     """Vocoder: codec (a single-codebook codec in transformers), tones (a stand-in for tests), or
     package.module:attribute for your own, e.g. CosyVoice 2's flow and HiFT."""
-    vocoder_path: Annotated[str, ANY_TEXT] = "HKUSTAudio/xcodec2-hf"
+    vocoder_path: Annotated[str, ANY_TEXT, needs("model.vocoder", "codec")] = "HKUSTAudio/xcodec2-hf"
     """Folder or hub id of the codec."""
-    reader: Annotated[str, ANY_TEXT] = ""
+    reader: Annotated[str, ANY_TEXT, needs("algorithm.terms", "diffro")] = ""
     """For the term diffro: package.module:attribute, a frozen model from speech tokens to text."""
-    reader_temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
+    reader_temperature: Annotated[float, within("[0.001, 1000]"), needs("model.reader")] = 1.0
     """Temperature of the Gumbel-softmax through which the reader's gradient passes."""
 
 
@@ -288,7 +294,7 @@ class FlowSpeechOptions(ModelOptions):
     """Variant of the network, which its files do not state: v1 (F5TTS_v1_Base) or v0 (F5TTS_Base)."""
     head: Annotated[str, one_of("velocity", "drawn")] = "velocity"
     """What the network predicts: velocity, or drawn, its mean and ln std (F5R-TTS; for the kernel drawn_velocity)."""
-    sigma: Annotated[float, within("(0, 100]")] = 0.3
+    sigma: Annotated[float, within("(0, 100]"), needs("model.head", "drawn")] = 0.3
     """head drawn: the std that a checkpoint without such a head predicts at first."""
     seconds: Annotated[float, within("[0.1, 40]")] = 20.0
     """Maximum total duration of a reference and the generated speech. Log-probabilities are means over this

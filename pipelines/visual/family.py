@@ -152,21 +152,6 @@ class VisualFamily:
             )
         check_sampling(self.name, self.process, config.sampling)
         check_decisions(config)
-        if config.sampling.policy != "matching" and config.sampling.reference_guidance:
-            raise ValueError(
-                f"sampling.reference_guidance: got {config.sampling.reference_guidance}, expected 0, since it has an "
-                "effect with sampling.policy=matching only; set that, or leave it out"
-            )
-        if config.sampling.policy == "neighbors" and config.sampling.rollout_guidance:
-            raise ValueError(
-                f"sampling.rollout_guidance: got {config.sampling.rollout_guidance}, expected 0 with "
-                "sampling.policy=neighbors, whose rollouts are the policy's own steps"
-            )
-        if config.model.negative_prompt and not self.guided(config):
-            raise ValueError(
-                f"model.negative_prompt: has no effect with model.{self.guidance}=1, which is no guidance; raise it or "
-                "leave out the negative prompt"
-            )
         if config.sampling.evaluation_frames and "frames" not in {f.name for f in fields(self.options)}:
             raise ValueError(
                 f"sampling.evaluation_frames: got {config.sampling.evaluation_frames}, expected 0, since '{self.name}' "

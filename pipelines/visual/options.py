@@ -5,23 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from mmgrpo.config.needs import REFERENCE, needs
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, FRACTION, LONG_TEXT, one_of, within
 from mmgrpo.config.settings import Data, Eval
-from pipelines.options import SCALE, DenoisingSampling, DiffusionSampling, ModelOptions
+from pipelines.options import MATCHING, SCALE, DenoisingSampling, DiffusionSampling, ModelOptions
+
+GUIDED_ELSEWHERE = (
+    needs("sampling.rollout_guidance", but=(0, 1))
+    | needs("sampling.evaluation_guidance", but=(0, 1))
+    | needs("sampling.reference_guidance", but=(0, 1))
+)
+TRUE_CFG = needs("model.true_cfg_scale", but=1) | GUIDED_ELSEWHERE
 
 
 @dataclass
 class MemoryOptions(ModelOptions):
     """The model, which of its weights are trained, and what limits its memory."""
 
-    negative_prompt: Annotated[str, LONG_TEXT] = ""
+    negative_prompt: Annotated[str, LONG_TEXT, needs("model.guidance", but=1) | GUIDED_ELSEWHERE] = ""
     """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it. Empty: the default of the
     model's pipeline (for Qwen-Image a space)."""
     forget_encoders: bool = False
     """Encode all prompts at the start and free the memory of the text encoders."""
     encodings_folder: Annotated[str, ANY_TEXT] = ""
     """Folder that keeps encoded prompts between runs; empty: in memory only."""
-    encodings_gb: Annotated[float, within("(0, 1e6]")] = 4.0
+    encodings_gb: Annotated[float, within("(0, 1e6]"), needs("model.encodings_folder")] = 4.0
     """Limit of encodings_folder in GB; least recently used entries are evicted first."""
     vae_dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     """Precision of the VAE; an overflow in half precision is an error that names it."""
@@ -68,6 +76,8 @@ class FluxOptions(FlowOptions):
     """Embedded guidance scale of FLUX dev, in one evaluation; schnell takes none."""
     true_cfg_scale: Annotated[float, SCALE] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
+    negative_prompt: Annotated[str, LONG_TEXT, TRUE_CFG] = ""
+    """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it."""
     max_sequence_length: int = 512
     """Maximum prompt length, in T5 tokens; 256 for schnell."""
 
@@ -183,7 +193,7 @@ class ZImageOptions(FlowOptions):
     """Folder or hub id."""
     guidance: float = 1.0
     """The pipeline's guidance_scale plus 1, in two evaluations; 1 is none, as Z-Image-Turbo needs it."""
-    cfg_normalization: Annotated[float, within("[0, 1000]")] = 0.0
+    cfg_normalization: Annotated[float, within("[0, 1000]"), needs("model.guidance", but=1) | GUIDED_ELSEWHERE] = 0.0
     """Maximum norm of a guided prediction relative to the conditional one; 0 means no limit."""
     max_sequence_length: int = 512
     """Maximum prompt length, in Qwen3 tokens."""
@@ -219,6 +229,8 @@ class HunyuanVideoOptions(VideoOptions):
     """Embedded guidance scale, in one evaluation."""
     true_cfg_scale: Annotated[float, SCALE] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
+    negative_prompt: Annotated[str, LONG_TEXT, TRUE_CFG] = ""
+    """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it."""
     max_sequence_length: int = 256
     """Maximum prompt length, in Llama tokens."""
 
@@ -314,10 +326,12 @@ class WanImageOptions(WanOptions):
 class VisualSampling(DenoisingSampling):
     """Sampling in rollouts and in evaluation."""
 
-    rollout_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
+    rollout_guidance: Annotated[
+        float, within("0", "[1, 1000]"), needs("sampling.policy", "transitions", "matching")
+    ] = 0.0
     """Classifier-free guidance of rollouts; 0 means that of the policy (model.guidance, or true_cfg_scale), which is
     scored, trained and evaluated. Old log-probabilities are the policy's own, so the ratio starts at one."""
-    reference_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
+    reference_guidance: Annotated[float, within("0", "[1, 1000]"), MATCHING, needs(REFERENCE)] = 0.0
     """matching: classifier-free guidance of the reference in the loss; 0 means that of the policy. A policy trained
     without guidance learns to imitate it (CRD, DGPO: 4.5)."""
     evaluation_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0

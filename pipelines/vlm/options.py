@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from mmgrpo.config.needs import IMAGES, MEDIA, VIDEOS, needs
 from mmgrpo.config.ranges import (
     ANY_TEXT,
     COUNT,
@@ -19,6 +20,9 @@ from mmgrpo.config.ranges import (
 from mmgrpo.config.settings import Data, Eval
 from pipelines.options import ModelOptions, TokenSampling
 
+SEEN = needs(MEDIA) | needs("sampling.tools")
+"""Media of prompts, or images that tools return."""
+
 
 @dataclass
 class TextOptions(ModelOptions):
@@ -29,7 +33,9 @@ class TextOptions(ModelOptions):
     template: Annotated[dict[str, bool | int | float | str], LONG_TEXT] = field(default_factory=dict)
     """Arguments of the chat template, e.g. {enable_thinking: false} of Qwen3, or {date_string: 1 May 2026} of Llama 3.
     One that the template does not read is an error."""
-    head_dtype: Annotated[str, one_of("", "float32")] = ""
+    head_dtype: Annotated[str, one_of("", "float32"), needs("model.dtype", but="float32") | needs("sampling.dtype")] = (
+        ""
+    )
     """Precision of the output layer; empty is that of dtype. float32 with a dtype or a sampling.dtype of 16 bits
     keeps log-probs of sampling and training together (ScaleRL); its weights are then stored in fp32."""
 
@@ -38,13 +44,13 @@ class TextOptions(ModelOptions):
 class SmolVlmOptions(TextOptions):
     """The model, which of its weights are trained, and the resolution of media."""
 
-    freeze_vision: bool = True
+    freeze_vision: Annotated[bool, SEEN] = True
     """Train the language model only; features of media are then computed once per prompt."""
-    max_pixels: Annotated[int, COUNT_OR_ZERO] = 0
+    max_pixels: Annotated[int, COUNT_OR_ZERO, SEEN] = 0
     """Larger images are scaled down to this number of pixels; 0: the checkpoint's limit."""
-    max_frames: Annotated[int, within("[0, 1e6]")] = 0
+    max_frames: Annotated[int, within("[0, 1e6]"), needs(VIDEOS)] = 0
     """Maximum number of frames of a video; 0: the family's default."""
-    fps: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
+    fps: Annotated[float, within("0", "[0.001, 1000]"), needs(VIDEOS)] = 0.0
     """Sampled frames per second of a video; 0: the family's default."""
 
 
@@ -56,9 +62,9 @@ class QwenVlOptions(SmolVlmOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:vlm/questions/base"
     """Folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
-    min_pixels: Annotated[int, COUNT_OR_ZERO] = 0
+    min_pixels: Annotated[int, COUNT_OR_ZERO, SEEN] = 0
     """Smaller images are scaled up to this number of pixels; 0: the checkpoint's limit."""
-    frame_pixels: Annotated[int, COUNT_OR_ZERO] = 0
+    frame_pixels: Annotated[int, COUNT_OR_ZERO, needs(VIDEOS)] = 0
     """Maximum number of pixels per frame of a video; 0: the family's default."""
 
 
@@ -78,7 +84,7 @@ class VlmData(Data):
     reads: "{text} Answer in <answer> </answer>." Empty: the question as it is."""
     group_size: int = 8
     """Samples per prompt."""
-    media_root: Annotated[str, ANY_TEXT] = ""
+    media_root: Annotated[str, ANY_TEXT, needs(MEDIA)] = ""
     """Root of relative paths of media; empty: the folder of the prompt file."""
     stream: bool = False
     """Keep prompts in their files and read them when a round draws them, for sets that do not fit in memory. Order,
@@ -88,13 +94,13 @@ class VlmData(Data):
     skip_limit: Annotated[float, FRACTION] = 0.05
     """The largest fraction of prompts that may be skipped because their media cannot be read; each is listed in
     skipped.jsonl. 0 stops at the first."""
-    image_cache: Annotated[int, within("[0, 1e8]")] = 1024
+    image_cache: Annotated[int, within("[0, 1e8]"), needs(IMAGES)] = 1024
     """Memory limit: MiB of decoded images that each process caches between rounds; 0 decodes an image at each
     use."""
-    video_reader: Annotated[str, one_of("av", "decord", "torchcodec")] = "av"
+    video_reader: Annotated[str, one_of("av", "decord", "torchcodec"), needs(VIDEOS)] = "av"
     """Decoder of video files: av, or decord or torchcodec, which are extras. All select the same frames, and check the
     same limits first."""
-    too_long: Annotated[str, one_of("refuse", "filter")] = "refuse"
+    too_long: Annotated[str, one_of("refuse", "filter"), needs("model.max_prompt_tokens")] = "refuse"
     """Prompts over model.max_prompt_tokens: refuse (stop at the first) or filter (check all of them at the start, skip
     and list)."""
 
@@ -103,7 +109,7 @@ class VlmData(Data):
 class VlmSampling(TokenSampling):
     """Sampling of completions in rollouts and in evaluation."""
 
-    top_p: Annotated[float, POSITIVE_FRACTION] = 1.0
+    top_p: Annotated[float, POSITIVE_FRACTION, needs("sampling.search", "sample")] = 1.0
     """Top-p (nucleus) sampling in rollouts; below 1 the gradient is biased, since log-probabilities are of the full
     distribution."""
     contrast: Annotated[str, ANY_TEXT] = ""
@@ -121,20 +127,20 @@ class VlmSampling(TokenSampling):
     tools: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Tools that completions may call, functions or classes of your own: my_tools:search. Calls and results are parts
     of one completion, of which only the model's own tokens are trained on; empty: none."""
-    turns: Annotated[int, within("[1, 1e4]")] = 4
+    turns: Annotated[int, within("[1, 1e4]"), needs("sampling.tools")] = 4
     """With tools: maximum number of turns of the model in a completion; calls in the last one are not answered."""
-    calls_per_turn: Annotated[int, COUNT_OR_ZERO] = 0
+    calls_per_turn: Annotated[int, COUNT_OR_ZERO, needs("sampling.tools")] = 0
     """With tools: maximum number of calls of a turn that are answered; the others are answered by one error; 0: all are
     answered."""
-    observation_tokens: Annotated[int, COUNT] = 512
+    observation_tokens: Annotated[int, COUNT, needs("sampling.tools")] = 512
     """With tools: length to which the result of a call is cut. It counts in max_tokens."""
-    tool_seconds: Annotated[float, within("[0.001, 86400]")] = 30.0
+    tool_seconds: Annotated[float, within("[0.001, 86400]"), needs("sampling.tools")] = 30.0
     """With tools: time after which a call that has not answered counts as failed, and its process is ended; also that
     in which a class must begin."""
-    unreadable_calls: Annotated[int, COUNT_OR_ZERO] = 0
+    unreadable_calls: Annotated[int, COUNT_OR_ZERO, needs("sampling.tools")] = 0
     """With tools: number of calls in a row that cannot be read after which a completion ends; 0: each is answered by an
     error, and the completion goes on."""
-    tool_workers: Annotated[int, COUNT] = 1
+    tool_workers: Annotated[int, COUNT, needs("sampling.tools")] = 1
     """With tools: completions whose calls are answered at a time, by threads. Raise it for tools that wait for others,
     a search over the network for instance; 1: one after the other, always in the same order."""
     dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
@@ -146,5 +152,5 @@ class VlmSampling(TokenSampling):
 class VlmEval(Eval):
     """Evaluation on prompts that are never trained on."""
 
-    blind: bool = True
+    blind: Annotated[bool, needs(MEDIA)] = True
     """After training, also evaluate with blank images and videos; rewards that remain do not depend on the media."""

@@ -29,6 +29,7 @@ from mmgrpo.cli import evaluate_rewards, export, migrate, score, serve_rewards, 
 from mmgrpo.cli.check_data import Args as CheckData
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.sample import Sample
+from mmgrpo.config.needs import needs_of
 from mmgrpo.config.plugins import load_object
 from mmgrpo.config.registry import Block
 from mmgrpo.config.settings import config_class
@@ -85,14 +86,15 @@ def settings() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]
     about: dict[str, Counter[str]] = {}
 
     def walk(section: Any, prefix: str, name: str) -> None:
-        texts = descriptions(type(section))
+        texts, declared = descriptions(type(section)), needs_of(type(section))
         for field in dataclasses.fields(section):
             value, setting = getattr(section, field.name), prefix + field.name
             if dataclasses.is_dataclass(value):
                 walk(value, f"{setting}.", name)
             else:
                 found.setdefault(setting, {}).setdefault(repr(value), []).append(name)
-                about.setdefault(setting, Counter())[texts.get(field.name, "")] += 1
+                needed = f"Needs {'; and '.join(map(str, declared[field.name]))}." if field.name in declared else ""
+                about.setdefault(setting, Counter())[f"{texts.get(field.name, '')} {needed}".strip()] += 1
 
     for name, one in families().items():
         walk(config_class(one.sections)(), "", name)
@@ -209,7 +211,8 @@ HEAD = """# Settings and their defaults
 Keys of a recipe, which are also options of `mmgrpo train` (`--optim.lr 1e-5`). Families in parentheses are those that
 have the setting, or this default; *visual*, *vlm* and *speech* stand for all families of the modality. Where families
 describe a setting in more than four ways, the most common one is given; `mmgrpo train --model.family NAME --help` has
-that of each.
+that of each. *Needs* says with which other settings, or with which data, a setting has an effect. Without them a value
+that you give is refused; one of a preset or a recipe whose effect your own settings take away is named in a warning.
 
 | setting | default | description |
 | --- | --- | --- |"""

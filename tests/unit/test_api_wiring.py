@@ -426,7 +426,7 @@ def test_a_command_loads_the_policy_that_its_family_makes_on_the_runs_device(tmp
     made: list[Any] = []
     loaded: list[Any] = []
 
-    def load(config, owner, make):
+    def load(config, owner, make, inherited):
         loaded.append((config, owner, make(["p"])))
         return RunInputs(policy, Splits([]))
 

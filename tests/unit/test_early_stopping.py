@@ -79,7 +79,6 @@ def test_what_is_followed_is_the_first_trained_reward_or_the_one_that_is_named()
         ({"patience": 2, "every": 5}, 10, True, r"eval\.every=5.*1 evaluation .*at most 4"),
         ({"patience": 2, "every": 4}, 10, False, r"data\.heldout"),
         ({"patience": 2, "every": 4, "skip": True}, 10, True, r"eval\.skip"),
-        ({"patience_reward": "good"}, 10, True, r"eval\.patience_reward.*'good'.*eval\.patience 0"),
     ],
 )
 def test_a_patience_that_could_end_nothing_is_refused(settings, steps, heldout, message):

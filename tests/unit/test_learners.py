@@ -59,9 +59,9 @@ def test_the_generators_gradient_is_that_of_a_mean_over_its_latents():
     """Reference - fake .2 and -.4, mean square .1; w = mean(.5, .3) = .4: .25, gradient -(.2, -.4) / .4."""
     x0 = torch.tensor([[[0.7], [0.4]]], requires_grad=True)
     other = torch.zeros(1, 2, 1)
-    inputs = {"reference_clean": torch.tensor([[[0.3], [0.1]]]), "fake_clean": torch.tensor([[[0.1], [0.5]]])}
-    inputs |= {"reference_guided_clean": torch.tensor([[[0.2], [0.7]]]), "reference_direction": other}
-    given = {"clean": x0, **inputs, "surrogate_guided_clean": other, "boundary": torch.tensor([3.0])}
+    inputs = {"reference.clean": torch.tensor([[[0.3], [0.1]]]), "fake.clean": torch.tensor([[[0.1], [0.5]]])}
+    inputs |= {"reference.guided_clean": torch.tensor([[[0.2], [0.7]]]), "reference.direction": other}
+    given = {"clean": x0, **inputs, "surrogate.guided_clean": other, "boundary": torch.tensor([3.0])}
     value = bind("tdm_r1(mix=1.0)", OBJECTIVES, "o")(given).values
     assert value.tolist() == pytest.approx([0.25])
     value.sum().backward()

@@ -445,7 +445,6 @@ def test_a_forced_beginning_is_given_and_no_decision():
     ("changes", "words"),
     [
         ({"supervised": "nll(coef=0.5)"}, r"data\.supervised"),
-        ({"data": GIVEN}, r"algorithm\.supervised"),
         ({"replay": "replay(count=2)", "weighting": ["gradient(rate=1.0)"]}, "gradient"),
         ({"replay": "replay(count=2, strategy='rcent')"}, "recent"),
         ({"supervised": "nll(coef=0.5, aggregation='per_decison')", "data": GIVEN}, "per_decision"),

@@ -39,16 +39,6 @@ def test_an_output_layer_in_fp32_has_the_logits_of_double_precision(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize("name", ["causal_lm", "whisper"])
-def test_an_output_layer_that_is_in_fp32_already_is_named(name: str) -> None:
-    config: Any = config_class(family(name).sections)(seed=0)
-    config.model.path, config.model.head_dtype = "a/b", "float32"
-    with pytest.raises(ValueError, match="model.head_dtype.*float32.*model.dtype"):
-        family(name).check(config)
-    config.model.dtype = "bfloat16"
-    family(name).check(config)
-
-
 def test_refined_samples_and_a_reference_in_every_group_exclude_each_other() -> None:
     config: Any = config_class(family("causal_lm").sections)(seed=0)
     config.model.path, config.data.reference_in_group, config.algorithm.added = "a/b", True, "refined(feedback='none')"

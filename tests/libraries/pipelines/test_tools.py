@@ -353,9 +353,6 @@ def test_in_python_tools_are_functions_and_classes(tags, tmp_path):
 @pytest.mark.parametrize(
     ("section", "changed", "name"),
     [
-        ("sampling", {"turns": 2, "tools": []}, r"sampling\.turns.*no effect"),
-        ("sampling", {"calls_per_turn": 1, "tools": []}, r"sampling\.calls_per_turn.*no effect"),
-        ("sampling", {"tool_workers": 2, "tools": []}, r"sampling\.tool_workers.*no effect"),
         ("sampling", {"states": "judged(by='x')"}, r"sampling\.states.*sampling\.tools"),
         ("sampling", {"search": "beam"}, r"sampling\.search.*sampling\.tools"),
         ("sampling", {"tools": ["count"]}, r"sampling\.tools.*module:function"),

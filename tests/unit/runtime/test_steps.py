@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import pytest
 import torch
 from torch import nn
 
 from mmgrpo.config.registry import bind
-from mmgrpo.config.settings import Optim
 from mmgrpo.runtime.optimizers import STEPS
 from mmgrpo.update import LossRecipe
 from tests.building import first_number, trainer
@@ -108,13 +106,3 @@ def test_a_policy_moves_within_the_trust_region_whatever_the_learning_rate(tmp_p
 def test_a_wrong_step_is_refused(wrong):
     with pytest.raises(ValueError, match="optim.step"):
         bind(wrong, STEPS, "optim.step")
-
-
-def test_what_a_natural_step_does_not_read_is_named():
-    with pytest.warns(UserWarning, match=r"optim\.step.*natural.*lr, weight_decay") as caught:
-        Optim(step="natural(delta=1e-3)", lr=3e-4, weight_decay=0.1).check()
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Optim(step="natural(delta=1e-3)").check()
-        Optim(step="plain", lr=3e-4).check()
