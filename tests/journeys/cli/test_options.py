@@ -125,8 +125,11 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_loaded(mo
             ["--algorithm.select", "best_wurst"],
             "algorithm.select.*'best_wurst'",
         ),
-        (["--algorithm.off-policy", "luffi"], "algorithm.off_policy.*'luffi'"),
-        (["--algorithm.mismatch", "tsi"], "algorithm.mismatch.*'tsi'"),
+        (
+            ["--algorithm.added", "answers", "--algorithm.off-policy", "luffi"],
+            r"algorithm.off_policy.*'luffi'.*'luffy'\?",
+        ),
+        (["--sampling.rollout-guidance", "2", "--algorithm.mismatch", "tsi"], r"algorithm.mismatch.*'tsi'.*'tis'\?"),
         (["--algorithm.aggregation", "per_sampl"], "algorithm.aggregation.*'per_sampl'"),
         (["--algorithm.terms", "kl_k3(coef=-1)"], "algorithm.terms.*kl_k3.*-1.0"),
         (
