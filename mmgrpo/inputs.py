@@ -132,7 +132,7 @@ def facts(config: Config, splits: Splits) -> dict[str, bool]:
         IMAGES: "image" in kinds,
         VIDEOS: "video" in kinds,
         MEDIA: bool(kinds),
-        REFERENCE: any(name.startswith(f"{REFERENCE_NETWORK}_") for name in LossRecipe.read(config.algorithm).scores),
+        REFERENCE: any(name.startswith(f"{REFERENCE_NETWORK}.") for name in LossRecipe.read(config.algorithm).scores),
     }
 
 

@@ -152,8 +152,9 @@ class Moot:
 
 
 def moot(sections: Mapping[str, Any], facts: Mapping[str, bool] = NO_FACTS) -> list[Moot]:
-    """The settings of the dataclasses ``sections`` that differ from their defaults and have no effect. The empty name
-    stands for settings in no section; a need of a section or fact that is not given is left open."""
+    """The settings of the dataclasses ``sections`` that differ from their defaults, are in use (``UNSET``) and have no
+    effect. The empty name stands for settings in no section; a need of a section or fact that is not given is left
+    open."""
     values = {**values_of(sections), **facts}
     complete = sections if values.get("model.family") else ()  # without a family a policy has settings unknown here
     found = []
@@ -161,7 +162,7 @@ def moot(sections: Mapping[str, Any], facts: Mapping[str, bool] = NO_FACTS) -> l
         plain = type(settings)()
         for field, declared in needs_of(type(settings)).items():
             name = f"{section}.{field}" if section else field
-            if values[name] != getattr(plain, field):
+            if values[name] != getattr(plain, field) and values[name] not in UNSET:
                 unmet = [one for one in declared if one.is_met(values, complete) is False]
                 found += [Moot(name, values[name], one, values) for one in unmet[:1]]
     return found

@@ -23,7 +23,9 @@ def word_check(module: str, path: str, most: int) -> Callable[[Prompt], None] | 
     pipeline = tokenizers(path)
     if pipeline is None:
         return None
-    check = importlib.import_module(module).check_words
+    check = getattr(importlib.import_module(module), "check_words", None)
+    if check is None:  # a family of the user's own
+        return None
     return lambda prompt: check(pipeline, prompt, most)
 
 

@@ -16,7 +16,7 @@ from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.neighbors import NeighborPolicy
 from mmgrpo.rollout import reward_metrics
 from mmgrpo.runtime.metrics import MetricsLog, read_metrics
-from mmgrpo.scoring import RewardScores, Scorer
+from mmgrpo.scoring import ErrorRate, RewardScores, Scorer
 from mmgrpo.types import CONTRAST, OWN, Answer, Image, Media, Prompt, Request
 from tests.building import algorithm_blocks, trainer
 from tests.pages import DOCS, rows_of
@@ -67,6 +67,7 @@ def written(folder: Path) -> set[str]:
     def second(prompts, outputs):
         return [float(output.pixels[1]) for output in outputs]
 
+    merged = ErrorRate("collisions", second, second, watched=True)
     previews = toy_policy("one_step_branch(intervals=[1, 2])")
     weighted: dict[str, Any] = {"weighting": ["dual_ascent(by='second', least=0.5, rate=0.1)"]}
     weighted["kl_weight"] = "uncertain_part(of='first', auxiliary=['second'])"
@@ -88,7 +89,7 @@ def written(folder: Path) -> set[str]:
             folder / str(number),
             toy_prompts(4),
             staleness=number % 2,
-            scorers=[Scorer("first", first), Scorer("second", second)],
+            scorers=[Scorer("first", first), Scorer("second", second, rates=[merged])],
             **algorithm_blocks(preset, **changes),
         )
         run.run_round()

@@ -66,7 +66,7 @@ def changed(config: Any, setting: str, value: Any) -> Any:
 
 
 def another(config: Any, setting: str, but: Sequence[Any] = ()) -> Any:
-    """A value of a setting that is not its present one, nor one of ``but``."""
+    """A value of a setting that is not its present one, nor one of ``but``; None where there is no other."""
     section, _, name = setting.rpartition(".")
     settings = getattr(config, section) if section else config
     kind, declared = declarations(type(settings))[name]
@@ -79,7 +79,7 @@ def another(config: Any, setting: str, but: Sequence[Any] = ()) -> Any:
         words += [0.5] if kind is float else []
     elif isinstance(value, list):
         return ["one"] if value != ["one"] else []
-    return next(one for one in words if one != value and one not in but)
+    return next((one for one in words if one != value and one not in but), None)
 
 
 def meeting(config: Any, condition: Condition) -> Any:
@@ -120,7 +120,10 @@ def test_a_setting_whose_need_is_not_met_is_refused_by_name_and_stands_where_it_
         declared = needs_of(kind).get(field, ())
         for need in declared:
             setting = f"{section}.{field}" if section else field
-            given = changed(plain, setting, another(plain, setting))
+            value = another(plain, setting, UNSET)
+            if value is None:  # it can only be turned off, which asks for nothing
+                continue
+            given = changed(plain, setting, value)
             check_need(plain, given, setting, need, [other for other in declared if other != need])
 
 

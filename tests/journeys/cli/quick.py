@@ -180,15 +180,16 @@ def questions(folder: Path, task: str, kinds: tuple[str, ...]) -> list[object]:
     }
     for name, rows in splits.items():
         write_rows(folder / f"{name}.jsonl", rows)
-    return [option for name in splits for option in (f"--data.{name}", folder / f"{name}.jsonl")]
+    clips = ["--model.frame-pixels", 256, "--model.max-frames", 4, "--model.fps", 2] if "video" in kinds else []
+    return clips + [option for name in splits for option in (f"--data.{name}", folder / f"{name}.jsonl")]
 
 
 def vlm(model: str, media: Path, output: Path, *more: object) -> list[object]:
     """Options that make any recipe for models that look quick."""
     return [
         *("--model.path", model, "--model.dtype", "float32", "--model.min-pixels", 64, "--model.max-pixels", 1024),
-        *("--model.frame-pixels", 256, "--model.max-frames", 4, "--model.fps", 2, "--data.media-root", media),
-        *("--output-dir", output, "--steps", 2, "--threads", 1, "--trackers", "--samples-shown", 2),
+        *("--data.media-root", media, "--output-dir", output, "--steps", 2, "--threads", 1),
+        *("--trackers", "--samples-shown", 2),
         *("--sampling.max-tokens", 6, "--eval.prompts", 2, "--eval.every", 0, *more),
     ]
 

@@ -120,18 +120,6 @@ def test_what_cannot_be_divided_is_refused_before_it_is_loaded(family, changed, 
         refuse_unshardable(replace(config, **sections, distributed=Distributed("full", 1, "blocks")), owner)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (Distributed("none", 2), r"distributed\.replicate.*2.*none"),
-        (Distributed("none", rollout_weights="blocks"), r"distributed\.rollout_weights.*blocks.*none"),
-    ],
-)
-def test_settings_of_shards_without_shards_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        replace(config_class(families()["sd3"].sections)(), distributed=given).check()
-
-
 @pytest.mark.parametrize(("world", "training", "waits"), [("2", True, True), ("2", False, False), ("1", True, False)])
 def test_a_network_waits_on_the_cpu_only_where_it_is_divided(world, training, waits, monkeypatch):
     """Commands that only sample read the configuration of the run too."""
