@@ -204,8 +204,8 @@ def risk(
 
     g = (S - q_low)^+ - (S - q_high)^+, with ``natural`` + q_low - q_high; A_S = (weight * CVaR + RVaR) / (weight + 1),
     CVaR = -(q_low - S)^+ / low, RVaR = g / (high - low). Row i has A_S (r_i - m_i) / sum (r - m) over the bundle, m the
-    mean of its prompt, and an equal share where that sum is below 1e-6 (``sum-mean`` of the code). ``std``: A_S is over the
-    sample std + 1e-6 of the sums of all bundles of the same prompts, unless these are equal. The quantiles are
+    mean of its prompt, and an equal share where that sum is below 1e-6 (``sum-mean`` of the code). ``std``: A_S is over
+    the sample std + 1e-6 of the sums of all bundles of the same prompts, unless these are equal. The quantiles are
     those of the tracker ``quantiles``, with equal parameters, before the round; in the first round its own. q = 1 and
     4, S = 0, 2, 5: -5, -1.333, 0; not natural -3, .667, 2.
     """
