@@ -114,6 +114,9 @@ class DenoisingSampling:
     """Whether a plan is drawn once a round, for all prompts, or for each prompt; the samples of one always share it."""
     draws: Annotated[int, within("[1, 10000]")] = 2
     """matching: noise levels sampled per group; neighbors: steps that are trained."""
+    draws_per: Annotated[str, one_of("prompt", "sample")] = "prompt"
+    """matching: whether the samples of a prompt share levels and noise, as in DGPO, or each has its own, as in
+    DiffusionNFT and AWM."""
     anchors: Annotated[int, COUNT] = 4
     """neighbors: samples of a group that take a trained step again."""
     spread: Annotated[float, within("(0, 1]")] = 0.3

@@ -1104,11 +1104,12 @@ CATALOGUE: dict[str, Preset] = {
         objective="ppo(low=1.0, high=1.0)",
         terms=["kl_velocity(coef=0.003)", "kl_velocity_old(coef=1.0)"],
         networks=["average(slope=0.001, most=0.3)"],
-        sampling={"error": "huber(power=0.25)"},
+        sampling={"error": "huber(power=0.25)", "draws_per": "sample"},
         data={"group_size": 24},
     ),
     # arXiv:2509.16117 and its code: beta 1, old policy of type 1, batch std (population, 1e-4 added), KL 1e-4. Its OCR
-    # recipe has beta .1 and type 2 (visual/diffusion_nft_ocr), its multi-reward one beta .1 and type 1.
+    # recipe has beta .1 and type 2 (visual/diffusion_nft_ocr), its multi-reward one beta .1 and type 1. Each sample has
+    # noise of its own.
     "diffusion_nft": for_matching(
         "Good samples attract the velocity, and bad ones repel that of the old policy; no likelihood.",
         scale="batch_std(ddof=0, eps=1e-4)",
@@ -1116,7 +1117,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="diffusion_nft(beta=1.0, limit=5.0)",
         terms=["kl_velocity(coef=1e-4)"],
         networks=["average(slope=0.001, most=0.5, samples=True)"],
-        sampling={"error": "self_normalized"},
+        sampling={"error": "self_normalized", "draws_per": "sample"},
     ),
     # arXiv:2512.24138, its variant on DiffusionNFT: rewards centred and not divided, a reference that is renewed after
     # 15 epochs (here optimizer steps). Its gate (kl_weight: uncertain_part) and diversity (shape: diversity) name the
@@ -1128,7 +1129,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="diffusion_nft(beta=1.0, limit=5.0)",
         terms=["kl_velocity(coef=1e-4)"],
         networks=["average(slope=0.001, most=0.5, samples=True)", "renewal(every=15)"],
-        sampling={"error": "self_normalized"},
+        sampling={"error": "self_normalized", "draws_per": "sample"},
     ),
     # arXiv:2603.07700, its OCR configuration with sampling.boundaries, draws 2 of 4 steps, reference_guidance 4.5 and
     # least_level .3: learning rates 7.5e-5 (generator), 3e-4 and 3e-4, betas 0 and .999 for the first two. How often
@@ -1174,7 +1175,7 @@ CATALOGUE: dict[str, Preset] = {
     "fpo": for_matching(
         "One clipped ratio per sample, of its mean flow-matching error.",
         objective="fpo(clip=0.05, bound=3.0)",
-        sampling={"error": "velocity"},
+        sampling={"error": "velocity", "draws_per": "sample"},
     ),
     # arXiv:2511.16955, for sampling.policy neighbors: the quasi-norm of p = .8. Its clip was not found; PPO's is taken.
     "neighbor_grpo": for_any(
