@@ -405,7 +405,7 @@ def test_a_budget_that_falls_stands_in_the_prompt_and_its_rows_are_evidence(tmp_
 
 
 def test_the_first_steps_of_a_solution_stand_in_the_prompt_and_their_number_is_drawn(tmp_path):
-    """HC-GRPO, arXiv:2509.16889: 0, 1 or 2 of 3 steps, never all; alike in a group, which is evidence without a hint."""
+    """HC-GRPO, arXiv:2509.16889: 0, 1 or 2 of 3 steps; alike in a group, which is evidence without a hint alone."""
     written = ["b", "c", "d"]
     prompts = [Prompt("say a", name, "a", columns={"steps": written}) for name in "01"]
     seen: list[tuple[str, str]] = []
