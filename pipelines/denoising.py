@@ -259,6 +259,7 @@ def policy_over(
     if sampling.policy == "matching":
         of_draws = {"draws": sampling.draws, "noisy_fraction": sampling.noisy_fraction, "solver": sampling.solver}
         of_draws |= {"boundaries": sampling.boundaries, "least_level": sampling.least_level}
+        of_draws["draws_per"] = sampling.draws_per
         of_draws["guidance"] = float(vars(sampling).get("reference_guidance", 0.0) or 1.0)
         of_draws |= {"explore_steps": sampling.explore_steps, "explore_keep": sampling.explore_keep}
         policy: Any = FlowMatchingPolicy(model, error=sampling.error, referring=referring, **of_draws, **arguments)

@@ -116,6 +116,9 @@ class DenoisingSampling:
     """Whether a plan is drawn once a round, for all prompts, or for each prompt; the samples of one always share it."""
     draws: Annotated[int, within("[1, 10000]"), needs("sampling.policy", "matching", "neighbors")] = 2
     """matching: noise levels sampled per group; neighbors: steps that are trained."""
+    draws_per: Annotated[str, one_of("prompt", "sample"), MATCHING] = "prompt"
+    """matching: whether the samples of a prompt share levels and noise, as in DGPO, or each has its own, as in
+    DiffusionNFT and AWM."""
     anchors: Annotated[int, COUNT, NEIGHBORS] = 4
     """neighbors: samples of a group that take a trained step again."""
     spread: Annotated[float, within("(0, 1]"), NEIGHBORS] = 0.3

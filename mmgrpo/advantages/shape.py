@@ -197,13 +197,15 @@ def risk(
     bundle: Annotated[int, COUNT] = 5,
     weight: Annotated[float, UPPER_BOUND] = 1.5,
     natural: bool = True,
+    std: bool = False,
 ) -> Values:
     """A mixed risk measure of the sums S of rewards over bundles, one row of each of ``bundle`` prompts (``papers``),
     in place of the advantage (RiskPO, arXiv:2510.00911): low sums count more than in a mean.
 
     g = (S - q_low)^+ - (S - q_high)^+, with ``natural`` + q_low - q_high; A_S = (weight * CVaR + RVaR) / (weight + 1),
     CVaR = -(q_low - S)^+ / low, RVaR = g / (high - low). Row i has A_S (r_i - m_i) / sum (r - m) over the bundle, m the
-    mean of its prompt, and an equal share where that sum is below 1e-6 (``sum-mean`` of the code). The quantiles are
+    mean of its prompt, and an equal share where that sum is below 1e-6 (``sum-mean`` of the code). ``std``: A_S is over
+    the sample std + 1e-6 of the sums of all bundles of the same prompts, unless these are equal. The quantiles are
     those of the tracker ``quantiles``, with equal parameters, before the round; in the first round its own. q = 1 and
     4, S = 0, 2, 5: -5, -1.333, 0; not natural -3, .667, 2.
     """
@@ -221,6 +223,10 @@ def risk(
     gain = (sums - q_low).clamp(min=0) - (sums - q_high).clamp(min=0) + (q_low - q_high if natural else 0.0)
     tail = -(q_low - sums).clamp(min=0) / low
     advantage = (weight * tail + gain / (high - low)) / (weight + 1)
+    if std:
+        prompts = values.new_zeros(size).index_add_(0, paper, (names // key.numel()).to(values.dtype)) / count
+        spread = groups.group_std(sums, prompts.round().long(), count > 0, 1)
+        advantage = advantage / torch.where(spread > 0, spread + 1e-6, 1.0)
     centred = values - groups.group_mean(values, key, stat)
     divisor = total(centred)[paper]
     even = divisor.abs() <= 1e-6

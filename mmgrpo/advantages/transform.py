@@ -222,18 +222,25 @@ def unlikely(
     log_probs: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     beta: Annotated[float, within("[0, 1]")] = 0.25,
+    mixed: bool = False,
     of: str = "",
 ) -> Streams:
     """r (1 - beta rank / G), rank 0 the least likely of the group's G samples by the mean log-prob of its decisions
     (unlikeliness reward, arXiv:2506.02355; beta .25). Rewards are 0 for wrong answers, so that only right ones change.
 
     r = [1, 1, 0, 0] with log-probs [-2, -.5, -1.5, -1]: [1, .8125, 0, 0]. A group that is right throughout has spread
-    again. Ranks need no scale: any increasing map of the log-probs gives the same.
+    again, unless ``mixed``, which leaves the rewards of groups without spread as they are (the released code does not
+    train these). Ranks need no scale: any increasing map of the log-probs gives the same.
     """
     mean = torch.where(decision_mask, log_probs, 0.0).sum(1) / decision_mask.sum(1).clamp(min=1)
     rank = groups.group_rank(mean, key, stat).to(values.dtype)
     factor = 1 - beta * rank / groups.group_count(key, stat).clamp(min=1).to(values.dtype)
-    return _changed(values, values * torch.where(stat, factor, 1.0)[:, None], names, of)
+    made = values * torch.where(stat, factor, 1.0)[:, None]
+    for column in range(values.shape[1] if mixed else 0):
+        one = values[:, column]
+        spread = groups.group_max(one, key, stat) + groups.group_max(-one, key, stat)
+        made[:, column] = torch.where(spread > 0, made[:, column], one)
+    return _changed(values, made, names, of)
 
 
 @block(TRANSFORMS, level="group")
@@ -275,20 +282,25 @@ def serial(
     names: Names,
     key: Key,
     origin: Key,
-    length: Key,
+    loss_mask: Bool[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
     right: Annotated[float, ANY_NUMBER] = 0.5,
     of: str = "",
 ) -> Streams:
-    """r / 2^(n - 1) for the n-th right sample (r at least ``right``) of a group, the shortest first: S-GRPO
-    (arXiv:2505.07686), whose order is that of the exits from one thought (``added: exits``); wrong samples as they are.
+    """r / 2^(n - 1) for the n-th right sample (r at least ``right``) of a group, by the place at which it left the
+    thought: S-GRPO (arXiv:2505.07686), whose samples are exits from one thought (``added: exits``). Wrong samples stay
+    as they are.
 
-    Right ones of 10, 30 and 40 decisions: 1, .5, .25.
+    The place is the number of decisions before the first that was given, the phrase that ends a thought, or all of a
+    sample in which none was. Exits at 100 and 200 are 1 and .5, whatever the lengths of their answers.
     """
+    given = decision_mask & ~loss_mask
+    place = (decision_mask & (given.cumsum(1) == 0)).sum(1)
     counted = torch.isin(origin, torch.tensor(COUNTED, device=origin.device))
     changed = values.clone()
     for column in range(values.shape[1]):
         good = counted & (values[:, column] >= right)
-        rank = groups.group_rank(length.to(values.dtype), key, good).to(values.dtype)
+        rank = groups.group_rank(place.to(values.dtype), key, good).to(values.dtype)
         changed[:, column] = torch.where(good, values[:, column] / 2**rank, values[:, column])
     return _changed(values, changed, names, of)
 

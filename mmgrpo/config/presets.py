@@ -150,11 +150,16 @@ CATALOGUE: dict[str, Preset] = {
         select=["first(count=16)"],
         data={"group_size": 32},
     ),
-    # arXiv:2506.02355: beta .25, KL .1, two epochs over a rollout, group size 32.
+    # arXiv:2506.02355 and its code: beta .25, KL .1, groups of 32, mean over tokens, std + 1e-6; groups all right or
+    # all wrong are left out before the ranks are taken. Two epochs over a rollout (optim.epochs).
     "unlikeliness": for_any(
         "GRPO in which correct but unlikely samples earn more than likely ones.",
-        transform=["unlikely(beta=0.25)"],
+        transform=["unlikely(beta=0.25, mixed=True)"],
+        scale="group_std(ddof=1, eps=1e-6)",
+        select=["drop_zero_spread"],
+        aggregation="per_decision",
         terms=["kl_k3(coef=0.1)"],
+        data={"group_size": 32},
     ),
     # arXiv:2506.18254: clip .2 / .27, no KL; rewards answer_likelihood(weight=0.9) and format(weight=0.1).
     "rlpr": for_tokens(
@@ -169,19 +174,22 @@ CATALOGUE: dict[str, Preset] = {
         objective="rec(side='one', weight='none')",
         aggregation="per_decision",
     ),
-    # Trinity-RFT: baseline tau log mean exp(r / tau) with tau 1. Its factor 1 / (1 + tau) is one of the step.
+    # Trinity-RFT: baseline tau log mean exp(r / tau) with tau 1 (its "logavgexp"; its default is the mean), mean over
+    # tokens. Its factor 1 / (1 + tau) is one of the step.
     "opmd": for_any(
         "Mirror descent: REINFORCE with the soft maximum of the group's rewards as baseline.",
         baseline="group_log_mean_exp(tau=1.0)",
         scale="none",
         objective="policy_gradient",
+        aggregation="per_decision",
     ),
-    # arXiv:2506.20520 and Trinity-RFT: the mean shifted by -.1.
+    # arXiv:2506.20520 and Trinity-RFT: the mean shifted by -.1, mean over tokens.
     "asymre": for_any(
         "REINFORCE that learns more from good samples than from bad ones, for off-policy samples.",
         baseline="group_mean_shifted(delta=-0.1)",
         scale="none",
         objective="policy_gradient",
+        aggregation="per_decision",
     ),
     # arXiv:2409.06957: |r|^2 over the batch; PPO's clip.
     "pf_ppo": for_any(
@@ -354,9 +362,10 @@ CATALOGUE: dict[str, Preset] = {
         credit="state_groups(weight=1.0, gamma=0.95)",
         terms=["kl_k3(coef=0.01)"],
     ),
-    # arXiv:2510.14967 and its code (bff163b and the later debajoycs98/IGPO): rewards standardized over all turns of the
-    # group, gamma 1, KL .001, clip .2, groups of 16, at most 10 turns; separate=True is the later code's default. The
-    # reward of the answer (its F1 of words) is the user's. With sampling.tools.
+    # arXiv:2510.14967: rewards standardized over all turns of the group. Of its code: gamma 1, KL .001, clip .2, groups
+    # of 16, at most 10 turns. The code differs: at bff163b the return from a turn on minus the mean of the group at the
+    # same token, divided by no std; separate=True is the default of the later debajoycs98/IGPO. The reward of the
+    # answer (its F1 of words) is the user's. With sampling.tools.
     "igpo": for_tokens(
         "A turn is rewarded by what it adds to the probability of the reference answer.",
         **OF_STEPS,
@@ -518,21 +527,20 @@ CATALOGUE: dict[str, Preset] = {
         objective="regression_proximal(beta=10.0, clip=1e-4)",
         sampling={"plan": "every_step", "kernel": {"diffusion": "ddim(eta=1.0)"}},
     ),
-    # arXiv:2505.12366: log-likelihood score, tau 10, KL squared hinge 1e3 above 1e-4; unanimous groups skipped.
+    # arXiv:2505.12366 and its code: log-likelihood score, tau 10, KL squared hinge 1e3 above 1e-4. Unanimous groups
+    # have no loss, yet count in the mean over questions, and their tokens in that of the KL, which is over tokens.
     "disco": for_any(
         "Correct answers scored above incorrect ones, under a KL constraint.",
         scale="none",
-        select=["drop_zero_spread"],
         objective="disco(tau=10.0, score='log')",
-        terms=["kl_hinge(coef=1e3, delta=1e-4)"],
+        terms=["kl_hinge(coef=1e3, delta=1e-4, under='per_sample')"],
     ),
-    # DRPO (decoupled reward): lambda 0.1, tau 10; 4000 is to be the longest allowed answer.
+    # DRPO (decoupled reward): lambda 0.1, tau 10; 4000 is to be the longest allowed answer. Means as DisCO.
     "drpo": for_tokens(
         "DisCO in which short correct answers count more and long ones are never treated as incorrect.",
         scale="none",
-        select=["drop_zero_spread"],
         objective="drpo(tau=10.0, lam=0.1, length=4000)",
-        terms=["kl_hinge(coef=1e3, delta=1e-4)"],
+        terms=["kl_hinge(coef=1e3, delta=1e-4, under='per_sample')"],
     ),
     # arXiv:2509.18851: virtual sample of reward 1, clip 0.16 / 0.24, no KL.
     "ngrpo": for_any(
@@ -612,14 +620,16 @@ CATALOGUE: dict[str, Preset] = {
         transform=["history_length(weight=1.0, floor=-0.7)"],
         trackers=["shortest"],
     ),
-    # RiskPO, arXiv:2510.00911, and its code: bundles of 5 prompts, quantiles 0.2 and 0.8, rate 0.1, weight 1.5. The
-    # code may also average the tracked quantiles with those of the bundle, and divide by the bundle's std.
+    # RiskPO, arXiv:2510.00911, by its released script for DAPO-Math: bundles of 5 prompts, quantiles 0.2 and 0.8, rate
+    # 0.1, weight 1.5, the gain without the summand q_low - q_high, over the std of the bundle's sums, groups of 10.
+    # Its script for MATH has quantile 0.9, the summand, and divides by each prompt's std (not offered).
     "risk_po": for_any(
         "A risk measure of bundles of prompts: failures on hard prompts count more.",
         baseline="none",
         scale="none",
-        shape=["risk(low=0.2, high=0.8, bundle=5, weight=1.5)"],
+        shape=["risk(low=0.2, high=0.8, bundle=5, weight=1.5, natural=False, std=True)"],
         trackers=["quantiles(low=0.2, high=0.8, rate=0.1, bundle=5)"],
+        data={"group_size": 10},
     ),
     # arXiv:2508.09726: sample many, select the 8 shortest; statistics from the selected.
     "gfpo": for_tokens("Sample more, learn from the shortest.", select=["gfpo(count=8, metric='length')"]),
@@ -1083,16 +1093,23 @@ CATALOGUE: dict[str, Preset] = {
         sampling={"plan": "every_step(shared_noise=True)", "kernel": {"flow": "edm_churn(gamma=0.0025)"}},
         data={"group_size": 2},
     ),
-    # Advantage Weighted Matching, the clipped form of its released code (the paper's is the plain advantage-weighted
-    # loss, which is the gradient of the first update here): prompt mean, batch std, clip at 5. The clip range of
-    # pseudo-ratios is that of DGPO's released code, about 1e-2.
+    # Advantage Weighted Matching, arXiv:2509.25050, by its released code: prompt mean, batch std, advantages clipped at
+    # 5 and divided by 5, ratios within 0 and 2, so that a KL of weight 1 to a moving average (decay min(.3, .001 n))
+    # holds the policy; KL .003 (OCR; .001 GenEval, 1e-4 PickScore), groups of 24, 6 draws of the generalized Huber
+    # error. Rows without advantage stay in the batch, where the KL terms see them.
     "awm": for_matching(
         "Flow-matching errors in place of log-probabilities: no trajectories, no SDE.",
-        objective="ppo(low=1e-2, high=1e-2)",
-        **FLOW,
+        scale="batch_std(ddof=0, eps=1e-4)",
+        shape=["clamp(limit=5)", "sign_weights(positive=0.2, negative=0.2)"],
+        objective="ppo(low=1.0, high=1.0)",
+        terms=["kl_velocity(coef=0.003)", "kl_velocity_old(coef=1.0)"],
+        networks=["average(slope=0.001, most=0.3)"],
+        sampling={"error": "huber(power=0.25)", "draws_per": "sample"},
+        data={"group_size": 24},
     ),
     # arXiv:2509.16117 and its code: beta 1, old policy of type 1, batch std (population, 1e-4 added), KL 1e-4. Its OCR
-    # recipe has beta .1 and type 2 (visual/diffusion_nft_ocr), its multi-reward one beta .1 and type 1.
+    # recipe has beta .1 and type 2 (visual/diffusion_nft_ocr), its multi-reward one beta .1 and type 1. Each sample has
+    # noise of its own.
     "diffusion_nft": for_matching(
         "Good samples attract the velocity, and bad ones repel that of the old policy; no likelihood.",
         scale="batch_std(ddof=0, eps=1e-4)",
@@ -1100,7 +1117,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="diffusion_nft(beta=1.0, limit=5.0)",
         terms=["kl_velocity(coef=1e-4)"],
         networks=["average(slope=0.001, most=0.5, samples=True)"],
-        sampling={"error": "self_normalized"},
+        sampling={"error": "self_normalized", "draws_per": "sample"},
     ),
     # arXiv:2512.24138, its variant on DiffusionNFT: rewards centred and not divided, a reference that is renewed after
     # 15 epochs (here optimizer steps). Its gate (kl_weight: uncertain_part) and diversity (shape: diversity) name the
@@ -1112,7 +1129,7 @@ CATALOGUE: dict[str, Preset] = {
         objective="diffusion_nft(beta=1.0, limit=5.0)",
         terms=["kl_velocity(coef=1e-4)"],
         networks=["average(slope=0.001, most=0.5, samples=True)", "renewal(every=15)"],
-        sampling={"error": "self_normalized"},
+        sampling={"error": "self_normalized", "draws_per": "sample"},
     ),
     # arXiv:2603.07700, its OCR configuration with sampling.boundaries, draws 2 of 4 steps, reference_guidance 4.5 and
     # least_level .3: learning rates 7.5e-5 (generator), 3e-4 and 3e-4, betas 0 and .999 for the first two. How often
@@ -1130,10 +1147,12 @@ CATALOGUE: dict[str, Preset] = {
         sampling={"boundaries": True, "draws": 2, "least_level": 0.3, "error": "velocity"},
     ),
     # Released code of DGPO, its base preset: beta 100, clip .05, no KL, a fast average that draws after 200 steps. Its
-    # presets per task: clip .01 and KL .02 (GenEval, OCR), beta 10 and KL .001 (PickScore). Which std divides its
-    # advantages was not found: the group's, as in the base.
+    # presets per task: clip .01 and KL .02 (GenEval, OCR), beta 10 and KL .001 (PickScore). Advantages are divided by
+    # the batch's population std + 1e-4, for GenEval by the group's (group_std(ddof=0, eps=1e-4)), and clipped at 5.
     "dgpo": for_matching(
         "DPO of a group's good samples against its bad ones, with shared noise draws.",
+        scale="batch_std(ddof=0, eps=1e-4)",
+        shape=["clamp(limit=5)"],
         objective="dgpo(beta=100.0, clip=0.05)",
         networks=["average(slope=0.001, most=0.3, samples=True, samples_after=200)"],
     ),
@@ -1156,7 +1175,7 @@ CATALOGUE: dict[str, Preset] = {
     "fpo": for_matching(
         "One clipped ratio per sample, of its mean flow-matching error.",
         objective="fpo(clip=0.05, bound=3.0)",
-        sampling={"error": "velocity"},
+        sampling={"error": "velocity", "draws_per": "sample"},
     ),
     # arXiv:2511.16955, for sampling.policy neighbors: the quasi-norm of p = .8. Its clip was not found; PPO's is taken.
     "neighbor_grpo": for_any(

@@ -42,7 +42,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, UPPER_BOUND
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, UPPER_BOUND, one_of
 from mmgrpo.config.registry import block
 from mmgrpo.objectives.base import TERMS, exp_ratio
 
@@ -227,21 +227,24 @@ def entropy_bonus(entropy: Float[Tensor, "*shape"], *, coef: Annotated[float, AN
 
 @block(TERMS, level="group")
 def kl_hinge(
-    log_probs: Float[Tensor, "*shape"],
-    old_log_probs: Float[Tensor, "*shape"],
-    loss_mask: Bool[Tensor, "*shape"],
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    loss_mask: Bool[Tensor, "B T"],
     coef: float = 1e3,
     delta: float = 1e-4,
-) -> Float[Tensor, "*shape"]:
+    under: Annotated[str, one_of("per_decision", "per_sample")] = "per_decision",
+) -> Float[Tensor, "B T"]:
     """A squared-hinge constraint on KL(old||new): no gradient up to ``delta``, then a linearly growing one.
 
     sg[max(coef (K - delta), 0)] (old_log_probs - log_probs), K the mean of the last factor over all
-    trained decisions of the step: under ``per_decision`` weights it sums to the
-    sg[max(coef (K - delta), 0)] K of DisCO (2505.12366).
+    trained decisions of the step: with the aggregation that ``under`` names it sums to the
+    sg[max(coef (K - delta), 0)] K of DisCO (2505.12366), whose objective is a mean over questions, K one over tokens.
     """
     estimate = torch.where(loss_mask, old_log_probs - log_probs, 0.0)
-    mean = (estimate.sum() / loss_mask.sum().clamp_min(1)).detach()
-    return (coef * (mean - delta)).clamp_min(0) * estimate
+    decisions = loss_mask.sum().clamp_min(1)
+    mean = (estimate.sum() / decisions).detach()
+    length = loss_mask.sum(1, keepdim=True) * loss_mask.any(1).sum() / decisions if under == "per_sample" else 1.0
+    return (coef * (mean - delta)).clamp_min(0) * estimate * length
 
 
 MASKED = "mask_patches(ratio=0.6, patch=14)"

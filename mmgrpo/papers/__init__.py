@@ -41,10 +41,12 @@ AREAS = {
 """Names of the files to their titles."""
 
 STATUS = {
-    "works": "`mmgrpo train` runs it on a supported model family, and its formula is tested against worked numbers",
-    "core": "its formula is tested, and it trains in tests or is a block that any preset can name; the family, data or "
-    "reward of its own experiments is not included, or constants must be chosen",
-    "part": "part of the method is implemented and tested; the record says what is missing",
+    "works": "all that its abstract names: `mmgrpo train` runs it on a supported model family, and its formula is "
+    "tested against worked numbers",
+    "core": "its main idea, tested, and trained in tests or a block that any preset can name; what is missing is "
+    "named, such as the family, data or reward of its own experiments, or constants, but "
+    "no contribution of its abstract",
+    "part": "a contribution that its abstract names is missing, as the record says; what is there is tested",
     "not yet": "nothing specific to it is implemented; the record says what is missing",
 }
 """Words of status to what they mean."""

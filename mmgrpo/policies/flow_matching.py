@@ -11,7 +11,8 @@ There is no trajectory, no transition density and no SDE. This is the training o
 of DiffusionNFT (arXiv:2509.16117) at its first update, where its two branches coincide with the sampling policy and the
 gradient becomes (2 rho - 1) = A / 5 times that of the self-normalized error.
 
-All samples of a group share their draws, as in DGPO, so that what the group has in common cancels.
+All samples of a group share their draws, as in DGPO, so that what the group has in common cancels; or each has its own,
+as in DiffusionNFT and AWM (``draws_per``).
 
 With ``boundaries`` a draw is of the end of a step of the trajectory in place of the clean sample: a step, and a level
 above its end to which it is noised (``mmgrpo.policies.boundaries``), for generators of few steps.
@@ -90,6 +91,9 @@ def self_normalized_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, "
     return time * over_latent(gap.square()) / scale
 
 
+ADDED = 1 << 20
+"""The first number of a sample that joins a group, beyond those of the policy's own."""
+
 ERRORS_OF_A_NETWORK = ("gap", "error", "normalized_error", "velocity_norm")
 """Scores of any network at a draw, besides ``log_probs``: v - v* over the latent, its mean square, that over its mean
 magnitude (without gradient), and the norm |v|."""
@@ -132,8 +136,9 @@ class Matches:
     noise: Float[Tensor, "groups T *latent"]
     step: Int[Tensor, "groups T"]
     group: Int[Tensor, " B"]
-    drawn: Sequence[tuple[int, int]]
-    """Seed and slot from which the draws of each group come."""
+    """Whose draws a row has: its group's, or its own."""
+    drawn: Sequence[tuple[int, ...]]
+    """Seed and slot from which the draws of each group come, and the number of the sample whose own they are."""
     conditioning: Any
     trajectories: Trajectories | None = None
     """The states of few-step samples, whose ends of steps are noised in place of the clean samples; ``step`` is then
@@ -186,6 +191,7 @@ class FlowMatchingPolicy:
         boundaries: bool = False,
         least_level: float = 0.0,
         guidance: float = 1.0,
+        draws_per: str = "prompt",
     ) -> None:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
         also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``, and of
@@ -193,7 +199,8 @@ class FlowMatchingPolicy:
         (``euler`` or ``dpmpp_2m``) draws the rollouts.
         With ``explore_steps`` groups are drawn in so many steps first, and ``explore_keep`` of each again in all. With
         ``boundaries`` draws are of ends of steps, at levels of at least ``least_level``, and ``referring``, whose scale
-        is ``guidance``, makes the clean estimates that are asked for with guidance."""
+        is ``guidance``, makes the clean estimates that are asked for with guidance. ``draws_per`` "sample" gives each
+        sample levels and noise of its own."""
         self.model = model
         self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
@@ -206,7 +213,7 @@ class FlowMatchingPolicy:
         self.referring = Solver(referring, forward_batch_size, self.device) if referring else self.solver
         self.multistep = solver == "dpmpp_2m"
         self.error = bind(error, ERRORS, "sampling.error")
-        self.draws = draws
+        self.draws, self.draws_per = draws, draws_per
         self.explore_keep = explore_keep
         self.explore_grid = (drawing or model).grid(explore_steps).to(self.device) if explore_steps else None
         if explore_steps:
@@ -294,7 +301,11 @@ class FlowMatchingPolicy:
         """Rows of clean samples with the draws of their groups and their log-probs there."""
         rows, prompt = len(clean), self._prompt(counts)
         group = put(prompt, self.device)
-        matches = self._matches(clean, [(request.seed, slot) for slot in request.slots], group, conditioning, states)
+        drawn: list[tuple[int, ...]] = [(request.seed, slot) for slot in request.slots]
+        if self.draws_per == "sample":
+            drawn = [(*drawn[index], member) for index, count in enumerate(counts) for member in range(count)]
+            group = torch.arange(rows, device=self.device)
+        matches = self._matches(clean, drawn, group, conditioning, states)
         mask = torch.ones(rows, self.draws, dtype=torch.bool, device=self.device)
         log_probs = torch.zeros(rows, self.draws, device=self.device)
         for part in matches.split(torch.ones(rows, self.draws, dtype=torch.bool), self.solver.forward_batch_size):
@@ -323,13 +334,13 @@ class FlowMatchingPolicy:
     def _matches(
         self,
         clean: Tensor,
-        drawn: Sequence[tuple[int, int]],
+        drawn: Sequence[tuple[int, ...]],
         group: Int[Tensor, " rows"],
         conditioning: Any,
         states: Tensor | None = None,
     ) -> Matches:
         """Clean samples with the draws (t, noise) of their groups; with ``states`` these are of ends of steps."""
-        streams, trajectories = [stream(seed, "matching", slot) for seed, slot in drawn], None
+        streams, trajectories = [stream(seed, "matching", *of) for seed, *of in drawn], None
         if self.queries is not None and states is None:
             raise ValueError(
                 "sampling.boundaries: got true with stored or given samples, whose states at the ends of steps are not "
@@ -366,11 +377,12 @@ class FlowMatchingPolicy:
         self, prompts: Sequence[Prompt], records: Sequence[Record], slots: Sequence[int], origin: int, request: Request
     ) -> Rollout:
         """A rollout of stored samples, one per prompt, at the draws of their round; one without log-probs gets those of
-        its group, which are those of the policy's own samples under the request's seed, and log-probs of 0."""
-        pairs = zip(records, slots, strict=True)
-        keys = [
-            tuple(record["drawn"].tolist()) if "log_probs" in record else (request.seed, slot) for record, slot in pairs
-        ]
+        its group, which are those of the policy's own samples under the request's seed, or with draws per sample its
+        own, and log-probs of 0."""
+        keys: list[tuple[int, ...]] = []
+        for place, (record, slot) in enumerate(zip(records, slots, strict=True)):
+            fresh = (request.seed, slot) if self.draws_per == "prompt" else (request.seed, slot, ADDED + place)
+            keys.append(tuple(record["drawn"].tolist()) if "log_probs" in record else fresh)
         drawn, (distinct, place) = list(dict.fromkeys(keys)), distinct_prompts(prompts)
         group = torch.tensor([drawn.index(key) for key in keys], device=self.device)
         clean = torch.stack([record["clean"] for record in records]).to(self.device)

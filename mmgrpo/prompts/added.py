@@ -182,8 +182,8 @@ def exits(
     """The first sample of each group is ended early ``count`` times: its thought, what stands before ``marker``, up to
     a random token, then ``text``, which is given and no decision, then at most ``tokens`` more. All are compared.
 
-    S-GRPO (arXiv:2505.07686): data.group_size 1, and transform ``serial``, which values early right exits most. Its
-    number of exits and the words of its ``text`` were not found.
+    S-GRPO (arXiv:2505.07686): data.group_size 1, and transform ``serial``, which values the earliest right exits most.
+    Its number of exits and the words of its ``text`` were not found.
     """
     return Addition("exits", counted=True, text=text, answer=marker, tokens=tokens, count=count)
 

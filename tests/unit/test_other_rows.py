@@ -413,6 +413,27 @@ def test_a_budget_that_falls_stands_in_the_prompt_and_its_rows_are_evidence(tmp_
     assert max(row["ratio/first_minus_one"] for row in lines(tmp_path)) < 1e-3
 
 
+def test_the_first_steps_of_a_solution_stand_in_the_prompt_and_their_number_is_drawn(tmp_path):
+    """HC-GRPO, arXiv:2509.16889: 0, 1 or 2 of 3 steps; alike in a group, which is evidence without a hint alone."""
+    written = ["b", "c", "d"]
+    prompts = [Prompt("say a", name, "a", columns={"steps": written}) for name in "01"]
+    seen: list[tuple[str, str]] = []
+
+    def watched(prompts, outputs) -> list[float]:
+        seen.extend((prompt.text, prompt.meta.get(HINT, "")) for prompt in prompts)
+        return length(prompts, outputs)
+
+    made = run(tmp_path, steps=12, prompts=prompts, reward=watched, hint="steps(phrase=' ')")
+    made.fit()
+    hints = [hint for _, hint in seen]
+    assert set(hints) == {"", "b", "b\nc"} and all(text == f"say a {hint}".rstrip() for text, hint in seen)
+    groups = [{*hints[place : place + 4]} for place in range(0, len(hints), 4)]
+    assert len(groups) == 24 and all(len(group) == 1 for group in groups)
+    assert made.ledger.columns["prompts"]["draws"].sum() == hints.count("")
+    with pytest.raises(ValueError, match=r"prompt '[01]'.*steps.*algorithm\.hint"):
+        run(tmp_path / "without", hint="steps").fit()
+
+
 def test_a_group_with_success_is_left_as_it_is(tmp_path):
     plainly, hinted = run(tmp_path / "a"), run(tmp_path / "b", hint="staged")
     plainly.fit()

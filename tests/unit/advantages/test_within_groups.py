@@ -37,6 +37,16 @@ def by_log_prob(*numbers):
     return {"log_probs": real(numbers)[:, None], "decision_mask": torch.ones(len(numbers), 1, dtype=torch.bool)}
 
 
+def exits(places, answers):
+    """Rows that leave a thought at these places, where two given tokens follow before their answers; 0: not at all."""
+    position = torch.arange(max(places) + max(answers) + 2)[None]
+    place, answer = torch.tensor(places)[:, None], torch.tensor(answers)[:, None]
+    given = (answer > 0) & (position >= place) & (position < place + 2)
+    decided = position < place + answer + 2 * (answer > 0)
+    origin = torch.where(answer[:, 0] > 0, HINTED, OWN)
+    return {"decision_mask": decided, "loss_mask": decided & ~given, "origin": origin}
+
+
 def near(*numbers):
     return pytest.approx(numbers, abs=6e-6)
 
@@ -58,10 +68,16 @@ def test_unlikely_ranks_within_each_group():
 
 
 def test_the_nth_right_answer_counts_half_as_much():
-    """S-GRPO, arXiv:2505.07686: by length; a wrong one takes no place, and a row that is not counted neither."""
-    origin = torch.tensor([OWN, HINTED, HINTED, REPLAYED, HINTED])
-    given = {"length": torch.tensor([30, 10, 20, 5, 40]), "origin": origin}
+    """S-GRPO, arXiv:2505.07686: by exit; a wrong one takes no place, and a row that is not counted neither."""
+    given = exits([30, 10, 20, 5, 40], [9, 9, 9, 9, 0])
+    given["origin"][3] = REPLAYED
     assert transformed("serial", [1.0, 1, 0, 1, 1], **given)[:, 0].tolist() == [0.5, 1, 0, 1, 0.25]
+
+
+def test_an_early_exit_with_a_long_answer_comes_before_a_late_one_with_a_short_answer():
+    """Exits at 100 with an answer of 150 tokens and at 200 with one of 10, and the whole thought of 205."""
+    given = exits([100, 200, 205], [150, 10, 0])
+    assert transformed("serial", [1.0, 1, 1], **given)[:, 0].tolist() == [1, 0.5, 0.25]
 
 
 def test_short_right_samples_earn_more_and_wrong_ones_minus_one():

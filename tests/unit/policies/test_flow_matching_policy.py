@@ -12,14 +12,16 @@ from mmgrpo.policies.flow_matching import (
     velocity_error,
     weighted_error,
 )
-from mmgrpo.types import Request
+from mmgrpo.types import REPLAYED, Request
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, near_one, recipe, trainer
 from tests.toys import ToyModel, toy_prompts
 from tests.unit.policies.test_denoising_policy import rescored
 
 
-def policy(draws: int = 3, error: str = "velocity", steps: int = 6, noisy_fraction: float = 1.0) -> FlowMatchingPolicy:
+def policy(
+    draws: int = 3, error: str = "velocity", steps: int = 6, noisy_fraction: float = 1.0, draws_per: str = "prompt"
+) -> FlowMatchingPolicy:
     return FlowMatchingPolicy(
         ToyModel(),  # type: ignore
         steps=steps,
@@ -28,6 +30,7 @@ def policy(draws: int = 3, error: str = "velocity", steps: int = 6, noisy_fracti
         evaluation_steps=steps,
         forward_batch_size=1024,
         noisy_fraction=noisy_fraction,
+        draws_per=draws_per,
     )
 
 
@@ -96,6 +99,27 @@ def test_a_group_shares_its_draws_and_groups_differ():
     assert kept.group.tolist() == [0] * 4 + [1] * 4  # type: ignore
     assert not torch.equal(kept.noise[0], kept.noise[1])  # type: ignore
     assert all(len(row.unique()) == 3 for row in kept.step)  # type: ignore
+
+
+def test_samples_have_draws_of_their_own_as_in_diffusion_nft():
+    made = policy(draws_per="sample")
+    drawn = made.rollout(Request(toy_prompts(2), [3, 4], 4, seed=5))
+    kept = drawn.steps
+    assert kept.group.tolist() == [*range(8)]  # type: ignore
+    assert len({tuple(noise.flatten().tolist()) for noise in kept.noise}) == 8  # type: ignore
+    assert all(len(row.unique()) == 3 for row in kept.step)  # type: ignore
+    assert drawn.decisions.keys["prompt"].tolist() == [3] * 4 + [4] * 4, "they are compared nevertheless"
+    apart = made.rollout(Request(toy_prompts(2)[1:], [4], 4, seed=5)).steps  # of a rank that has this prompt alone
+    assert torch.equal(apart.noise, kept.noise[4:]) and torch.equal(apart.step, kept.step[4:])  # type: ignore
+
+    records = made.pack(drawn, [6, 1])
+    again = made.unpack(toy_prompts(2)[::-1], records, [0, 1], REPLAYED, Request(toy_prompts(2), [0, 1], 4, seed=6))
+    assert torch.equal(again.steps.noise, kept.noise[[6, 1]])  # type: ignore
+    assert torch.equal(rescored(made, again), drawn.decisions.log_probs[[6, 1]])  # type: ignore
+    given = [{"clean": record["clean"]} for record in records]
+    fresh = made.unpack(toy_prompts(2), given, [3, 3], REPLAYED, Request(toy_prompts(2), [3, 4], 4, seed=5)).steps
+    every = torch.cat([fresh.noise, kept.noise])  # type: ignore
+    assert len({tuple(noise.flatten().tolist()) for noise in every}) == 10, "two rows that join have draws of theirs"
 
 
 def test_draws_are_of_the_noisiest_levels():
