@@ -31,8 +31,9 @@ from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.ahead import refuse_stale
 from mmgrpo.compatibility import refuse_start
+from mmgrpo.config.advice import PYTHON, argument, in_python
 from mmgrpo.config.needs import refuse_moot
-from mmgrpo.config.reading import build, in_python, preset_settings, refuse_preset, stated, usual
+from mmgrpo.config.reading import build, preset_settings, refuse_preset, setting_names, stated, usual
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
@@ -81,11 +82,7 @@ ELSEWHERE = {
     "model": "belongs to the policy, e.g. visual.policy(path, lora_rank=32)",
     "sampling": "belongs to the policy, e.g. visual.policy(path, steps=10)",
     "eval": "is the argument evaluation",
-    "algorithm.preset": "is the argument preset",
-    "data.train": "is the argument prompts",
-    "data.heldout": "is the argument heldout",
-    "data.prompts_per_step": "is the argument prompts_per_step",
-    "data.group_size": "is the argument group_size",
+    **{setting: f"is the argument {name}" for setting, name in PYTHON.items()},
     "dry_run": "is an option of the command mmgrpo train",
 }
 """Settings of a recipe that ``train`` takes in another place."""
@@ -172,12 +169,12 @@ def train(
     if source:
         refuse_unlike(preset, of_preset, source)
     data = {**of_preset.get("data", {}), **inside["data"]}
-    config = build(kind, {**settings, "steps": steps, "data": {"group_size": 8, **data}}, where)
+    config = build(kind, {**settings, "steps": steps, "data": {"group_size": 8, **data}}, where, "", argument)
     config = replace(
         config,
-        algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, where, "algorithm."),
-        optim=build(Optim, optim or {}, where, "optim."),
-        eval=build(sections.eval, evaluation or {}, where, "eval."),
+        algorithm=build(Algorithm, {**(algorithm or {}), "preset": preset}, where, "algorithm.", argument),
+        optim=build(Optim, optim or {}, where, "optim.", argument),
+        eval=build(sections.eval, evaluation or {}, where, "eval.", argument),
         data=replace(
             config.data,
             train=str(prompts) if isinstance(prompts, str | Path) else "",
@@ -197,7 +194,7 @@ def train(
         return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again)
     except (ValueError, OSError) as error:
         if len(error.args) == 1:
-            error.args = (in_python(str(error)),)
+            error.args = (in_python(str(error), setting_names(kind)),)
         raise
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.advice import argument, in_python, meant
 from mmgrpo.config.names import nearest
 from mmgrpo.config.needs import moot, refuse
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import check_ranges
-from mmgrpo.config.reading import build, with_preset
+from mmgrpo.config.reading import build, setting_names, with_preset
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import Family, Settings
 from pipelines.tools import named
@@ -34,7 +35,7 @@ def make_policy(
     for option, value in options.items():
         owners = [key for key, section in sections.items() if option in {f.name for f in fields(section)}]
         if not owners:
-            raise ValueError(f"family '{family.name}' has no option '{option}'.{nearest(option, names)}")
+            raise ValueError(f"family '{family.name}' has no option '{option}'.{of_policy(option, kind, names)}")
         if option == "tools":
             value = [named(tool) for tool in (value if isinstance(value, list | tuple) else [value])]
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
@@ -42,9 +43,23 @@ def make_policy(
     refuse(moot(sections))
     check_ranges(config, f"policy of '{path}'")
     family.check(config)
-    policy = family.policy(config, device_of(config.model.device))
+    try:
+        policy = family.policy(config, device_of(config.model.device))
+    except (ValueError, OSError) as error:
+        if len(error.args) == 1:
+            error.args = (in_python(str(error), setting_names(kind)),)
+        raise
     policy.settings = replace(policy.settings, given=frozenset(options), preset=preset)
     return policy
+
+
+def of_policy(option: str, kind: type, names: Sequence[str]) -> str:
+    """What is said of an option that no policy of the family has: what is meant, here or of ``mmgrpo.train``."""
+    setting = meant(option, setting_names(kind))
+    section, _, name = setting.rpartition(".")
+    if not setting or section in ("model", "sampling"):
+        return nearest(name or option, names)
+    return f" It is an argument of mmgrpo.train: {argument(setting)}."
 
 
 def recognize(families: Mapping[str, Family], path: str) -> str:

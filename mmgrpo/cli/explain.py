@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.names import nearest
 from mmgrpo.papers import Paper, papers
 
@@ -385,7 +386,9 @@ def indented(text: str) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print what the name means."""
-    print(explain(options().parse_args(arguments).name))
+    with usage_errors():
+        given = options().parse_args(arguments)
+    print(explain(given.name))
 
 
 if __name__ == "__main__":

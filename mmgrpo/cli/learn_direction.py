@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.config.advice import usage_errors
 
 if TYPE_CHECKING:
     from mmgrpo.types import Image
@@ -61,7 +62,8 @@ def captioned(file: Path) -> tuple[list[str], list[Image]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the images, learn, and write the direction."""
-    given = options().parse_args(arguments)
+    with usage_errors():
+        given = options().parse_args(arguments)
     from mmgrpo.types import Prompt
     from reward_models.clip import d2_align
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.learn_direction import captioned
+from mmgrpo.config.advice import usage_errors
 
 
 def options() -> argparse.ArgumentParser:
@@ -30,7 +31,8 @@ def options() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     """Embed the captions and the images, learn, and write the map."""
-    given = options().parse_args(arguments)
+    with usage_errors():
+        given = options().parse_args(arguments)
     from mmgrpo.config.plugins import load_object
     from mmgrpo.types import Prompt
     from reward_models.sets.embeddings import embedded

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.ranges import check_ranges
 from mmgrpo.config.reading import take_option
 
@@ -27,10 +28,11 @@ def options(kind: type[C], arguments: Sequence[str] | None, about: Any, program:
     """The options of a command that also takes positional words; ``about`` is the beginning of its help, and
     ``program`` its name there.
 
-    ValueError for a value outside of its range; a usage error ends the process, as --help does.
+    ValueError for what is no option and for a value outside of its range; --help ends the process.
     """
     import tyro
 
-    chosen = tyro.cli(kind, args=words(arguments), description=str(about), prog=program)
+    with usage_errors():
+        chosen = tyro.cli(kind, args=words(arguments), description=str(about), prog=program)
     check_ranges(chosen, "the command line", "--", option=True)
     return chosen

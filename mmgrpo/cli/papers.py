@@ -11,6 +11,7 @@ import argparse
 from collections import Counter
 
 from mmgrpo.cli.errors import enter
+from mmgrpo.config.advice import usage_errors
 from mmgrpo.papers import AREAS, STATUS, Paper, papers
 
 SHORT = 64
@@ -50,7 +51,8 @@ def line(paper: Paper, width: int) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the chosen records, one a line, and how many there are of each status."""
-    given = options().parse_args(arguments)
+    with usage_errors():
+        given = options().parse_args(arguments)
     found = chosen(given.status, given.area, [*given.words, *given.search])
     if not found:
         raise ValueError(f"mmgrpo papers: none of {len(papers())} records fits; leave out an option or a word")

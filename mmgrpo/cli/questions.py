@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.cli.options import words
+from mmgrpo.cli.options import options
 from mmgrpo.files import write_text
 
 if TYPE_CHECKING:  # these import torch, which --help need not wait for
@@ -56,7 +56,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the files."""
-    args = tyro.cli(Args, args=words(arguments), description=__doc__)
+    args = options(Args, arguments, __doc__)
     from mmgrpo.toy.clips import mixture
 
     folder = args.output or Path("data/easy_vqa" if args.easy_vqa else "data/questions")

@@ -8,12 +8,10 @@ presets are errors that name the file, the key and the nearest valid name.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-import re
 import typing
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -21,7 +19,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from mmgrpo.config.names import closest, nearest
+from mmgrpo.config.advice import as_option, hint, usage_errors
+from mmgrpo.config.names import nearest
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
 from mmgrpo.config.schedules import taken
@@ -230,9 +229,10 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
     outside of its range one that names the option."""
     import tyro
 
-    config, unknown = tyro.cli(
-        type(default), args=list(arguments), default=default, description=about, return_unknown_args=True
-    )
+    with usage_errors():
+        config, unknown = tyro.cli(
+            type(default), args=list(arguments), default=default, description=about, return_unknown_args=True
+        )
     if unknown:
         if not unknown[0].startswith("-"):
             whole = next((argument for argument in arguments if argument.endswith(f"={unknown[0]}")), unknown[0])
@@ -243,30 +243,10 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
         key = name.removeprefix("--").replace("-", "_")
         if key in REPLACED:
             raise ValueError(f"the command line: '{name}' became --{REPLACED[key].replace('_', '-')}; see --help")
-        options = option_names(type(default))
-        theirs = f"--{OF_OTHERS.get(key, '').replace('_', '-')}"
-        hint = f" Did you mean '{theirs}'?" if theirs in options else closest(name, options)
-        raise ValueError(f"the command line: unknown option '{name}'.{hint} --help lists all options.")
+        likely = hint(key, setting_names(type(default)), as_option)
+        raise ValueError(f"the command line: unknown option '{name}'.{likely} --help lists all options.")
     check_ranges(config, "the command line", "--", option=True)
     return config
-
-
-OF_OTHERS = {
-    "learning_rate": "optim.lr",
-    "num_generations": "data.group_size",
-    "max_steps": "steps",
-    "reward_funcs": "rewards",
-    "dataset": "data.train",
-    "dataset_name": "data.train",
-    "model": "model.path",
-    "model_name_or_path": "model.path",
-    "max_completion_length": "sampling.max_tokens",
-    "max_grad_norm": "optim.max_grad_norm",
-    "eval_steps": "eval.every",
-    "save_steps": "save_every",
-    "report_to": "trackers",
-}
-"""Names that TRL and transformers have for settings, where ours is not close to them."""
 
 
 def option_names(kind: type, prefix: str = "--") -> list[str]:
@@ -279,24 +259,32 @@ def option_names(kind: type, prefix: str = "--") -> list[str]:
     return names
 
 
-def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "") -> C:
-    """A dataclass from a mapping; ValueError for an unknown key (the nearest is named), type or value."""
+def setting_names(kind: type) -> list[str]:
+    """The settings of a dataclass by their dotted names, nested sections included."""
+    return [name[2:].replace("-", "_") for name in option_names(kind)]
+
+
+def build(
+    kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "", spelled: Callable[[str], str] = str
+) -> C:
+    """A dataclass from a mapping; ValueError for an unknown key (the one that is meant is named, ``spelled`` as where
+    the mapping was written), type or value."""
     section = section if prefix else present_section(section, where)
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in section:
         if key not in names:
             if f"{prefix}{key}" in RENAMED:  # of a call from Python, whose sections come one by one
-                raise ValueError(f"{where}: '{prefix}{key}' is called '{RENAMED[f'{prefix}{key}']}' now")
+                raise ValueError(f"{where}: '{prefix}{key}' is called '{spelled(RENAMED[f'{prefix}{key}'])}' now")
             if f"{prefix}{key}" in REPLACED:
                 raise ValueError(
                     f"{where}: '{prefix}{key}' became '{REPLACED[f'{prefix}{key}']}'; see docs/settings.md"
                 )
-            inside = [prefix + name[2:].replace("-", "_") for name in option_names(kind)]
-            meant = [name for name in inside if name.split(".")[-1] == key or name == OF_OTHERS.get(str(key))]
-            meant = meant or [prefix + name for name in difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)]
-            hint = f" Did you mean '{meant[0]}'?" if meant else ""
-            raise ValueError(f"{where}: unknown key '{prefix}{key}'.{hint} Known here: {', '.join(names)}.")
+            inside = [f"{prefix}{name}" for name in setting_names(kind)]
+            raise ValueError(
+                f"{where}: unknown key '{prefix}{key}'.{hint(f'{prefix}{key}', inside, spelled)} Known here: "
+                f"{', '.join(names)}."
+            )
     values: dict[str, Any] = {}
     if kind is Algorithm:
         values.update(preset_values(str(section.get("preset", Algorithm.preset)), where))
@@ -307,7 +295,7 @@ def build(kind: type[C], section: Mapping[str, Any], where: str, prefix: str = "
         if dataclasses.is_dataclass(expected):
             if not isinstance(value, Mapping):
                 raise ValueError(f"{where}: '{prefix}{name}' must be a section of keys, got {shown(value)}")
-            values[name] = build(expected, value, where, f"{prefix}{name}.")  # type: ignore[arg-type]
+            values[name] = build(expected, value, where, f"{prefix}{name}.", spelled)  # type: ignore[arg-type]
         else:
             values[name] = _number(value) if expected is float else value
             check_value(values[name], *declarations(kind)[name], f"{where}: {prefix}{name}")
@@ -390,19 +378,6 @@ def without_launch(section: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"line, and write {option} where it is wanted"
             )
     return {name: value for name, value in section.items() if name not in LAUNCH}
-
-
-def in_python(text: str) -> str:
-    """The advice of an error in the words of Python: ``resume=True`` where the command line has ``--resume``."""
-
-    def argument(option: re.Match[str]) -> str:
-        name = option[1].replace("-", "_")
-        if "." in name:
-            section, _, field = name.partition(".")
-            return f"{'evaluation' if section == 'eval' else section}={{'{field}': ...}}"
-        return f"{name}=True" if name in ("resume", "overwrite") else f"{name}=..."
-
-    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)", argument, text)
 
 
 def take_option(arguments: Sequence[str], option: str) -> tuple[str, list[str]]:

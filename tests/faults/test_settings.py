@@ -125,14 +125,13 @@ def fault(trial: Trial, run: Callable[[Trial], Any]) -> str:
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             settings = run(trial)
-    except SystemExit as end:  # tyro prints what it cannot convert
-        text = printed.getvalue().replace("│", "")
-        named = names(trial, text) or "Unrecognized options" in text  # which is what a value of a switch is
-        return "" if end.code == 2 and named else f"status {end.code}: {text}"
+    except SystemExit as end:
+        return f"status {end.code}: {printed.getvalue()}"
     except Exception as error:
         if not is_user_error(error):
             return f"{type(error).__name__}: {error}"
-        named = names(trial, str(error)) or (isinstance(error, OSError) and error.filename is not None)
+        unread = "unrecognized options" in str(error)  # which is what a value of a switch is
+        named = names(trial, str(error)) or unread or (isinstance(error, OSError) and error.filename is not None)
         return "" if named and "\n" not in str(error) else f"says: {error}"
     try:
         check_ranges(settings)

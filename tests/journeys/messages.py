@@ -26,6 +26,9 @@ it again, to be reviewed as prose."""
 COMMANDS = {
     "Settings": [
         "train --stpes 3",
+        "train --steps",
+        "train --lora 8",
+        "train --max-tokens 8",
         "train --optim.lrr 3",
         "train --optim.lr fast",
         "train --optim.lr=-1",
@@ -94,7 +97,12 @@ COMMANDS = {
         "sample --prompts red --samples 0",
         "sample --run nowhere",
         "evaluate --run nowhere",
+        "evaluate --eval.prompts 8",
+        "evaluate --samples many",
+        "export",
         "export --run nowhere",
+        "papers --zz",
+        "explain",
         "families sd4",
         "migrate trll beta=1",
         "migrate trl none.yaml",
@@ -139,16 +147,12 @@ ROWS = [
 
 def error(of: object) -> str:
     """The message with which a command, or a file of prompts, is refused."""
-    printed = StringIO()
     try:
-        with redirect_stdout(StringIO()), redirect_stderr(printed):
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             if isinstance(of, Path):
                 load_prompts(of)
             else:
                 call(*shlex.split(str(of), posix=False))
-    except SystemExit:  # of argparse, whose last line is the error, or of tyro, which prints it below a title
-        lines = [text for line in printed.getvalue().splitlines() if (text := line.strip("│|╭╮╰╯─-+ "))]
-        return lines[-1] if lines[0].startswith("usage") else lines[1]
     except (ValueError, OSError, ImportError) as refused:
         return str(refused)
     raise AssertionError(f"{of} is not refused")

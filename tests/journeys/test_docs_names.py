@@ -6,7 +6,7 @@ import posixpath
 import re
 
 from mmgrpo.config import plugins
-from mmgrpo.config.reading import RENAMED, option_names
+from mmgrpo.config.reading import RENAMED, setting_names
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
 from tests import ROOT
@@ -70,7 +70,7 @@ def test_what_was_measured_says_by_which_command() -> None:
 
 
 def test_settings_that_the_documentation_names_exist() -> None:
-    known = {name[2:].replace("-", "_") for f in FAMILIES.values() for name in option_names(config_class(f.sections))}
+    known = {name for f in FAMILIES.values() for name in setting_names(config_class(f.sections))}
     for name, text in PAGES.items():
         if "migration" in name:  # settings of others too: see tests/journeys/cli/test_migrate.py
             continue
@@ -84,5 +84,5 @@ def test_settings_that_the_documentation_names_exist() -> None:
 
 
 def test_what_was_renamed_is_gone_and_its_new_name_is_there() -> None:
-    known = {name[2:].replace("-", "_") for f in FAMILIES.values() for name in option_names(config_class(f.sections))}
+    known = {name for f in FAMILIES.values() for name in setting_names(config_class(f.sections))}
     assert RENAMED.keys() & known == set() and set(RENAMED.values()) <= known

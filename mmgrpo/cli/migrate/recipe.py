@@ -16,7 +16,7 @@ from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
 from mmgrpo.cli.migrate.trl_script import flags_of, from_trl_script
 from mmgrpo.cli.train import arithmetic
 from mmgrpo.config.names import nearest
-from mmgrpo.config.reading import UNDECIDED, build, option_names, undecided, with_preset, without
+from mmgrpo.config.reading import UNDECIDED, build, setting_names, undecided, with_preset, without
 from mmgrpo.config.settings import Missing, config_class
 from mmgrpo.data.values import CONTROL
 from mmgrpo.family import family
@@ -195,7 +195,7 @@ def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
     """The recipe as nested sections: without settings that the family does not have (which are listed), and without
     defaults of theirs that are ours too."""
     kind = config_class(chosen.sections)
-    known = {name[2:].replace("-", "_") for name in option_names(kind)}
+    known = {*setting_names(kind)}
     defaults = asdict(kind())
     section: dict[str, Any] = {"model": {"family": chosen.name}}
     for key, setting in list(draft.settings.items()):

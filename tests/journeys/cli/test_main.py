@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.cli import main
+from mmgrpo.cli.errors import is_user_error
 from mmgrpo.config.plugins import recipes
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.family import families
@@ -60,6 +61,7 @@ def test_a_command_that_there_is_not_is_refused_with_the_nearest():
 WATCHED = """
 import sys
 from mmgrpo.cli import main
+from mmgrpo.cli.errors import is_user_error
 try:
     main.main()
 except SystemExit as end:
@@ -101,6 +103,14 @@ def test_the_console_entry_is_installed_and_ends_a_mistake_with_one_line():
 def test_a_mistake_in_a_script_ends_with_one_line_too():
     message = refused(script("train_visual.py"), "--stpes", 3)
     assert message == "the command line: unknown option '--stpes'. Did you mean '--steps'? --help lists all options."
+
+
+@pytest.mark.parametrize("command", [name for name in main.COMMANDS if name not in LISTS])
+def test_a_wrong_option_of_any_command_is_an_error_of_one_line(command, capsys):
+    with pytest.raises(ValueError) as error:
+        main.run([command, "--no-such-option"])
+    assert is_user_error(error.value) and not {*"\n╭│─╰"} & {*str(error.value)}
+    assert capsys.readouterr() == ("", "")
 
 
 # ---- lists

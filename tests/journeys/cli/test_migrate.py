@@ -18,7 +18,7 @@ from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import PROJECTS, table
 from mmgrpo.config.plugins import recipe
 from mmgrpo.config.presets import CATALOGUE, PRESETS
-from mmgrpo.config.reading import option_names
+from mmgrpo.config.reading import setting_names
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
 from tests import ROOT
@@ -370,7 +370,7 @@ def test_the_family_can_be_named_and_settings_that_it_lacks_are_said(tmp_path: P
 
 
 def test_every_setting_of_ours_that_a_table_names_exists():
-    known = {name[2:].replace("-", "_") for f in families().values() for name in option_names(config_class(f.sections))}
+    known = {name for f in families().values() for name in setting_names(config_class(f.sections))}
     for project in PROJECTS:
         named = {key.strip() for row in table(project).rows.values() if row.to for key in row.to.split(",")}
         assert sorted(named - known) == [], project

@@ -12,7 +12,7 @@ import yaml
 import mmgrpo
 from mmgrpo.cli.train import main, read
 from mmgrpo.config.plugins import recipes
-from mmgrpo.config.reading import in_python, write_yaml
+from mmgrpo.config.reading import write_yaml
 from mmgrpo.config.settings import LAUNCH
 from mmgrpo.runtime.folder import named
 from mmgrpo.toy import scenes
@@ -196,15 +196,6 @@ def test_a_run_without_a_name_is_called_by_preset_and_time_and_never_takes_the_p
     assert named(config).name == f"{first.name}-3"
     with pytest.raises(ValueError, match="--resume.*--name"):
         named(read(["--resume"], ""))
-
-
-def test_advice_is_given_in_the_words_of_python_where_python_asked():
-    text = "continue it with --resume, replace it with --overwrite, or choose another --name (--optim.lr, --eval.every)"
-    assert in_python(text) == (
-        "continue it with resume=True, replace it with overwrite=True, or choose another name=... "
-        "(optim={'lr': ...}, evaluation={'every': ...})"
-    )
-    assert in_python("a--b -x 3--4") == "a--b -x 3--4"
 
 
 @pytest.mark.slow

@@ -9,10 +9,8 @@ import pytest
 from mmgrpo.cli.train import read
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.reading import (
-    OF_OTHERS,
     build,
     load_yaml,
-    option_names,
     read_config,
     refuse_preset,
     take_option,
@@ -157,12 +155,6 @@ def test_mistakes_on_the_command_line_are_told_too(tmp_path):
         parsed("--optim.lrr", "3")
     with pytest.raises(ValueError, match=r"'--num-generations'.*'--data\.group-size'"):
         parsed("--num-generations", "3")
-
-
-def test_names_of_others_are_answered_by_names_of_ours():
-    options = option_names(config_class(family("qwen_vl").sections))
-    assert {f"--{name.replace('_', '-')}" for name in OF_OTHERS.values()} <= {*options}
-    assert not {f"--{name.replace('_', '-')}" for name in OF_OTHERS} & {*options}
 
 
 @pytest.mark.parametrize(
