@@ -43,7 +43,8 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     exit, crash or hang would be the run's: the overhead is small compared with sampling (``RewardProcess``). Rewards of
     packages do so where ``timeout`` or ``process=True`` is given. ``process=False`` is for a debugger; functions that
     are handed over in Python cannot be named to another process. A function with a parameter ``device`` receives the
-    device of the run, or the one that is given. What ``@reward`` says of a function of the user's own holds as for
+    device of the run, or the one that is given. One in TRL's form serves as it is, named or handed over
+    (``from_trl``). What ``@reward`` says of a function of the user's own holds as for
     those of packages. ``cache=True``, or a file, keeps scores (``cache.Cached``). Unknown names, modules, functions and
     parameters are errors that list the known ones.
     """
@@ -51,6 +52,8 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         return spec
     if callable(spec):
         name = getattr(spec, "__name__", type(spec).__name__)
+        if trl.is_trl(spec):
+            return from_trl(spec, name)
         accepts = "device" in inspect.signature(spec).parameters
         fn = functools.partial(spec, device=device) if accepts else spec
         manifest = entry.read_manifest() if (entry := entry_of(spec)) else None
@@ -118,7 +121,7 @@ def from_trl(function: Callable[..., Any], name: str = "", messages: bool | None
 
     It is called as TRL calls it (``mmgrpo.scoring.trl``): prompts and completions are lists of messages where the row's
     prompt is a conversation and strings otherwise (``messages`` decides for all rows), columns have their own names.
-    One that is named as ``module:function`` is known by its parameter ``completions`` or ``completion_ids``.
+    ``scorer`` knows one by its parameter ``completions`` or ``completion_ids``.
     """
     title = name or getattr(function, "__name__", "reward")
     return Scorer(title, trl.of_texts(function, messages, title), needs=tuple(trl.needed(function)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -127,8 +128,8 @@ def test_a_prefilled_thought_belongs_to_the_completion():
     assert values(from_trl(think_format_reward), ROWS[:1], [Text("a</think>4", prefilled="<think>")]) == [1.0]
 
 
-@pytest.mark.parametrize("by_name", [False, True])
-def test_every_reward_of_trl_serves_as_it_is(by_name):
+@pytest.mark.parametrize("way", [from_trl, scorer, "by name"])
+def test_every_reward_of_trl_serves_as_it_is(way):
     rewards = pytest.importorskip("trl.rewards")
     pytest.importorskip("math_verify")
     long = {"max_completion_len": 6, "soft_punish_cache": 4}
@@ -144,12 +145,12 @@ def test_every_reward_of_trl_serves_as_it_is(by_name):
     public = {name for name in dir(rewards) if name.endswith(("_reward", "_punishment"))}
     assert public == set(expected), "a reward of TRL that this test does not know"
     for name, (parameters, right) in expected.items():
-        if by_name:
+        if isinstance(way, str):
             text = ", ".join(["process=False", *(f"{key}={value}" for key, value in parameters.items())])
             made = scorer(f"trl.rewards:{name}({text})")
         else:
             function = getattr(rewards, name)
-            made = from_trl(function(**parameters) if parameters else function)
+            made = way(function(**parameters) if parameters else function)
         assert values(made) == pytest.approx(right), name
 
 
@@ -166,6 +167,21 @@ OF_OPEN_R1 = {
 @pytest.mark.parametrize("name", OF_OPEN_R1)
 def test_functions_as_of_open_r1_serve_as_they_are(module, name):
     assert values(scorer(f"{module}:{name}(process=False)")) == OF_OPEN_R1[name]
+
+
+def test_a_function_of_trls_form_is_known_when_it_is_handed_over():
+    def right(completions, solution, **columns):
+        return [float(gold[1:-1] in text[-1]["content"]) for text, gold in zip(completions, solution)]
+
+    class Right:
+        async def __call__(self, prompts, completions, solution):
+            return right(completions, solution)
+
+    sized = functools.partial(lambda completions, size, **columns: [size for _ in completions], size=2.0)
+    [function, instance, partial] = [scorer(given) for given in (right, Right(), sized)]
+    assert values(function) == values(instance) == [1.0, 0.0] and values(partial) == [2.0, 2.0]
+    assert (function.name, instance.name, partial.name) == ("right", "Right", "partial")
+    assert function.needs == instance.needs == ("solution",) and partial.needs == ()
 
 
 @pytest.mark.slow
