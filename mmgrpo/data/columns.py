@@ -62,7 +62,7 @@ SOURCES = {
 }
 """Tasks of ours to the ``data_source`` of rows that verl scores by the same comparison."""
 
-WRAPPED = re.compile(r"\s*(?:<think>.*?</think>)?\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
+WRAPPED = re.compile(r"\s*(?:<think>.*?</think>\s*)?<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
 
 
 def likely(ours: str, names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
 NUMBER = (
@@ -29,9 +30,27 @@ def conclusion(text: str | None) -> str:
     # As signs and fractions stand: NFKC keeps a minus sign, and makes 4½ the digits 41 and a fraction.
     plain = re.sub("[\u2212\ufe63]", "-", re.sub("([\u00bc-\u00be\u2150-\u215f])", r" \1", text or ""))
     plain = unicodedata.normalize("NFKC", plain)
-    plain = re.sub(r"<think(?:ing)?>.*?</think(?:ing)?>", "", plain, flags=re.DOTALL | re.IGNORECASE)
+    plain = _without(plain, r"<think(?:ing)?>", r"</think(?:ing)?>")
     plain = re.split(r"</think(?:ing)?>", plain, flags=re.IGNORECASE)[-1]  # its opening tag is part of some prompts
     return "" if re.search(r"<think(?:ing)?>", plain, re.IGNORECASE) else plain.strip()
+
+
+def _pairs(text: str, opening: str, closing: str) -> Iterator[tuple[re.Match[str], re.Match[str]]]:
+    """Each opening with the first closing behind it, without regard to case; in linear time, since it ends where no
+    closing is left."""
+    place, opens, closes = 0, re.compile(opening, re.IGNORECASE), re.compile(closing, re.IGNORECASE)
+    while (start := opens.search(text, place)) and (end := closes.search(text, start.end())):
+        yield start, end
+        place = end.end()
+
+
+def _without(text: str, opening: str, closing: str) -> str:
+    """A text without its ``_pairs``, and without what stands between them."""
+    parts, place = [], 0
+    for start, end in _pairs(text, opening, closing):
+        parts.append(text[place : start.start()])
+        place = end.end()
+    return "".join([*parts, text[place:]])
 
 
 def number_after(text: str | None, label: str, low: float, high: float) -> float | None:
@@ -41,8 +60,8 @@ def number_after(text: str | None, label: str, low: float, high: float) -> float
     is 5. Several different numbers after the label, and one on another scale, are None.
     """
     plain = conclusion(text)
-    brackets = r"(?:\s*\([^()\n]*\))?"
-    after = rf"(?<!\w){re.escape(label)}{QUOTES}{brackets}{QUOTES}[:=]{OPEN}(?P<value>{NUMBER}){SCALE}(?!\s*%)"
+    brackets = rf"(?:\([^()\n]*\){QUOTES})?"
+    after = rf"(?<!\w){re.escape(label)}{QUOTES}{brackets}[:=]{OPEN}(?P<value>{NUMBER}){SCALE}(?!\s*%)"
     matches = list(re.finditer(after, plain, re.IGNORECASE))
     if not matches:
         alone = re.fullmatch(rf"{OPEN}(?P<value>{NUMBER}){SCALE}[\s\"'*_`>\])]*\.?", plain)
@@ -61,7 +80,7 @@ def verdict(text: str | None) -> float | None:
     of one line: "Image 1 is better", "[[A]]", "2", "tie". Both or neither are None.
     """
     plain = conclusion(text)
-    tagged = re.findall(r"<answer>(.*?)</answer>", plain, re.DOTALL | re.IGNORECASE)
+    tagged = [plain[a.end() : b.start()] for a, b in _pairs(plain, "<answer>", "</answer>")]
     labelled = re.findall(r"(?:verdict|winner|answer)[\"'*_`\s]*[:=](.*)", plain, re.IGNORECASE)
     if not (tagged or labelled) and "\n" in plain:
         return None

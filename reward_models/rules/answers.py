@@ -29,7 +29,7 @@ _NAMED = re.compile(
 )
 _OTHER_LETTER = re.compile(r"(?<!\w)(?:[A-Z][.:)]|\([A-Za-z]\)|[B-HJ-Z](?!\w|['.]\w))")
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
-_NOT_SO = re.compile(r"\b(?:not|never|cannot|neither|nor)\b[^.,;:!?]*\b(?:yes|no)\b|n't\b[^.,;:!?]*\b(?:yes|no)\b")
+_DENIAL = re.compile(r"\b(?:not|never|cannot|neither|nor)\b|n't\b")
 SLACK = 1e-9
 """Relative difference below which two numbers are equal, so that no reward depends on rounding."""
 
@@ -195,7 +195,8 @@ def choices(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def _letters(text: str) -> set[str]:
-    parts = re.split(r"\s*[,;&/]\s*|\s+and\s+|\s+(?=\(?[A-Z]\)?(?:[\s,.]|$))", without_end(unwrapped(text)))
+    plain = without_end(" ".join(unwrapped(text).split()))
+    parts = re.split(r" ?[,;&/] ?| and | (?=\(?[A-Z]\)?(?:[ ,.]|$))", plain)
     return {folded(part).strip().strip("().").upper() for part in parts}
 
 
@@ -208,7 +209,15 @@ def yes_no(answer: str, prompt: Prompt, output: Text) -> float:
     if not isinstance(gold, str | bool) or gold not in verdicts:
         malformed(prompt, "yes or no")
     plain = folded(answer).casefold()
-    return float(set(_YES_NO.findall(plain)) == {verdicts[gold]} and not _NOT_SO.search(plain))
+    return float(
+        set(_YES_NO.findall(plain)) == {verdicts[gold]} and not any(map(_denies, re.split(r"[.,;:!?]", plain)))
+    )
+
+
+def _denies(clause: str) -> bool:
+    """Whether a clause has yes or no behind a denial."""
+    denial = _DENIAL.search(clause)
+    return denial is not None and _YES_NO.search(clause, denial.end()) is not None
 
 
 @verifier(version=2)
@@ -340,12 +349,13 @@ def ocr_wer(answer: str, prompt: Prompt, output: Text) -> float:
 
 @verifier(packages=("rapidfuzz",), extra="rewards", version=2)
 def rouge(answer: str, prompt: Prompt, output: Text) -> float:
-    """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L over lower-case words, for free-form answers (Video-R1)."""
+    """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L over ``_tokens``, for free-form answers (Video-R1, whose code stems words
+    as well)."""
     from collections import Counter
 
     from rapidfuzz.distance import LCSseq
 
-    prediction, gold = (re.findall(r"\w+", text.casefold()) for text in (answer, gold_text(prompt)))
+    prediction, gold = _tokens(answer), _gold_tokens(prompt)
     scores = []
     for n in (1, 2):
         grams = [Counter(zip(*(tokens[i:] for i in range(n)))) for tokens in (prediction, gold)]
@@ -355,11 +365,25 @@ def rouge(answer: str, prompt: Prompt, output: Text) -> float:
 
 @verifier(packages=("rapidfuzz",), extra="rewards", version=2)
 def rouge_l(answer: str, prompt: Prompt, output: Text) -> float:
-    """F1 of ROUGE-L, the longest common subsequence of lower-case words (Fact-R1's captions)."""
+    """F1 of ROUGE-L, the longest common subsequence of ``_tokens`` (Fact-R1's captions)."""
     from rapidfuzz.distance import LCSseq
 
-    prediction, gold = (re.findall(r"\w+", text.casefold()) for text in (answer, gold_text(prompt)))
+    prediction, gold = _tokens(answer), _gold_tokens(prompt)
     return _f1(LCSseq.similarity(prediction, gold), len(prediction), len(gold))
+
+
+def _tokens(text: str) -> list[str]:
+    """Runs of the lower-case letters a to z and digits, as the package rouge_score reads them: "Café, a_b" holds "caf",
+    "a" and "b"."""
+    return re.findall("[a-z0-9]+", text.lower())
+
+
+def _gold_tokens(prompt: Prompt) -> list[str]:
+    if not (tokens := _tokens(gold_text(prompt))):
+        malformed(
+            prompt, "words of the letters a to z or digits, which are all that ROUGE counts; edit_ratio reads others"
+        )
+    return tokens
 
 
 def _f1(common: int, prediction: int, gold: int) -> float:

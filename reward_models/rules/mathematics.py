@@ -27,6 +27,7 @@ MAX_DIGITS = 1000
 """A formula whose value may have more digits is not evaluated (9^9^9 would never end)."""
 
 _ANCHOR = re.compile(r"\$|\\boxed|\\\(|\\\[")
+_OPENING = re.compile(r"\$|\\\(|\\\[")
 _TOWER = re.compile(r"\^\s*\{?\s*[\d.]+\s*\^|\d{4,}\s*!|![\s)}]*!")
 _ANSWER_IS = re.compile(r"\banswer\s+is\b\s*:?", re.IGNORECASE)
 _HEDGES = re.compile(
@@ -102,7 +103,15 @@ def _formula(text: str) -> str:
 
 def _outside(answer: str) -> str:
     """The words of an answer outside of its formulas, which may change or deny a number in them."""
-    return re.sub(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]", " ", answer, flags=re.DOTALL)
+    closings = {"$": "$", "\\(": "\\)", "\\[": "\\]"}
+    last = {opening: answer.rfind(closing) for opening, closing in closings.items()}
+    parts, start, place = [], 0, 0
+    while match := _OPENING.search(answer, place):
+        place = match.end()
+        if last[match[0]] >= place:  # a search without success for each of many openings would take quadratic time
+            parts.append(answer[start : match.start()])
+            start = place = answer.index(closings[match[0]], place) + len(closings[match[0]])
+    return " ".join([*parts, answer[start:]])
 
 
 def _equal(gold: list[Any], prediction: list[Any]) -> bool:

@@ -28,7 +28,7 @@ NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
 
 _GSM8K = re.compile(r"^####[^\S\n]+(\S[^\n]*)\Z", re.MULTILINE)
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_FENCED = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 _LOOSE_SIGN = re.compile(rf"(?<=[\[({{,:\s])[-{DASHES}]\s*(?=\.?\d)")
 
 
@@ -53,6 +53,16 @@ def literal(text: str) -> Any:
 def with_signs(text: str) -> str:
     """A text whose minus signs of other kinds, and those that stand apart from their number, are "-" before it."""
     return _LOOSE_SIGN.sub("-", f" {text}")[1:]
+
+
+def between(text: str, opening: str, closing: str) -> list[str]:
+    """What stands between each opening and the first closing behind it, as ``opening(.*?)closing`` finds it, in linear
+    time: where no closing follows, none follows later openings."""
+    contents, place = [], 0
+    while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
+        contents.append(text[start + len(opening) : end])
+        place = end + len(closing)
+    return contents
 
 
 def number(text: str) -> float | None:

@@ -420,7 +420,7 @@ def english(spellings: Mapping[str, str]) -> Callable[[str], str]:
     ]
 
     def normalized(text: str) -> str:
-        text = re.sub(r"\s+'", "'", plain(text)) if " '" in text else plain(text)
+        text = re.sub(r"(?<!\s)\s+'", "'", plain(text)) if " '" in text else plain(text)
         for pattern, replacement in (*_ALIKE, *contractions):
             text = pattern.sub(replacement, text)
         text = "".join(

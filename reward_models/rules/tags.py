@@ -16,8 +16,8 @@ from reward_models.rules.parsing import gold_text, literal, malformed, meta_numb
 
 Check = Callable[[str, Prompt], bool]
 
-THOUGHT_THEN_ANSWER = r"<think>.*?</think>\s*<answer>.*?</answer>"
-
+_TURN = r"</think>\s*<answer>"
+"""Where a thought ends and an answer begins."""
 _NO_THINK = r"(?:(?!</?think>).)*"
 _NO_ANSWER = r"(?:(?!</?answer>).)*"
 _NO_TAG = r"(?:(?!</?think>|</?answer>).)*"
@@ -134,6 +134,25 @@ def in_order(text: str, *patterns: str) -> bool:
     return True
 
 
+def enclosed(text: str, first: str, *between: str, last: str) -> str | None:
+    """What stands before ``last`` at the end of a text that begins with ``first``, behind the first matches of the
+    patterns ``between`` in their order; None where one of them is missing.
+
+    As the group of a match of ``first.*?a.*?b(.*?)last`` with the whole text, but in linear time: the earliest matches
+    leave the most room, so that no others need be tried.
+    """
+    place = len(first)
+    if not text.startswith(first):
+        return None
+    for pattern in between:
+        match = re.compile(pattern).search(text, place)
+        if match is None:
+            return None
+        place = match.end()
+    end = len(text) - len(last)
+    return text[place:end] if end >= place and text.endswith(last) else None
+
+
 def answer_in(text: Text, prompt: Prompt, tags: bool | str) -> str:
     """The part of a completion that is its answer."""
     place = prompt.meta.get("tags", tags)
@@ -157,9 +176,22 @@ def _start(pattern: str, flags: re.RegexFlag = re.DOTALL) -> Check:
     return lambda text, prompt: compiled.match(text) is not None
 
 
+def _enclosed(first: str, *between: str, last: str) -> Check:
+    return lambda text, prompt: enclosed(text, first, *between, last=last) is not None
+
+
+def _loose(text: str, prompt: Prompt) -> bool:
+    return enclosed(text, "<think>", _TURN, last="</answer>") is not None
+
+
+def _prefix(text: str, prompt: Prompt) -> bool:
+    return text.startswith("<think>") and in_order(text, "<think>", _TURN, "</answer>")
+
+
 def _single_pair(text: str, prompt: Prompt) -> bool:
     once = text.count("<think>") <= 1 and text.count("<answer>") <= 1
-    return once and re.search(THOUGHT_THEN_ANSWER + r"[\s!]*$", text, re.DOTALL) is not None
+    plain = text[: len(text.replace("!", " ").rstrip())]
+    return once and _loose(plain[max(0, plain.find("<think>")) :], prompt)
 
 
 def _one_of_each(text: str, prompt: Prompt) -> bool:
@@ -168,17 +200,17 @@ def _one_of_each(text: str, prompt: Prompt) -> bool:
 
 
 def _boxed(text: str, prompt: Prompt) -> bool:
-    joined = re.sub(r"\s*([<>/])\s*", r"\1", text)
+    joined = re.sub(r"(?<!\s)\s+(?=[<>/])", "", re.sub(r"([<>/])\s+", r"\1", text))
     return joined.startswith("<think>") and in_order(joined, "<think>", "</think>", r"\\boxed\{", r"\}")
 
 
 def _box(text: str, prompt: Prompt) -> bool:
-    return in_order(text, r"<think>.*?</think>\s*<answer>", r"\{", _BOX, r"\}", "</answer>")
+    return in_order(text, "<think>", _TURN, r"\{", _BOX, r"\}", "</answer>")
 
 
 def _glue(text: str, prompt: Prompt) -> bool:
-    match = re.fullmatch(THOUGHT_THEN_ANSWER + r"\s*<glue>(.*?)</glue>", text.strip(), re.DOTALL)
-    spans = literal(match[1]) if match else None
+    content = enclosed(text.strip(), "<think>", _TURN, r"</answer>\s*<glue>", last="</glue>")
+    spans = None if content is None else literal(content)
     if not isinstance(spans, list | tuple):
         return False
     pairs = [numbers(span, 2) for span in spans]
@@ -226,7 +258,7 @@ def _output(text: str, prompt: Prompt) -> bool:
 
 def _content(text: str) -> str:
     """The answer of a completion that consists of a thought and an answer; "" for any other."""
-    return answer_of(text) if re.fullmatch(THOUGHT_THEN_ANSWER, text, re.DOTALL) else ""
+    return "" if enclosed(text, "<think>", _TURN, last="</answer>") is None else answer_of(text)
 
 
 STYLES: Mapping[str, Check] = {
@@ -235,13 +267,13 @@ STYLES: Mapping[str, Check] = {
     # No tag inside another, only white space between and around thought and answer. Ours.
     "think_answer_strict": _whole(rf"\s*<think>{_NO_TAG}</think>\s*<answer>{_NO_TAG}</answer>\s*"),
     # Starts with a thought, ends with an answer; more tags may stand between (R1-V, VLM-R1, Video-R1, EasyR1, ...).
-    "think_answer_loose": _whole(THOUGHT_THEN_ANSWER),
+    "think_answer_loose": _loose,
     # As loose, with white space allowed around it (OneThinker).
-    "think_answer_stripped": _whole(rf"\s*{THOUGHT_THEN_ANSWER}\s*"),
+    "think_answer_stripped": lambda text, prompt: _loose(text.strip(), prompt),
     # As loose, followed by anything (UnifiedReward-Think).
-    "think_answer_prefix": _start(THOUGHT_THEN_ANSWER),
+    "think_answer_prefix": _prefix,
     # As loose, with nothing after it (ms-swift).
-    "think_answer_end": _start(THOUGHT_THEN_ANSWER + r"(?![\s\S])", re.DOTALL | re.MULTILINE),
+    "think_answer_end": _loose,
     # Preceded by anything, followed by exclamation marks at most, no second opening tag (TW-GRPO).
     "think_answer_once": _single_pair,
     # Starts with <think>, ends with </answer>, each tag exactly once, anything between (R1-Reward).
@@ -267,7 +299,7 @@ STYLES: Mapping[str, Check] = {
     # Thought and an answer that is a list of actions with point and input_text (GUI-R1).
     "actions": _actions,
     # Thought, which may be empty, and an action (TON).
-    "think_action": _whole(r"<think>.*?</think>\s*<action>.*?</action>"),
+    "think_action": _enclosed("<think>", r"</think>\s*<action>", last="</action>"),
     # A thought and JSON in <output>, anywhere (VLA-R1).
     "think_output": _output,
     # <class>label</class> somewhere (TimeMaster).

@@ -9,7 +9,16 @@ from typing import Any, TypeAlias
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
 from reward_models.rules.boxes import as_box, check_inside, iou, to_original
-from reward_models.rules.parsing import MAX_CHARACTERS, complete, literal, malformed, meta_number, numbers, with_signs
+from reward_models.rules.parsing import (
+    MAX_CHARACTERS,
+    between,
+    complete,
+    literal,
+    malformed,
+    meta_number,
+    numbers,
+    with_signs,
+)
 from reward_models.rules.quantities import folded, quantity
 
 Span: TypeAlias = tuple[float, float]
@@ -24,7 +33,6 @@ _BETWEEN = re.compile(rf"(?<![\w.,:/+-])(?<![/+-]\s)(?!-){_TIME}(?:\s?-\s?)(?=\d
 _ANGLED = re.compile(rf"<\s?{_TIME}\s?>", re.IGNORECASE)
 _ANGLED_PAIR = re.compile(rf"<\s?{_TIME}\s?>(?:,\s?|\s?-\s?|\s)(?=<)", re.IGNORECASE)
 _SECONDS = {"m": 60.0, "h": 3600.0, "s": 1.0}
-_GLUE = re.compile(r"<glue>(.*?)</glue>", re.DOTALL)
 
 
 def as_span(value: Any) -> Span | None:
@@ -142,7 +150,7 @@ def temporal_multi(answer: str, prompt: Prompt, output: Text) -> float:
     gold = _spans(prompt.answer)
     if gold is None:
         malformed(prompt, "a list of [start, end], which may be empty")
-    glue = _GLUE.findall(output.text)
+    glue = between(output.text, "<glue>", "</glue>")
     prediction = _spans(literal(glue[-1] if glue else answer))
     return 0.0 if prediction is None else overlap_of_many(prediction, gold)
 

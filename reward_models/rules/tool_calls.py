@@ -21,13 +21,13 @@ from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.groups import groups
 from reward_models.rules.json_answers import same
-from reward_models.rules.parsing import MAX_CHARACTERS, malformed
+from reward_models.rules.parsing import MAX_CHARACTERS, between, malformed
 from reward_models.rules.tags import texts
 from reward_models.rules.tasks import task
 
 Call = tuple[str, dict[str, Any]]
 
-_TAG = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+TAG = ("<tool_call>", "</tool_call>")
 _ONE = r"<{0}>(?:(?!</?{0}>).)*</{0}>"
 
 MANY = 6
@@ -128,7 +128,7 @@ def calls_made(text: Text) -> list[Call] | None:
 def calls_in(completion: str) -> list[Call] | None:
     """The calls of a completion after its thought; None where one cannot be read, and empty where there is none."""
     found: list[Call] = []
-    for content in _TAG.findall(completion.rpartition("</think>")[2]):
+    for content in between(completion.rpartition("</think>")[2], *TAG):
         if len(content) > MAX_CHARACTERS:
             return None
         decoder, rest = json.JSONDecoder(), content.strip()
@@ -194,7 +194,7 @@ def tool_economy(
 
 def number_of_calls(completion: str) -> int:
     """Calls in the tags of a completion; of a tag that cannot be read one."""
-    return sum(len(calls_in(f"<tool_call>{content}</tool_call>") or [None]) for content in _TAG.findall(completion))
+    return sum(len(calls_in(f"<tool_call>{content}</tool_call>") or [None]) for content in between(completion, *TAG))
 
 
 def calls_value(calls: int, least: int, c: float) -> float:

@@ -167,8 +167,28 @@ def whisper_rules() -> ModuleType:
     return english_normalizer
 
 
+def without_brackets(text: str) -> str:
+    """A lower-case text of which Whisper's rules make what they make of ``text``, without the brackets that would keep
+    them busy: for each one that nothing closes they search all that follows.
+
+    What stands in brackets is gone, as they remove it first, and "|", a symbol like any other, stands for a bracket
+    that opens and is not closed.
+    """
+    text = text.lower()
+    for pattern, opening, closing in ((r"[<\[][^>\]]*[>\]]", "<[", ">]"), (r"\([^)]+\)", "(", ")")):
+        end = 1 + max(map(text.rfind, closing))
+        text = re.sub(pattern, "", text[:end]) + text[end:].translate(dict.fromkeys(map(ord, opening), "|"))
+    return text
+
+
 def _english() -> Callable[[str], str]:
-    rule = whisper_rules().EnglishTextNormalizer(spellings())
+    whisper = whisper_rules().EnglishTextNormalizer(spellings())
+
+    def rule(text: str) -> str:
+        # Its next step removes hesitations, and the one after it spaces before an apostrophe, in quadratic time of the
+        # length of a run of them. No later step tells two spaces from more.
+        plain = re.sub(whisper.ignore_patterns, "", without_brackets(text))
+        return whisper(re.sub(r"(\s\s)\s+", r"\1", plain))
 
     def normalized(text: str) -> str:
         try:
@@ -180,7 +200,8 @@ def _english() -> Callable[[str], str]:
 
 
 def _basic(split_letters: bool = False) -> Callable[[str], str]:
-    return whisper_rules().BasicTextNormalizer(split_letters=split_letters)
+    rule = whisper_rules().BasicTextNormalizer(split_letters=split_letters)
+    return lambda text: rule(without_brackets(text))
 
 
 def _chinese() -> Callable[[str], str]:

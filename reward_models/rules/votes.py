@@ -10,7 +10,6 @@ prompt's samples are scored in one call.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from mmgrpo.scoring.manifest import reward
 from mmgrpo.scoring.shared import once
 from mmgrpo.types import Decisions, Output, Prompt, Text
 from reward_models.rules.groups import groups
-from reward_models.rules.parsing import words
+from reward_models.rules.parsing import between, words
 from reward_models.rules.tags import answer_of, texts
 from reward_models.rules.tasks import task
 
@@ -277,7 +276,7 @@ def roles(
     asked: list[tuple[Prompt, Text]] = []
     spans: list[range] = []
     for prompt, one in zip(prompts, texts(outputs, "roles"), strict=True):
-        found = [part for part in re.findall(r"<answer>(.*?)</answer>", one.whole, re.DOTALL) if normal(part)]
+        found = [part for part in between(one.whole, "<answer>", "</answer>") if normal(part)]
         if found and convergent and not prompt.meta.get("divergent"):
             found = [found[winner([normal(part) for part in found])]]
         spans.append(range(len(asked), len(asked) + len(found)))

@@ -127,8 +127,7 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("rouge_l", "the black cat", "The cat!", 0.8),
         ("rouge_l", "cat the", "the cat", 0.5),
         ("rouge_l", "", "the cat", 0),
-        ("rouge", "", "!", 0),  # no word on either side
-        ("rouge_l", "", "!", 0),
+        ("rouge_l", "a caf", "Café", 2 / 3),  # of "a" and "caf" one is in "caf": letters a to z alone, as rouge_score
         ("ranking", "A > B > C", "B > A > C", 2 / 3),  # one of three pairs is wrong
         ("ranking", "C, A, B", ["B", "A", "C"], 0),
         ("ranking", "B > A", "B > A > C", 0),
@@ -245,6 +244,8 @@ def test_a_choice_may_be_named_by_its_own_text():
         ("relative_accuracy", 0, "other than 0"),
         ("count_fuzzy", 0, "count"),
         ("jaccard", ";", "labels"),
+        ("rouge", "!", "letters"),
+        ("rouge_l", "红猫", "letters"),
         ("edit", 3.5j, "non-empty"),
     ],
 )
