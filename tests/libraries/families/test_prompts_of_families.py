@@ -87,9 +87,8 @@ def short(prompt: Prompt) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_that_the_model_does_not_take_is_left_out_where_it_is_asked(name):
-    policy: Any = SimpleNamespace(
-        model=SimpleNamespace(check=short, architecture=SimpleNamespace(check=short), prompt_length=length)
-    )
+    architecture = SimpleNamespace(check=short, frame_size=None)
+    policy: Any = SimpleNamespace(model=SimpleNamespace(check=short, architecture=architecture, prompt_length=length))
     config = config_of(name, skip_limit=0.5)
     if name in CHECKED:
         kept, skipped = family(name).accept(config, policy, TEXTS)

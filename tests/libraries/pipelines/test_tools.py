@@ -375,20 +375,17 @@ def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded
 
 
 @pytest.mark.parametrize(
-    ("credit", "tools", "name"),
+    ("credit", "name"),
     [
-        ("step_gain", True, r"algorithm\.credit.*step_gain.*turn_return"),
-        ("turn_return", False, r"algorithm\.credit.*turn_return.*sampling\.tools"),
-        ("step_return(over='group')", True, r"algorithm\.credit.*step_return.*turn_return"),
+        ("step_gain", r"algorithm\.credit.*step_gain.*turn_return"),
+        ("step_return(over='group')", r"algorithm\.credit.*step_return.*turn_return"),
     ],
 )
-@pytest.mark.parametrize("family", ["causal_lm", "qwen_vl", "whisper", "sd3", "flow_speech"])
-def test_credits_of_turns_and_tools_need_each_other_before_a_model_is_loaded(family, credit, tools, name):
+@pytest.mark.parametrize("family", OFFERED)
+def test_tools_need_a_credit_of_turns_before_a_model_is_loaded(family, credit, name):
     owner = families()[family]
     config = config_class(owner.sections)()
-    if tools and family not in OFFERED:
-        return
-    sampling = replace(config.sampling, tools=[f"{__name__}:count"]) if tools else config.sampling
+    sampling = replace(config.sampling, tools=[f"{__name__}:count"])
     algorithm = replace(config.algorithm, credit=credit, baseline="none", scale="none", shape=[])
     config = replace(config, sampling=sampling, algorithm=algorithm, model=replace(config.model, path="nowhere"))
     with pytest.raises(ValueError, match=name):
