@@ -43,7 +43,6 @@ CALLS = [
     ("transformers", "vlm", lambda path: estimate.of_model(str(path))),
     ("tokenizers", "speech", lambda path: whisper_weights.whisper_tiny_en(path / "model", wheel=path)),
     ("rapidfuzz", "speech", lambda path: whisper_weights.smoke_check(path, [])),
-    ("whisper_normalizer", "speech", lambda path: whisper_weights.smoke_check(path, [])),
     ("num2words", "vlm", lambda path: smolvlm.clip_parts([0.0], 1.0)),
     ("datasets", "vlm", lambda path: hub.files_of(f"hf:{path}@train")),
     ("datasets", "vlm", lambda path: hub.files_of(path / "file.parquet")),

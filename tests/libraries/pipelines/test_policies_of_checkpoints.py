@@ -12,9 +12,9 @@ def test_the_checkpoint_names_the_family_and_the_seed_is_0_unless_they_are_told(
     asked = []
     monkeypatch.setattr(modality, "make_policy", lambda *given: asked.append(given))
     modality.policy("a/b")
-    modality.policy("a/b", family="own", seed=3, lora_rank=4)
+    modality.policy("a/b", family="own", seed=3, preset="rloo", lora_rank=4)
     families = modality.FAMILIES
-    assert asked == [(families, "a/b", "", 0, {}), (families, "a/b", "own", 3, {"lora_rank": 4})]
+    assert asked == [(families, "a/b", "", 0, {}, ""), (families, "a/b", "own", 3, {"lora_rank": 4}, "rloo")]
 
 
 def test_a_model_that_hears_is_whisper_tiny_unless_another_is_named(monkeypatch):

@@ -198,12 +198,18 @@ def test_a_sound_that_no_model_can_use_is_refused(sound, rate, message):
         audio._validate(sound, rate, 2.0)
 
 
-def test_a_sound_at_the_limits_is_heard_and_overshoot_is_cut_off():
-    heard = audio._validate(samples(*[0.5] * 16), 8, 2.0)
-    assert heard.samples.shape == (1, 16) and heard.rate == 8
-    assert audio._validate(samples(0.5, audio.MAX_PEAK), 1, 2.0).samples.tolist() == [[0.5, 1.0]]
-    assert audio._validate(np.array([[0.5, 0.25]], np.float32), 1, 2.0).samples.tolist() == [[0.375]]
-    assert audio._validate(samples(1.01 * audio.SILENCE), 1, 2.0).samples.numel() == 1
+@pytest.mark.parametrize(
+    ("sound", "rate", "heard", "peak"),
+    [
+        (samples(*[0.5] * 16), 8, [0.5] * 16, 0.5),  # of two seconds, the most
+        (samples(0.5, audio.MAX_PEAK), 1, [0.5 / audio.MAX_PEAK, 1], audio.MAX_PEAK),  # scaled, not cut off
+        (np.array([[0.5, 0.25]], np.float32), 1, [0.375], 0.375),
+        (samples(1.5 * audio.SILENCE), 1, [1.5 * audio.SILENCE], 1.5 * audio.SILENCE),
+    ],
+)
+def test_a_sound_at_the_limits_is_heard(sound, rate, heard, peak):
+    clip, height = audio._validate(sound, rate, 2.0)
+    assert clip.rate == rate and clip.samples.tolist() == [pytest.approx(heard)] and height == pytest.approx(peak)
 
 
 def test_a_video_without_sound_and_a_file_with_fewer_frames_than_it_says_are_refused(tmp_path, monkeypatch):
