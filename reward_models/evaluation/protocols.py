@@ -47,8 +47,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
     ),
     "imagereward": Protocol(
         images.imagereward,
-        note="over the pairs that people did not tie; a tie of the reward is wrong, as in its script (THUDM/ImageReward "
-        "at c1392c6d, test.py)",
+        note="over the pairs that people did not tie; a tie of the reward is wrong, as in its script (test.py at "
+        "c1392c6d of THUDM/ImageReward)",
     ),
     "pickapic": Protocol(
         images.pickapic, "half",
