@@ -187,8 +187,8 @@ def check_type(function: Callable[..., Any], name: str, value: Any, what: str) -
     """ValueError for a value that is not of the type that a function's parameter is annotated with, by ``fits``; its
     default is always taken."""
     source = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
-    parameter, kind = inspect.signature(function).parameters.get(name), _hints(source).get(name, Any)
-    if not fits(value, kind) and not (parameter is not None and value == parameter.default):
+    default, kind = inspect.signature(function).parameters[name].default, _hints(source).get(name, Any)
+    if not fits(value, kind) and not (type(value) is type(default) and value == default):
         raise ValueError(f"{what}: got {shown(value)}, expected {type_in_words(kind)}")
 
 

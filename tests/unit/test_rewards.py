@@ -209,7 +209,12 @@ def words(prompts, outputs, of: Sequence[str] = ("a",), scale: float | Unresolve
 @pytest.mark.parametrize("process", [True, False])
 @pytest.mark.parametrize(
     ("given", "named"),
-    [("of='criteria'", "of.*'criteria'.*list"), ("of=['a', 1]", r"of.*\['a', 1\].*list"), ("least=1.5", "least.*1.5")],
+    [
+        ("of='criteria'", "of.*'criteria'.*list"),
+        ("of=['a', 1]", r"of.*\['a', 1\].*list"),
+        ("least=1.5", "least.*1.5"),
+        ("least=True", "least.*True"),
+    ],
 )
 def test_a_parameter_has_the_type_of_its_annotation(process, given, named):
     with pytest.raises(ValueError, match=f"rewards.*words.*{named}"):
