@@ -47,7 +47,7 @@ def by_task(
 
 def check(tasks: Sequence[str], reward: str, **_: object) -> None:
     """ValueError for parameters with which ``by_task`` cannot score."""
-    if isinstance(tasks, str) or not tasks or not all(isinstance(name, str) and name for name in tasks):
+    if not tasks or not all(tasks):
         raise ValueError(f"by_task: tasks: got {tasks!r}, expected a list of names, e.g. ['open']")
     _reward(reward, "cpu")
 

@@ -11,11 +11,15 @@ in the parameters of blocks (``check_parameter``). A field that a subclass repea
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import itertools
 import math
 import re
 import reprlib
+import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -179,12 +183,77 @@ def is_whole(function: Callable[..., Any], name: str) -> bool:
     return _plain(_hints(function).get(name)) is int
 
 
+def check_type(function: Callable[..., Any], name: str, value: Any, what: str) -> None:
+    """ValueError for a value that is not of the type that a function's parameter is annotated with, by ``fits``; its
+    default is always taken."""
+    source = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
+    default, kind = inspect.signature(function).parameters[name].default, _hints(source).get(name, Any)
+    if not fits(value, kind) and not (type(value) is type(default) and value == default):
+        raise ValueError(f"{what}: got {shown(value)}, expected {type_in_words(kind)}")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type: texts, numbers (a whole number is a float; true and false are none), lists,
+    mappings, and unions of them. A text is no list of texts, which it would be to a loop over its characters. True
+    for types of any other kind.
+
+    >>> from collections.abc import Mapping, Sequence
+    >>> fits("hands", Sequence[str]), fits(["hands"], Sequence[str]), fits({"hands": 2}, Mapping[str, float])
+    (False, True, True)
+    """
+    kind = _plain(kind)
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if origin in _LISTS:
+        fixed = origin is tuple and Ellipsis not in inner
+        if not isinstance(value, list | tuple | set | frozenset) or (fixed and inner and len(inner) != len(value)):
+            return False
+        return all(map(fits, value, inner if fixed and inner else itertools.repeat(inner[0] if inner else Any)))
+    if origin in (dict, Mapping):
+        key, one = inner or (Any, Any)
+        return isinstance(value, Mapping) and all(fits(k, key) and fits(v, one) for k, v in value.items())
+    if origin in WORDS:
+        return isinstance(value, (int, float) if origin is float else origin) and isinstance(value, bool) == (
+            origin is bool
+        )
+    return value is None if origin is types.NoneType else True
+
+
+def type_in_words(kind: Any) -> str:
+    """A type in an error: "a list (each text) or keys with values (each a number)"."""
+    kind = _plain(kind)
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(type_in_words, inner))
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if origin in _LISTS:
+        fixed = origin is tuple and Ellipsis not in inner
+        each = ", ".join(map(type_in_words, inner)) if fixed else f"each {type_in_words(inner[0])}" if inner else ""
+        return f"a list ({each})" if each else "a list"
+    if origin in (dict, Mapping):
+        return f"keys with values (each {type_in_words(inner[1])})" if inner else "keys with values"
+    return "None" if origin is types.NoneType else WORDS.get(origin, getattr(origin, "__name__", str(origin)))
+
+
+_LISTS = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
+
+
 @cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
+    """The annotations of a function or class, without those that cannot be resolved as they are imported for type
+    checkers only."""
+    with suppress(NameError, TypeError):
         return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # annotations that are imported for type checkers only; objects that have none
-        return {}
+    names, hints = getattr(function, "__globals__", {}), dict[str, Any]()
+    for name, hint in (getattr(function, "__annotations__", None) or {}).items():
+        with suppress(NameError, TypeError):
+            alone = types.SimpleNamespace(__annotations__={name: hint})
+            hints |= typing.get_type_hints(alone, names, include_extras=True)
+    return hints
 
 
 def shown(value: Any) -> str:

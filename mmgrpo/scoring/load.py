@@ -12,6 +12,7 @@ from typing import Any
 
 from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
+from mmgrpo.config.ranges import check_type
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.scoring import trl
 from mmgrpo.scoring.decisions import PARAMETER, records
@@ -89,7 +90,7 @@ def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str
     Where ``name`` is the path itself, the module is the user's own (``plugins.load_object``). A function in TRL's form
     serves as it is, and has no parameters but columns and ``messages`` (``trl.of_texts``); one that makes such a
     function is called with the parameters. A module that cannot be imported, what is no function of prompts and
-    outputs, and unknown or missing parameters are ValueErrors.
+    outputs, unknown or missing parameters, and values that are not of a parameter's type are ValueErrors.
     """
     try:
         function = plugins.load_object(path, "rewards", own=name == path, kind=trl.either)
@@ -116,6 +117,7 @@ def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str
                 f"rewards: '{name}' has no parameter '{parameter}'."
                 + nearest(parameter, {*accepted[2:], *COMMON_PARAMETERS})
             )
+        check_type(function, parameter, parameters[parameter], f"rewards: '{name}': {parameter}")
     given = {**({"device": device} if "device" in accepted else {}), **parameters}
     try:
         signature.bind((), (), **given, **dict.fromkeys({PARAMETER, *records(function)} & {*accepted}))

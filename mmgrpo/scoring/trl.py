@@ -18,6 +18,7 @@ from typing import Any
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import python_function, reward_function
+from mmgrpo.config.ranges import check_type
 from mmgrpo.scoring.progress import current
 from mmgrpo.types import Output, Prompt, Text, Turn
 
@@ -204,6 +205,7 @@ def made(function: Any, parameters: Mapping[str, Any], name: str) -> Any:
             raise ValueError(
                 f"rewards: '{name}' has no parameter '{parameter}'.{nearest(parameter, signature.parameters)}"
             )
+        check_type(function, parameter, parameters[parameter], f"rewards: '{name}': {parameter}")
     try:
         signature.bind(**parameters)
     except TypeError as error:

@@ -30,8 +30,8 @@ Values: TypeAlias = Float[np.ndarray, "N"]
 def without_ties(human: Signs, difference: Values, ties: TieRule) -> Values:
     """Credit of each pair on which people have a preference: 1 if the reward has the same one, ``ties`` for none.
 
-    NaN for ties of people and for pairs that could not be scored. VideoAlign, ImageReward and HPSv3 count an exact tie
-    of the reward as wrong; half is what a coin would earn.
+    NaN for ties of people and for pairs that could not be scored. The scripts of VideoAlign and ImageReward count an
+    exact tie of the reward as wrong; half is what a coin would earn.
     """
     credit = np.where(difference == 0, CREDIT[ties], np.sign(difference) == human)
     return np.where((human == 0) | np.isnan(difference), np.nan, credit)

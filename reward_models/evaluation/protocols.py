@@ -46,9 +46,9 @@ PROTOCOLS: Mapping[str, Protocol] = {
         images.hpdv3, "half", note="preference accuracy over pairs (HPSv3, arXiv:2508.03789); a tie counts half",
     ),
     "imagereward": Protocol(
-        images.imagereward, "half",
-        note="preference accuracy over the pairs that people did not tie (ImageReward, arXiv:2304.05977); a tie counts "
-        "half, where its script (c1392c6d, test.py) counts it as wrong",
+        images.imagereward,
+        note="over the pairs that people did not tie; a tie of the reward is wrong, as in its script (test.py at "
+        "c1392c6d of THUDM/ImageReward)",
     ),
     "pickapic": Protocol(
         images.pickapic, "half",

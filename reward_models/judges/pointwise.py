@@ -65,7 +65,11 @@ def judge_rubric(
     """
     _check_range("judge_rubric", low, high)
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
-    if not weights or not all(isinstance(weight, int | float) and 0 < weight < math.inf for weight in weights.values()):
+    if (
+        isinstance(criteria, str)
+        or not weights
+        or not all(isinstance(weight, int | float) and 0 < weight < math.inf for weight in weights.values())
+    ):
         raise ValueError(f"judge_rubric: criteria: got {criteria!r}, expected names, or names with positive weights")
     form = f"Give a number from {low:g} to {high:g} for each criterion, one line each, and nothing else:\n" + "\n".join(
         f"{name}: <number>" for name in weights

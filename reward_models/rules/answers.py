@@ -23,7 +23,7 @@ from reward_models.rules.parsing import (
 from reward_models.rules.quantities import folded, without_end
 
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?(?:[.:,;)\]]\s*(.*))?", re.DOTALL)
-_WITH_TEXT = re.compile(r"[(\[]?([A-Z])[)\]]?(?:\s+-\s+(\S.*)|\s*\(([^()]+)\))", re.DOTALL)
+_WITH_TEXT = re.compile(r"[(\[]?([A-Zb-hj-z])[)\]]?(?:\s+-\s+(\S.*)|\s*\(([^()]+)\))", re.DOTALL)
 _NAMED = re.compile(
     r"(?:it'?s|it\s+is|(?:the\s+)?(?:correct\s+|final\s+)?(?:answer|option|choice)(?:\s+is)?)\s*:?\s*", re.IGNORECASE
 )

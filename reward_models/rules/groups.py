@@ -20,7 +20,7 @@ from reward_models.rules.tasks import task
 groups_reward = functools.partial(reward, "Text", range=(0, inf), reads=("answer",), group=True)
 
 
-@groups_reward()
+@groups_reward(version=2)
 def length_bonus(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -46,7 +46,7 @@ def length_bonus(
     return rewards
 
 
-@groups_reward()
+@groups_reward(version=2)
 def temporal_bonus(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -41,7 +41,7 @@ def cosine(tokens: int, max_tokens: int, short: float, long: float) -> float:
     return long + (short - long) * (1 + math.cos(math.pi * min(tokens / max_tokens, 1))) / 2
 
 
-@reward("Text", range=(-inf, inf), reads=("answer",))
+@reward("Text", range=(-inf, inf), reads=("answer",), version=2)
 def cosine_length(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -103,7 +103,7 @@ def budget_value(tokens: float, beta: float, horizon: float) -> float:
     return beta * math.cos(math.pi * tokens / horizon)
 
 
-@reward("Text", range=(-1, inf), reads=("answer",), group=True, source="HBPO, arXiv:2507.15844")
+@reward("Text", range=(-1, inf), reads=("answer",), group=True, source="HBPO, arXiv:2507.15844", version=2)
 def budget_length(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -162,7 +162,9 @@ def budget_of(prompt: Prompt) -> float:
     return budget
 
 
-@reward("Text", range=(-1, 1), reads=("answer",), group=True, source="GCPO of GeometryZero, arXiv:2506.07160")
+@reward(
+    "Text", range=(-1, 1), reads=("answer",), group=True, source="GCPO of GeometryZero, arXiv:2506.07160", version=2
+)
 def auxiliary(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

@@ -18,7 +18,7 @@ from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
 from reward_models.rules.answers import SLACK, choice, edit_ratio, numeric
 from reward_models.rules.parsing import gold_text, number, words
-from reward_models.rules.quantities import Quantity, boxed, folded, in_digits, quantity, without_end
+from reward_models.rules.quantities import Quantity, boxed, folded, in_digits, quantity, with_digits, without_end
 
 MAX_CHARACTERS = 1000
 """Longest formula, in characters, that is read; a longer one is unreadable."""
@@ -45,7 +45,7 @@ def math(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer equals the gold answer as a number, expression, set, equation, ..., otherwise 0.
 
     Two numbers must also be within 1e-9 of each other, relative to the gold number: math-verify alone rounds to six
-    decimals. A number may be a word, up to a hundred ("twenty-one").
+    decimals. The only number of an answer may be in words, up to a hundred ("twenty-one", "the answer is twenty-one").
 
     NaN where the gold answer cannot be parsed. A number is read by ``quantity``, with its sign, its words of scale and
     its unit, which only counts where the gold answer names one too; whatever else is a formula for math-verify, without
@@ -58,6 +58,8 @@ def math(answer: str, prompt: Prompt, output: Text) -> float:
         return nan
     contents = boxed(answer)
     answer = in_digits(contents[0] if len(contents) == 1 else answer)
+    if amount is not None:
+        answer = with_digits(answer)
     if amount is not None and (found := quantity(answer)) is not None:
         values = [alike] if (alike := found.like(amount)) else []
         if alike and "percent" in (found.kind, amount.kind) and found.kind != amount.kind:

@@ -71,6 +71,22 @@ def in_digits(text: str) -> str:
     return f"{sign}{_TO_A_HUNDRED[word]}" if word in _TO_A_HUNDRED else text
 
 
+def with_digits(text: str) -> str:
+    """A text with its only number, one in words up to a hundred, in digits ("the answer is twenty-one" is "the answer
+    is 21", "two thousand" "2 thousand"), so that ``quantity`` reads it; one with digits, with several numbers or with a
+    "one", which may be a pronoun, as it stands."""
+    if len(text) > LONGEST or any(character.isnumeric() for character in text):
+        return text
+    plain = folded(text)
+    numbers = list(_IN_WORDS.finditer(plain))
+    if len(numbers) != 1:
+        return text
+    before, word, behind = plain[: numbers[0].start()], numbers[0][0], plain[numbers[0].end() :]
+    if re.search(r"\bone\b", f"{before} {behind}", re.IGNORECASE):
+        return text
+    return f"{before}{_TO_A_HUNDRED[word.casefold()]}{behind}"
+
+
 def boxed(text: str) -> list[str]:
     """The contents of the outermost ``\\boxed{...}`` of a text, in order; an open one is left out."""
     contents, place = [], 0
@@ -230,6 +246,10 @@ _TO_A_HUNDRED = {
     **{f"{ten}{mark}{one}": _SMALL[ten] + n for ten in _TENS for one, n in _ONES.items() for mark in "- "},
     **dict.fromkeys(("hundred", "a hundred", "one hundred"), 100),
 }
+_IN_WORDS = re.compile(
+    rf"(?<![\w-])(?:{'|'.join(sorted(_TO_A_HUNDRED.keys() - {'one', 'hundred'}, key=len, reverse=True))})(?![\w-])",
+    re.IGNORECASE,
+)
 _NUMBER_WORD = re.compile(
     rf"\b(?:{'|'.join(name for name in _SMALL if name != 'one')}|hundreds?|thousands?|millions?|billions?|trillions?"
     r"|dozens?|half|halves|couple)\b",

@@ -34,7 +34,7 @@ def reasoning_words(prompts: Sequence[Prompt], outputs: Sequence[Output], enough
     return [min(1.0, count / enough) for count in counts]
 
 
-@reward("Text", reads=("answer", "meta.entity"))
+@reward("Text", reads=("answer", "meta.entity"), version=2)
 def entity_named(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """1 where the completion names ``meta.entity``, e.g. the forged place; of a row without one, the value of its task.
 

@@ -167,7 +167,7 @@ def responds(prompt: Prompt) -> bool:
     return bool(prompt.meta.get("response", not gold_calls(prompt)))
 
 
-@reward("Text", reads=("answer",), group=True, source="OTC, arXiv:2504.14870")
+@reward("Text", reads=("answer",), group=True, source="OTC, arXiv:2504.14870", version=2)
 def tool_economy(
     prompts: Sequence[Prompt], outputs: Sequence[Output], c: float = 4.0, right: float = 0.5, tags: bool | str = True
 ) -> list[float]:

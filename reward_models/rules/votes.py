@@ -263,7 +263,7 @@ def answer_likelihood(
     return (answer_probability - answer_prior).clamp_min(0).tolist()
 
 
-@reward("Text", reads=("answer",), source="MultiRole-R1, arXiv:2507.20187")
+@reward("Text", reads=("answer",), source="MultiRole-R1, arXiv:2507.20187", version=2)
 def roles(
     prompts: Sequence[Prompt], outputs: Sequence[Output], convergent: bool = True, tags: bool | str = True
 ) -> list[float]:

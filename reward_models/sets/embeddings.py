@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
+from mmgrpo.config.ranges import check_type
 from mmgrpo.config.registry import parse
 from mmgrpo.scoring.shared import once
 from mmgrpo.types import Image, Output, Video
@@ -84,10 +85,12 @@ def _rows(things: Sequence[Any], embed: str, names: Mapping[str, str], device: s
 def check_embed(embed: str = LAYOUT, **_: Any) -> None:
     """ValueError for a text that names no function, and for parameters that it has not."""
     name, parameters = parse(embed, "embed")
-    accepted = inspect.signature(_loaded(NAMED.get(name, name))).parameters
-    for parameter in parameters:
+    function = _loaded(NAMED.get(name, name))
+    accepted = inspect.signature(function).parameters
+    for parameter, value in parameters.items():
         if parameter not in accepted:
             raise ValueError(f"embed: '{name}' has no parameter '{parameter}'.{nearest(parameter, accepted)}")
+        check_type(function, parameter, value, f"embed: '{name}': {parameter}")
 
 
 @functools.cache

@@ -199,3 +199,27 @@ def test_values_of_the_table_may_be_names_of_functions_alone(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(rewards.plugins, "table", lambda group: {"a": "m:f", "b": TABLE["full"]})
     assert rewards.entries() == {"a": RewardEntry("m:f"), "b": TABLE["full"]}
+
+
+def words(prompts, outputs, of: Sequence[str] = ("a",), scale: float | Unresolved = 1.0, least: int = 1):  # type: ignore
+    """Of a signature with an annotation that cannot be resolved."""
+    return [float(len(of))] * len(outputs)
+
+
+@pytest.mark.parametrize("process", [True, False])
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("of='criteria'", "of.*'criteria'.*list"),
+        ("of=['a', 1]", r"of.*\['a', 1\].*list"),
+        ("least=1.5", "least.*1.5"),
+        ("least=True", "least.*True"),
+    ],
+)
+def test_a_parameter_has_the_type_of_its_annotation(process, given, named):
+    with pytest.raises(ValueError, match=f"rewards.*words.*{named}"):
+        scorer(f"{__name__}:words({given}, process={process})")
+
+
+def test_a_list_of_texts_and_a_value_of_an_unknown_type_are_taken():
+    assert scorer(f"{__name__}:words(of=['a', 'b'], scale='x', process=False)").fn([], [Text("")]) == [2.0]

@@ -100,6 +100,14 @@ def test_the_functions_that_belong_to_a_reward_exist(name):
     assert all(callable(function(path)) for path in (entry.check, entry.rates, entry.annotate, entry.row) if path)
 
 
+def test_a_reward_that_applies_tasks_is_of_their_version():
+    """Its numbers change with theirs, and cached scores are known by the version."""
+    code = {name: getattr(function(entry.function), "__code__", None) for name, entry in ENTRIES.items()}
+    applied = {name for name, one in code.items() if one and "task" in one.co_names}
+    assert {"inverted", "cosine_length", "roles"} <= applied
+    assert [name for name in sorted(applied) if manifest(name).version < manifest("task").version] == []
+
+
 def test_the_catalogue_says_what_stands_at_the_functions():
     assert CATALOGUE.read_text(encoding="utf-8") == catalogue.text(), "run python -m reward_models.catalogue"
 

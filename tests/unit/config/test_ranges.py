@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -14,11 +14,13 @@ from mmgrpo.advantages.estimate import CREDITS, SCALES, SELECTORS, SHAPES
 from mmgrpo.config.ranges import (
     ANY_TEXT,
     CHECKPOINT,
+    COUNT,
     DEVICE,
     LONG_TEXT,
     PATH_COMPONENT,
     SEED,
     check_ranges,
+    fits,
     one_of,
     shown,
     within,
@@ -238,12 +240,45 @@ def test_a_parameter_in_its_range_is_taken():
 
 
 def test_a_function_whose_annotations_cannot_be_resolved_is_taken_as_it_is():
-    def own(x: Unknown, by: float = 1.0) -> Unknown:  # type: ignore[name-defined]
+    def own(x: Unknown, by: Unknown = 1.0) -> Unknown:  # type: ignore[name-defined]
         return x * by
 
     table = {"own": Block(own), "partial": Block(partial(own, by=2.0))}
     assert bind("own(by=-2)", table, "demo")({"x": 4.0}) == -8.0
     assert bind("partial(by=3)", table, "demo")({"x": 4.0}) == 12.0
+
+
+def test_an_annotation_that_cannot_be_resolved_hides_no_other():
+    def own(x: Unknown, by: float = 1.0) -> Unknown:  # type: ignore[name-defined]
+        return x * by
+
+    with pytest.raises(ValueError, match=r"by.*own.*-2.0.*\[0, inf\)"):
+        bind("own(by=-2)", {"own": Block(own)}, "demo")
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken", "refused"),
+    [
+        (Sequence[str], [[], ["a"], ("a", "b")], ["a", "", 1, None, [1], ["a", None], {"a": 1}]),
+        (Mapping[str, float] | Sequence[str], [{"a": 2}, ["a"]], ["criteria", {"a": "2"}, {1: 2}, 3]),
+        (str | Sequence[Sequence[str]], ["a", [["a", "b"]]], [["a"], [["a", 1]], 2]),
+        (tuple[float, float], [(1, 2.0), [0.5, 1]], [(1,), (1, 2, 3), ("1", "2"), "12", 1]),
+        (tuple[int, ...], [(), (1, 2)], [(1.0,), 1]),
+        (list, [["a", 1]], ["a", 1]),
+        (dict, [{"a": []}], ["a", ["a"]]),
+        (float, [1, 0.5], ["1", True, None, [1]]),
+        (int, [1], [1.0, True, "1"]),
+        (bool, [True], [1, "True"]),
+        (str, ["", "a"], [1, ["a"], None, False]),
+        (float | None, [None, 1], ["1", False]),
+        (Literal["a", "b"], ["a"], ["c", ["a"]]),
+        (Annotated[int, COUNT], [3], ["3"]),
+        (Any, ["a", None, [1]], []),
+    ],
+)
+def test_a_value_has_its_type_and_a_text_is_no_list(kind, taken, refused):
+    assert all(fits(value, kind) for value in taken)
+    assert not any(fits(value, kind) for value in refused)
 
 
 @pytest.mark.parametrize(

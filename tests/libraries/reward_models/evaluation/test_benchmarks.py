@@ -60,15 +60,15 @@ def test_hpdv3_prefers_path1(folder):
     assert made["headline"] == 0.5 and made["reward_ties"] == 1 and made["prompts"] == 2  # (1 + 0 + 1/2) / 3
 
 
-def test_imagereward_drops_ties_of_people_and_counts_those_of_the_reward_half(folder):
-    """Ranks 1, 2, 2 of 40, 20, 20: two pairs are right, the third is a tie of people. Then 20, 20: half."""
+def test_imagereward_drops_ties_of_people_and_counts_those_of_the_reward_as_wrong(folder):
+    """Ranks 1, 2, 2 of 40, 20, 20: two pairs are right, the third is a tie of people. Then 20, 20: wrong."""
     rows = [
         {"id": "0", "prompt": "a", "generations": grey(40, 20, 20), "ranking": [1, 2, 2]},
         {"id": "1", "prompt": "b", "generations": grey(20, 20), "ranking": [1, 2]},
     ]
     made = result(f"imagereward:{write_json(folder / 'test.json', rows)}")
-    assert made["headline"] == pytest.approx(2.5 / 3) and made["human_ties"] == 1
-    assert made["without_ties"]["wrong"] == pytest.approx(2 / 3)  # as its script counts
+    assert made["headline"] == pytest.approx(2 / 3) and made["human_ties"] == 1
+    assert made["without_ties"]["half"] == pytest.approx(2.5 / 3)
     assert made["with_ties"]["tuned_on_the_same_pairs"] == 0.75
 
 

@@ -96,7 +96,7 @@ def test_a_range_goes_from_less_to_more(reward):
 
 
 @pytest.mark.parametrize(
-    "criteria", [[], {}, {"a": 0}, {"a": -1}, {"a": math.inf}, {"a": math.nan}, {"a": "1"}, {"a": 1, "b": 0}]
+    "criteria", ["hands", [], {}, {"a": 0}, {"a": -1}, {"a": math.inf}, {"a": math.nan}, {"a": "1"}, {"a": 1, "b": 0}]
 )
 def test_criteria_are_names_or_have_positive_weights(criteria):
     with pytest.raises(ValueError, match="judge_rubric.*criteria"):

@@ -54,6 +54,10 @@ def value(task: str, answer: str, gold, **meta) -> float:
         ("choice", "C", "B", 0),
         ("choice", "B - a cat", "B", 1),
         ("choice", "B – a cat", "B", 1),
+        ("choice", "b - a cat", "B", 1),
+        ("choice", "c (the sea)", "C", 1),
+        ("choice", "It's B - a cat", "B", 1),
+        ("choice", "a - cat", "A", 0),  # an article
         ("choice", "C (the sea)", "C", 1),
         ("choice", "It's B", "B", 1),
         ("choice", "It’s B.", "B", 1),
