@@ -79,7 +79,8 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     entry = said or entry if own else entry
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
-    fn = cached(name, fn, parameters, entry.read_manifest(), common.cache)
+    manifest = read_through(entry.read_manifest(), parameters)
+    fn = cached(name, fn, parameters, manifest, common.cache)
     parameters.pop("device", "")
     rates, annotate, _ = (
         plugins.load_object(path, "rewards", own)(**parameters) if path else None
@@ -98,7 +99,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         elsewhere,
         reads,
         needs,
-        read_through(entry.read_manifest(), parameters),
+        manifest,
         check_row,
         common.schedule,
         recorded,
@@ -108,18 +109,19 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
 def read_through(manifest: Manifest | None, parameters: Mapping[str, Any]) -> Manifest | None:
     """The manifest of a reward with these parameters: what the reward reads that it asks (``frames``, ``by_task``,
     ``win_rate``, ``served``) in place of ``reward``, which stays where that is not known, and no media with ``media``
-    False."""
+    False. Its version rises with that of the asked reward, by which caches know both."""
     if manifest is None:
         return None
-    reads, asked = dict.fromkeys(manifest.reads), parameters.get("reward")
+    reads, version, asked = dict.fromkeys(manifest.reads), manifest.version, parameters.get("reward")
     if "reward" in reads and isinstance(asked, str) and (entry := entries().get(asked.partition("(")[0])):
         inner = read_through(entry.read_manifest(), parse(asked)[1])
         if inner is not None:
             del reads["reward"]
             reads |= dict.fromkeys(inner.reads)
+            version += inner.version - 1
     if parameters.get("media") is False:
         reads.pop("media", None)
-    return replace(manifest, reads=tuple(reads))
+    return replace(manifest, reads=tuple(reads), version=version)
 
 
 def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:

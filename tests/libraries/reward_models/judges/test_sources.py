@@ -11,6 +11,7 @@ from PIL import Image as Pil
 
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring.fitting import row_objection
+from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
 from reward_models import REWARDS
 from reward_models.judges import pairwise, pointwise, thoughts, tournament, unified
@@ -100,8 +101,8 @@ def ask(name: str, prompt: Prompt, **more: Any) -> None:
 @pytest.mark.filterwarnings("ignore:judge")
 @pytest.mark.parametrize("name", JUDGED)
 def test_every_judge_that_reads_the_prompt_sees_its_media_first_and_in_order(name, judge):
-    manifest: Any = REWARDS[name].read_manifest()
-    assert "media" in manifest.reads and manifest.version >= 2
+    stated = REWARDS[name].read_manifest()
+    assert stated is not None and "media" in stated.reads and stated.version >= 2
     made = JUDGED[name][1] == "Image"
     ask(name, given(DAY, BROKEN))
     assert judge.asked == [], "what cannot be shown is not judged"
@@ -217,10 +218,14 @@ def test_a_local_model_and_a_server_are_given_the_source_before_the_output(monke
     assert kinds[1:6] == ["Source image:", "image", KEEP, "Output:", "image"]
 
 
+def manifest(spec: str) -> Manifest:
+    one = scorer(spec).manifest
+    assert one is not None
+    return one
+
+
 def reads(spec: str) -> set[str]:
-    manifest = scorer(spec).manifest
-    assert manifest is not None
-    return {*manifest.reads}
+    return {*manifest(spec).reads}
 
 
 def test_a_reward_reads_what_the_reward_reads_that_it_asks():
@@ -232,6 +237,12 @@ def test_a_reward_reads_what_the_reward_reads_that_it_asks():
     assert reads("win_rate(reward='frames(reward=\"pickscore\")')") == {"text"}
     own = f"{test_a_reward_reads_what_the_reward_reads_that_it_asks.__module__}:brightness(process=False)"
     assert reads(f"frames(reward={own!r})") == {"reward"}
+
+
+def test_scores_of_a_reward_that_asks_another_are_cached_by_the_versions_of_both():
+    judge = "judge=\"chat(url='http://127.0.0.1:1/v1', model='m')\""
+    assert manifest("frames(reward='pickscore')").version == 1
+    assert manifest(f"frames(reward={f'vqascore({judge})'!r})").version == manifest(f"vqascore({judge})").version == 2
 
 
 def brightness(prompts, outputs):
