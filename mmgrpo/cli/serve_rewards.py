@@ -179,7 +179,7 @@ def warm_up(function: Callable[..., Any], manifest: Manifest | None) -> None:
 
     from mmgrpo.types import Audio, Image, Output, Prompt, Text, Video
 
-    if manifest is None or set(manifest.reads) - {"text", "media"} or manifest.reads == ("media",):
+    if manifest is None or manifest.needs_media or set(manifest.reads) - {"text", "media"}:
         return
     seconds = torch.arange(32_000) / 16_000
     outputs: dict[str, Output] = {

@@ -70,6 +70,11 @@ class Manifest:
             raise ValueError(f"Manifest: got weights {', '.join(self.weights)} without a licence, expected theirs")
 
     @property
+    def needs_media(self) -> bool:
+        """Whether it cannot score a prompt without media; one that reads the text, too, can."""
+        return "media" in self.reads and "text" not in self.reads
+
+    @property
     def range(self) -> str:
         """``0 to 1``, ``at most 0``, ``any number``."""
         if math.isinf(self.low) and math.isinf(self.high):
