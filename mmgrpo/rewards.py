@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mmgrpo.config import plugins
@@ -23,9 +24,9 @@ from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.cache import cached
 from mmgrpo.scoring.decisions import reads_rollout, records
 from mmgrpo.scoring.load import common_parameters, load_reward
+from mmgrpo.scoring.manifest import Manifest, entry_of
 from mmgrpo.scoring.manifest import RewardEntry as RewardEntry
 from mmgrpo.scoring.manifest import declared as declared
-from mmgrpo.scoring.manifest import entry_of
 from mmgrpo.scoring.manifest import reward as reward
 from mmgrpo.scoring.process import RewardProcess
 
@@ -78,7 +79,8 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     entry = said or entry if own else entry
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
-    fn = cached(name, fn, parameters, entry.read_manifest(), common.cache)
+    manifest = read_through(entry.read_manifest(), parameters)
+    fn = cached(name, fn, parameters, manifest, common.cache)
     parameters.pop("device", "")
     rates, annotate, _ = (
         plugins.load_object(path, "rewards", own)(**parameters) if path else None
@@ -97,11 +99,29 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         elsewhere,
         reads,
         needs,
-        entry.read_manifest(),
+        manifest,
         check_row,
         common.schedule,
         recorded,
     )
+
+
+def read_through(manifest: Manifest | None, parameters: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of a reward with these parameters: what the reward reads that it asks (``frames``, ``by_task``,
+    ``win_rate``, ``served``) in place of ``reward``, which stays where that is not known, and no media with ``media``
+    False. Its version rises with that of the asked reward, by which caches know both."""
+    if manifest is None:
+        return None
+    reads, version, asked = dict.fromkeys(manifest.reads), manifest.version, parameters.get("reward")
+    if "reward" in reads and isinstance(asked, str) and (entry := entries().get(asked.partition("(")[0])):
+        inner = read_through(entry.read_manifest(), parse(asked)[1])
+        if inner is not None:
+            del reads["reward"]
+            reads |= dict.fromkeys(inner.reads)
+            version += inner.version - 1
+    if parameters.get("media") is False:
+        reads.pop("media", None)
+    return replace(manifest, reads=tuple(reads), version=version)
 
 
 def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:

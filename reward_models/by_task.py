@@ -26,8 +26,9 @@ from mmgrpo.types import Output, Prompt
     "Audio",
     range=(-inf, inf),
     scale="that of the reward of its tasks",
-    reads=("task",),
+    reads=("task", "reward"),
     check="reward_models.by_task:check",
+    row="reward_models.by_task:check_row",
     version=2,
 )
 def by_task(
@@ -50,6 +51,12 @@ def check(tasks: Sequence[str], reward: str, **_: object) -> None:
     if not tasks or not all(tasks):
         raise ValueError(f"by_task: tasks: got {tasks!r}, expected a list of names, e.g. ['open']")
     _reward(reward, "cpu")
+
+
+def check_row(prompt: Prompt, **_: object) -> None:
+    """ValueError for a row without a task."""
+    if not prompt.task:
+        raise ValueError(f"prompt '{prompt.id}' has no task")
 
 
 @functools.cache

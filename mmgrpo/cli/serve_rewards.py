@@ -172,13 +172,14 @@ def batches(text: str, args: Args, device: str) -> Batches:
 def warm_up(function: Callable[..., Any], manifest: Manifest | None) -> None:
     """Score one made-up output, which loads the weights; an error then is one of the server, before anybody waits.
 
-    A reward that reads more than the text of a prompt could not score it, and is only loaded.
+    A reward that reads more than the text of a prompt, and media if there are any, could not score it, and is only
+    loaded.
     """
     import torch
 
     from mmgrpo.types import Audio, Image, Output, Prompt, Text, Video
 
-    if manifest is None or set(manifest.reads) - {"text"}:
+    if manifest is None or manifest.needs_media or set(manifest.reads) - {"text", "media"}:
         return
     seconds = torch.arange(32_000) / 16_000
     outputs: dict[str, Output] = {

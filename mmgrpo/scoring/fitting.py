@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 
+from mmgrpo.config import plugins
 from mmgrpo.data.columns import likely
 from mmgrpo.scoring import Scorer, trl
 from mmgrpo.scoring.isolation import in_words
-from mmgrpo.scoring.manifest import Manifest, absent, obstacle
+from mmgrpo.scoring.manifest import MEDIA, Manifest, RewardEntry, absent, obstacle
 from mmgrpo.types import Prompt, Text
 
 _OF_RUN: ContextVar[Sequence[Scorer]] = ContextVar("rewards of the run that is being loaded", default=())
@@ -50,9 +51,9 @@ def refuse_unfit(
 ) -> list[str]:
     """ValueError for rewards that cannot score the run's ``outputs`` (Text, Image, Video or Audio; empty: unknown),
     that need a package or a column that is missing, or that have no score for more than the share ``allowed`` of the
-    rows of a split. Returns a sentence for every split with such rows.
+    rows of a split. Returns a sentence for every split with such rows, and one for media that no reward reads.
     """
-    notes = []
+    notes = unread_media(scorers, splits, outputs)
     for scorer in scorers:
         manifest = scorer.manifest
         if manifest is not None and outputs and outputs not in manifest.scores:
@@ -72,6 +73,37 @@ def refuse_unfit(
                     raise ValueError(text)
                 notes.append(f"{text}; they are not trained")
     return notes
+
+
+def unread_media(scorers: Sequence[Scorer], splits: Mapping[str, Sequence[Prompt]], outputs: str) -> list[str]:
+    """A sentence for images, videos or audio made from media of their prompts (an image to edit, a first frame, a
+    voice) where none of the rewards reads these; with the names of rewards that do. One without a manifest may."""
+    if (
+        outputs not in KEPT
+        or not scorers
+        or any(one.manifest is None or MEDIA & {*one.manifest.reads} for one in scorers)
+    ):
+        return []
+    rows = [prompt for prompts in splits.values() for prompt in tried(prompts)]
+    with_media = sum(bool(prompt.media) for prompt in rows)
+    if not with_media:
+        return []
+    table = plugins.table(plugins.REWARDS)
+    manifests = {name: row.read_manifest() for name, row in table.items() if isinstance(row, RewardEntry)}
+    known = [name for name, one in manifests.items() if one and outputs in one.scores and "media" in one.reads]
+    return [
+        f"rewards: {', '.join(one.name for one in scorers)}: {with_media} of {len(rows)} rows give media to start "
+        f"from, which none of these rewards reads, so {KEPT[outputs]} costs nothing; add one that does: "
+        f"{', '.join(known)}, or a function of your own"
+    ]
+
+
+KEPT = {
+    "Image": "repainting what should stay",
+    "Video": "leaving the given image",
+    "Audio": "leaving the given voice or music",
+}
+"""What a reward of outputs of a kind overlooks that does not read the media of the prompt."""
 
 
 def downloads(scorers: Sequence[Scorer], environment: Mapping[str, str]) -> list[str]:
@@ -157,7 +189,7 @@ def _reference_objection(scorer: Scorer, manifest: Manifest, prompt: Prompt) -> 
 def _has(prompt: Prompt, key: str) -> bool:
     # Media may also come from a parameter of the reward or from the policy.
     known = {"text": bool(prompt.text), "answer": prompt.answer is not None, "media": True, "rollout": True}
-    known |= {"task": bool(prompt.task), "meta.task": bool(prompt.task)}
+    known |= {"reward": True, "task": bool(prompt.task), "meta.task": bool(prompt.task)}
     return known[key] if key in known else prompt.meta.get(key.removeprefix("meta.")) is not None
 
 

@@ -24,6 +24,10 @@ from mmgrpo.config.extras import install
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+MEDIA = frozenset({"media", "reward"})
+"""What in ``Manifest.reads`` says that a reward reads the media of prompts, or asks another one that may."""
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The facts of a reward. ``version`` is raised whenever its values change; caches of scores are keyed by it."""
@@ -36,7 +40,8 @@ class Manifest:
     scale: str = ""
     """What the number is, where the range does not say it, e.g. "cosine" or "logit, typically 15 to 25"."""
     reads: tuple[str, ...] = ()
-    """What it reads of a prompt (text, answer, media, meta.<key>), or rollout: the policy's own numbers."""
+    """What it reads of a prompt (text, answer, media, task, meta.<key>); rollout: the policy's own numbers; reward:
+    whatever the reward reads that its parameter ``reward`` names. With a parameter ``media`` False it reads none."""
     group: bool = False
     """It compares the outputs of a prompt with each other, which must be scored in one call."""
     votes: bool = False
@@ -63,6 +68,11 @@ class Manifest:
             raise ValueError(f"Manifest: got the range {self.low} to {self.high}, expected low < high")
         if self.weights and not self.licence:
             raise ValueError(f"Manifest: got weights {', '.join(self.weights)} without a licence, expected theirs")
+
+    @property
+    def needs_media(self) -> bool:
+        """Whether it cannot score a prompt without media; one that reads the text, too, can."""
+        return "media" in self.reads and "text" not in self.reads
 
     @property
     def range(self) -> str:

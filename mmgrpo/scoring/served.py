@@ -28,7 +28,7 @@ from mmgrpo.config.extras import install
 from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.envelope import FRAMES, VERSION, write
 from mmgrpo.scoring.isolation import RewardFailure
-from mmgrpo.scoring.manifest import reward
+from mmgrpo.scoring.manifest import MEDIA, reward
 from mmgrpo.types import Output, Prompt
 
 ANSWER = 1_000_000
@@ -68,6 +68,7 @@ class Again(Exception):
     "Audio",
     range=(-inf, inf),
     scale="that of the reward of the server",
+    reads=("reward",),
     packages=("httpx", "tenacity"),
     extra="serve",
     check="mmgrpo.scoring.served:check",
@@ -204,7 +205,7 @@ class Client:
     def reads_media(self) -> bool:
         """Whether the reward may read the media of prompts, which one without a manifest may."""
         manifest = self.facts()["manifest"]
-        return manifest is None or "media" in manifest["reads"]
+        return manifest is None or not MEDIA.isdisjoint(manifest["reads"])
 
     def facts(self) -> dict[str, Any]:
         """What the servers say of the reward; ValueError where they cannot be used."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +33,9 @@ def read_wav(source: Path | bytes) -> Audio:
     return Audio(torch.from_numpy(samples).clamp(min=-1), rate)
 
 
-def read_video(source: Path | bytes, frames: int = FRAMES) -> Video:
-    """The frames of a video, at most ``frames``; ``fps`` is lowered by what is left out.
+def read_video(source: Path | bytes, frames: int = FRAMES, start: float = 0.0, end: float = math.inf) -> Video:
+    """The frames of a video from ``start`` to ``end`` in seconds, at most ``frames``; ``fps`` is lowered by what is
+    left out. It is decoded twice, so that no more frames are in memory than are returned.
 
     OSError for a file that is missing or cannot be decoded; ModuleNotFoundError without PyAV.
     """
@@ -42,15 +45,30 @@ def read_video(source: Path | bytes, frames: int = FRAMES) -> Video:
         raise ModuleNotFoundError(f"reading videos needs PyAV: {install('visual')}") from error
     if isinstance(source, Path) and not source.is_file():
         raise FileNotFoundError(f"no such file: {source}")
+    name = source if isinstance(source, Path) else "a video"
+
+    def opened() -> Any:
+        return av.open(io.BytesIO(source) if isinstance(source, bytes) else str(source), "r")
+
     try:
-        with av.open(io.BytesIO(source) if isinstance(source, bytes) else str(source), "r") as container:
+        with opened() as container:
             stream = container.streams.video[0]
             fps = float(stream.average_rate or 1)
-            decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+            times = [
+                number / fps if one.time is None else one.time for number, one in enumerate(container.decode(stream))
+            ]
+        inside = [number for number, time in enumerate(times) if start <= time - times[0] <= end]
+        if not inside:
+            raise OSError(f"{name} has no frame" + f" from {start:g} to {end:g} s" * bool(times))
+        places = np.linspace(0, len(inside) - 1, min(frames, len(inside))).round().astype(int)
+        chosen = {inside[place] for place in places}
+        with opened() as container:
+            shown = [
+                one.to_ndarray(format="rgb24")
+                for number, one in enumerate(container.decode(container.streams.video[0]))
+                if number in chosen
+            ]
     except (av.FFmpegError, IndexError) as error:
-        raise OSError(f"{source if isinstance(source, Path) else 'a video'} cannot be decoded ({error})") from error
-    if not decoded:
-        raise OSError(f"{source if isinstance(source, Path) else 'a video'} has no frame")
-    chosen = np.unique(np.linspace(0, len(decoded) - 1, min(frames, len(decoded))).round().astype(int))
-    pixels = torch.from_numpy(np.stack([decoded[number] for number in chosen])).permute(0, 3, 1, 2).float() / 255
-    return Video(pixels, fps * len(chosen) / len(decoded))
+        raise OSError(f"{name} cannot be decoded ({error})") from error
+    pixels = torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).float() / 255
+    return Video(pixels, fps * len(chosen) / len(inside))

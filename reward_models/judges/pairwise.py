@@ -19,12 +19,20 @@ from mmgrpo.scoring import Scorer, score_column
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.judges.named import judge_named
-from reward_models.judges.question import Question, ask, parts_of
+from reward_models.judges.question import Question, ask, parts_of, sources_of
 from reward_models.judges.verdicts import verdict
 from reward_models.rules.groups import groups
 
 judged_reward = functools.partial(
-    reward, "Text", "Image", "Video", reads=("text",), group=True, check="reward_models.judges.named:check_judge"
+    reward,
+    "Text",
+    "Image",
+    "Video",
+    reads=("text", "media"),
+    group=True,
+    check="reward_models.judges.named:check_judge",
+    row="reward_models.judges.question:check_source",
+    version=2,
 )
 """Of rewards of a judge that compares the outputs of a group."""
 
@@ -45,14 +53,16 @@ def judge_pairs(
     ask_for: str = ASK,
     both_orders: bool = True,
     tokens: int = 1024,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """The share of the others of its group that an output beats, as a judge sees it; G (G - 1) questions a group.
 
     With ``both_orders`` False only (i, j) with i < j is asked, as Pref-GRPO's code does. An output that is alone in its
-    group, or without any comparison that can be read, is NaN.
+    group, or without any comparison that can be read, is NaN. The judge sees the media of the prompt before the
+    outputs; with ``media`` False its text alone.
     """
-    compared = compare(prompts, outputs, judge, ask_for, both_orders, tokens, device)
+    compared = compare(prompts, outputs, judge, ask_for, both_orders, tokens, media, device)
     return win_rates(prompts, compared)
 
 
@@ -63,10 +73,11 @@ def position_consistency(
     judge: str,
     ask_for: str = ASK,
     tokens: int = 1024,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """The share of an output's pairs in which the judge says the same in both orders: to be logged, with weight 0."""
-    compared = compare(prompts, outputs, judge, ask_for, True, tokens, device)
+    compared = compare(prompts, outputs, judge, ask_for, True, tokens, media, device)
     return consistency(prompts, compared)
 
 
@@ -77,6 +88,7 @@ def compare(
     ask_for: str,
     both_orders: bool,
     tokens: int,
+    media: bool,
     device: str,
     read: Callable[[str | None], float | None] = verdict,
     form: str = FORM,
@@ -85,23 +97,26 @@ def compare(
 ) -> Comparisons:
     """The judge's verdict on ``pairs`` of rows, by default every two outputs of a prompt, in one or both orders.
 
-    ``whole`` is a text with {prompt} in it that stands after the two outputs, in place of their titles, of the prompt
-    before them and of what is asked.
+    ``whole`` is a text with {prompt} in it that stands after the two outputs, in place of all titles, of the prompt
+    before them and of what is asked. The media of the prompt come first.
     """
     if pairs is None:
         pairs = [pair for rows in groups(prompts) for pair in combinations(rows, 2)]
     pairs = [*pairs, *((second, first) for first, second in pairs)] if both_orders else list(pairs)
+    sources = sources_of(prompts, outputs, media, titles=not whole)
     questions: list[Question | None] = []
     for first, second in pairs:
         one = parts_of(outputs[first], "Output 1", "judge_pairs")
         other = parts_of(outputs[second], "Output 2", "judge_pairs")
-        if one is None or other is None:
+        source = sources[first]
+        if one is None or other is None or source is None:
             questions.append(None)
         elif whole:
             text = whole.replace("{prompt}", prompts[first].text)
-            questions.append(Question((*(one[1:] or one), *(other[1:] or other), text)))
+            questions.append(Question((*source, *(one[1:] or one), *(other[1:] or other), text)))
         else:
-            questions.append(Question((f"Prompt:\n{prompts[first].text}", *one, *other, f"{ask_for}\n{form}")))
+            shown = (f"Prompt:\n{prompts[first].text}", *source, *one, *other)
+            questions.append(Question((*shown, f"{ask_for}\n{form}")))
     values = ask(judge_named(judge, device), questions, read, tokens, form)
     return dict(zip(pairs, values, strict=True))
 
@@ -132,6 +147,7 @@ def consistency(prompts: Sequence[Prompt], compared: Comparisons) -> list[float]
     "Video",
     "Audio",
     scale="share of the group that is beaten",
+    reads=("reward",),
     group=True,
     source=SOURCE,
     check="reward_models.judges.pairwise:check_win_rate",

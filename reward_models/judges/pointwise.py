@@ -14,10 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.named import judge_named
-from reward_models.judges.question import Question, ask, parts_of
+from reward_models.judges.question import Question, ask, parts_of, sources_of
 from reward_models.judges.verdicts import number_after
 
 pointwise_reward = functools.partial(reward, check="reward_models.judges.named:check_judge")
+sourced_reward = functools.partial(
+    pointwise_reward, reads=("text", "media"), row="reward_models.judges.question:check_source", version=2
+)
+"""Of rewards of a judge that sees the media of the prompt, too."""
 
 QUALITY = ("excellent", "good", "fair", "poor", "bad")
 """Words of DeQA-Score and Q-Align for 5, 4, 3, 2, 1."""
@@ -28,7 +32,7 @@ ARTIFACTS = (
 )
 
 
-@pointwise_reward("Text", "Image", "Video", scale="as the judge rates", reads=("text",))
+@sourced_reward("Text", "Image", "Video", scale="as the judge rates")
 def judge_score(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -38,17 +42,20 @@ def judge_score(
     low: float = 1,
     high: float = 5,
     tokens: int = 512,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
-    """The number in [low, high] that a judge gives after ``label``, mapped to [0, 1]."""
+    """The number in [low, high] that a judge gives after ``label``, mapped to [0, 1].
+
+    The judge sees the media of the prompt before the output; with ``media`` False its text alone."""
     _check_range("judge_score", low, high)
     form = f"End with one line, and a number from {low:g} to {high:g} in it:\n{label}: <number>"
-    questions = _questions(prompts, outputs, f"{ask_for}\n{form}", "judge_score")
+    questions = _questions(prompts, outputs, f"{ask_for}\n{form}", "judge_score", media)
     values = ask(judge_named(judge, device), questions, lambda text: number_after(text, label, low, high), tokens, form)
     return [(value - low) / (high - low) for value in values]
 
 
-@pointwise_reward("Text", "Image", "Video", scale="as the judge rates", reads=("text",))
+@sourced_reward("Text", "Image", "Video", scale="as the judge rates")
 def judge_rubric(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
@@ -57,11 +64,13 @@ def judge_rubric(
     low: float = 1,
     high: float = 4,
     tokens: int = 1024,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """The weighted mean over ``criteria`` (names, or names and weights) of the judge's numbers, mapped to [0, 1].
 
-    All criteria are asked for in one question; an output without one of the numbers is NaN.
+    All criteria are asked for in one question; an output without one of the numbers is NaN. ``media`` is
+    that of ``judge_score``.
     """
     _check_range("judge_rubric", low, high)
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
@@ -82,7 +91,7 @@ def judge_rubric(
             return None
         return math.fsum(map(operator.mul, weights.values(), given)) / math.fsum(weights.values())
 
-    questions = _questions(prompts, outputs, form, "judge_rubric")
+    questions = _questions(prompts, outputs, form, "judge_rubric", media)
     values = ask(judge_named(judge, device), questions, read, tokens, form)
     return [(value - low) / (high - low) for value in values]
 
@@ -102,14 +111,27 @@ def deqa(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, devic
     return _by_words(judge, device, asked, [(word,) for word in QUALITY], _expected_quality)
 
 
-@pointwise_reward("Image", scale='probability of "Yes"', reads=("text",), source="VQAScore, arXiv:2404.01291")
-def vqascore(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu") -> list[float]:
+@sourced_reward("Image", scale='probability of "Yes"', source="VQAScore, arXiv:2404.01291")
+def vqascore(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, media: bool = True, device: str = "cpu"
+) -> list[float]:
     """The judge's probability of "Yes", among all tokens, to whether the image shows the prompt (VQAScore,
     arXiv:2404.01291, in its form for vision-language models that complete a conversation, which are asked for "Yes or
     No" (linzhiqiu/t2v_metrics at 6ecb74f9, e.g. ``qwen2vl_model.py``); CLIP-FlanT5 of the paper is asked for "yes or
-    no")."""
-    texts = [f'Does this figure show "{prompt.text}"? Please answer Yes or No.' for prompt in prompts]
-    asked = _of_images(outputs, texts, "vqascore")
+    no").
+
+    The figure of a prompt with media is shown after these, and the question, which is ours, is whether it does what the
+    prompt asks and keeps all else; with ``media`` False the published question about the figure alone."""
+    sources = sources_of(prompts, outputs, media)
+    asked: list[Question | None] = []
+    for prompt, output, source in zip(prompts, outputs, sources, strict=True):
+        parts = image_parts(output, "vqascore", "Output" if source else "")
+        if source is None or parts is None:
+            asked.append(None)
+        elif source:
+            asked.append(Question((*source, *parts, EDITED.replace("{prompt}", prompt.text))))
+        else:
+            asked.append(Question((*parts[1:], f'Does this figure show "{prompt.text}"? Please answer Yes or No.')))
     return _by_words(judge, device, asked, [("Yes",), ("No",)], lambda row: math.exp(row[0]))
 
 
@@ -127,6 +149,11 @@ def artifact_free(
     spellings = [("Yes", "yes", "YES"), ("No", "no", "NO")]
     return _by_words(judge, device, asked, spellings, lambda row: 1 / (1 + math.exp(min(700.0, row[0] - row[1]))))
 
+
+EDITED = (
+    'Does the output do what "{prompt}" asks for, and keep all else as it is in the source? Please answer Yes or No.'
+)
+"""The question of ``vqascore`` about an output that was made from the media of its prompt."""
 
 _RATE, _RATING = "How would you rate the quality of this image?", "The quality of the image is"
 
@@ -159,22 +186,24 @@ def _of_images(outputs: Sequence[Output], texts: Sequence[str], reward: str, sta
     ]
 
 
-def image_parts(output: Output, reward: str) -> tuple[str | Image, ...] | None:
-    """A title, which is empty, and the image; None where its pixels are not finite."""
+def image_parts(output: Output, reward: str, title: str = "") -> tuple[str | Image, ...] | None:
+    """A title and the image; None where its pixels are not finite."""
     if not isinstance(output, Image):
         raise TypeError(
             f"{reward}: got an output of kind {type(output).__name__}, expected an Image; for clips name "
             f'frames(reward="{reward}(...)")'
         )
-    return parts_of(output, "", reward)
+    return parts_of(output, title, reward)
 
 
-def _questions(prompts: Sequence[Prompt], outputs: Sequence[Output], asked: str, reward: str) -> list[Question | None]:
-    """One question for each output: the prompt, the output, and what is asked."""
+def _questions(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], asked: str, reward: str, media: bool
+) -> list[Question | None]:
+    """One question for each output: the prompt with its media, the output, and what is asked."""
     shown = [parts_of(output, "Output", reward) for output in outputs]
     return [
-        None if parts is None else Question((f"Prompt:\n{prompt.text}", *parts, asked))
-        for prompt, parts in zip(prompts, shown, strict=True)
+        None if parts is None or source is None else Question((f"Prompt:\n{prompt.text}", *source, *parts, asked))
+        for prompt, source, parts in zip(prompts, sources_of(prompts, outputs, media), shown, strict=True)
     ]
 
 

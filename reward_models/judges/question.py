@@ -9,12 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
-from mmgrpo.types import Image, Output, Text, Video
-
-FRAMES = 8
-"""Frames of a clip that a judge sees, evenly spaced over it."""
+from mmgrpo.types import Image, Output, Prompt, Text, Video
+from reward_models.judges.source import evenly_spaced, images_of
 
 
 @dataclass(frozen=True)
@@ -58,14 +54,72 @@ def parts_of(output: Output, title: str, reward: str) -> tuple[str | Image, ...]
     if isinstance(output, Image):
         images = [output]
     elif isinstance(output, Video):
-        count = len(output.frames)
-        chosen = torch.linspace(0, count - 1, min(FRAMES, count)).round().long().tolist()
-        images = [Image(output.frames[place]) for place in chosen]
+        images = [Image(output.frames[place]) for place in evenly_spaced(len(output.frames))]
     else:
         raise TypeError(f"{reward}: got an output of kind {type(output).__name__}, expected a Text, Image or Video")
+    return _titled(title, images)
+
+
+def _titled(title: str, images: Sequence[Image]) -> tuple[str | Image, ...] | None:
     if not images or not all(bool(image.pixels.isfinite().all()) for image in images):
         return None
     return (f"{title}:", *images)
+
+
+KEEP = "The output was made from the source, and should keep of it what the prompt does not ask to change."
+"""What a judge of images and videos is told of a prompt with media, so that it does not pay for painting all anew."""
+
+
+def sources_of(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], media: bool = True, titles: bool = True
+) -> list[tuple[str | Image, ...] | None]:
+    """For each output the media of its prompt in their order, as parts of a question before the output.
+
+    Each stands after a line with its title ("Source image:", or "Image of the prompt:" for a text about it), and
+    ``KEEP`` after all of them unless the output is a text; without ``titles`` the images alone, as published questions
+    have them. Of a video there are ``FRAMES`` frames. Empty for a prompt without media and with ``media`` False; None
+    where pixels are not finite. ``Unreadable`` for a file that cannot be read, ValueError for audio.
+    """
+    known: dict[tuple[int, bool], tuple[str | Image, ...] | None] = {}
+    for prompt, output in zip(prompts, outputs, strict=True):
+        key = id(prompt), isinstance(output, Text)  # a group shares its prompt, whose files are decoded once
+        if key not in known:
+            known[key] = _source(prompt, isinstance(output, Text), titles) if media else ()
+    return [known[id(prompt), isinstance(output, Text)] for prompt, output in zip(prompts, outputs, strict=True)]
+
+
+def _source(prompt: Prompt, read: bool, titles: bool) -> tuple[str | Image, ...] | None:
+    refuse_audio(prompt)
+    parts: list[str | Image] = []
+    kinds = [medium.kind for medium in prompt.media]
+    for place, medium in enumerate(prompt.media):
+        kind = medium.kind
+        number = f" {kinds[: place + 1].count(kind)}" if kinds.count(kind) > 1 else ""
+        shown = _titled(
+            f"{kind.capitalize()}{number} of the prompt" if read else f"Source {kind}{number}", images_of(medium)
+        )
+        if shown is None:
+            return None
+        parts += shown if titles else shown[1:]
+    return (*parts, KEEP) if parts and titles and not read else tuple(parts)
+
+
+def check_source(prompt: Prompt, media: bool = True, **_: object) -> None:
+    """ValueError for a prompt that a judge cannot be asked about: one with audio, unless ``media`` is False, or one
+    with neither a text nor media. ``_`` are the other parameters of a reward."""
+    if media:
+        refuse_audio(prompt)
+    if not prompt.text and not (media and prompt.media):
+        raise ValueError(f"prompt '{prompt.id}' has no text{' or media' * media}")
+
+
+def refuse_audio(prompt: Prompt) -> None:
+    """ValueError for a prompt with audio, which no judge hears."""
+    if any(medium.kind == "audio" for medium in prompt.media):
+        raise ValueError(
+            f"prompt '{prompt.id}': got audio, expected images and videos, which judges see; media=False lets the "
+            "judge read the text of the prompt alone"
+        )
 
 
 _warned: set[str] = set()

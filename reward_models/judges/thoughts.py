@@ -15,16 +15,17 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from mmgrpo.data.images import decode_image
 from mmgrpo.scoring.manifest import reward
-from mmgrpo.types import Image, Output, Prompt
+from mmgrpo.types import Output, Prompt
 from reward_models.judges.named import check_judge, judge_named
-from reward_models.judges.question import Question, ask
+from reward_models.judges.question import Question, ask, sources_of
 from reward_models.judges.verdicts import conclusion, number_after
 from reward_models.rules.parsing import gold_text
 from reward_models.rules.tags import after_thought_of, answer_of, texts
 
 thoughts_reward = functools.partial(reward, "Text", check="reward_models.judges.named:check_judge")
+problem_reward = functools.partial(thoughts_reward, row="reward_models.judges.question:check_source", version=2)
+"""Of rewards of a judge that sees the problem with its media; with ``media`` False its text alone."""
 
 FIRST = "First wrong step"
 STEPS = """Problem:
@@ -75,9 +76,16 @@ Is the proposed continuation, in meaning, a valid beginning of the text that fol
 or Verdict: no."""
 
 
-@thoughts_reward(scale="share of steps before the first wrong one", reads=("text", "answer"), source="arXiv:2505.11595")
+@problem_reward(
+    scale="share of steps before the first wrong one", reads=("text", "media", "answer"), source="arXiv:2505.11595"
+)
 def judge_steps(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, tokens: int = 1024, device: str = "cpu"
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    tokens: int = 1024,
+    media: bool = True,
+    device: str = "cpu",
 ) -> list[float]:
     """(number of the first wrong step - 1) / number of steps, 1 where all are right; steps are divided by empty lines.
 
@@ -86,12 +94,13 @@ def judge_steps(
     sees the answer of the prompt. First wrong of four: 0; third: .5.
     """
     counts, questions = [], []
-    for prompt, output in zip(prompts, texts(outputs, "judge_steps"), strict=True):
+    sources = sources_of(prompts, outputs, media)
+    for prompt, output, source in zip(prompts, texts(outputs, "judge_steps"), sources, strict=True):
         steps = steps_of(output.whole)
         numbered = "\n\n".join(f"[{number}] {step}" for number, step in enumerate(steps, 1))
         asked = STEPS.format(prompt=prompt.text, answer=gold_text(prompt), steps=numbered, label=FIRST)
         counts.append(len(steps))
-        questions.append(Question((asked,)) if steps else None)
+        questions.append(Question((*source, asked)) if steps and source is not None else None)
 
     def read(text: str | None) -> float | None:
         return number_after(text, FIRST, 0, max(counts))
@@ -111,13 +120,16 @@ def steps_of(text: str) -> list[str]:
     return [step for part in re.split(r"\n\s*\n", text) if (step := part.strip())]
 
 
-@thoughts_reward(range=(-1, 1), scale="good, neither or poor", reads=("text",), source="Text2Grad, arXiv:2505.22338")
+@problem_reward(
+    range=(-1, 1), scale="good, neither or poor", reads=("text", "media"), source="Text2Grad, arXiv:2505.22338"
+)
 def judge_last_step(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
     judge: str,
     poor: float = -1.0,
     tokens: int = 256,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """1 where the last step of a text, its last part or sentence, is good, ``poor`` where it is poor, 0 where it is
@@ -127,17 +139,19 @@ def judge_last_step(
     rewards of spans by a critique (Text2Grad, arXiv:2505.22338), with ``poor=0`` those of steps.
     """
     questions: list[Question | None] = []
-    for prompt, output in zip(prompts, texts(outputs, "judge_last_step"), strict=True):
+    sources = sources_of(prompts, outputs, media)
+    for prompt, output, source in zip(prompts, texts(outputs, "judge_last_step"), sources, strict=True):
         steps = [part for part in re.split(r"(?<=[.!?])\s+|\n+", output.whole) if part.strip()]
         asked = LAST.format(
             prompt=prompt.text, before=" ".join(steps[:-1]) or "(nothing)", step=steps[-1] if steps else ""
         )
-        questions.append(Question((asked,)) if steps else None)
+        questions.append(Question((*source, asked)) if steps and source is not None else None)
     read = partial(_verdict, values={"good": 1.0, "poor": poor, "neither": 0.0})
     values = ask(
         judge_named(judge, device), questions, read, tokens, "End with one line: Verdict: good, poor or neither."
     )
-    return [0.0 if question is None else value for question, value in zip(questions, values, strict=True)]
+    empty = [not output.whole.strip() for output in texts(outputs, "judge_last_step")]
+    return [0.0 if nothing else value for nothing, value in zip(empty, values, strict=True)]
 
 
 @thoughts_reward(range=(-1, 1), scale="1, 0 or -1, of thought and answer", source="R1-Reward, arXiv:2505.02835")
@@ -174,6 +188,8 @@ def judge_consistency(
     reads=("text", "media", "answer"),
     source="arXiv:2506.22832",
     check="reward_models.judges.thoughts:check_listener",
+    row="reward_models.judges.question:check_source",
+    version=2,
 )
 def listener(
     prompts: Sequence[Prompt],
@@ -193,7 +209,8 @@ def listener(
     index = {one.casefold(): place for place, one in enumerate(choices)}
     questions: list[Question | None] = []
     wanted: list[int] = []
-    for prompt, output in zip(prompts, texts(outputs, "listener"), strict=True):
+    sources = sources_of(prompts, outputs, titles=False)
+    for prompt, output, source in zip(prompts, texts(outputs, "listener"), sources, strict=True):
         thought = re.sub(r"</?think>", "", re.split(r"<answer>|</think>", output.whole)[0]).strip()
         chosen = (
             gold_text(prompt) if of == "gold" else answer_of(output.whole) or after_thought_of(output.whole)
@@ -203,13 +220,9 @@ def listener(
             raise ValueError(
                 f"prompt '{prompt.id}': got the answer '{chosen:.100}', expected one of choices={list(choices)}"
             )
-        images = [
-            one.source if isinstance(one.source, Image) else decode_image(str(one.source))
-            for one in prompt.media
-            if one.kind == "image"
-        ]
         asked = LISTEN.format(prompt=prompt.text, thought=thought, choices=", ".join(choices))
-        questions.append(Question((*images, asked)) if thought and wanted[-1] >= 0 else None)
+        complete = thought and wanted[-1] >= 0
+        questions.append(Question((*source, asked)) if complete and source is not None else None)
     asked_ = [one for one in questions if one is not None]
     rows = iter(judge_named(judge, device).log_probs(asked_, [(one,) for one in choices]))
     values = []
@@ -228,17 +241,23 @@ def check_listener(judge: str, choices: Sequence[str] = ("A", "B"), of: str = "g
         )
 
 
-@thoughts_reward(scale="yes or no", reads=("text", "answer"), source="RLPT, arXiv:2509.19249")
+@problem_reward(scale="yes or no", reads=("text", "media", "answer"), source="RLPT, arXiv:2509.19249")
 def judge_continuation(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, tokens: int = 256, device: str = "cpu"
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    tokens: int = 256,
+    media: bool = True,
+    device: str = "cpu",
 ) -> list[float]:
     """1 for a text that is, in meaning, a valid beginning of the answer of its prompt, the segment that follows there,
     else 0: the reward of RLPT (arXiv:2509.19249), whose prompts are texts up to a sentence, or around one."""
     questions: list[Question | None] = []
-    for prompt, output in zip(prompts, texts(outputs, "judge_continuation"), strict=True):
+    sources = sources_of(prompts, outputs, media)
+    for prompt, output, source in zip(prompts, texts(outputs, "judge_continuation"), sources, strict=True):
         proposed = answer_of(output.whole) or after_thought_of(output.whole) or output.text
         asked = CONTINUES.format(prompt=prompt.text, answer=gold_text(prompt), output=proposed)
-        questions.append(Question((asked,)))
+        questions.append(None if source is None else Question((*source, asked)))
     read = partial(_verdict, values={"yes": 1.0, "no": 0.0})
     return ask(judge_named(judge, device), questions, read, tokens, "End with one line: Verdict: yes or Verdict: no.")
 

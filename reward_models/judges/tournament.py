@@ -4,7 +4,7 @@
     judge_one          won or lost against one output of the group, G - 1 comparisons (BRPO, arXiv:2506.00103)
     judge_answer       the probability to win against the given answer, one comparison (Pairwise-RL, arXiv:2504.04950)
 
-Every two are judged in both orders. What cannot be read does not count.
+Every two are judged in both orders. What cannot be read does not count. ``media`` is that of ``judge_pairs``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def judge_tournament(
     ask_for: str = ASK,
     schedule: str = "elimination",
     tokens: int = 1024,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """1 - rank / (G - 1) of an output in a tournament of its group, from 1 for the winner to 0 (ArenaRL,
@@ -51,7 +52,7 @@ def judge_tournament(
     check_tournament(judge="", schedule=schedule)
 
     def play(pairs: Sequence[Pair]) -> dict[Pair, float]:
-        both = compare(prompts, outputs, judge, ask_for, True, tokens, device, pairs=pairs)
+        both = compare(prompts, outputs, judge, ask_for, True, tokens, media, device, pairs=pairs)
         return {(one, other): _mean([both[one, other], 1 - both[other, one]]) for one, other in pairs}
 
     tables = [Table(rows) for rows in groups(prompts)]
@@ -155,6 +156,7 @@ def judge_one(
     judge: str,
     ask_for: str = ASK,
     tokens: int = 1024,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """1 for an output that the judge prefers in both orders to one output of its group, -1 otherwise, and 0 for that
@@ -165,7 +167,7 @@ def judge_one(
     """
     chosen = {row: rows[_draw(outputs, rows)] for rows in groups(prompts) if len(rows) > 1 for row in rows}
     pairs = [(row, one) for row, one in chosen.items() if row != one]
-    both = compare(prompts, outputs, judge, ask_for, True, tokens, device, pairs=pairs)
+    both = compare(prompts, outputs, judge, ask_for, True, tokens, media, device, pairs=pairs)
     rewards = [math.nan] * len(prompts)
     for row, one in chosen.items():
         if row == one:
@@ -183,9 +185,11 @@ def _draw(outputs: Sequence[Output], rows: Sequence[int]) -> int:
 @reward(
     "Text",
     scale="probability to win against the answer",
-    reads=("text", "answer"),
+    reads=("text", "media", "answer"),
     source="Pairwise-RL, arXiv:2504.04950",
     check="reward_models.judges.named:check_judge",
+    row="reward_models.judges.question:check_source",
+    version=2,
 )
 def judge_answer(
     prompts: Sequence[Prompt],
@@ -193,6 +197,7 @@ def judge_answer(
     judge: str,
     ask_for: str = ASK,
     tokens: int = 1024,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """(P(output > answer) + 1 - P(answer > output)) / 2 against the answer of the prompt, judged in both orders:
@@ -202,7 +207,7 @@ def judge_answer(
     answers = [Text(gold_text(prompt)) for prompt in prompts]
     count = len(outputs)
     pairs = [(row, count + row) for row in range(count)]
-    both = compare([*prompts, *prompts], [*outputs, *answers], judge, ask_for, True, tokens, device, pairs=pairs)
+    both = compare([*prompts, *prompts], [*outputs, *answers], judge, ask_for, True, tokens, media, device, pairs=pairs)
     return [_mean([both[row, other], 1 - both[other, row]]) for row, other in pairs]
 
 

@@ -18,12 +18,17 @@ from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.named import judge_named
 from reward_models.judges.pairwise import compare, win_rates
 from reward_models.judges.pointwise import image_parts
-from reward_models.judges.question import Question, ask
+from reward_models.judges.question import Question, ask, sources_of
 from reward_models.judges.verdicts import flex_verdict, number_after, verdict
 from reward_models.pixels import from_pil, to_pil
 
 judged = functools.partial(
-    reward, reads=("text",), source="UnifiedReward, arXiv:2503.05236", check="reward_models.judges.named:check_judge"
+    reward,
+    reads=("text", "media"),
+    source="UnifiedReward, arXiv:2503.05236",
+    check="reward_models.judges.named:check_judge",
+    row="reward_models.judges.question:check_source",
+    version=2,
 )
 
 AXES = ("Alignment", "Coherence", "Style")
@@ -59,12 +64,13 @@ def unified_reward(
     axis: str = "mean",
     question: str = "",
     tokens: int = 512,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """The score of an image in [0, 1], (x - 1) / 4 of a number from 1 to 5.
 
     ``mode`` v2 gives three of them, of which ``axis`` (alignment, coherence, style) takes one or the mean of all; v1.5
-    gives one, after "Final Score:". Flow-GRPO divides that one by 5 instead.
+    gives one, after "Final Score:". Flow-GRPO divides that one by 5 instead. ``media`` is that of ``judge_score``.
     """
     if mode not in ("v2", "v1.5") or axis not in ("mean", *(name.lower() for name in AXES)):
         raise ValueError(
@@ -82,11 +88,16 @@ def unified_reward(
         return sum(given) / len(given) if len(given) == len(axes) else None
 
     asked = []
-    for prompt, output in zip(prompts, outputs, strict=True):
-        parts = image_parts(output, "unified_reward")
-        images = [_square(part) if mode == "v1.5" else part for part in parts or () if isinstance(part, Image)]
+    sources = sources_of(prompts, outputs, media, titles=not question)
+    for prompt, output, source in zip(prompts, outputs, sources, strict=True):
+        output_parts = image_parts(output, "unified_reward", "Output")
         text = asked_text.replace("{prompt}", prompt.text)
-        asked.append(Question((*images, text)) if parts else None)
+        if output_parts is None or source is None:
+            asked.append(None)
+            continue
+        parts = (*source, *(output_parts if source and not question else output_parts[1:]))
+        squared = [_square(part) if mode == "v1.5" and isinstance(part, Image) else part for part in parts]
+        asked.append(Question((*squared, text)))
     values = ask(judge_named(judge, device), asked, read, tokens, "Keep to the form that was asked for.")
     return [(value - 1) / 4 for value in values]
 
@@ -100,19 +111,23 @@ def unified_reward_pairs(
     both_orders: bool = True,
     question: str = "",
     tokens: int = 4096,
+    media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
     """Win rates within the group (``judge_pairs``) by a judge that reasons first (``think``), or that gives a winner of
     several categories and one of all in JSON (``flex``): the mean of the winner and of the mean over categories.
 
     ``question`` is the published text, or its file, with {prompt} in it; it stands after the two images. Those of
-    CodeGoat24/UnifiedReward (at ff6f5202) have the prompt inside, and call the outputs Image 1 and Image 2."""
+    CodeGoat24/UnifiedReward (at ff6f5202) have the prompt inside, and call the outputs Image 1 and Image 2; those of
+    UnifiedReward-Edit (at 57aabd3c) have the source image before the two, as it is shown here."""
     if mode not in ("think", "flex"):
         raise ValueError(f"unified_reward_pairs: mode: got {mode!r}, expected think or flex")
     read, form = (verdict, THINK) if mode == "think" else (flex_verdict, FLEX)
     text = "Which of the two fits the prompt better and is of better quality?"
     whole = template(question, "", "unified_reward_pairs")
-    return win_rates(prompts, compare(prompts, outputs, judge, text, both_orders, tokens, device, read, form, whole))
+    return win_rates(
+        prompts, compare(prompts, outputs, judge, text, both_orders, tokens, media, device, read, form, whole)
+    )
 
 
 def template(question: str, default: str, reward: str) -> str:

@@ -76,7 +76,7 @@ def missing(name: str) -> str:
     reads = manifest.reads if manifest else ()
     if "rollout" in reads or "rollout" in required:
         return "reads the decisions of a policy, which a file does not have"
-    if "media" in reads:
+    if manifest and manifest.needs_media:
         return "reads an image, video or recording of the prompt, which this page does not ask for"
     if manifest and manifest.group:
         return "compares the outputs of a prompt with each other, and here is one"

@@ -248,7 +248,7 @@ def test_a_reward_is_warmed_up_with_what_it_reads_and_only_if_that_can_be_made_u
         return [0.0]
 
     for kind in ("Text", "Image", "Video", "Audio"):
-        warm_up(reward, Manifest((kind,), reads=("text",)))
+        warm_up(reward, Manifest((kind,), reads=("text", "media")))
     text, image, video, audio = asked
     assert text == Text("a red circle", tokens=3)
     assert image.pixels.shape == (3, 64, 64) and video.frames.shape == (4, 3, 64, 64) and video.fps == 8
@@ -262,6 +262,8 @@ def test_a_reward_is_warmed_up_with_what_it_reads_and_only_if_that_can_be_made_u
     warm_up(reward, Manifest(("Image", "Text")))
     assert type(asked.pop()).__name__ == "Image"  # the first of what it scores
     warm_up(reward, Manifest(("Text",), reads=("answer",)))
+    warm_up(reward, Manifest(("Audio",), reads=("media",)))
+    warm_up(reward, Manifest(("Video",), reads=("reward",)))
     warm_up(reward, None)
     assert len(asked) == 4
 

@@ -62,7 +62,8 @@ def test_a_verifier_asks_for_what_it_reads_of_a_row_and_for_nothing_else(name):
 @pytest.mark.parametrize("name", ENTRIES)
 def test_what_a_reward_reads_is_part_of_a_row(name):
     keys = {read for read in manifest(name).reads if not re.fullmatch(r"meta\.\w+", read)}
-    assert keys <= {"text", "answer", "media", "task", "rollout"}
+    assert keys <= {"text", "answer", "media", "task", "rollout", "reward"}
+    assert "reward" not in keys or "reward" in inspect.signature(function(ENTRIES[name].function)).parameters
 
 
 def distribution(requirement: str) -> str:

@@ -12,9 +12,9 @@ from mmgrpo.family import families, family
 from mmgrpo.inputs import load
 from mmgrpo.rewards import from_trl, scorer
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.fitting import checked_by, downloads, refuse_unfit
+from mmgrpo.scoring.fitting import checked_by, downloads, refuse_unfit, unread_media
 from mmgrpo.scoring.manifest import Manifest
-from mmgrpo.types import Prompt
+from mmgrpo.types import Media, Prompt, Turn
 
 OCR = scorer("ocr")
 DIFFUSION = Prompt('New York Skyline with "Diffusion" written with fireworks', "prompts.txt:1")
@@ -131,3 +131,44 @@ def test_rows_are_checked_before_the_model_is_made(tmp_path):
     reward = Scorer("ocr", lambda prompts, outputs: [0.0], manifest=Manifest(("Image",), reads=("answer",)))
     with checked_by([reward]), pytest.raises(ValueError, match="data.train.*'ocr'.*2.*2"):
         load(config, family("sd3"), lambda prompts: pytest.fail("the model was made"))
+
+
+SHOWN = Prompt("make it night", "1", turns=(Turn("user", (Media("image", "a.png"), "make it night")),))
+JUDGE = "judge=\"chat(url='http://127.0.0.1:1/v1', model='m')\""
+
+
+@pytest.mark.parametrize(
+    ("rewards", "outputs", "warned"),
+    [
+        (["pickscore", "jpeg_compressibility"], "Image", True),
+        ([f"judge_score({JUDGE}, media=False)"], "Image", True),
+        (["frames(reward='pickscore')"], "Video", True),
+        (["spoken_neg_cer"], "Audio", True),
+        ([f"judge_score({JUDGE})", "pickscore"], "Image", False),
+        ([f"frames(reward={f'vqascore({JUDGE})'!r})"], "Video", False),
+        (["speaker_similarity"], "Audio", False),
+        (["frames(reward='tests.unit.scoring.test_fitting:dark(process=False)')"], "Video", False),
+        ([Scorer("dark", lambda prompts, outputs: [])], "Image", False),
+        (["exact"], "Text", False),
+        ([], "Image", False),
+    ],
+)
+def test_a_run_that_edits_is_warned_where_no_reward_reads_the_source(rewards, outputs, warned):
+    several = [scorer(one) for one in rewards]
+    assert unread_media(several, {"data.train": [PLAIN]}, outputs) == []
+    notes = unread_media(several, {"data.train": [SHOWN, PLAIN], "data.heldout": [SHOWN]}, outputs)
+    assert bool(notes) is warned
+    if warned:
+        (note,) = notes
+        assert several[0].name in note and "2 of 3 rows" in note
+        able = ("speaker_similarity",) if outputs == "Audio" else ("judge_score", "judge_pairs")
+        assert all(name in note for name in able) and "hpsv2" not in note
+
+
+def dark(prompts, outputs):
+    return [0.0 for _ in outputs]
+
+
+def test_the_warning_is_among_what_a_run_prints_before_its_model():
+    (note,) = refuse_unfit([scorer("jpeg_compressibility")], {"data.train": [SHOWN]}, "Image")
+    assert "jpeg_compressibility" in note and "1 of 1 rows" in note

@@ -232,7 +232,8 @@ def test_media_of_prompts_are_sent_only_to_rewards_that_read_them_and_a_whole_ba
         return values(request)
 
     shown = Prompt("p", turns=(Turn("user", (Media("image", Image(torch.zeros(3, 1, 1))), "what?")),))
-    for manifest, sent in ((None, 2), ({"reads": ["media"]}, 2), ({"reads": ["text"]}, 1)):
+    reads = ((None, 2), ({"reads": ["media"]}, 2), ({"reads": ["reward"]}, 2), ({"reads": ["text"]}, 1))
+    for manifest, sent in reads:
         one = client(note, batch=1)
         one._facts = {**FACTS, "manifest": manifest, "alone": manifest is None}
         assert one([shown, shown], [Text("a"), Text("bb")]) == [1, 2]
