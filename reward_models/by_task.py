@@ -26,6 +26,7 @@ from mmgrpo.types import Output, Prompt
     "Audio",
     range=(-inf, inf),
     scale="that of the reward of its tasks",
+    delegates=True,
     reads=("task",),
     check="reward_models.by_task:check",
     version=2,

@@ -25,7 +25,9 @@ REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 """From the values of the frames, in their order, to the value of the clip."""
 
 
-@reward("Video", range=(-inf, inf), scale="that of the image reward", check="reward_models.frames:check")
+@reward(
+    "Video", range=(-inf, inf), scale="that of the image reward", delegates=True, check="reward_models.frames:check"
+)
 def frames(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],

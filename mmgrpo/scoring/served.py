@@ -68,6 +68,7 @@ class Again(Exception):
     "Audio",
     range=(-inf, inf),
     scale="that of the reward of the server",
+    delegates=True,
     packages=("httpx", "tenacity"),
     extra="serve",
     check="mmgrpo.scoring.served:check",
