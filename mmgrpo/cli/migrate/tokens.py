@@ -16,7 +16,7 @@ from mmgrpo.cli.migrate.losses import loss
 from mmgrpo.cli.migrate.sources import Source, plain
 from mmgrpo.config.names import plural
 from mmgrpo.config.ranges import PATH_COMPONENT
-from mmgrpo.config.settings import TRACKERS
+from mmgrpo.config.settings import TRACKERS, install_tracker
 
 Conversions = Mapping[str, Callable[[Draft], None]]
 
@@ -336,17 +336,19 @@ def weighted(reward: str, weight: int | float) -> str:
 
 
 def trackers(draft: Draft) -> None:
-    """Experiment trackers, as far as they are installed here."""
+    """Experiment trackers; of one that is not installed here it is said how it is."""
     for key in ("report_to", "trainer.logger"):
         if key not in draft.table.rows:
             continue
         names = listed(draft[key])
-        ours = [name for name in names if name in TRACKERS and importlib.util.find_spec(name)]
+        ours = [name for name in names if name in TRACKERS]
         for name in names:
-            if name not in (*ours, "none", "console", "file"):
+            if name in ours and not importlib.util.find_spec(name):
                 draft.warn(
-                    f"{key} {text_of(name)} is not installed here or unknown: 'trackers' takes {', '.join(TRACKERS)}"
+                    f"{key} {name} is not installed here: {install_tracker(name)}, or leave it out of 'trackers'"
                 )
+            elif name not in (*ours, "none", "console", "file"):
+                draft.warn(f"{key} {text_of(name)} is unknown: 'trackers' takes {', '.join(TRACKERS)}")
         draft.set("trackers", ours, key)
 
 

@@ -165,17 +165,19 @@ def test_the_name_of_a_run_is_one_component_of_a_path(given: Any, name: str | No
         ("none", [], []),
         ("tensorboard", ["tensorboard"], []),
         (["console", "file", "tensorboard"], ["tensorboard"], []),
-        (["tensorboard", "swanlab"], ["tensorboard"], ["report_to swanlab is not installed here or unknown"]),
-        ("json", [], ["report_to json is not installed here or unknown"]),
+        (["tensorboard", "swanlab"], ["tensorboard", "swanlab"], ["report_to swanlab is not installed here: pip"]),
+        ("json", [], ["report_to json is unknown"]),
         (None, [], []),
     ],
 )
-def test_trackers_are_those_that_are_installed(given: Any, ours: list[str], words: list[str], monkeypatch):
+def test_trackers_are_kept_whether_or_not_they_are_installed_here(
+    given: Any, ours: list[str], words: list[str], monkeypatch
+):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name in ("tensorboard", "json") or None)
     draft = convert("trl", "trackers", {"report_to": given})
     assert values(draft) == {"trackers": ours} and warned(draft, *words)
     draft = convert("easyr1", "trackers", {"trainer.logger": ["wandb"]})
-    assert values(draft) == {"trackers": []} and warned(draft, "trainer.logger wandb is not installed here")
+    assert values(draft) == {"trackers": ["wandb"]} and warned(draft, "trainer.logger wandb is not installed here: pip")
 
 
 # ---- rewards
