@@ -430,7 +430,7 @@ class Config(Run):
         of_settings(self)
         for tracker in self.trackers:
             if importlib.util.find_spec(tracker) is None:
-                raise ValueError(
+                raise Missing(
                     f"trackers: got '{tracker}', which is not installed; install it ({install_tracker(tracker)}) "
                     "or leave it out"
                 )

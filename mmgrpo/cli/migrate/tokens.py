@@ -16,7 +16,7 @@ from mmgrpo.cli.migrate.losses import loss
 from mmgrpo.cli.migrate.sources import Source, plain
 from mmgrpo.config.names import plural
 from mmgrpo.config.ranges import PATH_COMPONENT
-from mmgrpo.config.settings import TRACKERS, install_tracker
+from mmgrpo.config.settings import TRACKERS
 
 Conversions = Mapping[str, Callable[[Draft], None]]
 
@@ -336,18 +336,15 @@ def weighted(reward: str, weight: int | float) -> str:
 
 
 def trackers(draft: Draft) -> None:
-    """Experiment trackers; of one that is not installed here it is said how it is."""
+    """Experiment trackers: those that are asked for, of which the check of the recipe says how they are installed, or,
+    of those that are only the project's default, the installed ones."""
     for key in ("report_to", "trainer.logger"):
         if key not in draft.table.rows:
             continue
         names = listed(draft[key])
-        ours = [name for name in names if name in TRACKERS]
-        for name in names:
-            if name in ours and not importlib.util.find_spec(name):
-                draft.warn(
-                    f"{key} {name} is not installed here: {install_tracker(name)}, or leave it out of 'trackers'"
-                )
-            elif name not in (*ours, "none", "console", "file"):
+        ours = [name for name in names if name in TRACKERS and (draft.given(key) or importlib.util.find_spec(name))]
+        for name in names if draft.given(key) else ():
+            if name not in (*ours, "none", "console", "file"):
                 draft.warn(f"{key} {text_of(name)} is unknown: 'trackers' takes {', '.join(TRACKERS)}")
         draft.set("trackers", ours, key)
 
