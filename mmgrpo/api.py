@@ -30,7 +30,7 @@ from accelerate import Accelerator
 from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.ahead import refuse_stale
-from mmgrpo.compatibility import refuse_start
+from mmgrpo.compatibility import refuse_ranges, refuse_start
 from mmgrpo.config.advice import PYTHON, argument, in_python
 from mmgrpo.config.needs import refuse_moot
 from mmgrpo.config.reading import build, preset_settings, refuse_preset, setting_names, stated, usual
@@ -381,6 +381,7 @@ def make_trainer(
     refuse_shape(config, owner, recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
+    refuse_ranges(recipe, sampling.trackers, reward_scorers)
     bind(config.optim.step, STEPS, "optim.step")
     refuse_stale(config.rollout.max_staleness, loss, {**of_settings(config), **of_blocks(sampling)}, offline)
     if config.rollout.max_staleness and config.rollout.engine != "served" and accelerator.is_main_process:

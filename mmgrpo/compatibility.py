@@ -140,6 +140,30 @@ def refuse_start(
         refuse_unweighted(scorers)
 
 
+def refuse_ranges(recipe: AdvantageRecipe, trackers: Sequence[Bound], scorers: Sequence[Scorer]) -> None:
+    """Raise ValueError for a block that cannot read the rewards in the range that they declare (``Manifest.low`` and
+    ``high``): their weighted sum, of scales that compare each by itself their own. What is not known beforehand, as
+    after a transform, the block refuses in the round."""
+    weighted = [(one, one.manifest) for one in scorers if one.weight]
+    known = [(one, there) for one, there in weighted if there is not None and not there.delegates]
+    summed = parse(recipe.combine.text)[0] == "weighted_sum" or recipe.separate
+    if not known or len(known) < len(weighted) or recipe.transform or recipe.weighting or not summed:
+        return
+    ends = [sorted((one.weight * there.low, one.weight * there.high)) for one, there in known]
+    total = [(sum(low for low, _ in ends), sum(high for _, high in ends))]
+    alone = [(float(there.low), float(there.high)) for _, there in known] if recipe.separate else total
+    read = [("scale", recipe.scale, alone), *(("shape", one, total) for one in recipe.shape)]
+    for line, bound, ranges in [*read, *(("trackers", one, total) for one in trackers)]:
+        low, high = bound.rewards
+        if outside := [one for one in ranges if one[0] < low or one[1] > high]:
+            declared = ", ".join(f"{one.name}: {there.range}, weight {one.weight:g}" for one, there in known)
+            raise ValueError(
+                f"algorithm.{line}: got '{bound.text}', which reads rewards in [{low:g}, {high:g}], and those of this "
+                f"run are in [{outside[0][0]:g}, {outside[0][1]:g}] ({declared}); bring them into this range with "
+                f"their weights or algorithm.transform, e.g. clip(low=0, high=1), or choose another block"
+            )
+
+
 def refuse_unweighted(scorers: Sequence[Scorer]) -> None:
     """Raise ValueError for rewards that train nothing, since the weight of each is 0."""
     if not any(scorer.weight for scorer in scorers):

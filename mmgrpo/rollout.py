@@ -258,15 +258,25 @@ def reward_metrics(
     over contrast rows, the correlations of rewards, and the fractions of rows without any reward and cut off.
 
     A reward that is trained on and failed for all rows that it did not abstain from is an error; otherwise, also where
-    it abstains from all, its mean and std are NaN.
+    it abstains from all, its mean and std are NaN. Rows without a reward of a turn are no failures of it, and an error
+    where they are all.
     """
     origin, metrics = torch.where(decisions.origin == REPLACED, OWN, decisions.origin), {}
     own, contrast = (scores.rows(origin == kind) for kind in (OWN, CONTRAST))
     key = decisions.keys["prompt"][origin == OWN]
+    of_turns = torch.zeros_like(own.valid[:, 0])
+    if {"turn", "turn_reward_failed"} <= decisions.fields.keys():
+        of_turns = (decisions.fields["turn_reward_failed"][origin == OWN] > 0).to(of_turns.device)
+    if len(of_turns) and bool(of_turns.all()):
+        raise RuntimeError(
+            f"sampling.tools: turn_reward gave all {len(of_turns)} completions of round {number} at least one turn "
+            "without a finite number, so that no turn can be compared; the warnings above say of which class and why"
+        )
     for column, name in enumerate(names):
-        mean, std, failed = mean_of_valid(own, column)
+        mean, std, _ = mean_of_valid(own, column)
+        failed = int((own.failed[:, column] & ~of_turns).sum())
         abstained = int(own.abstentions[:, column].sum())
-        if trained[column] and failed and failed + abstained == len(own.values):
+        if trained[column] and failed and bool((own.failed[:, column] | own.abstentions[:, column] | of_turns).all()):
             raise RuntimeError(
                 f"reward '{name}' could not score any of the {failed} outputs of round {number}, expected at least one "
                 "number that is not NaN; see what it returns for one of them (mmgrpo evaluate does this)"

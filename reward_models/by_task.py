@@ -27,6 +27,7 @@ from mmgrpo.types import Output, Prompt
     range=(-inf, inf),
     scale="that of the reward of its tasks",
     reads=("task", "reward"),
+    delegates=True,
     check="reward_models.by_task:check",
     row="reward_models.by_task:check_row",
     version=2,

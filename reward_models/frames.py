@@ -26,7 +26,12 @@ REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 @reward(
-    "Video", range=(-inf, inf), scale="that of the image reward", reads=("reward",), check="reward_models.frames:check"
+    "Video",
+    range=(-inf, inf),
+    scale="that of the image reward",
+    reads=("reward",),
+    delegates=True,
+    check="reward_models.frames:check",
 )
 def frames(
     prompts: Sequence[Prompt],

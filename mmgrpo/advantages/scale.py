@@ -141,7 +141,7 @@ def length_weighted_std(
     return torch.where(groups.group_max(scaled.abs(), key, stat) >= limit, plain, scaled)
 
 
-@block(SCALES, level="group")
+@block(SCALES, level="group", rewards=(0.0, 1.0))
 def bernoulli(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (p (1 - p) + eps), p the group's mean reward in [0, 1] (TreeRPO, arXiv:2506.05183).
 
@@ -152,14 +152,14 @@ def bernoulli(centred: Values, values: Values, key: Key, stat: Rows, eps: float 
     return _over(centred, mean * (1 - mean), eps)
 
 
-@block(SCALES, level="group")
+@block(SCALES, level="group", rewards=(0.0, torch.inf))
 def mean(centred: Values, values: Values, key: Key, stat: Rows, eps: float = 1e-6) -> Values:
     """centred / (mean + eps), for rewards that are not negative (half of MAPO, arXiv:2509.18849), else ValueError."""
     refuse_outside(values, stat, 0.0, torch.inf, "algorithm.scale: mean (of which mapo makes use)")
     return _over(centred, groups.group_mean(values, key, stat), eps)
 
 
-@block(SCALES, level="group")
+@block(SCALES, level="group", rewards=(0.0, torch.inf))
 def mapo(
     centred: Values, values: Values, key: Key, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-6
 ) -> Values:
@@ -172,7 +172,7 @@ def mapo(
     return mixture * by_std + (1 - mixture) * mean(centred, values, key, stat, eps)
 
 
-@block(SCALES, level="group")
+@block(SCALES, level="group", rewards=("low", "high"))
 def beta_pdf(
     centred: Values,
     values: Values,

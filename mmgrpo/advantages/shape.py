@@ -69,7 +69,7 @@ def right_or_wrong(
     return torch.full_like(advantages, wrong).masked_fill(advantages > 0, right)
 
 
-@block(SHAPES, level="group")
+@block(SHAPES, level="group", rewards=(0.0, 1.0))
 def noise_weight(
     advantages: Values, values: Values, key: Key, stat: Rows, flip: Annotated[float, within("[0, 0.5)")] = 0.1
 ) -> Values:

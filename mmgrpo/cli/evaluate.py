@@ -25,6 +25,7 @@ The configuration of a run is a recipe, which can name functions: it is code, so
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -82,7 +83,8 @@ class Evaluate(Source):
     worst: Annotated[int, COUNT_OR_ZERO] = 10
     """Number of worst recordings to list."""
     output: Annotated[str, ANY_TEXT] = ""
-    """Output file; if empty, evaluation.json in the run folder, or in the working directory without a run."""
+    """Output file; if empty, evaluation.json in the run folder, or in the working directory without a run. Of other
+    weights or prompts than a run's own it has these in its name: evaluation-heldout-1.json with --limit 1."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if accelerator.is_main_process:
         from mmgrpo.files import write_text
 
-        path = Path(args.output or Path(args.run) / "evaluation.json")
+        path = Path(args.output or Path(args.run) / default_name(args, model_family))
         write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
         print("\n".join([*report(result, sampling_options(config)), *corpus.lines(result.get("corpus", {}))]))
         print(f"\nwritten: {path}")
+
+
+def default_name(args: Any, model_family: Family) -> str:
+    """The file of an evaluation: ``evaluation.json`` is that of the final weights of a run on its held-out prompts, as
+    many as the run evaluates, and of a model without a run. Of others the name has what differs."""
+    parts = ["evaluation"]
+    if args.run:
+        own = run_config(args.run, model_family)
+        if is_given(args):
+            parts.append("prompts")
+        elif args.limit != own.eval.prompts or args.file != (own.data.heldout or args.file):
+            parts += [re.sub(r"[^\w.-]+", "-", Path(args.file).stem)] + [str(args.limit)] * bool(args.limit)
+        parts += [args.weights] * (args.weights != "model")
+    return f"{'-'.join(parts)}.json"
 
 
 def opponent(contestant: Contestant) -> Contestant | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from mmgrpo.cli.prompt_arguments import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
 from mmgrpo.config.names import nearest
-from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, within
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, shown, within
 from mmgrpo.config.reading import build, from_arguments, load_yaml, take_option
 from mmgrpo.config.settings import LAUNCH, Config, Sections, config_class
 from mmgrpo.family import Family, family
@@ -103,6 +103,7 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
     if folder and config.eval.prompts:
         default.limit = config.eval.prompts
     args = from_arguments(default, arguments, f"{about}\n\n{note}")
+    refuse_unread(args, default)
     if not args.run and args.weights != "model":
         raise ValueError(f"--weights {args.weights!r} selects weights of a run; name the run with --run")
     if args.data.heldout != config.data.heldout:
@@ -149,6 +150,19 @@ def run_config(run: str, model_family: Family) -> Config:
             f"'{run}' is a run of {name}, whose samples cannot be compared with those of {model_family.name}"
         )
     return build(config_class(family(name).sections), section, str(Path(run) / "config.yaml"))
+
+
+def refuse_unread(args: Source, default: Source) -> None:
+    """ValueError for an option of the prompts of the command line where these are a file's, and of a file where they
+    are the command line's."""
+    given = is_given(args)
+    for name in ("file", "limit") if given else ("answers", "task"):
+        if (value := getattr(args, name)) != getattr(default, name):
+            if given:
+                reason = "prompts of the command line are no file; leave out either"
+            else:
+                reason = "without --prompts nothing reads it; rows of a file have their own 'answer' and 'task'"
+            raise ValueError(f"--{name}: got {shown(value)}, which has no effect: {reason}")
 
 
 def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:

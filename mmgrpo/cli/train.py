@@ -279,7 +279,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     that may have lost their effect (``overridden``)."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.api import started_ledger
-    from mmgrpo.compatibility import refuse_start
+    from mmgrpo.compatibility import refuse_ranges, refuse_start
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.splits import repeated
     from mmgrpo.early_stopping import EarlyStopping
@@ -306,6 +306,8 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
             rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
         recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)
         refuse_start(config.data.group_size, recipe, loss, rewards, config.data.offline)
+        sampling = Sampling.of(config.algorithm.sampler, config.algorithm.trackers)
+        refuse_ranges(recipe, sampling.trackers, rewards)
         EarlyStopping.of(config.eval.patience, config.eval.patience_reward, rewards)
     except (ValueError, OSError, RewardFailure) as error:
         problems.append(str(error))

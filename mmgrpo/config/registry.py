@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,8 @@ class Block:
     requires: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What a run must have for the block to be what it says (``mmgrpo.requirements.REQUIREMENTS``), each with the
     parameters under which it is needed; empty: under all."""
+    rewards: tuple[float | str, float | str] = (-math.inf, math.inf)
+    """The range of rewards that it can read; a name is that of the parameter that holds the bound."""
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
@@ -86,6 +89,7 @@ def block(
     level: str = "decision",
     inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
     requires: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    rewards: tuple[float | str, float | str] = (-math.inf, math.inf),
 ) -> Callable[[F], F]: ...
 def block(
     table: Any = None,
@@ -93,9 +97,10 @@ def block(
     level: str = "decision",
     inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
     requires: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    rewards: tuple[float | str, float | str] = (-math.inf, math.inf),
 ) -> Any:
-    """Write the decorated function into ``table`` under its own name, or under ``name``; ``level``, ``inner`` and
-    ``requires`` as in ``Block``. ``@block`` is ``@block()``.
+    """Write the decorated function into ``table`` under its own name, or under ``name``; ``level``, ``inner``,
+    ``requires`` and ``rewards`` as in ``Block``. ``@block`` is ``@block()``.
 
     With or without a table, a recipe may also name it as ``package.module:function``.
     """
@@ -105,7 +110,7 @@ def block(
         raise ValueError(f"block: level is {level!r}; it is one of {', '.join(LEVELS)}")
 
     def register(fn: F) -> F:
-        _OWN[fn] = Block(fn, level, inner=inner, requires=requires)
+        _OWN[fn] = Block(fn, level, inner=inner, requires=requires, rewards=rewards)
         if table is not None:
             table[name or fn.__name__] = _OWN[fn]
         return fn
@@ -157,6 +162,13 @@ class Bound:
             for name, under in self.block.requires.items()
             if all(self._parameter(parameter) == value for parameter, value in under.items())
         )
+
+    @property
+    def rewards(self) -> tuple[float, float]:
+        """The range of rewards that it can read; a bound that follows a schedule is left open."""
+        named = [self._parameter(one) if isinstance(one, str) else one for one in self.block.rewards]
+        low, high = (end if isinstance(one, Schedule) else one for one, end in zip(named, (-math.inf, math.inf)))
+        return low, high
 
     @property
     def schedules(self) -> dict[str, Schedule]:

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
+from mmgrpo.config.extras import install
 from mmgrpo.config.needs import HELDOUT, needs
 from mmgrpo.config.ranges import (
     ANY_TEXT,
@@ -41,6 +42,11 @@ TRACKERS = {
     name: name for name in ("tensorboard", "wandb", "trackio", "aim", "mlflow", "clearml", "dvclive", "swanlab")
 } | {"comet_ml": "comet-ml"}
 """Experiment trackers of accelerate to the packages that they need."""
+
+
+def install_tracker(name: str) -> str:
+    """The command that installs an experiment tracker: an extra of ours where there is one, else its package."""
+    return install(name) if name in ("wandb", "trackio") else f"pip install {TRACKERS[name]}"
 
 
 ANOTHER_SAMPLER = (
@@ -424,8 +430,8 @@ class Config(Run):
         of_settings(self)
         for tracker in self.trackers:
             if importlib.util.find_spec(tracker) is None:
-                raise ValueError(
-                    f"trackers: got '{tracker}', which is not installed; install it (pip install {TRACKERS[tracker]}) "
+                raise Missing(
+                    f"trackers: got '{tracker}', which is not installed; install it ({install_tracker(tracker)}) "
                     "or leave it out"
                 )
 

@@ -30,6 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.names import nearest
+from mmgrpo.config.ranges import shown
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Showing, TokenModel
@@ -409,6 +410,8 @@ class Tools:
         total = 0.0
         for owner in owners:
             value, error = self._asked(one, method, owner, seed, "a number")
+            if not error and not abs(value) <= torch.finfo(torch.float32).max:
+                error = f"it returned {shown(value)}, expected a finite number"
             if error:
                 warnings.warn(
                     f"sampling.tools: {method} of class '{owner.__name__}' failed for a completion of prompt "

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages.groups import papers
+from mmgrpo.advantages.scale import refuse_outside
 from mmgrpo.config.ranges import (
     ANY_NUMBER,
     ANY_TEXT,
@@ -92,7 +93,7 @@ def keeps(table: str = PROMPTS, **start: float | str) -> Callable[[F], F]:
     return register
 
 
-@block(TRACKERS, level="group")
+@block(TRACKERS, level="group", rewards=(0.0, 1.0))
 @keeps(alpha=0.5, beta=0.5, log_prob=0.0)
 def beta(
     alpha: float,
@@ -113,12 +114,7 @@ def beta(
     The paper takes for D the mean change of the log-probs of one response; the response of the last visit is not kept
     here. Rewards measured before the run count as 1 / (1 - low) samples in addition to the prior of .5 and .5.
     """
-    if bool(((seen.rewards < 0) | (seen.rewards > 1)).any()):
-        bad = float(seen.rewards[(seen.rewards < 0) | (seen.rewards > 1)][0])
-        raise ValueError(
-            f"algorithm.trackers: beta counts successes, and got a reward of {bad:g}, expected [0, 1]; bring rewards "
-            "into this range with their weights or algorithm.transform, e.g. clip(low=0, high=1)"
-        )
+    refuse_outside(seen.rewards, torch.ones_like(seen.rewards, dtype=torch.bool), 0.0, 1.0, "algorithm.trackers: beta")
     if seen.offline:
         count = 1 / (1 - low) if low < 1 else float(len(seen.rewards))
         return {"alpha": 0.5 + count * seen.mean, "beta": 0.5 + count * (1 - seen.mean), "log_prob": 0.0}

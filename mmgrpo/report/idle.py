@@ -191,7 +191,7 @@ class Watch:
         self.uncalled = self.uncalled + 1 if uncalled else -1
 
     def alarms(self, ended: bool = False) -> list[Idle]:
-        """What is wrong so far; ``ended``: no round follows."""
+        """What is wrong so far, each cause of each reward once; ``ended``: no round follows."""
         found, count = [*self.fixed], self.row.total()
         enough = self.rounds >= FEW or (ended and self.rounds > 0)
         if (count == self.rounds and enough) or count >= LONG:
@@ -239,7 +239,11 @@ class Watch:
                     "1, without which none is answered",
                 )
             )
-        return found
+        # The first stays: one that settings show says more than the rounds that show it too.
+        once: dict[tuple[str, str], Idle] = {}
+        for alarm in found:
+            once.setdefault((alarm.cause, alarm.subject), alarm)
+        return [*once.values()]
 
     def _idle(self, causes: Counter[str], count: int, since: int) -> Idle:
         cause, _ = causes.most_common(1)[0]

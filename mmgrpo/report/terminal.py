@@ -15,7 +15,8 @@ def closing(summary: Mapping[str, Any]) -> str:
         lines.append(f"{summary['skipped_steps']} steps had no decision to train and were skipped")
     if summary["nonfinite_steps"]:
         lines.append(f"{summary['nonfinite_steps']} steps had a loss or gradient that is not finite and were skipped")
-    lines += [f"ALARM: {alarm['message']}" for alarm in summary.get("alarms", ())]
+    if alarms := summary.get("alarms", ()):
+        lines.append(f"ALARM: {', '.join(map(title, alarms))} (in words above and in report.html)")
     if summary["eval"]:
         lines += comparison(summary["eval"], "reward", "blind" if blind else "", blind)
     for column, values in summary.get("groups", {}).items():
@@ -30,6 +31,12 @@ def closing(summary: Mapping[str, Any]) -> str:
         relative = {name: f"{one['relative']:+8.1%}" for name, one in rates.items() if one["relative"] is not None}
         lines += ["", *comparison(sides, "error rate (of all)", "relative", relative)]
     return "\n".join(lines)
+
+
+def title(alarm: Mapping[str, Any]) -> str:
+    """An alarm by its cause and the reward that it is about; in full it was printed when it was raised."""
+    subject = alarm.get("subject") or alarm.get("held_out")
+    return str(alarm.get("cause", alarm["kind"])) + (f" '{subject}'" if subject else "")
 
 
 def comparison(

@@ -116,7 +116,7 @@ WRITTEN = re.compile(
     | groups/step-\d+/(group\.json|(prompt|\d+)(-\d+)?\.\w+) | groups/\.writing-.*
     | replay/[0-9a-f]{{32}}\.safetensors
     | checkpoints/((damaged|abandoned)-)?step-\d+/(state\.json|[a-z]+\.safetensors)
-    | evaluation\.json | drawn/({DRAWN}) | (checkpoints/\.writing-|\.model-writing).*
+    | evaluation(-[^/]*)?\.json | drawn/({DRAWN}) | (checkpoints/\.writing-|\.model-writing).*
     | (tensorboard|tracker|mmgrpo)/(.*/)?(events\.out\.tfevents\..*|hparams\.yml)""",
     re.VERBOSE,
 )

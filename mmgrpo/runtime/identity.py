@@ -113,9 +113,11 @@ class Identity:
                 f"resume with its settings ('--config {path} --resume'), or start another run with --name"
             )
         if "steps" in changed and now.get("optim.decay") != "constant":
+            start = "model.lora-path" if now.get("model.lora_rank") else "model.path"
             raise ValueError(
                 f"--steps: got {now['steps']}, expected {before['steps']} as the run has: with "
-                f"optim.decay={now.get('optim.decay')} the number of steps decides every learning rate"
+                f"optim.decay={now.get('optim.decay')} the number of steps decides every learning rate; train on from "
+                f"its saved model in a run of another --name, with --{start} {folder / 'model'}"
             )
         if self.config not in (_fingerprint(config), _fingerprint(config, written)):
             raise ValueError(

@@ -44,6 +44,8 @@ class Manifest:
     whatever the reward reads that its parameter ``reward`` names. With a parameter ``media`` False it reads none."""
     group: bool = False
     """It compares the outputs of a prompt with each other, which must be scored in one call."""
+    delegates: bool = False
+    """Its values are those of another reward, or of what the row names, so that its range tells nothing."""
     votes: bool = False
     """It rewards agreement of a prompt's samples, which can collapse: an alarm watches whether all vote alike."""
     deterministic: bool = True
@@ -115,6 +117,7 @@ def reward(
     scale: str = "",
     reads: tuple[str, ...] = (),
     group: bool = False,
+    delegates: bool = False,
     votes: bool = False,
     deterministic: bool = True,
     packages: tuple[str, ...] = (),
@@ -137,8 +140,8 @@ def reward(
     """
     low, high = range
     manifest = Manifest(
-        scores, low, high, scale, reads, group, votes, deterministic, packages, extra, weights or {}, licence, source,
-        version,
+        scores, low, high, scale, reads, group, delegates, votes, deterministic, packages, extra, weights or {},
+        licence, source, version,
     )  # fmt: skip
 
     def declare(function: Function) -> Function:

@@ -69,6 +69,7 @@ class Again(Exception):
     range=(-inf, inf),
     scale="that of the reward of the server",
     reads=("reward",),
+    delegates=True,
     packages=("httpx", "tenacity"),
     extra="serve",
     check="mmgrpo.scoring.served:check",

@@ -46,6 +46,7 @@ OMEGA = 1.5
     "Image",
     range=(-inf, inf),
     scale="that of the reward",
+    delegates=True,
     reads=("text",),
     packages=("transformers",),
     extra="visual",

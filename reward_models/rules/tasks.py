@@ -38,7 +38,9 @@ from reward_models.rules import (
 from reward_models.rules.parsing import malformed
 from reward_models.rules.tags import answer_in, texts
 
-tasks_reward = functools.partial(reward, "Text", range=(0, 6), packages=("math_verify",), extra="rewards")
+tasks_reward = functools.partial(
+    reward, "Text", range=(0, 6), delegates=True, packages=("math_verify",), extra="rewards"
+)
 
 Task = Callable[[str, Prompt, Text], float]
 

@@ -71,7 +71,7 @@ def tool_match(prompts: Sequence[Prompt], outputs: Sequence[Output], strict: boo
     return values
 
 
-@reward("Text", range=(-math.inf, math.inf), scale="what the class of a tool returns")
+@reward("Text", range=(-math.inf, math.inf), scale="what the class of a tool returns", delegates=True)
 def tool_reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
     """What the tools themselves give to the completion: the sum of ``reward()`` of the classes of ``sampling.tools``.
     There is no score where none has one, or where it fails."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
+from mmgrpo.compatibility import refuse_mismatch, refuse_ranges, refuse_rewards
+from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Prompt
 from mmgrpo.update import LossRecipe
 from tests.building import recipe
@@ -96,3 +100,62 @@ def test_what_the_rewards_do_not_bear_is_refused(blocks, weights, evaluates, mes
 )
 def test_what_they_bear_is_taken(blocks, weights, evaluates):
     refuse_rewards(recipe(**blocks), scored(**weights), PROMPTS, evaluates)
+
+
+def declaring(*rewards: tuple[float, float, float]) -> list[Scorer]:
+    """Rewards a, b, ... of a range and a weight."""
+    made = [
+        (name, Manifest(("Text",), low, high), weight)
+        for name, (low, high, weight) in zip("abc", rewards, strict=False)
+    ]
+    return [Scorer(n, lambda prompts, outputs: [0.0] * len(outputs), w, manifest=one) for n, one, w in made]
+
+
+UNIT, SIGNED, BELOW, ANY = (0, 1, 1.0), (-1, 1, 1.0), (-inf, 0, 1.0), (-inf, inf, 1.0)
+OUTSIDE = [
+    ({}, ["beta"], [BELOW], "trackers.*'beta'.*a: at most 0"),
+    ({}, ["beta"], [ANY], "trackers.*'beta'.*any number"),
+    ({}, ["beta(half=1.0)"], [UNIT, UNIT], r"trackers.*half.*\[0, 2\]"),
+    ({}, ["beta"], [(0, 1, -1.0)], r"trackers.*\[-1, -?0\]"),
+    ({"scale": "bernoulli"}, [], [SIGNED], r"scale.*bernoulli.*\[-1, 1\]"),
+    ({"scale": "beta_pdf(low=-1, high=0)"}, [], [UNIT], r"scale.*beta_pdf.*\[-1, 0\].*\[0, 1\]"),
+    ({"scale": "bernoulli", "combine": "per_reward"}, [], [UNIT, (-1, 0, 0.5)], "scale.*bernoulli"),
+    ({"scale": "mapo"}, [], [SIGNED], "scale.*mapo"),
+    ({"shape": ["noise_weight"]}, [], [(0, 5, 1.0)], "shape.*noise_weight"),
+]
+
+
+@pytest.mark.parametrize(("blocks", "trackers", "rewards", "words"), OUTSIDE)
+def test_a_block_that_reads_rates_is_refused_by_what_rewards_declare(blocks, trackers, rewards, words):
+    bound = Sampling.of([], trackers).trackers
+    with pytest.raises(ValueError, match=f"algorithm.{words}"):
+        refuse_ranges(recipe(**blocks), bound, declaring(*rewards))
+    # What a transform makes of them, or a reward without a range, is known in the round alone.
+    refuse_ranges(recipe(**blocks, transform=["clip(low=0, high=1)"]), bound, declaring(*rewards))
+    refuse_ranges(recipe(**blocks), bound, [*declaring(*rewards), *scored(d=1)])
+    refuse_ranges(recipe(**blocks), bound, [])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "trackers", "rewards"),
+    [
+        ({}, ["beta"], [UNIT]),
+        ({}, ["beta"], [(0, 1, 0.5), (0, 1, 0.5), (0, 6, 0.0)]),
+        ({}, ["beta"], [(0, 2, 0.5)]),
+        ({}, ["window"], [ANY]),
+        ({"scale": "bernoulli", "combine": "per_reward"}, [], [UNIT, (0, 1, 5.0)]),
+        ({"scale": "beta_pdf(low=-1, high=1)"}, [], [SIGNED]),
+        ({"scale": "mean"}, [], [(0, inf, 2.0)]),
+    ],
+)
+def test_rewards_within_the_range_that_a_block_reads_are_taken(blocks, trackers, rewards):
+    refuse_ranges(recipe(**blocks), Sampling.of([], trackers).trackers, declaring(*rewards))
+
+
+def test_rewards_that_pass_on_those_of_others_declare_no_range():
+    from mmgrpo.rewards import entries
+
+    manifests = {name: row.read_manifest() for name, row in entries().items()}
+    delegating = {name for name, one in manifests.items() if one and one.delegates}
+    assert {"task", "by_task", "served", "frames", "tool_reward"} <= delegating
+    assert not {"exact", "jpeg_compressibility", "pickscore"} & delegating

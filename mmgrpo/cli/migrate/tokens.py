@@ -336,17 +336,16 @@ def weighted(reward: str, weight: int | float) -> str:
 
 
 def trackers(draft: Draft) -> None:
-    """Experiment trackers, as far as they are installed here."""
+    """Experiment trackers: those that are asked for, of which the check of the recipe says how they are installed, or,
+    of those that are only the project's default, the installed ones."""
     for key in ("report_to", "trainer.logger"):
         if key not in draft.table.rows:
             continue
         names = listed(draft[key])
-        ours = [name for name in names if name in TRACKERS and importlib.util.find_spec(name)]
-        for name in names:
+        ours = [name for name in names if name in TRACKERS and (draft.given(key) or importlib.util.find_spec(name))]
+        for name in names if draft.given(key) else ():
             if name not in (*ours, "none", "console", "file"):
-                draft.warn(
-                    f"{key} {text_of(name)} is not installed here or unknown: 'trackers' takes {', '.join(TRACKERS)}"
-                )
+                draft.warn(f"{key} {text_of(name)} is unknown: 'trackers' takes {', '.join(TRACKERS)}")
         draft.set("trackers", ours, key)
 
 

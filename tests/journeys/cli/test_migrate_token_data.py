@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from mmgrpo.cli.migrate.recipe import recipe_of
 from mmgrpo.cli.migrate.tokens import FILES, weighted, where
 from mmgrpo.data.prompts import READERS
 from mmgrpo.rewards import scorer
@@ -165,17 +167,26 @@ def test_the_name_of_a_run_is_one_component_of_a_path(given: Any, name: str | No
         ("none", [], []),
         ("tensorboard", ["tensorboard"], []),
         (["console", "file", "tensorboard"], ["tensorboard"], []),
-        (["tensorboard", "swanlab"], ["tensorboard"], ["report_to swanlab is not installed here or unknown"]),
-        ("json", [], ["report_to json is not installed here or unknown"]),
+        (["tensorboard", "swanlab"], ["tensorboard", "swanlab"], []),
+        ("json", [], ["report_to json is unknown"]),
         (None, [], []),
     ],
 )
-def test_trackers_are_those_that_are_installed(given: Any, ours: list[str], words: list[str], monkeypatch):
+def test_trackers_are_kept_whether_or_not_they_are_installed_here(
+    given: Any, ours: list[str], words: list[str], monkeypatch
+):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name in ("tensorboard", "json") or None)
     draft = convert("trl", "trackers", {"report_to": given})
     assert values(draft) == {"trackers": ours} and warned(draft, *words)
     draft = convert("easyr1", "trackers", {"trainer.logger": ["wandb"]})
-    assert values(draft) == {"trackers": []} and warned(draft, "trainer.logger wandb is not installed here")
+    assert values(draft) == {"trackers": ["wandb"]} and warned(draft)
+    assert values(convert("easyr1", "trackers", {})) == {"trackers": []}  # its default, which nobody asked for
+
+
+def test_a_tracker_that_is_not_installed_here_stays_in_the_recipe_which_says_how_it_is():
+    text, notes = recipe_of("easyr1", "", ["worker.rollout.n=2", "trainer.logger=[comet_ml]"])
+    assert "trackers: [comet_ml]" in text
+    assert any(re.search("trackers.*'comet_ml'.*pip install comet-ml", note) for note in notes)
 
 
 # ---- rewards

@@ -155,7 +155,8 @@ def test_a_run_is_measured_on_its_prompts_as_it_was_and_its_result_lies_in_its_f
     other = run_of(folder / "other", LOOKS, 9)
     saved(other, 5)
     weights = ["--weights", "untrained", "--limit", 0]
-    result = evaluated(LOOKS, "--run", run, "--against", other, *weights, path="run/evaluation.json")
+    path = "run/evaluation-asked-untrained.json"
+    result = evaluated(LOOKS, "--run", run, "--against", other, *weights, path=path)
     assert (result["weights"], result["prompts"], result["rewards"]["exact"]["mean"]) == ("untrained", 4, 0.375)
     # the final weights of the other, whichever of the run are asked for
     assert (result["against"]["name"], result["against"]["rewards"]["exact"]["mean"]) == (other, 0.125)
@@ -163,10 +164,46 @@ def test_a_run_is_measured_on_its_prompts_as_it_was_and_its_result_lies_in_its_f
 
 def test_prompts_of_the_command_line_are_no_file(folder):
     options = ["--model.path", 3, "--prompts", "two?", "three?", "--answers", "2", "3"]
-    result = evaluated(LOOKS, *options, "--file", "asked.jsonl")
+    result = evaluated(LOOKS, *options)
     assert (result["file"], result["prompts"], result["rewards"]["exact"]["mean"]) == ("", 2, 0.5)
     assert [row["id"] for row in result["values"]] == ["prompt-0", "prompt-1"] and "blind" not in result
-    assert evaluated(LOOKS, *options)["values"] == result["values"]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ([], "evaluation.json"),
+        (["--samples", 1, "--seed", 3], "evaluation.json"),
+        (["--limit", 1], "evaluation-asked-1.json"),
+        (["--limit", 0], "evaluation-asked.json"),
+        (["--file", "said.jsonl"], "evaluation-said-3.json"),
+        (["--data.heldout", "said.jsonl"], "evaluation-said-3.json"),
+        (["--prompts", "two?", "--answers", "2"], "evaluation-prompts.json"),
+        (["--weights", "untrained"], "evaluation-untrained.json"),
+    ],
+)
+def test_the_evaluation_of_a_run_is_not_replaced_by_one_of_other_prompts_or_weights(folder, options, name):
+    run = run_of(folder / "run", LOOKS, 3, data={"heldout": "asked.jsonl"}, eval={"prompts": 3})
+    saved(run, 5)
+    before = folder / "run" / "evaluation.json"
+    before.write_text("{}")
+    evaluated(LOOKS, "--run", run, *options, "--rewards", "exact(tags=False)", path=f"run/{name}")
+    assert (before.read_text() == "{}") == (name != before.name)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--file", "asked.jsonl", "--task", "exact"], "--task: got 'exact'"),
+        (["--file", "asked.jsonl", "--answers", "3"], "--answers.*'3'"),
+        (["--prompts", "two?", "--limit", 1], "--limit: got 1"),
+        (["--prompts", "two?", "--file", "asked.jsonl"], "--file.*'asked.jsonl'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "sample"])
+def test_options_that_prompts_of_another_place_do_not_read_are_refused(folder, command, options, words):
+    with pytest.raises(ValueError, match=words):
+        call(command, "--model.family", LOOKS, "--model.path", 3, *options)
 
 
 def test_only_the_first_process_writes(folder, capsys, monkeypatch):

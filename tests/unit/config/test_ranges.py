@@ -26,7 +26,7 @@ from mmgrpo.config.ranges import (
     within,
 )
 from mmgrpo.config.registry import Block, bind
-from mmgrpo.config.settings import Config, Data, Distributed, Optim
+from mmgrpo.config.settings import Config, Data, Distributed, Optim, install_tracker
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS
 
 
@@ -178,6 +178,8 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_package_to_install(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="trackers.*'comet_ml'.*pip install comet-ml"):
         replace(Config(), trackers=["comet_ml"]).check()
+    for name in ("wandb", "trackio"):  # extras of ours
+        assert f"[{name}]" in install_tracker(name) or f"'{name}>=" in install_tracker(name)
 
 
 def test_the_optimizer_alone_is_checked_too():

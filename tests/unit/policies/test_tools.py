@@ -624,9 +624,24 @@ def test_a_sample_whose_turn_has_no_reward_is_outside_of_a_credit_of_turns(gave,
 
     turns, rows = run("turn_return"), run("broadcast")
     share = turns["rollout/turn_reward_failed_fraction"]
-    assert 0 < share < 1 and turns["reward/reward/failed_fraction"] == share
+    assert 0 < share < 1 and turns["group/unscored_fraction"] == share and "reward/reward/failed" not in turns
     assert rows["rollout/turn_reward_failed_fraction"] == share and "reward/reward/failed" not in rows
     assert math.isfinite(turns["group/advantage"]) and turns["rollout/turn_reward"] >= 1
+
+
+@pytest.mark.parametrize("gave", [math.inf, -math.inf, math.nan, 10**400, 1e39])
+def test_turns_without_any_reward_are_an_error_of_their_class_and_not_of_the_reward(gave, tmp_path):
+    class Broken(Paid):
+        def turn_reward(self) -> float:
+            return gave
+
+    blocks = algorithm_blocks("grpo", terms=[], baseline="none", scale="none", credit="turn_return")
+    made = trainer(policy_of(tools=[Broken]), tmp_path, PROMPTS, reward=few_calls, steps=1, **blocks)
+    with (
+        pytest.warns(UserWarning, match="turn_reward.*'Broken'.*finite"),
+        pytest.raises(RuntimeError, match="sampling.tools: turn_reward"),
+    ):
+        made.fit()
 
 
 class Walk(Shop):

@@ -195,6 +195,15 @@ def test_alarms_of_a_folder_are_read_back_and_what_is_none_is_left_out(tmp_path:
     assert read_alarms(tmp_path) == [] and list(tmp_path.iterdir()) == []
 
 
+def test_a_cause_that_settings_show_is_no_second_alarm_of_the_rounds():
+    watch = watched([CAUSES["learning_rate"]] * FEW)
+    watch.fixed += settings_alarms(Optim(lr=0.0), 10) + [Idle.unchanged(Path("model"), 3)] * 2
+    assert causes(watch.alarms(ended=True)) == ["learning_rate", "unchanged_model"]
+    # two rewards are two subjects
+    equal = {f"reward/{name}/{what}": 0.0 for name in "ab" for what in ("mean", "std")}
+    assert causes(watched([equal] * FEW, rewards="ab").alarms()) == ["constant_reward"] * 2
+
+
 def run_of(tmp_path, reward=first_number, **settings):
     """A run of the toy policy, and what it warned of."""
     made = trainer(toy_policy(), tmp_path, toy_prompts(2), reward=reward, **settings)

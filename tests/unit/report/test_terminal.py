@@ -68,3 +68,14 @@ def test_the_end_of_a_run_without_evaluation_is_one_line():
 def test_the_end_of_a_run_tells_steps_that_were_not_finite():
     summary = {"steps": 1, "seconds": 0.6, "skipped_steps": 0, "nonfinite_steps": 4, "eval": {}}
     assert closing(summary).splitlines()[1:] == ["4 steps had a loss or gradient that is not finite and were skipped"]
+
+
+def test_the_end_of_a_run_names_alarms_that_it_told_before_and_does_not_tell_them_again():
+    alarms = [
+        {"kind": "trains nothing", "cause": "constant_reward", "subject": "style", "message": "many words"},
+        {"kind": "trains nothing", "cause": "no_spread", "subject": "", "message": "many words"},
+        {"kind": "reward hacking", "held_out": "exact", "message": "many words"},
+    ]
+    summary = {"steps": 1, "seconds": 0.6, "skipped_steps": 0, "nonfinite_steps": 0, "eval": {}, "alarms": alarms}
+    (line,) = closing(summary).splitlines()[1:]
+    assert line.startswith("ALARM: constant_reward 'style', no_spread, reward hacking 'exact'") and "many" not in line

@@ -46,6 +46,7 @@ def a_run(output: Path) -> Path:
     files |= {"tracker/events.out.tfevents.1", "tracker/17.5/hparams.yml", "model/adapter_config.json"}
     files |= {
         "evaluation.json",
+        "evaluation-heldout-1.json",
         "drawn/grid.png",
         "drawn/003-0-before.png",
         "drawn/after/001-said.wav",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mmgrpo.cli.train import read
 from mmgrpo.config.reading import build, load_yaml
@@ -76,3 +78,14 @@ def test_what_the_settings_of_a_run_lack_is_a_default_and_what_a_recipe_lacks_is
     assert read(["--config", str(path)], "").sampling.plan == "every_step"
     (tmp_path / MARKER).unlink()
     assert read(["--config", str(path)], "").sampling.plan.startswith("sliding_window")
+
+
+@pytest.mark.parametrize(("rank", "setting"), [(0, "model.path"), (4, "model.lora-path")])
+def test_a_run_under_a_decay_goes_on_as_another_from_its_saved_model(rank, setting, tmp_path):
+    settings = {"steps": 2, "optim": {"decay": "linear"}, "model": {"lora_rank": rank}}
+    config = build(config_class(family("sd3").sections), settings, "the test")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)), encoding="utf-8")
+    Identity.new(config, {}).write(tmp_path)
+    words = f"--steps.*4.*2.*optim.decay=linear.*--name.*--{setting} {re.escape(str(tmp_path / 'model'))}"
+    with pytest.raises(ValueError, match=words):
+        Identity.read(tmp_path).refuse_settings(tmp_path, replace(config, steps=4))
