@@ -3,9 +3,9 @@
     python -m tests.golden run FILE            train the runs below with this checkout, and write their numbers
     python -m tests.golden compare FILE FILE   what differs between two files; exit code 1 where anything does
 
-A file holds the metrics of every step without times and memory, and a digest of each saved tensor. Numbers depend on the
-kind of CPU, on the versions of the libraries, and on the path of no folder: to compare two commits on another machine than
-that of ``benchmarks/golden.json``, run both there.
+A file holds the metrics of every step without times and memory, and a digest of each saved tensor. Numbers depend on
+the kind of CPU and on the versions of the libraries: to compare two commits on another machine than that of
+``benchmarks/golden.json``, run both there.
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ RUNS: Mapping[str, Golden] = {
     "questions, replay and samplers": questions(
         *("--algorithm.preset", "vas", "--algorithm.replay", "replay(count=2)", "--optim.ema", 0.5)
     ),
-    "questions, tools": questions(
-        *("--sampling.tools", "my_notes:Notes", "--algorithm.preset", "reinforce_pp_baseline", "--sampling.max-tokens", 24)
-    ),
+    "questions, tools": questions("--sampling.tools", "my_notes:Notes", "--sampling.max-tokens", 24),
     "transcripts": Golden(transcripts),
     "two processes": scenes_run(processes=True),
     "two processes, sharded": scenes_run("--distributed.shard", "full", "--optim.ema", 0, processes=True),
@@ -165,9 +163,13 @@ def written(found: Mapping[str, Any]) -> str:
     """JSON with a line for each step and for the tensors of a run."""
     lines = [f'{{"machine": {json.dumps(found["machine"])}, "runs": {{']
     for place, (name, one) in enumerate(found["runs"].items()):
-        steps = ",\n".join(json.dumps(step) for step in one["metrics"])
+        steps = ",\n".join(map(json.dumps, one["metrics"]))
         end = "," if place + 1 < len(found["runs"]) else "}}"
-        lines += [f'{json.dumps(name)}: {{"metrics": [', f'{steps}], "weights":', f"{json.dumps(one['weights'])}}}{end}"]
+        lines += [
+            f'{json.dumps(name)}: {{"metrics": [',
+            f'{steps}], "weights":',
+            json.dumps(one["weights"]) + f"}}{end}",
+        ]
     return "\n".join(lines) + "\n"
 
 

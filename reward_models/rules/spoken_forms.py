@@ -49,8 +49,8 @@ def plain(text: str) -> str:
     """A text in lower case and compatibility forms (NFKC), with one kind of apostrophe, hyphen and digit; what these
     forms would merge into a number stands apart: 2½, 10², 10₂, 5″.
 
-    >>> plain("I don’t know: 2½ × 10², ５％")
-    "i don't know: 2 1/2 × 10 squared , 5%"
+    >>> plain("I don’t know: 2½, 10², ５％")
+    "i don't know: 2 1/2 , 10 squared , 5%"
     """
     text = re.sub(r"(?<=[^\W\d_])\u2032(?=[^\W\d_])", "'", text)
     text = re.sub(r"\u2033|\u2032\u2032", " \ue002 ", text).replace("\u2032", " \ue001 ")
