@@ -15,3 +15,9 @@ def tiny() -> Callable[[str], str]:
     from tests.building import module
 
     return lambda name: str(tiny_checkpoint(module(name).tiny))
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Tools of a test in a copy of its process: a new Python would import the test, which takes seconds."""
+    monkeypatch.setattr("pipelines.tools.names_elsewhere", lambda names: ())

@@ -32,6 +32,7 @@ from pipelines.vlm.rooms import Rooms
 from tests.building import amplify, module
 from tests.libraries.families.examples import EXAMPLES, noise
 
+pytestmark = pytest.mark.usefixtures("forked")
 OFFERED = [name for name, one in families().items() if "tools" in one.sections.sampling.__dataclass_fields__]
 CALL = '<tool_call>{"name": "count", "arguments": {"what": "circles"}}</tool_call>'
 
@@ -43,12 +44,6 @@ def count(what: str) -> str:
         what: What to count.
     """
     return f"<|im_end|>{len(what)} is the red"
-
-
-@pytest.fixture(autouse=True)
-def forked(monkeypatch):
-    """A new Python would import this module, which takes seconds."""
-    monkeypatch.setattr("pipelines.tools.names_elsewhere", lambda names: ())
 
 
 def policy_of(name: str, path: str, call: str = CALL, **sampling: Any) -> Any:

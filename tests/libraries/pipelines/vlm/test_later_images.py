@@ -26,6 +26,7 @@ from tests.building import load
 from tests.libraries.families.examples import EXAMPLES, noise
 from tests.libraries.pipelines.test_tools import CALL, policy_of, rescored
 
+pytestmark = pytest.mark.usefixtures("forked")
 KINDS = ("gemma3", "llava", "llava_next", "qwen2_vl", "qwen3_vl", "qwen3_5", "internvl")
 SIZES = ((20, 24), (12, 40), (48, 16), (33, 50))
 PROMPTS = EXAMPLES["image_text"].prompts
