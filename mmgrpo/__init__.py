@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from mmgrpo.api import Result, train
     from mmgrpo.config.registry import block
     from mmgrpo.rewards import from_trl
+    from mmgrpo.rounds.callback import Callback
 
-__all__ = ["Result", "block", "from_trl", "train"]
+__all__ = ["Callback", "Result", "block", "from_trl", "train"]
 
 _PUBLIC = {
     "train": "mmgrpo.api",
     "Result": "mmgrpo.api",
     "block": "mmgrpo.config.registry",
     "from_trl": "mmgrpo.rewards",
+    "Callback": "mmgrpo.rounds.callback",
 }
 
 

@@ -39,7 +39,6 @@ from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
-from mmgrpo.early_stopping import EarlyStopping
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import (
     Blocks,
@@ -62,6 +61,8 @@ from mmgrpo.report.group_record import GroupRecord, displayed
 from mmgrpo.requirements import of_algorithm, refuse_unmet, required
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
+from mmgrpo.rounds import methods
+from mmgrpo.rounds.callback import Callback, Callbacks, load_callback
 from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.fingerprint import of_inputs
@@ -137,6 +138,7 @@ def train(
     algorithm: Mapping[str, Any] | None = None,
     optim: Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback | str] = (),
     **settings: Any,
 ) -> Result:
     """Train a policy; returns the finished run.
@@ -144,8 +146,9 @@ def train(
     ``prompts`` and ``heldout`` are strings, rows as in a JSONL file (dicts), ``Prompt``s, a ``datasets.Dataset``, or
     the path of a file; ``rewards`` are functions of prompts and outputs, names, or ``Scorer``s. ``preset`` names an
     algorithm, of which ``algorithm`` overrides fields; ``optim`` and ``evaluation`` are the recipe sections optim and
-    eval; ``settings`` are fields outside the sections (name, output_dir, seed, resume, overwrite, save_every, ...) and
-    the section data (extra_train, media_root, ...). Rows of files are left out and refused as by ``mmgrpo train``.
+    eval; ``callbacks`` act at rounds, steps and evaluations (``mmgrpo.Callback``); ``settings`` are fields outside the
+    sections (name, output_dir, seed, resume, overwrite, save_every, ...) and the section data (extra_train, media_root,
+    ...). Rows of files are left out and refused as by ``mmgrpo train``.
 
     The policy samples as it was made: where a preset has a plan, a kernel or a kind of decisions of its own, make the
     policy for it (``visual.policy(..., preset=preset)``), or give these options yourself; a policy that only has the
@@ -183,6 +186,7 @@ def train(
             group_size=config.data.group_size if group_size is None else group_size,
         ),
         rewards=[spec if isinstance(spec, str) else getattr(spec, "__name__", "reward") for spec in rewards],
+        callbacks=[spec if isinstance(spec, str) else type(spec).__name__ for spec in callbacks],
     )
     if source:
         config = replace(config, model=source.config.model, sampling=source.config.sampling)
@@ -191,7 +195,7 @@ def train(
     rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
     again = "the same call with resume=True"
     try:
-        return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again)
+        return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again, callbacks)
     except (ValueError, OSError) as error:
         if len(error.args) == 1:
             error.args = (in_python(str(error), setting_names(kind)),)
@@ -232,7 +236,7 @@ def run_config(config: Config, inherited: Collection[str] = ()) -> Result:
         device = str(accelerator.device)
         return load(config, owner, lambda prompts: owner.policy(config, device, prompts), inherited=inherited)
 
-    return execute(config, owner, start, config.rewards)
+    return execute(config, owner, start, config.rewards, callbacks=config.callbacks)
 
 
 def resume_command(config: Config) -> str:
@@ -252,6 +256,7 @@ def execute(
     start: Callable[[Accelerator], RunInputs],
     rewards: Sequence[Any],
     again: str = "",
+    callbacks: Sequence[Any] = (),
 ) -> Result:
     """A whole run: load with ``start``, train, save, evaluate and report. ``owner`` is the family of the policy, and
     ``again`` says how to continue the run; empty: by the command line.
@@ -264,7 +269,7 @@ def execute(
     again = f"{again}, name={config.name!r}" if again else resume_command(config)
     with deterministic(config.deterministic), claimed(config, accelerator):
         with unstarted():
-            trainer = make_trainer(config, owner, start, rewards, accelerator, again)
+            trainer = make_trainer(config, owner, start, rewards, accelerator, again, callbacks)
             if config.resume or config.resume_from:
                 last = step_of(config.resume_from) if config.resume_from else None
                 if not trainer.resume(last):
@@ -355,6 +360,7 @@ def make_trainer(
     rewards: Sequence[Any],
     accelerator: Accelerator,
     again: str = "resume=True",
+    callbacks: Sequence[Any] = (),
 ) -> Trainer:
     """The trainer of a run, ready to fit, in its folder."""
     algorithm = config.algorithm
@@ -375,7 +381,9 @@ def make_trainer(
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.read(algorithm)
     refuse_start(config.data.group_size, recipe, loss, reward_scorers, offline)
-    EarlyStopping.of(config.eval.patience, config.eval.patience_reward, reward_scorers)
+    stopping = config.eval.patience, config.eval.patience_reward
+    added = [*methods(config.optim, *stopping, reward_scorers), *map(load_callback, callbacks)]
+    Callbacks(added)
     if owner is not None:
         refuse_rows(owner.decisions(config), recipe, loss)
     refuse_shape(config, owner, recipe, loss)
@@ -443,6 +451,7 @@ def make_trainer(
         schedules=of_settings(config),
         offline=offline,
         staleness=config.rollout.max_staleness,
+        callbacks=added,
         groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
     )
     skipped = [*inputs.skipped, *(trainer.offline.skipped if trainer.offline else ())]

@@ -54,7 +54,7 @@ class EvalSettings:
     groups: Sequence[str] = ()
     """Keys of the prompts' ``meta`` by whose values the rewards are reported too."""
     patience: int = 0
-    """Evaluations in a row without a new best mean after which a run ends (``mmgrpo.early_stopping``); 0: never."""
+    """Evaluations in a row without a new best mean after which a run ends (``EarlyStopping``); 0: never."""
     patience_reward: str = ""
     """The reward of that mean; empty: the first that is trained on."""
 

@@ -24,7 +24,6 @@ from mmgrpo.data.rows import as_prompts
 from mmgrpo.data.splits import Splits, read_splits
 from mmgrpo.data.streaming import in_blocks
 from mmgrpo.data.unread import HINT, in_words, keys_of, keys_read, named_in, unread, words_of
-from mmgrpo.early_stopping import refuse_patience
 from mmgrpo.evaluation import members
 from mmgrpo.family import Family
 from mmgrpo.rewards import entries
@@ -111,7 +110,10 @@ def read_prompts(config: Config, owner: Family | None, rows: Mapping[str, Any] |
     files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
     limits = {"limit": evaluation.prompts, "unlabelled": data.unlabelled, "supervised": data.supervised}
     splits = read_splits(read, [train, *data.extra_train], *files, **limits)
-    refuse_patience(evaluation, config.steps, bool(splits.heldout))
+    if evaluation.patience:
+        from mmgrpo.rounds.early_stopping import refuse_patience
+
+        refuse_patience(evaluation, config.steps, bool(splits.heldout))
     outputs, allowed = (owner.sections.outputs if owner else ""), float(vars(data).get("skip_limit", 0.0))
     named = {"data.train": splits.train, "data.heldout": splits.heldout, **splits.extra}
     notes = refuse_rows({name: prompts for name, prompts in named.items() if prompts}, outputs, allowed)

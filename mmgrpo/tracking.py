@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,15 @@ def begin(accelerator: Accelerator, config: Config, step: int) -> None:
         accelerator.init_trackers(PROJECT, config=flat(config), init_kwargs=options)
 
 
-def send_evaluation(accelerator: Accelerator, title: str, result: Evaluation, image: Path, step: int) -> None:
+def send_evaluation(
+    accelerator: Accelerator, title: str, result: Evaluation, image: Path, step: int, numbers: Mapping[str, float]
+) -> None:
     """Send the means of an evaluation as ``eval/<reward>``, of one on a further file, as ``after-natural``, as
-    ``eval-natural/<reward>``, and its samples, where an image was written."""
+    ``eval-natural/<reward>``, further ``numbers`` likewise, and its samples, where an image was written."""
     files = "-".join(filter(None, ["eval", MOMENT.sub("", title, count=1)]))
     scored = {name: np.asarray(values)[~np.isnan(values)] for name, values in result.values.items()}
-    accelerator.log({f"{files}/{name}": float(some.mean()) for name, some in scored.items() if some.size}, step=step)
+    means = {name: float(some.mean()) for name, some in scored.items() if some.size}
+    accelerator.log({f"{files}/{name}": value for name, value in {**means, **numbers}.items()}, step=step)
     if not accelerator.trackers or not image.is_file():
         return
     pixels = np.asarray(Image.open(image).convert("RGB"))[None]

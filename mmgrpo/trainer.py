@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,8 +40,7 @@ from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
-from mmgrpo.early_stopping import EarlyStopping
-from mmgrpo.evaluation import HELDOUT, EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
+from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
 from mmgrpo.files import write_text
 from mmgrpo.learners import learn
 from mmgrpo.offline import Offline
@@ -54,7 +53,8 @@ from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, write_a
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.reward_weights import directions, held_out_means, next_weights, weights_after_evaluation
 from mmgrpo.rollout import RoundSettings, sample_round
-from mmgrpo.runtime.averaging import Ema, InitialWeights, WeightInterpolation
+from mmgrpo.rounds.callback import PREFIX, Callback, Callbacks
+from mmgrpo.runtime.averaging import InitialWeights
 from mmgrpo.runtime.distributed import RankSlice, largest, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
 from mmgrpo.runtime.metrics import MetricsLog, Tally, peak_memory_gib, read_metrics
@@ -102,6 +102,7 @@ class Trainer:
         offline: float = 0.0,
         given: Sequence[Prompt] = (),
         staleness: int = 0,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps, rounds.samplers)
         recipe, loss = self.schedules.blocks(0)
@@ -113,12 +114,13 @@ class Trainer:
         self.checkpoints, self.again, self.write_samples, self.groups = checkpoints, again, write_samples, groups
         divided = members(evaluation.prompts) if evaluation.groups else {}
         self.members = {column: divided[column] for column in evaluation.groups if column in divided}
-        self.stopping = EarlyStopping.of(evaluation.patience, evaluation.patience_reward, scorers)
         self.interruption = Interruption()
         self.offline = Offline.of(policy, prompts, recipe, loss, offline, steps, ledger)
         self.others = OtherRows(policy, accelerator, seed, prompts, given, folder=folder)
         self.validate()
-        self.trained = {n: p for n, p in policy.network.named_parameters() if p.requires_grad}
+        self.trained: Mapping[str, torch.nn.Parameter] = {
+            name: one for name, one in policy.network.named_parameters() if one.requires_grad
+        }
         if not self.trained:
             raise ValueError(
                 "got a policy without trainable parameters; check its LoRA targets or train the full model"
@@ -126,13 +128,9 @@ class Trainer:
         self.optimizer = make_optimizer(list(self.trained.values()), optim)
         self.networks = policy.networks
         self.networks.follow(loss.networks, seed)
-        self.ema = Ema(list(self.trained.values()), optim.ema, optim.ema_every) if optim.ema else None
         self.initial = InitialWeights(self.trained)
         self.watch = Watch.of(scorers, loss, optim, steps, sum(p.numel() for p in self.trained.values()))
         self.raised: set[tuple[str, str]] = set()
-        self.interpolation = (
-            WeightInterpolation(self.trained, optim.interpolation) if optim.interpolation != 1 else None
-        )
         self.order, self.ledger = PromptOrder(len(prompts), seed), ledger or rounds.samplers.ledger(prompts)
         where = self.order, self.ledger, lambda step: self.schedules.round(self.rounds, step), steps
         self.ahead = Ahead(staleness, policy, prompts, *where, optim.steps_per_round, seed, accelerator)
@@ -146,6 +144,8 @@ class Trainer:
         self.reward_weights = RewardWeights(tuple(scorer.weight for scorer in scorers))
         self.before: dict[str, Evaluation] = {}
         self.after: dict[str, Evaluation] = {}
+        self.callbacks = Callbacks(callbacks)
+        self.callbacks.call("attach", self)
 
     @cached_property
     def log(self) -> MetricsLog:
@@ -181,28 +181,30 @@ class Trainer:
         with self.interruption:
             try:
                 self._raise_alarms()
+                self.callbacks.call("on_train_begin", self)
                 self._evaluate_before()
                 with tqdm(total=self.steps, initial=self.step, **bar) as progress:
-                    while self.step < self.steps and not self.stopping.ended:
+                    while self.step < self.steps and not self.callbacks.ended():
                         start = self.step
                         self.run_round(progress)
                         self._after_round(start)
-                if self.stopping.ended:
+                if self.step < self.steps:
                     self._end_early()
                 self._raise_alarms(ended=True)
                 if model is not None:
                     self.save_model(model)
                 for name, prompts in self.evaluation.files().items():
                     self.after[name] = self.measure(title_of("after", name), prompts)
+                self.callbacks.call("on_train_end", self)
             except (Exception, Interrupted) as error:
                 self._rescue(error)
                 raise
-        return sections(self.before, self.after, self.members) | self.stopping.section()
+        return sections(self.before, self.after, self.members) | self.callbacks.summary()
 
     def _end_early(self) -> None:
         """Say why no step follows, and keep the checkpoint of the last one, as at the end of a whole run."""
         if self.accelerator.is_main_process:
-            print(self.stopping, flush=True)
+            print(self.callbacks.ended(), flush=True)
         if self.checkpoints.saved < self.step:
             self.save()
 
@@ -222,22 +224,19 @@ class Trainer:
     def _evaluate_between(self) -> None:
         """The evaluation that is due at this step, in a resumed run also one that the interruption prevented."""
         if self.evaluation_due:
-            result = self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
-            self.stopping.observe(self.step, result.values)
+            self.measure(f"step-{self.step:06d}", self.evaluation.prompts)
             self.evaluation_due = False
 
     def _evaluate_before(self) -> None:
         """Evaluate the untrained policy, or, in a resumed run, read its evaluation from the run folder."""
         for name, prompts in self.evaluation.files().items():
             title = title_of("before", name)
-            path = self.folder / "evaluations" / f"{title}.json"
-            self.before[name] = (
-                self.measure(title, prompts)
-                if self.step == 0
-                else Evaluation.load(path, self.step, self.checkpoints.run)
-            )
-        if HELDOUT in self.before and not self.stopping.means:
-            self.stopping.observe(0, self.before[HELDOUT].values)
+            if self.step == 0:
+                self.before[name] = self.measure(title, prompts)
+            else:
+                path = self.folder / "evaluations" / f"{title}.json"
+                self.before[name] = Evaluation.load(path, self.step, self.checkpoints.run)
+                self.callbacks.call("on_evaluate", self, title, self.before[name])
         self._evaluate_between()
 
     def _rescue(self, error: BaseException) -> None:
@@ -288,6 +287,7 @@ class Trainer:
         self.reward_weights = next_weights(
             self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
         )
+        round_.metrics.update(self.callbacks.call("on_rollout_end", self, round_, taken=round_.metrics))
         first_gap, batch = 0.0, on_device(round_.batch, self.accelerator.device)
         # Networks that train alongside the policy have moved before its first step.
         self.at_boundary = not self.networks.optimizers
@@ -305,6 +305,7 @@ class Trainer:
                 first_gap = max(first_gap, gap)
                 of_round = {n: 0.0 if lines and n.startswith("time/") else v for n, v in round_.metrics.items()}
                 line = {**of_round, **line, "ratio/first_minus_one": first_gap}
+                line |= self.callbacks.call("on_step_end", self, line, taken=line)
                 self.schedules.observe(line)
                 lines.append({"step": self.step, **line})
                 if on_policy and not self.warned_of_gap and (words := gap_warning(first_gap, self.loss, self.optim)):
@@ -328,6 +329,7 @@ class Trainer:
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
         if self.networks.advance(self.step, lines[-1]["kl"] if lines else 0.0, self.loss.networks):
             self.optimizer = make_optimizer(list(self.trained.values()), self.optim)
+        self.callbacks.call("on_round_end", self, round_)
         if lines:
             self.watch.see(lines)
             self._raise_alarms()
@@ -387,8 +389,6 @@ class Trainer:
         if trainable:  # a step with nothing to train tells nothing about the weights
             self.nonfinite_row = 0 if finite else self.nonfinite_row + 1
         self.step += 1
-        if self.ema is not None:
-            self.ema.update(self.step)
         elapsed = time.perf_counter() - started
         self.seconds += elapsed
         entries = max(1.0, sums.pop("entries"))
@@ -419,9 +419,9 @@ class Trainer:
         return self.offline if self.offline is not None and step < self.offline.steps else None
 
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
-        """Evaluate the policy with its ``evaluation_weights``, and write values and samples."""
+        """Evaluate the policy with the weights that are saved, and write values and samples."""
         settings = self.evaluation
-        with self.evaluation_weights(), self.stoppable():
+        with self.callbacks.evaluated_weights(), self.stoppable():
             result, shown = evaluate(
                 self.policy,
                 self.scorers,
@@ -433,14 +433,16 @@ class Trainer:
                 accelerator=self.accelerator,
                 title=f"evaluate {title}",
             )
+        numbers = self.callbacks.call("on_evaluate", self, title, result)
         if self.accelerator.is_main_process:
             stem = self.folder / "samples" / title
             if shown.outputs:
                 self.write_samples(stem, shown)
-            send_evaluation(self.accelerator, title, result, stem.with_name(f"{title}.png"), self.step)
+            send_evaluation(self.accelerator, title, result, stem.with_name(f"{title}.png"), self.step, numbers)
             record = {"run": self.checkpoints.run, "step": self.step, "seconds": self.seconds}
             record |= {"prompts": [prompt.id for prompt in prompts], "trained": directions(self.scorers, self.recipe)}
             record |= {"rules": rules} if (rules := rules_of(self.scorers)) else {}
+            record |= {"metrics": numbers} if numbers else {}
             write_text(self.folder / "evaluations" / f"{title}.json", json.dumps({**record, **result.as_dict()}))
             if prompts is settings.prompts:
                 print_alarms(self.folder, self.step)
@@ -463,17 +465,17 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.log.flush()
             self.ledger.write(self.folder, self.prompts, self.step)
-        state["evaluated"] = self.stopping.means
+        state |= self.callbacks.state()
         if self.networks.rules:
             state["networks"] = self.networks.state()
         tables = {"ledger": self.ledger.tensors(), **self.networks.tensors(), **self.others.tables()}
-        tables |= self.ahead.tables(self.round)
-        self.checkpoints.save(self.step, self.policy.network, self.optimizer, self.ema, state, tables)
+        tables |= {**self.ahead.tables(self.round), **self.callbacks.tables()}
+        self.checkpoints.save(self.step, self.policy.network, self.optimizer, state, tables)
 
     def save_model(self, folder: Path) -> None:
-        """The trained weights (``evaluation_weights``) in the family's own format."""
+        """The trained weights in the family's own format."""
         main = self.accelerator.is_main_process
-        with self.evaluation_weights(), whole_state(self.policy.network, write=main):
+        with self.callbacks.evaluated_weights(), whole_state(self.policy.network, write=main):
             refuse_tensors(self.trained, f"{folder} is not written")
             if self.step and self.initial.unchanged():
                 self.watch.fixed.append(Idle.unchanged(folder, self.step))
@@ -481,19 +483,9 @@ class Trainer:
             if main:
                 write_model(folder, self.policy.save, self.checkpoints.run, self.step)
 
-    @contextmanager
-    def evaluation_weights(self) -> Iterator[None]:
-        """Context of the weights that are evaluated and saved: their moving average (``optim.ema``), interpolated with
-        those before training (``optim.interpolation``), in this order."""
-        with ExitStack() as stack:
-            for transformation in (self.ema, self.interpolation):
-                if transformation is not None:
-                    stack.enter_context(transformation.applied())
-            yield
-
     def resume(self, last: int | None = None) -> bool:
         """Continue from the newest intact checkpoint, at most that of step ``last``; returns False if there is none."""
-        state = self.checkpoints.restore(self.policy.network, self.optimizer, self.ema, last)
+        state = self.checkpoints.restore(self.policy.network, self.optimizer, last)
         if state is not None and state["seed"] != self.seed:
             raise ValueError(
                 f"{self.checkpoints.latest}: got --seed {self.seed}, expected {state['seed']}, that of the checkpoint"
@@ -501,17 +493,14 @@ class Trainer:
         for name, value in (state or {}).items():
             if name == "schedules":
                 self.schedules.memory = value
-            elif name == "evaluated":
-                self.stopping.means = [(step, mean) for step, mean in value]
-            elif name not in ("optimizer", "networks", "chosen"):
+            elif name not in ("optimizer", "networks", "chosen", "evaluated") and not name.startswith(PREFIX):
                 setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
         if state is not None:
             self.networks.load(self.checkpoints.tables, state.get("networks", {}), self.step)
             self.ledger.load(self.checkpoints.tables.get("ledger", {}))
             self.others.load(self.checkpoints.tables)
             self.ahead.load(state.get("chosen", {}), self.checkpoints.tables, self.round, self.step)
-        if self.ema is not None:
-            self.ema.step = self.step
+            self.callbacks.load(state, self.checkpoints.tables, self.step)
         if self.accelerator.is_main_process:
             self.log.truncate(self.step)
             self.groups.truncate(self.step)

@@ -22,6 +22,9 @@ from mmgrpo.family import families, family
 from mmgrpo.prompts.ledger import Measured
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import RoundSettings
+from mmgrpo.rounds import methods
+from mmgrpo.rounds.callback import Callback
+from mmgrpo.rounds.moving_average import Ema, MovingAverage
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.scoring import ErrorRate, Scorer
@@ -117,6 +120,7 @@ def trainer(
     given: Sequence[Prompt] = (),
     measured: Mapping[int, Sequence[float]] | None = None,
     staleness: int = 0,
+    callbacks: Sequence[Callback] = (),
     **optim: Any,
 ) -> Trainer:
     """A trainer with small defaults."""
@@ -125,25 +129,28 @@ def trainer(
     samplers = Sampling.of(sampler, trackers)
     ledger = samplers.ledger(prompts)
     ledger.start({number: Measured.of(values) for number, values in (measured or {}).items()})
+    scorers = scorers or [Scorer("reward", reward, rates=rates)]
+    optim_settings = Optim(**{"lr": 1e-2, "max_grad_norm": 0.0, "weight_decay": 0.0, **optim})
+    evaluation = EvalSettings(
+        prompts=heldout,
+        every=every,
+        batch_size=256,
+        samples=4,
+        extra=extra or {},
+        groups=columns,
+        patience=patience,
+        patience_reward=patience_reward,
+    )
     return Trainer(
         policy=policy,
-        scorers=scorers or [Scorer("reward", reward, rates=rates)],
+        scorers=scorers,
         recipe=advantages or recipe(),
         loss=loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
         prompts=prompts,
         rounds=RoundSettings(prompts_per_step, group_size, samplers=samplers),
         steps=steps,
-        optim=Optim(**{"lr": 1e-2, "max_grad_norm": 0.0, "weight_decay": 0.0, **optim}),
-        evaluation=EvalSettings(
-            prompts=heldout,
-            every=every,
-            batch_size=256,
-            samples=4,
-            extra=extra or {},
-            groups=columns,
-            patience=patience,
-            patience_reward=patience_reward,
-        ),
+        optim=optim_settings,
+        evaluation=evaluation,
         folder=folder,
         seed=seed,
         accelerator=accelerator,
@@ -152,8 +159,15 @@ def trainer(
         given=given,
         staleness=staleness,
         ledger=ledger,
+        callbacks=[*methods(optim_settings, patience, patience_reward, scorers), *callbacks],
         schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )
+
+
+def average_of(made: Trainer) -> Ema:
+    """The moving average of the weights of a run that keeps one."""
+    [kept] = (one.average for one in made.callbacks if isinstance(one, MovingAverage))
+    return kept
 
 
 def killed_and_whole(fresh: Callable[[Path], Trainer], folder: Path) -> list[list[dict[str, Any]]]:

@@ -186,7 +186,8 @@ def refuse_no_prompts(args: Any, example: str) -> None:
 
 def load_weights(args: Source, config: Config, model_family: Family, device: str) -> Policy:
     """The policy with the weights of ``args.weights``; a line names them before libraries show their progress."""
-    from mmgrpo.runtime.averaging import WeightInterpolation, assign
+    from mmgrpo.rounds.interpolation import WeightInterpolation
+    from mmgrpo.runtime.averaging import assign
     from mmgrpo.runtime.checkpoint import latest_checkpoint, load_checkpoint, restore_network
     from mmgrpo.runtime.saved_model import check_model
 

@@ -282,11 +282,12 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     from mmgrpo.compatibility import refuse_ranges, refuse_start
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.splits import repeated
-    from mmgrpo.early_stopping import EarlyStopping
     from mmgrpo.inputs import facts, ignored, read_prompts
     from mmgrpo.offline import compared, graded
     from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import scorers
+    from mmgrpo.rounds import methods
+    from mmgrpo.rounds.callback import Callbacks, load_callback
     from mmgrpo.runtime.folder import named, refuse_folder
     from mmgrpo.scoring.fitting import checked_by, downloads
     from mmgrpo.scoring.isolation import RewardFailure
@@ -308,8 +309,12 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
         refuse_start(config.data.group_size, recipe, loss, rewards, config.data.offline)
         sampling = Sampling.of(config.algorithm.sampler, config.algorithm.trackers)
         refuse_ranges(recipe, sampling.trackers, rewards)
-        EarlyStopping.of(config.eval.patience, config.eval.patience_reward, rewards)
+        methods(config.optim, config.eval.patience, config.eval.patience_reward, rewards)
     except (ValueError, OSError, RewardFailure) as error:
+        problems.append(str(error))
+    try:
+        Callbacks([load_callback(spec) for spec in config.callbacks])
+    except ValueError as error:
         problems.append(str(error))
     for note in downloads(rewards, {}):
         print(note, flush=True)

@@ -380,6 +380,9 @@ class Run:
     """Settings that change during the run, setting=schedule: data.group_size, data.prompts_per_step,
     sampling.temperature, sampling.max_tokens; e.g. sampling.max_tokens=stages(4096, (100, 8192)). A schedule may also
     stand in the place of their number. Blocks and rewards take schedules themselves: kl_k3(coef=cosine(0.04, 0))."""
+    callbacks: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    """What is added to the run at its rounds, steps and evaluations: package.module:Class(parameter=value), a subclass
+    of mmgrpo.Callback of your own; a recipe that contains one is code."""
     threads: Annotated[int, THREADS] = 0
     """CPU threads of torch; 0 leaves the choice to torch."""
     deterministic: bool = True

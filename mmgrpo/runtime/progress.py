@@ -21,7 +21,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from mmgrpo.runtime.averaging import Ema
 from mmgrpo.runtime.checkpoint import (
     abandon_after,
     flatten_optimizer,
@@ -35,7 +34,7 @@ from mmgrpo.runtime.checkpoint import (
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.runtime.folder import discard_replaced
 from mmgrpo.runtime.identity import MARKER
-from mmgrpo.runtime.sharding import collected, like
+from mmgrpo.runtime.sharding import collected
 
 NO_TABLES: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
 
@@ -80,17 +79,13 @@ class Checkpoints:
         step: int,
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
-        ema: Ema | None,
         state: Mapping[str, Any],
         tables: Mapping[str, Mapping[str, Tensor]] = NO_TABLES,
     ) -> None:
         """Write the checkpoint of ``step``; the first one completes a replacement of an earlier run. ``tables`` are
         further tensors, each group a file of its own. All are whole in it, however they are sharded."""
         tensors, moments = flatten_optimizer(optimizer)
-        weights = trained_tensors(network)
-        groups = {"weights": weights, "optimizer": tensors}
-        if ema is not None:
-            groups["ema"] = dict(zip(weights, ema.shadow, strict=True))
+        groups = {"weights": trained_tensors(network), "optimizer": tensors}
         groups |= {name: dict(table) for name, table in tables.items() if table}
         main = self.accelerator.is_main_process
         groups = {name: collected(group, keep=main) for name, group in groups.items()}
@@ -105,7 +100,6 @@ class Checkpoints:
         self,
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
-        ema: Ema | None,
         last: int | None = None,
     ) -> Mapping[str, Any] | None:
         """Restore the newest intact checkpoint, at most that of step ``last``, in place; its state, or None.
@@ -136,11 +130,7 @@ class Checkpoints:
         tensors, state = checkpoint.tensors, checkpoint.state
         restore_network(network, tensors["weights"])
         restore_optimizer(optimizer, tensors["optimizer"], state["optimizer"])
-        if ema is not None:
-            averages = tensors["ema"]
-            names = trained_tensors(network)
-            ema.shadow = [like(averages[name].to(value.device), value) for name, value in names.items()]
-        self.tables = {name: table for name, table in tensors.items() if name not in ("weights", "optimizer", "ema")}
+        self.tables = {name: table for name, table in tensors.items() if name not in ("weights", "optimizer")}
         self.saved, self.clock = step, time.monotonic()
         return state
 

@@ -13,7 +13,7 @@ from mmgrpo.evaluation import evaluate
 from mmgrpo.runtime.averaging import temporary
 from mmgrpo.runtime.finite import NotFinite, is_finite, refuse_nan, refuse_nonfinite, refuse_tensors
 from mmgrpo.scoring import Scorer
-from tests.building import first_number, recipe, trainer
+from tests.building import average_of, first_number, recipe, trainer
 from tests.journeys.cli.running import read_lines
 from tests.toys import toy_policy, toy_prompts
 
@@ -46,10 +46,10 @@ def test_a_step_whose_loss_is_not_finite_is_skipped_and_counted_and_the_next_one
     policy = breaking(toy_policy(), {2}, value)
     made = trainer(policy, tmp_path, toy_prompts(2), steps=3, ema=0.5)
     made.run_round()
-    after_one, average = weights(policy), [value.clone() for value in made.ema.shadow]
+    after_one, average = weights(policy), [value.clone() for value in average_of(made).shadow]
     made.run_round()
-    assert same(after_one, weights(policy)) and is_finite(made.ema.shadow) and made.step == 2
-    assert not all(torch.equal(a, b) for a, b in zip(average, made.ema.shadow, strict=True))
+    assert same(after_one, weights(policy)) and is_finite(average_of(made).shadow) and made.step == 2
+    assert not all(torch.equal(a, b) for a, b in zip(average, average_of(made).shadow, strict=True))
     made.run_round()
     assert not same(after_one, weights(policy)) and is_finite(weights(policy).values())
     lines = read_lines(tmp_path / "metrics.jsonl")
@@ -143,7 +143,7 @@ def test_a_broken_average_is_neither_evaluated_nor_saved_and_the_trained_weights
     policy = toy_policy()
     made = trainer(policy, tmp_path, toy_prompts(2), heldout=toy_prompts(2), ema=0.5)
     before = weights(policy)
-    made.ema.shadow[0].fill_(math.nan)
+    average_of(made).shadow[0].fill_(math.nan)
     with pytest.raises(NotFinite):
         made.measure("after", toy_prompts(2))
     with pytest.raises(NotFinite, match="written"):

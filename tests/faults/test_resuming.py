@@ -10,7 +10,7 @@ import torch
 
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.metrics import MetricsLog, read_metrics
-from tests.building import trainer
+from tests.building import average_of, trainer
 from tests.journeys.cli.running import metrics
 from tests.toys import toy_policy, toy_prompts
 
@@ -105,7 +105,7 @@ def test_nan_in_a_checkpoint_that_was_written_whole_is_not_resumed(tmp_path, mon
     made = fresh(tmp_path, save_every=2, ema=0.5)
     made.fit()
     monkeypatch.setattr(checkpoint, "refuse_tensors", lambda tensors, what: None)
-    made.ema.shadow[0].fill_(torch.nan)
+    average_of(made).shadow[0].fill_(torch.nan)
     made.save()
     monkeypatch.undo()
     again = fresh(tmp_path, ema=0.5)

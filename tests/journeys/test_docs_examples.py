@@ -94,7 +94,7 @@ def test_the_examples_of_extending_run(workplace: Path) -> None:
         if not file_of("python", rest):
             (workplace / f"example_{number}.py").write_text(code, encoding="utf-8")
             runpy.run_path(f"example_{number}.py")
-    assert count == 25
+    assert count == 27
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.runtime.averaging import WeightInterpolation
+from mmgrpo.rounds.interpolation import WeightInterpolation
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe, accumulate_gradients, minibatches
 from scripts.grpo_minimal import FlowPolicy, train
-from tests.building import misses, near_one, recipe, trainer
+from tests.building import average_of, misses, near_one, recipe, trainer
 from tests.toys import toy_policy, toy_prompts
 
 OBJECTIVES = [
@@ -327,7 +327,7 @@ def test_the_average_of_the_weights_is_what_evaluation_uses_and_training_does_no
     made = trainer(policy, tmp_path, toy_prompts(2), ema=0.9, steps=3)
     made.fit()
     trained = policy.network.outer.bias.detach().clone()
-    with made.ema.applied():
+    with average_of(made).applied():
         assert not torch.equal(policy.network.outer.bias, trained)
     assert torch.equal(policy.network.outer.bias, trained)
 
@@ -341,9 +341,9 @@ def test_a_share_of_the_change_is_what_is_evaluated_and_saved_and_not_what_is_tr
     made.fit(), plain.fit()
     trained = policy.network.outer.bias.detach().clone()
     assert torch.equal(trained, plain.policy.network.outer.bias)
-    with plain.evaluation_weights():
+    with plain.callbacks.evaluated_weights():
         whole = plain.policy.network.outer.bias - before
-    with made.evaluation_weights():
+    with made.callbacks.evaluated_weights():
         assert torch.allclose(policy.network.outer.bias - before, whole / 4, atol=1e-7) and whole.abs().max() > 1e-3
     assert torch.equal(policy.network.outer.bias, trained)
 

@@ -14,11 +14,12 @@ from mmgrpo.config.settings import Optim
 from mmgrpo.report.html import write_report
 from mmgrpo.report.idle import FEW, LONG, Idle, Watch, gap_warning, read_alarms, settings_alarms, write_alarms
 from mmgrpo.report.run_folder import read_run
-from mmgrpo.runtime.averaging import Ema, InitialWeights
+from mmgrpo.rounds.moving_average import Ema
+from mmgrpo.runtime.averaging import InitialWeights
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
-from tests.building import algorithm_blocks, first_number, near_one, trainer
+from tests.building import algorithm_blocks, average_of, first_number, near_one, trainer
 from tests.toys import toy_policy, toy_prompts
 
 GOOD = {
@@ -319,7 +320,7 @@ def test_the_last_steps_enter_an_average_that_is_updated_every_eight(steps, expe
 def test_a_run_that_is_shorter_than_the_interval_of_its_average_saves_trained_weights(tmp_path: Path):
     made, _ = run_of(tmp_path, near_one, steps=4, ema=0.9, ema_every=8)
     live = [parameter.detach().clone() for parameter in made.trained.values()]
-    with made.evaluation_weights():
+    with made.callbacks.evaluated_weights():
         assert not made.initial.unchanged()
         saved = [parameter.detach().clone() for parameter in made.trained.values()]
     fresh = list(toy_policy().network.parameters())
@@ -343,7 +344,7 @@ def test_a_resumed_run_averages_as_one_that_was_not_stopped(updates, tmp_path: P
     again.resume()
     for _ in range(updates - 1):
         again.run_round()
-    for first, second in zip(whole.ema.current(), again.ema.current(), strict=True):
+    for first, second in zip(average_of(whole).current(), average_of(again).current(), strict=True):
         assert torch.equal(first, second)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mmgrpo.runtime.averaging import Ema, WeightInterpolation
+from mmgrpo.rounds.interpolation import WeightInterpolation
+from mmgrpo.rounds.moving_average import Ema
 
 
 def weight(value: float) -> nn.Parameter:

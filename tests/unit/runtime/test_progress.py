@@ -11,7 +11,6 @@ from torch import nn
 
 from mmgrpo.config.settings import Run
 from mmgrpo.runtime import progress
-from mmgrpo.runtime.averaging import Ema
 from mmgrpo.runtime.checkpoint import checkpoints
 from mmgrpo.runtime.progress import Checkpoints
 
@@ -29,13 +28,11 @@ def kept(folder, **settings) -> Checkpoints:
     return Checkpoints(folder, Accelerator(cpu=True), clock=0.0, **settings)
 
 
-def trained(value: float) -> tuple[nn.Module, torch.optim.Optimizer, Ema]:
-    """A network, its optimizer, and an average that differs from both of its parameters."""
+def trained(value: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A network and its optimizer."""
     network = nn.Linear(2, 1)
     nn.init.constant_(network.weight, value), nn.init.constant_(network.bias, -value)
-    ema = Ema(list(network.parameters()), decay=0.5, every=1)
-    ema.shadow = [average + 10 for average in ema.shadow]
-    return network, torch.optim.SGD(network.parameters(), lr=value), ema
+    return network, torch.optim.SGD(network.parameters(), lr=value)
 
 
 def test_checkpoints_are_by_default_those_of_a_run_without_settings(tmp_path):
@@ -74,47 +71,46 @@ def test_the_time_counts_from_the_newest_checkpoint_also_from_one_that_was_resto
         assert not one.due(2, 3, 9) and one.saved == 2 and one.latest == tmp_path / "checkpoints" / "step-000002"
 
 
-def test_weights_averages_optimizer_and_state_come_back(tmp_path):
+def test_weights_optimizer_and_state_come_back(tmp_path):
     made = kept(tmp_path, run="5f0c", keep=1)
     made.save(3, *trained(1.0), {"round": 2})
     made.save(4, *trained(2.0), {"round": 3})
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000004"]
-    network, optimizer, ema = trained(5.0)
-    state = kept(tmp_path, run="5f0c").restore(network, optimizer, ema)
+    network, optimizer = trained(5.0)
+    state = kept(tmp_path, run="5f0c").restore(network, optimizer)
     assert state is not None and state["round"] == 3 and optimizer.param_groups[0]["lr"] == 2.0
     assert (network.weight.tolist(), network.bias.tolist()) == ([[2, 2]], [-2])
-    assert [average.tolist() for average in ema.shadow] == [[[12, 12]], [8]]
     with pytest.raises(ValueError, match="'5f0c'.*'b'"):
-        kept(tmp_path, run="b").restore(network, optimizer, ema)
+        kept(tmp_path, run="b").restore(network, optimizer)
 
 
-def test_a_run_without_an_average_has_none_in_its_checkpoints(tmp_path):
-    network, optimizer, _ = trained(1.0)
-    kept(tmp_path).save(0, network, optimizer, None, {})
+def test_a_plain_run_has_three_files_in_its_checkpoints(tmp_path):
+    network, optimizer = trained(1.0)
+    kept(tmp_path).save(0, network, optimizer, {})
     assert sorted(path.stem for path in (tmp_path / "checkpoints" / "step-000000").iterdir()) == [
         *("optimizer", "state", "weights")
     ]
-    assert kept(tmp_path).restore(network, optimizer, None) is not None, "step 0 is a checkpoint too"
+    assert kept(tmp_path).restore(network, optimizer) is not None, "step 0 is a checkpoint too"
 
 
 def test_further_tensors_are_files_of_their_own_and_come_back(tmp_path):
-    network, optimizer, ema = trained(1.0)
-    kept(tmp_path).save(1, network, optimizer, ema, {}, {"ledger": {"visits": torch.tensor([2, 0])}, "empty": {}})
+    network, optimizer = trained(1.0)
+    kept(tmp_path).save(1, network, optimizer, {}, {"ledger": {"visits": torch.tensor([2, 0])}, "empty": {}})
     assert not (tmp_path / "checkpoints" / "step-000001" / "empty.safetensors").exists()
     later = kept(tmp_path)
-    later.restore(network, optimizer, ema)
+    later.restore(network, optimizer)
     assert {name: list(table) for name, table in later.tables.items()} == {"ledger": ["visits"]}
     assert later.tables["ledger"]["visits"].tolist() == [2, 0]
 
 
 def test_later_checkpoints_are_set_aside_and_where_there_is_none_nothing_changes(tmp_path):
     made = kept(tmp_path, keep=9)
-    network, optimizer, ema = trained(5.0)
-    assert made.restore(network, optimizer, ema) is None and network.weight.tolist() == [[5, 5]]
+    network, optimizer = trained(5.0)
+    assert made.restore(network, optimizer) is None and network.weight.tolist() == [[5, 5]]
     for step in (2, 4):
         made.save(step, *trained(float(step)), {})
     again = kept(tmp_path)
-    assert again.restore(network, optimizer, ema, last=2) is not None
+    assert again.restore(network, optimizer, last=2) is not None
     assert again.saved == 2 and network.weight.tolist() == [[2, 2]]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["abandoned-step-000004", "step-000002"]
@@ -143,10 +139,10 @@ def test_another_process_reads_what_the_main_one_chose_and_renames_and_writes_no
     monkeypatch.setattr(Accelerator, "is_main_process", False)
     monkeypatch.setattr(progress, "largest", lambda value, accelerator: 2.0)
     other = kept(tmp_path, run="unseen")
-    network, optimizer, ema = trained(5.0)
-    state = other.restore(network, optimizer, ema)
+    network, optimizer = trained(5.0)
+    state = other.restore(network, optimizer)
     assert state is not None and state["step"] == 2 and network.weight.tolist() == [[2, 2]]
-    other.save(6, network, optimizer, ema, {})
+    other.save(6, network, optimizer, {})
     assert other.saved == 6
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000002", "step-000004"]
 

@@ -113,7 +113,7 @@ def no_gradient() -> Any:
 
 
 def average_that_stays() -> Any:
-    from mmgrpo.runtime.averaging import Ema
+    from mmgrpo.rounds.moving_average import Ema
 
     return patch.object(Ema, "update", lambda self, step: None)
 

@@ -11,17 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from mmgrpo.config.names import nearest, plural
 from mmgrpo.config.settings import Eval
+from mmgrpo.evaluation import Evaluation
 from mmgrpo.reward_weights import held_out_means
+from mmgrpo.rounds.callback import Callback, Run
 from mmgrpo.scoring import Scorer
 
 
 @dataclass
-class EarlyStopping:
+class EarlyStopping(Callback):
     """The evaluations of a run so far, and whether they end it. Equal on all ranks, as evaluations are."""
+
+    key: ClassVar[str] = "evaluated"
 
     patience: int = 0
     """Evaluations in a row without a new best mean after which the run ends; 0: never."""
@@ -58,14 +64,23 @@ class EarlyStopping:
         signed = [-math.inf if mean is None else self.sign * mean for _, mean in self.means]
         return signed.index(max(signed)) if signed else 0
 
-    @property
-    def ended(self) -> bool:
-        """Whether the last ``patience`` evaluations had no new best."""
-        return 0 < self.patience < len(self.means) - self.best
+    def on_evaluate(self, run: Run, title: str, evaluation: Evaluation) -> None:
+        if title.startswith("step-") or (title == "before" and not self.means):
+            self.observe(run.step if title != "before" else 0, evaluation.values)
 
-    def section(self) -> dict[str, Any]:
-        """The section ``stopped`` of summary.json; empty unless the evaluations ended the run."""
-        if not self.ended:
+    def ended(self) -> str:
+        """Why the run ends, where the last ``patience`` evaluations had no new best."""
+        return str(self) if 0 < self.patience < len(self.means) - self.best else ""
+
+    def state(self) -> list[tuple[int, float | None]]:
+        return self.means
+
+    def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
+        self.means = [(step, mean) for step, mean in state or ()]
+
+    def summary(self) -> dict[str, Any]:
+        """The section ``stopped``; empty unless the evaluations ended the run."""
+        if not self.ended():
             return {}
         step, mean = self.means[self.best]
         return {"stopped": {"reward": self.reward, "patience": self.patience, "best": mean, "best_step": step}}
@@ -82,8 +97,6 @@ class EarlyStopping:
 
 def refuse_patience(settings: Eval, steps: int, heldout: bool) -> None:
     """ValueError for a patience that could not end a run of so many ``steps``; ``heldout``: it has held-out prompts."""
-    if not settings.patience:
-        return
     between = (steps - 1) // settings.every if settings.every else 0
     if settings.skip or not heldout:
         raise ValueError(
