@@ -206,7 +206,9 @@ def fitting(config: Config) -> str:
     # Those first that read nothing but the prompt, since what else is in the rows is not known, and need no weights.
     def order(name: str) -> tuple[bool, bool]:
         manifest = manifests[name]
-        return manifest is None or bool({*manifest.reads} - {"text", "media"}), bool(manifest and manifest.weights)
+        return manifest is None or bool({*manifest.reads} - {"text", "media", "reward"}), bool(
+            manifest and manifest.weights
+        )
 
     fit[1:] = sorted(fit[1:], key=order)
     return ", ".join(fit[:5] if "Text" in outputs else fit[1:6])

@@ -90,13 +90,10 @@ def test_a_policy_of_ones_own_trains_and_no_command_claims_to_know_it(tmp_path, 
     [
         ({"preset": "gfpo"}, "'gfpo'"),
         ({"preset": "flow_gpro"}, "'flow_gpro'.*'flow_grpo'"),
-        (
-            {"algorithm": {"scal": "none"}},
-            "mmgrpo.train.*'algorithm.scal'.*'algorithm.scale'",
-        ),
-        ({"optim": {"blend": 0.5}}, "mmgrpo.train.*'optim.blend'.*'optim.interpolation'"),
-        ({"evaluation": {"evry": 1}}, "mmgrpo.train.*'eval.evry'.*'eval.every'"),
-        ({"overwite": True}, "mmgrpo.train.*'overwite'.*'overwrite'"),
+        ({"algorithm": {"scal": "none"}}, "mmgrpo.train.*'algorithm.scal'.*algorithm=.*'scale'"),
+        ({"optim": {"blend": 0.5}}, "mmgrpo.train.*'optim.blend'.*optim=.*'interpolation'"),
+        ({"evaluation": {"evry": 1}}, "mmgrpo.train.*'eval.evry'.*evaluation=.*'every'"),
+        ({"overwite": True}, "mmgrpo.train.*'overwite'.*overwrite=True"),
         ({"group_size": 1}, "data.group_size.*1"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_translation_is_compared_as_one_unless_the_run_or_the_user_says_how(fo
     assert list(asked["rewards"]) == ["exact"]
     run = run_of(folder / "run", HEARS, 3, rewards=["one_minus_wer"])
     saved(run, 3)
-    of_run = evaluated(HEARS, "--run", run, *options, path="run/evaluation.json")
+    of_run = evaluated(HEARS, "--run", run, *options, path="run/evaluation-said.json")
     assert list(of_run["rewards"]) == ["one_minus_wer"]
 
 

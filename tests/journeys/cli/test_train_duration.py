@@ -15,15 +15,16 @@ from reward_models.speech import speaker
 from tests.journeys.cli.running import call, metrics, read_lines, summary
 
 SMALL = ["--recipe", "demo_duration", "--model.renderer", "tests.speaking:hummer", "--threads", 1]
-SMALL += ["--model.pretrain-steps", 20, "--model.width", 16, "--model.inner", 16, "--model.layers", 1]
 SMALL += ["--rewards", "speaking_rate", "seconds(weight=0)", "--trackers"]
+NEW = ["--model.pretrain-steps", 20, "--model.width", 16, "--model.inner", 16, "--model.layers", 1]
+"""A network that is made and pretrained at the start."""
 
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory) -> Path:
     """A run of two steps, with a checkpoint after each."""
     output = tmp_path_factory.mktemp("spoken")
-    call("train", *SMALL, "--output-dir", output, "--save-every", 1, "--steps", 2, "--name", "whole")
+    call("train", *SMALL, *NEW, "--output-dir", output, "--save-every", 1, "--steps", 2, "--name", "whole")
     return output / "whole"
 
 
@@ -48,7 +49,7 @@ def test_a_run_leaves_a_whole_folder_with_sounds(spoken):
 
 @pytest.mark.slow
 def test_a_run_goes_on_where_it_stopped(spoken, tmp_path):
-    options = [*SMALL, "--output-dir", tmp_path, "--save-every", 1, "--name", "broken"]
+    options = [*SMALL, *NEW, "--output-dir", tmp_path, "--save-every", 1, "--name", "broken"]
     call("train", *options, "--steps", 1)
     call("train", *options, "--steps", 2, "--resume")
     assert metrics(tmp_path / "broken") == metrics(spoken)
@@ -110,7 +111,7 @@ def test_the_papers_recipe_trains_with_judges_of_random_weights(tmp_path, monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model.renderer=hibary"], "'hibary'.*'hibari'"),
+        (["--model.renderer=hibary", *NEW], "'hibary'.*'hibari'"),
         (
             ["--model.path", ".", "--data.train", "embedded:speech/say_train.txt"],
             "model.path.*config.json.*model.safetensors",

@@ -237,7 +237,7 @@ def test_a_few_unreadable_prompts_are_left_out_and_listed(qwen_folder, media, tm
     rows[2]["messages"][0]["content"][0]["image"] = "lost.png"
     write_rows(tmp_path / "train.jsonl", rows)
     options += ["--data.skip-limit", 0.25, "--data.prompts-per-step", 1, "--data.group-size", 2]
-    train(qwen_folder, media, tmp_path, *options, "--eval.skip", "--steps", 1)
+    train(qwen_folder, media, tmp_path, *options, "--eval.skip", "--samples-shown", 16, "--steps", 1)
     [listed] = read_lines(tmp_path / "run" / "skipped.jsonl")
     assert listed["id"] == "image-2" and "lost.png" in listed["file"] and "no such file" in listed["reason"]
 

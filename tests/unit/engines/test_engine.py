@@ -287,10 +287,10 @@ def test_what_an_engine_cannot_draw_is_refused(settings):
         drawing_with(policy(**settings), OwnSampler(policy()))
 
 
-@pytest.mark.parametrize(("engine", "url"), [("served", []), ("vllm", ["http://a:1"]), ("served", ["127.0.0.1:8800"])])
-def test_a_url_is_that_of_a_server_and_belongs_to_a_served_engine(engine, url):
+@pytest.mark.parametrize("url", [[], ["127.0.0.1:8800"]])
+def test_a_served_engine_has_the_url_of_a_server(url):
     with pytest.raises(ValueError, match="rollout.url"):
-        Settings(engine=engine, url=url).check()
+        Settings(engine="served", url=url).check()
 
 
 def test_vllm_draws_for_one_process_on_its_device():
@@ -595,12 +595,6 @@ def test_vllm_reserves_places_for_a_rank(rank, places):
     from pipelines.vllm_engine import rank_of
 
     assert rank_of(rank) == places
-
-
-@pytest.mark.parametrize("engine", ["policy", "sampler"])
-def test_adapters_by_themselves_are_for_vllm(engine):
-    with pytest.raises(ValueError, match="rollout.lora"):
-        Settings(engine=engine, lora="adapter").check()
 
 
 def test_a_part_of_vllms_tensors_that_was_not_written_is_named():
