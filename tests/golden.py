@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors import safe_open
@@ -27,7 +28,7 @@ from safetensors import safe_open
 from mmgrpo.toy import scenes
 from pipelines.speech import whisper
 from pipelines.visual import sd3
-from pipelines.vlm import qwen_vl
+from pipelines.vlm import qwen_vl, qwen_vl_tiny
 from tests.building import module
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import COMMAND, metrics, run
@@ -81,11 +82,14 @@ def scenes_run(*more: object, processes: bool = False) -> Golden:
 
 
 def questions(*more: object) -> Golden:
-    """Six steps of a tiny Qwen2.5-VL on images and videos."""
+    """Six steps of a tiny Qwen2.5-VL, which can write calls of tools, on images and videos."""
 
     def options(folder: Path, media: Path) -> list[object]:
         (folder / "my_notes.py").write_text(TOOLS)
-        return quick.vlm_run(tiny_checkpoint(qwen_vl.tiny), media, folder, *more)
+        tags = (*qwen_vl_tiny.TAGS, "<tool_call>", "</tool_call>")
+        with patch.object(qwen_vl_tiny, "TAGS", tags):
+            model = qwen_vl.tiny(folder / "model")
+        return quick.vlm_run(model, media, folder, *more)
 
     return Golden(options)
 
