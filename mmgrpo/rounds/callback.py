@@ -15,6 +15,7 @@ that of ``mmgrpo.rounds.methods`` and then the user's own.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,7 +196,15 @@ class Callbacks:
 
     def state(self) -> dict[str, Any]:
         """The states of those that have one, by key."""
-        return {key: state for key, one in self.callbacks.items() if (state := one.state()) is not None}
+        states = {key: state for key, one in self.callbacks.items() if (state := one.state()) is not None}
+        for key, state in states.items():
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{type(self.callbacks[key]).__name__}.state: {error}; return tensors by tensors()"
+                ) from error
+        return states
 
     def tables(self) -> dict[str, Mapping[str, Tensor]]:
         """The tensors of all, by key."""
