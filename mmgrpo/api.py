@@ -236,7 +236,7 @@ def run_config(config: Config, inherited: Collection[str] = ()) -> Result:
         device = str(accelerator.device)
         return load(config, owner, lambda prompts: owner.policy(config, device, prompts), inherited=inherited)
 
-    return execute(config, owner, start, config.rewards, callbacks=config.callbacks)
+    return execute(config, owner, start, config.rewards, "", config.callbacks)
 
 
 def resume_command(config: Config) -> str:

@@ -38,14 +38,19 @@ def begin(accelerator: Accelerator, config: Config, step: int) -> None:
 
 
 def send_evaluation(
-    accelerator: Accelerator, title: str, result: Evaluation, image: Path, step: int, numbers: Mapping[str, float]
+    accelerator: Accelerator,
+    title: str,
+    result: Evaluation,
+    image: Path,
+    step: int,
+    numbers: Mapping[str, float] | None = None,
 ) -> None:
     """Send the means of an evaluation as ``eval/<reward>``, of one on a further file, as ``after-natural``, as
     ``eval-natural/<reward>``, further ``numbers`` likewise, and its samples, where an image was written."""
     files = "-".join(filter(None, ["eval", MOMENT.sub("", title, count=1)]))
     scored = {name: np.asarray(values)[~np.isnan(values)] for name, values in result.values.items()}
     means = {name: float(some.mean()) for name, some in scored.items() if some.size}
-    accelerator.log({f"{files}/{name}": value for name, value in {**means, **numbers}.items()}, step=step)
+    accelerator.log({f"{files}/{name}": value for name, value in {**means, **(numbers or {})}.items()}, step=step)
     if not accelerator.trackers or not image.is_file():
         return
     pixels = np.asarray(Image.open(image).convert("RGB"))[None]

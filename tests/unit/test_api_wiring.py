@@ -298,7 +298,7 @@ def test_a_configuration_is_checked_by_its_family_and_told_how_to_go_on(tmp_path
     )
     settings = config(tmp_path)
     api.run_config(settings)
-    assert asked == [settings] and executed[0][3] == ["first_number"] and len(executed[0]) == 4
+    assert asked == [settings] and executed[0][3:] == (["first_number"], "", [])
     assert api.resume_command(settings) == f"mmgrpo train --config {tmp_path / 'mine' / 'config.yaml'} --resume"
 
 
@@ -312,7 +312,7 @@ def test_a_run_goes_on_in_as_many_processes(world, here, command, monkeypatch, t
 
 
 def executed(monkeypatch, prompts: Any = ("a", "b"), rewards: Any = (first_number,), policy: Any = None, **options):
-    """What ``train`` executes: configuration, family, start, rewards, and how to go on."""
+    """What ``train`` executes: configuration, family, start, rewards, how to go on, and callbacks."""
     asked: list[Any] = []
     result = api.Result(Path(), {}, policy or toy_policy())
     monkeypatch.setattr(api, "execute", lambda *given: (asked.append(given), result)[1])
@@ -321,7 +321,7 @@ def executed(monkeypatch, prompts: Any = ("a", "b"), rewards: Any = (first_numbe
 
 
 def test_a_call_without_settings_is_a_hundred_steps_of_grpo_in_groups_of_eight(monkeypatch):
-    made, owner, _, rewards, again = executed(monkeypatch)
+    made, owner, _, rewards, again, callbacks = executed(monkeypatch)
     expected = config_class(PLAIN)(
         algorithm=build(Algorithm, {"preset": "grpo"}, "the test"),
         steps=100,
@@ -329,7 +329,7 @@ def test_a_call_without_settings_is_a_hundred_steps_of_grpo_in_groups_of_eight(m
         rewards=["first_number"],
     )
     assert (made, owner, rewards) == (expected, None, (first_number,))
-    assert again == "the same call with resume=True"
+    assert again == "the same call with resume=True" and callbacks == ()
 
 
 def test_every_argument_of_a_call_has_its_place_in_the_configuration(monkeypatch):

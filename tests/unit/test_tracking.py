@@ -67,6 +67,9 @@ def test_the_mean_of_what_could_be_scored_is_sent(accelerator, kept, tmp_path, t
     result = Evaluation({"right": [1.0, float("nan"), 0.0, 0.5], "never": [float("nan")]})
     tracking.send_evaluation(accelerator, title, result, tmp_path / "none.png", 40)
     assert kept.values == [(40, {key: 0.5})] and not kept.pictures
+    further = {"mine": 2.0}
+    tracking.send_evaluation(accelerator, title, result, tmp_path / "none.png", 41, further)
+    assert kept.values[1] == (41, {key: 0.5, key.replace("right", "mine"): 2.0})
 
 
 @pytest.mark.parametrize(
