@@ -152,7 +152,7 @@ class Container:
     def decode(self, stream: object) -> list[SimpleNamespace]:
         assert stream is self.streams.video[0]
         frames = [np.full((2, 3, 3), level, np.uint8) for level in self.levels]
-        return [SimpleNamespace(to_ndarray=lambda format, frame=frame: frame) for frame in frames]
+        return [SimpleNamespace(time=None, to_ndarray=lambda format, frame=frame: frame) for frame in frames]
 
 
 @pytest.mark.parametrize(("rate", "fps"), [(None, 1), (3, 3)])
