@@ -18,18 +18,22 @@ from mmgrpo.cli.bench.scale import Counted
 from mmgrpo.cli.train import costs_of, counted_in
 from mmgrpo.config.settings import Config, Distributed, config_class
 from mmgrpo.family import families
-from mmgrpo.memory import Folder, fits, needs, read_folder, report
+from mmgrpo.memory import Folder, compression, fits, needs, places_of, read_folder, report
 from pipelines.pretrained import headers_on_hub
 from tests.building import module
 from tests.libraries.families.test_battery import config_of, gradients, policy_of, rollout_of
 from tests.tiny import tiny_checkpoint
 
 NAMES = ("sd3", "wan", "stable_diffusion", "qwen_vl", "whisper")
-CLOSE = (*NAMES, "flux", "flux_kontext", "ltx_video")
+CLOSE = (*NAMES, "flux", "ltx_video")
 """Families whose activations are stated within 15 %."""
 OTHERS = [name for name, family in families().items() if family.modality == "visual" and name not in CLOSE]
-"""Those whose activations are stated within 45 %: with parts of their own (Sana's convolutions, Z-Image's padding), and
-LTX-Video with scales for each token, which weigh more in a network of one block."""
+"""Those whose activations are stated within 45 %: with parts of their own (Sana's convolutions, Z-Image's padding),
+with images of the prompt, of which each size is a pass of its own, and LTX-Video with scales for each token, which
+weigh more in a network of one block."""
+
+GIVEN = ("flux_kontext", "flux2_klein")
+"""Those whose images of the prompt have sizes of their own."""
 
 
 def stated(name: str, **model: Any) -> tuple[dict[str, float], Config]:
@@ -86,9 +90,21 @@ def measured(name: str, **model: Any) -> tuple[float, float]:
 
     texts: list[int] = []
     reader = getattr(getattr(policy.network, "transformer", policy.network), "txt_in", nn.Identity())
-    hook = reader.register_forward_hook(lambda module, given, out: texts.append(given[0].shape[1]))
+    cells: list[int] = []
+    network = getattr(policy.network, "transformer", policy.network)
+    hooks = [
+        reader.register_forward_hook(lambda module, given, out: texts.append(given[0].shape[1])),
+        network.register_forward_pre_hook(
+            lambda module, given, options: cells.append(len(options["hidden_states"][0])), with_kwargs=True
+        ),
+    ][: 1 + (name in GIVEN)]
     backward()  # as in the second micro batch of an update, gradients of weights are there
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
+    if cells:  # images of prompts are counted at the largest size; those of the tests are smaller
+        side = 2 * compression(folder.vae)[0]
+        own = places_of(folder, config).output
+        told = replace(config, model=replace(config.model, given_size=side * round((cells[0] - own) ** 0.5)))
     if texts:  # Qwen-Image reads prompts without padding, and the empty one of guidance
         told = replace(config, model=replace(config.model, max_sequence_length=sum(texts) // len(texts)))
     activations = needs(folder, told, processes=1, **counted_in(config))["activations"]
