@@ -1276,8 +1276,8 @@ def hidden(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     [
         (4, {}, 0.8, 1.0),
         (1, {}, 0.0, 0.0),
-        (4, {"credit": "state_groups"}, 0.8, 1.0),
-        (4, {"credit": "turn_return(gamma=0.9)", "baseline": "none"}, 0.8, 1.0),
+        pytest.param(4, {"credit": "state_groups"}, 0.8, 1.0, marks=pytest.mark.nightly),
+        pytest.param(4, {"credit": "turn_return(gamma=0.9)", "baseline": "none"}, 0.8, 1.0, marks=pytest.mark.nightly),
     ],
 )
 def test_calls_that_depend_on_each_other_are_learned(turns, credit, low, high, tmp_path):
