@@ -29,7 +29,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-rest test-nightly test-shapes test-roundings faults mutants check resolve lock lowest docs format bench twins twins-calibrate clean
+.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-rest test-nightly test-shapes test-roundings faults golden mutants check resolve lock lowest docs format bench twins twins-calibrate clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -94,6 +94,10 @@ faults: $(STAMP)  ## break runs, checkpoints, settings, rows, media and rewards 
 	MMGRPO_FAULTS=full $(BIN)/python -m pytest tests/faults
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.faults.campaign --output build/faults.json
 	$(BIN)/python -m tests.faults.table build/faults.json --output benchmarks/faults.md
+
+golden: $(STAMP)  ## train whole runs and compare them with benchmarks/golden.json to the last digit (of one kind of CPU)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.golden run build/golden.json
+	$(BIN)/python -m tests.golden compare benchmarks/golden.json build/golden.json
 
 mutants: $(STAMP)  ## change COUNT lines, one at a time, and report which changes no fast test sees
 	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --only "$(ONLY)" --tests $(TESTS) --report benchmarks/mutants.md
