@@ -158,7 +158,7 @@ def checked(table: Any, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
-def all_are(kind: type, values: Iterable[Any], where: str, least: float = -math.inf) -> None:
+def all_are(kind: type, values: Iterable[Any], where: str, least: int | float = -math.inf) -> None:
     """Malformed unless all values are of a type, numbers from ``least`` on."""
     for value in values:
         if type(value) is not kind or (least > -math.inf and value < least):
