@@ -153,6 +153,8 @@ def numbers(name: str, folder: Path, media: Path) -> dict[str, Any]:
 def train_all(output: Path, only: str) -> None:
     """Write the numbers of all runs whose names contain ``only``."""
     found: dict[str, Any] = {}
+    if not any(only in one for one in RUNS):
+        raise SystemExit(f"--only: got '{only}', expected a part of one of: {'; '.join(RUNS)}")
     with tempfile.TemporaryDirectory() as place:
         (media := Path(place) / "media").mkdir()
         quick.write_media(media)
@@ -178,7 +180,8 @@ def written(found: Mapping[str, Any]) -> str:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each value that is not the same in both, of each run that both have."""
+    """A line for each value that is not the same in both, and for each run that one of them lacks."""
+    yield from (f"{name}: only in one file" for name in sorted(before["runs"].keys() ^ after["runs"].keys()))
     for name in before["runs"].keys() & after["runs"].keys():
         old, new = before["runs"][name], after["runs"][name]
         if len(old["metrics"]) != len(new["metrics"]):
