@@ -202,7 +202,7 @@ def train(
         raise
 
 
-def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source: Any) -> None:
+def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source: Settings) -> None:
     """ValueError for a policy that samples otherwise than its preset says, and not because its maker asked for it."""
     if source.given is None or source.preset == preset:
         return

@@ -20,6 +20,7 @@ from mmgrpo.config.reading import build
 from mmgrpo.config.settings import Algorithm, Data, Eval, Optim, Sections, config_class
 from mmgrpo.data.splits import Splits
 from mmgrpo.evaluation import EvalSettings
+from mmgrpo.family import Settings
 from mmgrpo.inputs import RunInputs
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import RoundSettings
@@ -401,15 +402,15 @@ def test_a_setting_that_is_not_there_is_refused_with_its_section(section, monkey
 def test_a_policy_of_a_family_brings_its_model_its_sampling_and_its_sections(monkeypatch):
     sections = Sections(model=Handmade, sampling=Handmade, rewards=("theirs",), samples_shown=3)
     kept = replace(config_class(sections)(), model=Handmade("mine", "there"), sampling=Handmade("fine"))
-    policy, owner = toy_policy(), SimpleNamespace(sections=sections)
-    policy.settings = SimpleNamespace(family=owner, config=kept, given=None, preset="")
+    policy, theirs = toy_policy(), owner(sections=sections)
+    policy.settings = Settings(theirs, kept)
     made, of, start, *_ = executed(monkeypatch, policy=policy)
-    assert (made.model, made.sampling, of) == (kept.model, kept.sampling, owner)
+    assert (made.model, made.sampling, of) == (kept.model, kept.sampling, theirs)
     assert isinstance(made, config_class(sections)) and made.samples_shown == 3
     seen: list[Any] = []
     monkeypatch.setattr(api, "load", lambda config, owner, make, rows: seen.append((config, owner, make([]))))
     start(Accelerator(cpu=True))
-    assert seen == [(made, owner, policy)]
+    assert seen == [(made, theirs, policy)]
 
 
 def test_a_command_loads_the_policy_that_its_family_makes_on_the_runs_device(tmp_path, monkeypatch):
