@@ -140,7 +140,8 @@ for length in range(64, 364):
     if length == 164:
         before = resident()
     layer(torch.ones(length, 64)).sum().backward()
-print(resident() - before, *(os.environ.get(name) for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")))
+names = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
+print(resident() - before, *map(os.environ.get, names))
 """
 
 
