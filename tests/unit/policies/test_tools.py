@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import math
@@ -1208,6 +1209,28 @@ def test_the_numbers_of_a_round_are_logged(made):
     )
     assert sum(own[f"rollout/ended_{why}"] for why in ENDS) == pytest.approx(1.0)
     assert own["rollout/ended_tokens"] == pytest.approx(sum(output.truncated for output in outputs) / 24)
+
+
+def held() -> tuple[int, int, int]:
+    """Objects and tensors that live, and the bytes of the tensors."""
+    gc.collect()
+    objects = gc.get_objects()
+    tensors = [one for one in objects if issubclass(type(one), Tensor)]
+    return len(objects), len(tensors), sum(one.untyped_storage().nbytes() for one in tensors)
+
+
+@pytest.mark.slow
+def test_a_run_with_tools_holds_no_more_after_further_rounds(tmp_path):
+    """Less than one object for each completion, and no tensor."""
+    policy = policy_of(tools=[Paid])
+    run = trainer(policy, tmp_path, PROMPTS, reward=few_calls, steps=9, lr=1e-3, **algorithm_blocks("grpo", terms=[]))
+    after = []
+    for _ in range(3):  # what is kept at the first use of a library, and by the first count, is not counted
+        for _ in range(3):
+            run.run_round()
+        after.append(held())
+    (objects, tensors, size), last = after[1:]
+    assert last[0] - objects < 3 * 8 and last[1] <= tensors and last[2] - size < 4096
 
 
 def test_a_run_whose_completions_call_nothing_says_so(tmp_path):
