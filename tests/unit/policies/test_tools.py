@@ -1212,11 +1212,12 @@ def test_the_numbers_of_a_round_are_logged(made):
 
 
 def held() -> tuple[int, int, int]:
-    """Objects and tensors that live, and the bytes of the tensors."""
+    """Objects of ours and tensors that live, and the bytes of the tensors."""
     gc.collect()
     objects = gc.get_objects()
     tensors = [one for one in objects if issubclass(type(one), Tensor)]
-    return len(objects), len(tensors), sum(one.untyped_storage().nbytes() for one in tensors)
+    ours = sum(type(one).__module__.partition(".")[0] == "mmgrpo" for one in objects)
+    return ours, len(tensors), sum(one.untyped_storage().nbytes() for one in tensors)
 
 
 @pytest.mark.slow
