@@ -1216,7 +1216,7 @@ def held() -> tuple[int, int, int]:
     gc.collect()
     objects = gc.get_objects()
     tensors = [one for one in objects if issubclass(type(one), Tensor)]
-    ours = sum(type(one).__module__.partition(".")[0] == "mmgrpo" for one in objects)
+    ours = sum(str(type(one).__module__).startswith("mmgrpo.") for one in objects)
     return ours, len(tensors), sum(one.untyped_storage().nbytes() for one in tensors)
 
 
