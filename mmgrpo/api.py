@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,7 @@ from accelerate import Accelerator
 
 from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.ahead import refuse_stale
-from mmgrpo.compatibility import refuse_ranges, refuse_start
+from mmgrpo.compatibility import reads_answers, refuse_ranges, refuse_rows, refuse_start
 from mmgrpo.config.advice import PYTHON, argument, in_python
 from mmgrpo.config.needs import refuse_moot
 from mmgrpo.config.reading import build, preset_settings, refuse_preset, setting_names, stated, usual
@@ -53,7 +53,6 @@ from mmgrpo.family import (
 )
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
-from mmgrpo.other_rows import reads_answers, refuse_rows
 from mmgrpo.prompts.ledger import Ledger, by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
@@ -381,9 +380,11 @@ def make_trainer(
     recipe = AdvantageRecipe.of(algorithm)
     loss = LossRecipe.read(algorithm)
     refuse_start(config.data.group_size, recipe, loss, reward_scorers, offline)
-    stopping = config.eval.patience, config.eval.patience_reward
-    added = [*methods(config.optim, *stopping, reward_scorers), *map(load_callback, callbacks)]
-    Callbacks(added)
+    stopping: Any = {"patience": config.eval.patience, "patience_reward": config.eval.patience_reward}
+    kind: Any = {"offline": offline, "steps": config.steps, "staleness": config.rollout.max_staleness}
+    attached = partial(methods, loss, config.optim, reward_scorers, weighting=recipe.weighting, **stopping, **kind)
+    theirs = [load_callback(spec) for spec in callbacks]
+    Callbacks([*attached(), *theirs])
     if owner is not None:
         refuse_rows(owner.decisions(config), recipe, loss)
     refuse_shape(config, owner, recipe, loss)
@@ -391,7 +392,10 @@ def make_trainer(
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
     refuse_ranges(recipe, sampling.trackers, reward_scorers)
     bind(config.optim.step, STEPS, "optim.step")
-    refuse_stale(config.rollout.max_staleness, loss, {**of_settings(config), **of_blocks(sampling)}, offline)
+    if config.rollout.max_staleness:
+        from mmgrpo.rounds.ahead import refuse_stale
+
+        refuse_stale(config.rollout.max_staleness, loss, {**of_settings(config), **of_blocks(sampling)}, offline)
     if config.rollout.max_staleness and config.rollout.engine != "served" and accelerator.is_main_process:
         print(
             f"rollout.max_staleness: rollout.engine={config.rollout.engine} draws in the trainer's process, so that "
@@ -423,7 +427,6 @@ def make_trainer(
         recipe=recipe,
         loss=loss,
         prompts=splits.train,
-        given=splits.supervised,
         rounds=RoundSettings(
             config.data.prompts_per_step, config.data.group_size, config.data.prompts_at_once, samplers=sampling
         ),
@@ -449,12 +452,10 @@ def make_trainer(
         again=again,
         write_samples=owner.write_samples if owner else lambda stem, shown: None,
         schedules=of_settings(config),
-        offline=offline,
-        staleness=config.rollout.max_staleness,
-        callbacks=added,
+        callbacks=[*attached(given=splits.supervised), *theirs],
         groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
     )
-    skipped = [*inputs.skipped, *(trainer.offline.skipped if trainer.offline else ())]
+    skipped = [*inputs.skipped, *(one for callback in trainer.callbacks for one in callback.skipped)]
     # Last, so that a run that cannot start leaves its folder as it was.
     identity = open_folder(config, origin, skipped, accelerator, run)
     trainer.checkpoints.run = identity.run if identity else ""

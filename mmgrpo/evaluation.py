@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
 from mmgrpo.runtime.finite import refuse_tensors
 from mmgrpo.runtime.sharding import drawing_weights
@@ -281,6 +283,23 @@ def annotate(
             message = f"reward '{scorer.name}': its annotations are left out ({type(error).__name__}: {error})"
             warnings.warn(message, stacklevel=2)
     return list(notes)
+
+
+def held_out_means(values: Mapping[str, Sequence[float]], signs: Mapping[str, float]) -> dict[str, float]:
+    """The mean of each trained reward over prompts, so that larger is better; none for one without values."""
+    means = {name: sign * mean(values[name]) for name, sign in signs.items() if name in values}
+    return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of the values that are not NaN; NaN if there are none."""
+    return float(torch.tensor(values, dtype=torch.float64).nanmean())
+
+
+def directions(scorers: Sequence[Scorer], recipe: AdvantageRecipe) -> dict[str, float]:
+    """The rewards that are trained on, 1 for those that are to rise and -1 for those that are to fall."""
+    trained = recipe.trained([one.name for one in scorers], [one.weight for one in scorers])
+    return {one.name: math.copysign(1, one.weight) for one, used in zip(scorers, trained, strict=True) if used}
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[str, Any]]]:

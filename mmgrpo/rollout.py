@@ -32,7 +32,6 @@ from mmgrpo.advantages.baseline import greedy_values, reference_rewards, referen
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate, estimate
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.other_rows import Collected, OtherRows
 from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.prompts.ledger import Ledger, Rows
 from mmgrpo.prompts.samplers import Drawing, Sampling
@@ -88,11 +87,102 @@ class Round:
     metrics: dict[str, float]
     totals: Tensor
     """[B] the rewards as one number (``Estimate.rewards``)."""
+    shown: str = ""
+    """The metric of the progress bar; empty: the mean of the first reward that is trained on."""
 
     @property
     def rows(self) -> Rows:
         """What the ledger takes of it."""
         return Rows.of(self.batch.decisions, self.totals, self.batch.advantages, self.batch.loss_mask)
+
+
+@dataclass
+class RoundRows:
+    """The rows of a round so far: the rollouts of this rank, and the gathered numbers of all ranks, part by part and on
+    the host. Every rank gathers all numbers, so that neither the statistics of a batch nor the decision to draw again
+    depend on how groups are distributed over ranks."""
+
+    scorers: Sequence[Scorer]
+    recipe: AdvantageRecipe
+    reward_weights: RewardWeights
+    ledger: Ledger
+    accelerator: Accelerator
+    request: Request
+    """Seed, number and sampling of the round; it has no prompts."""
+    rollouts: list[Rollout] = field(default_factory=list)
+    places: list[Int[Tensor, "_"]] = field(default_factory=list)
+    """Of each rollout, among the gathered rows."""
+    decisions: list[Decisions] = field(default_factory=list)
+    scores: list[RewardScores] = field(default_factory=list)
+    counted: tuple[int, ...] = COUNTED
+    """Origins of the rows that statistics of groups count."""
+    unrewarded: tuple[int, ...] = ()
+    """Origins of the rows that are trained without a reward."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns of scores: the rewards of the outputs, then of each preview."""
+        previews = [f"{scorer.name}@{preview}" for preview in self.rollouts[0].previews for scorer in self.scorers]
+        return [*(scorer.name for scorer in self.scorers), *previews]
+
+    @property
+    def weights(self) -> Float[Tensor, "R"]:
+        """Of the columns of scores."""
+        return self._weights(self.rollouts[0])
+
+    @property
+    def count(self) -> int:
+        """How many there are, on all ranks."""
+        return sum(part.rows for part in self.decisions)
+
+    def judge(
+        self, request: Request, rollout: Rollout, greedy: Sequence[Output] = ()
+    ) -> Callable[[], tuple[Decisions, RewardScores]]:
+        """Begin to score a rollout of this rank (``begin_rollout``)."""
+        return begin_rollout(self.scorers, self.recipe, request, rollout, greedy, self._weights(rollout))
+
+    def add(self, rollout: Rollout | None, scores: RewardScores | None, decisions: Decisions | None = None) -> None:
+        """A further rollout of this rank with its scores; None where only other ranks have one. ``decisions`` are its
+        own with what scoring adds, by default its own with the keys and fields of the first part."""
+        if decisions is None:
+            first = self.decisions[0]
+            decisions = like(rollout.decisions, first) if rollout else select_rows(first, slice(0))
+        scores = self.scores[0].rows(slice(0)) if scores is None else scores
+        # The gathered rows are ordered by part, then by rank: this rank's follow those of all lower ranks.
+        place = self.count + sum(row_counts(decisions.origin, self.accelerator)[: self.accelerator.process_index])
+        if rollout is not None:
+            self.rollouts.append(rollout)
+            self.places.append(place + torch.arange(decisions.rows))
+        self.decisions.append(gather_decisions(decisions, self.accelerator, len(self.decisions)))
+        self.scores.append(gather_reward_scores(scores, self.accelerator))
+
+    def estimate(self) -> tuple[Decisions, RewardScores, Estimate]:
+        """All rows so far, their scores and their advantages."""
+        decisions, scores = join_decisions(self.decisions), join_scores(self.scores)
+        fields = self.ledger.fields(self.recipe.fields & LEDGER_FIELDS, decisions.fields["prompt_index"])
+        decisions = replace(decisions, fields={**decisions.fields, **fields})
+        numbers = scores.values, scores.valid, self.weights, decisions, self.recipe, self.names
+        result = estimate(*numbers, self.reward_weights.factor, scores.abstentions, self.counted)
+        if self.unrewarded:  # without an advantage they would not be trained
+            rows = torch.isin(decisions.origin, torch.tensor(self.unrewarded))
+            result = replace(result, loss_mask=result.loss_mask | (decisions.loss_mask & rows[:, None]))
+        return decisions, scores, result
+
+    def _weights(self, rollout: Rollout) -> Float[Tensor, "R"]:
+        return torch.tensor(self.reward_weights.values * (1 + len(rollout.previews)))
+
+
+def like(decisions: Decisions, template: Decisions) -> Decisions:
+    """The decisions with the keys and fields of others: further ones are left out, fields that are missing are 0 and
+    keys that are missing the group's."""
+    rows, width = decisions.loss_mask.shape
+
+    def missing(value: Tensor) -> Tensor:
+        return value.new_zeros((rows, *((width, *value.shape[2:]) if value.dim() > 1 else ())))
+
+    fields = {name: decisions.fields.get(name, missing(value)) for name, value in template.fields.items()}
+    keys = {name: decisions.keys.get(name, decisions.keys["prompt"]) for name in template.keys}
+    return replace(decisions, fields=fields, keys=keys)
 
 
 def sample_round(
@@ -109,96 +199,77 @@ def sample_round(
     accelerator: Accelerator,
     reward_weights: RewardWeights | None = None,
     ledger: Ledger | None = None,
-    others: OtherRows | None = None,
     drawing: Drawing | None = None,
+    changed: Callable[[Request], Request] = lambda request: request,
+    extend: Callable[[RoundRows], dict[str, float]] | None = None,
 ) -> Round:
     """Sample round ``number``; all its randomness comes from (seed, number) and the ledger, by default an empty one.
-    Weights are by default the scorers', ``drawing`` that which begins at the cursor. ``others`` add other rows."""
+    Weights are by default the scorers', ``drawing`` that which begins at the cursor. ``changed``: what is asked of the
+    policy for a request. ``extend`` adds further rows after those that were drawn, and returns metrics."""
     now = reward_weights or RewardWeights(tuple(scorer.weight for scorer in scorers))
-    rollouts, places = list[Rollout](), list[Tensor]()
-    gathered: list[Decisions] = []
-    gathered_scores: list[RewardScores] = []
     ledger = ledger or settings.samplers.ledger(prompts)
     drawing = drawing or Drawing(settings, ledger, order, cursor, number, seed, accelerator.num_processes)
-    draw, rows, seconds = drawing.first(), 0, {"rollout": 0.0, "reward": 0.0}
-
-    def estimated() -> tuple[Decisions, RewardScores, Estimate]:
-        decisions, scores = join_decisions(gathered), join_scores(gathered_scores)
-        fields = ledger.fields(recipe.fields & LEDGER_FIELDS, decisions.fields["prompt_index"])
-        decisions = replace(decisions, fields={**decisions.fields, **fields})
-        numbers = scores.values, scores.valid, weights, decisions, recipe, names, now.factor, scores.abstentions
-        return decisions, scores, estimate(*numbers, others.counted if others else COUNTED)
-
+    plain = Request((), (), 0, derive(seed, "round", number), number, settings.sampling)
+    rows = RoundRows(scorers, recipe, now, ledger, accelerator, plain)
+    records = recipe.records.union(settings.records, *(scorer.records for scorer in scorers))
+    draw, seconds = drawing.first(), {"rollout": 0.0, "reward": 0.0}
     while draw is not None:
         shares = draw.parts(accelerator.num_processes, settings.prompts_at_once)
         begun: list[tuple[Rollout, Callable[[], tuple[Decisions, RewardScores]]]] = []
         with drawing_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
             for places_of_part in shares[accelerator.process_index]:
-                request = Request(
-                    prompts=[prompts[draw.indices[place]] for place in places_of_part],
-                    slots=[draw.slots[place] for place in places_of_part],
-                    group_size=draw.counts[places_of_part[0]],
-                    seed=derive(seed, "round", number),
-                    round=number,
-                    sampling=settings.sampling,
-                    records=recipe.records.union(settings.records, *(scorer.records for scorer in scorers)),
-                    judge=partial(judged, scorers, now.values),
+                request = changed(
+                    replace(
+                        plain,
+                        prompts=[prompts[draw.indices[place]] for place in places_of_part],
+                        slots=[draw.slots[place] for place in places_of_part],
+                        group_size=draw.counts[places_of_part[0]],
+                        records=records,
+                        judge=partial(judged, scorers, now.values),
+                    )
                 )
-                request = others.hinted(request) if others else request
                 started = time.perf_counter()
                 rollout = draw.numbered(policy.rollout(request), request, places_of_part)
                 greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
-                weights = torch.tensor(now.values * (1 + len(rollout.previews)))
-                begun.append((rollout, begin_rollout(scorers, recipe, request, rollout, greedy, weights)))
+                begun.append((rollout, rows.judge(request, rollout, greedy)))
                 seconds["rollout"] += time.perf_counter() - started
         for part in range(max(map(len, shares))):
             if part < len(begun):
+                rollout, finish = begun[part]
                 started = time.perf_counter()
-                mine, my_scores = begun[part][1]()
+                decisions, scores = finish()
                 seconds["reward"] += time.perf_counter() - started
-                # The gathered rows are ordered by part, then by rank: this rank's follow those of all lower ranks.
-                first = rows + sum(row_counts(mine.origin, accelerator)[: accelerator.process_index])
-                places.append(first + torch.arange(mine.rows))
-                rollouts.append(begun[part][0])
+                rows.add(rollout, scores, decisions)
             else:  # other ranks have more parts, and all gather together
-                none = slice(0)
-                mine, my_scores = select_rows(mine, none), my_scores.rows(none)
-                row_counts(mine.origin, accelerator)
-            # Every rank gathers all numbers, so that neither the statistics of a batch nor the decision to draw again
-            # depend on how groups are distributed over ranks.
-            gathered.append(gather_decisions(mine, accelerator, len(gathered)))
-            gathered_scores.append(gather_reward_scores(my_scores, accelerator))
-            rows += gathered[-1].rows
-        names = [scorer.name for scorer in scorers]
-        names += [f"{scorer.name}@{preview}" for preview in rollouts[0].previews for scorer in scorers]
+                rows.add(None, None)
         # Over all draws so far: the batch scales of a redrawn round are those of everything that it sampled.
-        decisions, scores, result = estimated()
+        decisions, scores, result = rows.estimate()
         draw = drawing.next(result, decisions)
-    flat = result.zero_spread
-    if others is not None:
+    flat, drawn, further = result.zero_spread, rows.count, dict[str, float]()
+    if extend is not None:
         started = time.perf_counter()
-        judge = partial(begin_rollout, scorers, recipe, greedy=(), weights=weights)
-        rows_so_far = Collected(accelerator, rollouts, places, gathered, gathered_scores, weights)
-        decisions, scores, result = others.extend(rows_so_far, judge, estimated)
+        with drawing_weights(policy.network, uneven=True):  # ranks sample and score different numbers of such rows
+            further = extend(rows)
+        decisions, scores, result = rows.estimate()
         seconds["rollout"] += time.perf_counter() - started
     metrics = {
         "group/zero_std_fraction": flat,
         **result.metrics,
         "group/draws": float(len(drawing.draws)),
-        "rollout/evaluations": total(sum(one.evaluations for one in rollouts), accelerator),
-        "rollout/rows": float(rows),
+        "rollout/evaluations": total(sum(one.evaluations for one in rows.rollouts), accelerator),
+        "rollout/rows": float(drawn),
         "time/rollout": seconds["rollout"],
         "time/reward": seconds["reward"],
-        **reward_metrics(names, recipe.trained(names, weights.tolist()), scores, decisions, number),
-        **watched_metrics(scorers, rollouts, accelerator),
+        **reward_metrics(rows.names, recipe.trained(rows.names, rows.weights.tolist()), scores, decisions, number),
+        **watched_metrics(scorers, rows.rollouts, accelerator),
         **sampling_metrics(decisions, result.rewards),
         **drawing.metrics,
         **ledger.metrics(),
-        **(others.metrics if others else {}),
+        **further,
     }
     loss_mask = result.loss_mask & ~drawing.surplus(result, decisions)[:, None]
-    batch = Batch(rollouts, places, result.weighing(decisions), result.advantages, loss_mask)
-    return Round(batch, rollouts, scores, names, drawing.cursor, metrics, result.rewards)
+    batch = Batch(rows.rollouts, rows.places, result.weighing(decisions), result.advantages, loss_mask)
+    return Round(batch, rows.rollouts, scores, rows.names, drawing.cursor, metrics, result.rewards)
 
 
 def begin_rollout(

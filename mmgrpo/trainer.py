@@ -16,8 +16,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.ahead import Ahead
 from mmgrpo.compatibility import (
     refuse_alone,
     refuse_mismatch,
     refuse_records,
     refuse_rewards,
+    refuse_rows,
     refuse_tasks,
     refuse_unweighted,
 )
@@ -40,20 +40,16 @@ from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
-from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, evaluate, members, sections, title_of
+from mmgrpo.evaluation import EvalSettings, Evaluation, Shown, directions, evaluate, members, sections, title_of
 from mmgrpo.files import write_text
-from mmgrpo.learners import learn
-from mmgrpo.offline import Offline
-from mmgrpo.other_rows import OtherRows
 from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import stream
 from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, write_alarms
 from mmgrpo.report.run_folder import print_alarms
-from mmgrpo.reward_weights import directions, held_out_means, next_weights, weights_after_evaluation
 from mmgrpo.rollout import RoundSettings, sample_round
-from mmgrpo.rounds.callback import PREFIX, Callback, Callbacks
+from mmgrpo.rounds.callback import Callback, Callbacks
 from mmgrpo.runtime.averaging import InitialWeights
 from mmgrpo.runtime.distributed import RankSlice, largest, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
@@ -73,6 +69,9 @@ from mmgrpo.update import VELOCITY_METRICS, Batch, LossRecipe, accumulate_gradie
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
 ones of a round's further updates, for up to one forward pass of the round."""
+
+KEPT = ("step", "round", "cursor", "seconds", "skipped", "nonfinite_steps", "nonfinite_row", "evaluation_due")
+"""Attributes of a trainer that its checkpoints keep."""
 
 
 class Trainer:
@@ -99,9 +98,6 @@ class Trainer:
         groups: GroupRecord = NONE,
         schedules: Mapping[str, Schedule] | None = None,
         ledger: Ledger | None = None,
-        offline: float = 0.0,
-        given: Sequence[Prompt] = (),
-        staleness: int = 0,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps, rounds.samplers)
@@ -115,8 +111,7 @@ class Trainer:
         divided = members(evaluation.prompts) if evaluation.groups else {}
         self.members = {column: divided[column] for column in evaluation.groups if column in divided}
         self.interruption = Interruption()
-        self.offline = Offline.of(policy, prompts, recipe, loss, offline, steps, ledger)
-        self.others = OtherRows(policy, accelerator, seed, prompts, given, folder=folder)
+        self.callbacks = Callbacks(callbacks)
         self.validate()
         self.trained: Mapping[str, torch.nn.Parameter] = {
             name: one for name, one in policy.network.named_parameters() if one.requires_grad
@@ -126,14 +121,11 @@ class Trainer:
                 "got a policy without trainable parameters; check its LoRA targets or train the full model"
             )
         self.optimizer = make_optimizer(list(self.trained.values()), optim)
-        self.networks = policy.networks
-        self.networks.follow(loss.networks, seed)
+        policy.networks.follow(())  # it may have those of an earlier run
         self.initial = InitialWeights(self.trained)
         self.watch = Watch.of(scorers, loss, optim, steps, sum(p.numel() for p in self.trained.values()))
         self.raised: set[tuple[str, str]] = set()
         self.order, self.ledger = PromptOrder(len(prompts), seed), ledger or rounds.samplers.ledger(prompts)
-        where = self.order, self.ledger, lambda step: self.schedules.round(self.rounds, step), steps
-        self.ahead = Ahead(staleness, policy, prompts, *where, optim.steps_per_round, seed, accelerator)
         self.step, self.round, self.cursor, self.seconds = 0, 0, 0, 0.0
         self.skipped, self.nonfinite_steps, self.nonfinite_row = 0, 0, 0
         self.moved, self.warned_of_gap = False, False
@@ -144,7 +136,7 @@ class Trainer:
         self.reward_weights = RewardWeights(tuple(scorer.weight for scorer in scorers))
         self.before: dict[str, Evaluation] = {}
         self.after: dict[str, Evaluation] = {}
-        self.callbacks = Callbacks(callbacks)
+        self.shown = self.main_reward = next((f"reward/{one.name}/mean" for one in scorers if one.weight), "")
         self.callbacks.call("attach", self)
 
     @cached_property
@@ -165,10 +157,10 @@ class Trainer:
         refuse_mismatch(self.policy, self.recipe, self.loss)
         refuse_tasks(self.loss, self.prompts)
         refuse_records(self.policy, self.recipe, self.loss, self.scorers)
-        self.others.check(self.recipe, self.loss)
+        refuse_rows(self.policy.kind, self.recipe, self.loss)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
         refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
-        if not self.offline_at(self.steps - 1):
+        if self.callbacks.given(self.steps - 1) is None:
             refuse_unweighted(self.scorers)
 
     def fit(self, model: Path | None = None) -> dict[str, Any]:
@@ -260,13 +252,12 @@ class Trainer:
         bar = tqdm(disable=True) if bar is None else bar
         report(self.step, self.steps)
         self.recipe, self.loss = self.schedules.blocks(self.step)
-        rounds = self.schedules.round(self.rounds, self.step)
+        rounds = self.settings(self.step)
         self.reward_weights = self.schedules.weights(self.reward_weights, self.step)
-        self.others.begin(self.loss, self.step, self.round, rounds.sampling)
-        where: Any = {"cursor": self.cursor, "number": self.round, "seed": self.seed, "accelerator": self.accelerator}
-        with self.stoppable(), self.ahead.round(self.round, self.step, self.cursor, self.others.active) as drawing:
-            if offline := self.offline_at(self.step):
-                round_ = offline.round(self.recipe, self.loss, self.ledger, rounds.prompts, self.optim, **where)
+        self.moved, adds = False, self.callbacks.having("on_rows")
+        with self.stoppable(), self.callbacks.drawing(self) as drawing:
+            if giving := self.callbacks.given(self.step):
+                round_ = giving.round(self)
             else:
                 round_ = sample_round(
                     self.policy,
@@ -275,25 +266,25 @@ class Trainer:
                     self.prompts,
                     self.order,
                     rounds,
-                    **where,
+                    cursor=self.cursor,
+                    number=self.round,
+                    seed=self.seed,
+                    accelerator=self.accelerator,
                     reward_weights=self.reward_weights,
                     ledger=self.ledger,
-                    others=self.others if self.others.active else None,
                     drawing=drawing,
+                    changed=partial(self.callbacks.changed, self),
+                    extend=partial(self.callbacks.call, "on_rows", self) if adds else None,
                 )
             if self.accelerator.is_main_process:
                 self.groups.write(self.step, round_)
         decode_ahead(self.prompts, self.order.take(round_.cursor, rounds.prompts), self.accelerator)
-        self.reward_weights = next_weights(
-            self.policy, round_, self.reward_weights, self.recipe, self.loss, self.trained, self.optim, self.accelerator
-        )
         round_.metrics.update(self.callbacks.call("on_rollout_end", self, round_, taken=round_.metrics))
         first_gap, batch = 0.0, on_device(round_.batch, self.accelerator.device)
-        # Networks that train alongside the policy have moved before its first step.
-        self.at_boundary = not self.networks.optimizers
-        round_.metrics.update(learn(self.policy, batch, self.loss, self.optim, self.accelerator))
+        self.shown, self.at_boundary = round_.shown or self.main_reward, not self.callbacks.having("learn")
+        round_.metrics.update(self.callbacks.call("learn", self, batch, taken=round_.metrics))
         self.seconds += sum(round_.metrics.get(f"time/{part}", 0.0) for part in ("rollout", "reward", "learners"))
-        self.moved, lines = self.ahead.off_policy(self.round), []
+        lines: list[dict[str, float]] = []
         for epoch in range(self.optim.epochs):
             generator = stream(self.seed, "minibatch", self.round, epoch)
             for rows in minibatches(batch.host.key, self.optim.updates, generator):
@@ -325,10 +316,7 @@ class Trainer:
         refuse_tensors(self.trained, f"the weights after optimizer step {self.step}")
         self.optimizer.zero_grad()  # the next rollout has their memory
         self.ledger.update(round_.rows, self.round)
-        self.others.take_in(round_.batch, round_.totals, round_.reward_scores, self.ledger)
         self.round, self.cursor, self.at_boundary = self.round + 1, round_.cursor, True
-        if self.networks.advance(self.step, lines[-1]["kl"] if lines else 0.0, self.loss.networks):
-            self.optimizer = make_optimizer(list(self.trained.values()), self.optim)
         self.callbacks.call("on_round_end", self, round_)
         if lines:
             self.watch.see(lines)
@@ -348,7 +336,7 @@ class Trainer:
     def _postfix(self) -> str:
         """The end of the progress bar: the main reward, and the causes of alarms."""
         causes = "".join(f"  ALARM {alarm.cause}" for alarm in self.present_alarms)
-        return (self.log.summary(self._main_reward()) if self.accelerator.is_main_process else "") + causes
+        return (self.log.summary(self.shown) if self.accelerator.is_main_process else "") + causes
 
     def _step(
         self, batch: Batch, rows: torch.Tensor, on_policy: bool, further: bool
@@ -410,13 +398,9 @@ class Trainer:
         }
         return batch, gap, line
 
-    def _main_reward(self) -> str:
-        weighted = [scorer for scorer in self.scorers if scorer.weight]
-        return offline.shown if (offline := self.offline_at(self.step - 1)) else f"reward/{weighted[0].name}/mean"
-
-    def offline_at(self, step: int) -> Offline | None:
-        """The given answers that the round of an optimizer step is of."""
-        return self.offline if self.offline is not None and step < self.offline.steps else None
+    def settings(self, step: int) -> RoundSettings:
+        """Size and sampling of the round that begins at an optimizer step."""
+        return self.schedules.round(self.rounds, step)
 
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
         """Evaluate the policy with the weights that are saved, and write values and samples."""
@@ -446,9 +430,6 @@ class Trainer:
             write_text(self.folder / "evaluations" / f"{title}.json", json.dumps({**record, **result.as_dict()}))
             if prompts is settings.prompts:
                 print_alarms(self.folder, self.step)
-        if prompts is settings.prompts:
-            self.reward_weights = weights_after_evaluation(self.recipe, self.reward_weights, result.values)
-            self.networks.observe(held_out_means(result.values, directions(self.scorers, self.recipe)))
         return result
 
     @contextmanager
@@ -459,17 +440,12 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of everything on which the rest of the run depends."""
-        names = ("step", "round", "cursor", "seconds", "skipped", "nonfinite_steps", "nonfinite_row", "evaluation_due")
-        state = {"seed": self.seed, "reward_weights": asdict(self.reward_weights), "schedules": self.schedules.memory}
-        state |= {name: getattr(self, name) for name in names} | self.ahead.state(self.round)
+        state = {"seed": self.seed, "schedules": self.schedules.memory, **{name: getattr(self, name) for name in KEPT}}
         if self.accelerator.is_main_process:
             self.log.flush()
             self.ledger.write(self.folder, self.prompts, self.step)
         state |= self.callbacks.state()
-        if self.networks.rules:
-            state["networks"] = self.networks.state()
-        tables = {"ledger": self.ledger.tensors(), **self.networks.tensors(), **self.others.tables()}
-        tables |= {**self.ahead.tables(self.round), **self.callbacks.tables()}
+        tables = {"ledger": self.ledger.tensors(), **self.callbacks.tables()}
         self.checkpoints.save(self.step, self.policy.network, self.optimizer, state, tables)
 
     def save_model(self, folder: Path) -> None:
@@ -490,16 +466,11 @@ class Trainer:
             raise ValueError(
                 f"{self.checkpoints.latest}: got --seed {self.seed}, expected {state['seed']}, that of the checkpoint"
             )
-        for name, value in (state or {}).items():
-            if name == "schedules":
-                self.schedules.memory = value
-            elif name not in ("optimizer", "networks", "chosen", "evaluated") and not name.startswith(PREFIX):
-                setattr(self, name, RewardWeights.read(value) if name == "reward_weights" else value)
         if state is not None:
-            self.networks.load(self.checkpoints.tables, state.get("networks", {}), self.step)
+            for name in KEPT:
+                setattr(self, name, state.get(name, getattr(self, name)))
+            self.schedules.memory = state.get("schedules", {})
             self.ledger.load(self.checkpoints.tables.get("ledger", {}))
-            self.others.load(self.checkpoints.tables)
-            self.ahead.load(state.get("chosen", {}), self.checkpoints.tables, self.round, self.step)
             self.callbacks.load(state, self.checkpoints.tables, self.step)
         if self.accelerator.is_main_process:
             self.log.truncate(self.step)

@@ -66,7 +66,7 @@ class LossRecipe:
     supervised: Bound
     hint: Bound
     added: Bound
-    """Which rows of other origins a round has, and what they count (``mmgrpo.other_rows``)."""
+    """Which rows of other origins a round has, and what they count (``mmgrpo.rounds``)."""
     networks: tuple[Bound, ...] = ()
     """The networks of the run besides the present one and the reference before training, and how they change."""
 
@@ -158,6 +158,27 @@ class LossRecipe:
         """True when the loss needs the present scores of a whole row or group together."""
         bounds = (self.objective, *self.terms, *([self.mismatch] if self.factor_follows_policy else []))
         return any(bound.block.level != "decision" for bound in bounds)
+
+
+def losses(loss: LossRecipe) -> dict[str, LossRecipe]:
+    """The loss of each network that trains alongside the policy, by its name."""
+    made = {}
+    for rule in loss.networks:
+        if "objective" in rule.parameters:
+            aggregation = rule.parameters.get("aggregation", rule.block.parameters["aggregation"].default)
+            terms = rule.parameters.get("terms", ())
+            made[name_of(rule)] = LossRecipe.of(str(rule.parameters["objective"]), str(aggregation), terms=terms)
+    return made
+
+
+def all_scores(loss: LossRecipe) -> frozenset[str]:
+    """Names of the scores that the loss and those of networks trained alongside the policy need."""
+    return loss.scores.union(*(own.scores for own in losses(loss).values()))
+
+
+def all_fields(loss: LossRecipe) -> frozenset[str]:
+    """Names of the fields that they need."""
+    return loss.fields.union(*(own.fields for own in losses(loss).values()))
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -21,9 +21,9 @@ from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import families, family
 from mmgrpo.prompts.ledger import Measured
 from mmgrpo.prompts.samplers import Sampling
-from mmgrpo.rollout import RoundSettings
+from mmgrpo.rollout import Round, RoundSettings
 from mmgrpo.rounds import methods
-from mmgrpo.rounds.callback import Callback
+from mmgrpo.rounds.callback import Callback, Run
 from mmgrpo.rounds.moving_average import Ema, MovingAverage
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
@@ -130,6 +130,8 @@ def trainer(
     ledger = samplers.ledger(prompts)
     ledger.start({number: Measured.of(values) for number, values in (measured or {}).items()})
     scorers = scorers or [Scorer("reward", reward, rates=rates)]
+    advantages = advantages or recipe()
+    loss = loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample")
     optim_settings = Optim(**{"lr": 1e-2, "max_grad_norm": 0.0, "weight_decay": 0.0, **optim})
     evaluation = EvalSettings(
         prompts=heldout,
@@ -144,8 +146,8 @@ def trainer(
     return Trainer(
         policy=policy,
         scorers=scorers,
-        recipe=advantages or recipe(),
-        loss=loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample"),
+        recipe=advantages,
+        loss=loss,
         prompts=prompts,
         rounds=RoundSettings(prompts_per_step, group_size, samplers=samplers),
         steps=steps,
@@ -155,19 +157,55 @@ def trainer(
         seed=seed,
         accelerator=accelerator,
         checkpoints=Checkpoints(folder, accelerator, save_every),
-        offline=offline,
-        given=given,
-        staleness=staleness,
         ledger=ledger,
-        callbacks=[*methods(optim_settings, patience, patience_reward, scorers), *callbacks],
+        callbacks=[
+            *methods(
+                loss,
+                optim_settings,
+                scorers,
+                patience=patience,
+                patience_reward=patience_reward,
+                given=given,
+                offline=offline,
+                steps=steps,
+                staleness=staleness,
+                weighting=advantages.weighting,
+            ),
+            *callbacks,
+        ],
         schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )
 
 
+class Rounds(Callback):
+    """Keeps the rounds of a run."""
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
+
+    def on_round_end(self, run: Run, round_: Round) -> None:
+        self.rounds.append(round_)
+
+
+def rounds_of(made: Trainer) -> list[Round]:
+    """The rounds of a run from now on, as they come."""
+    keeping = Rounds()
+    made.callbacks.callbacks["rounds"] = keeping
+    return keeping.rounds
+
+
+C = TypeVar("C", bound=Callback)
+
+
+def attached(made: Trainer, kind: type[C]) -> C:
+    """The callback of a kind in a run that has one."""
+    [callback] = (one for one in made.callbacks if isinstance(one, kind))
+    return callback
+
+
 def average_of(made: Trainer) -> Ema:
     """The moving average of the weights of a run that keeps one."""
-    [kept] = (one.average for one in made.callbacks if isinstance(one, MovingAverage))
-    return kept
+    return attached(made, MovingAverage).average
 
 
 def killed_and_whole(fresh: Callable[[Path], Trainer], folder: Path) -> list[list[dict[str, Any]]]:

@@ -285,11 +285,11 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.splits import repeated
     from mmgrpo.inputs import facts, ignored, read_prompts
-    from mmgrpo.offline import compared, graded
     from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import scorers
     from mmgrpo.rounds import methods
     from mmgrpo.rounds.callback import Callbacks, load_callback
+    from mmgrpo.rounds.offline import compared, graded
     from mmgrpo.runtime.folder import named, refuse_folder
     from mmgrpo.scoring.fitting import checked_by, downloads
     from mmgrpo.scoring.isolation import RewardFailure
@@ -311,7 +311,8 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
         refuse_start(config.data.group_size, recipe, loss, rewards, config.data.offline)
         sampling = Sampling.of(config.algorithm.sampler, config.algorithm.trackers)
         refuse_ranges(recipe, sampling.trackers, rewards)
-        methods(config.optim, config.eval.patience, config.eval.patience_reward, rewards)
+        patience: Any = {"patience": config.eval.patience, "patience_reward": config.eval.patience_reward}
+        methods(loss, config.optim, rewards, **patience, offline=config.data.offline)
     except (ValueError, OSError, RewardFailure) as error:
         problems.append(str(error))
     try:
@@ -455,9 +456,10 @@ def bind_blocks(config: Config) -> None:
     """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.api import refuse_shape
-    from mmgrpo.offline import UNFIT, refuse_algorithm, refuse_categories
+    from mmgrpo.compatibility import refuse_categories
     from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import entries
+    from mmgrpo.rounds.offline import UNFIT, refuse_algorithm
     from mmgrpo.update import LossRecipe
 
     algorithm = config.algorithm

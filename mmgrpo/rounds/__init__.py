@@ -4,25 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmgrpo.compatibility import refuse_categories
+from mmgrpo.config.registry import Bound
 from mmgrpo.config.settings import Optim
 from mmgrpo.rounds.callback import Callback
 from mmgrpo.scoring import Scorer
+from mmgrpo.types import Prompt
+from mmgrpo.update import LossRecipe, losses
 
 
-def methods(optim: Optim, patience: int, patience_reward: str, scorers: Sequence[Scorer]) -> list[Callback]:
-    """The callbacks of the methods that settings ask for (sections optim and eval), in the order in which they act;
-    ValueError for settings that the rewards of the run do not allow."""
-    found: list[Callback] = []
+def methods(
+    loss: LossRecipe,
+    optim: Optim,
+    scorers: Sequence[Scorer],
+    *,
+    patience: int = 0,
+    patience_reward: str = "",
+    given: Sequence[Prompt] = (),
+    offline: float = 0.0,
+    steps: int = 0,
+    staleness: int = 0,
+    weighting: Sequence[Bound] = (),
+) -> list[Callback]:
+    """The callbacks of the methods that settings ask for (sections algorithm, optim and eval), in the order in which
+    they act; ValueError for settings that the rewards of the run do not allow. ``given``: the prompts of
+    data.supervised. ``offline``: the share of the run's ``steps`` that is made from given answers. ``weighting``:
+    the rules by which the weights of rewards change."""
+    callbacks: list[Callback] = []
+    refuse_categories(loss, offline)
+    if offline:
+        from mmgrpo.rounds.offline import Offline
+
+        callbacks.append(Offline(offline, steps))
+    if staleness:
+        from mmgrpo.rounds.ahead import Ahead
+
+        callbacks.append(Ahead(staleness))
+    if loss.hint.text != "none":
+        from mmgrpo.rounds.hints import Hints
+
+        callbacks.append(Hints())
+    if loss.added.text != "none":
+        from mmgrpo.rounds.added import AddedRows
+
+        callbacks.append(AddedRows())
+    if loss.replay.text != "none":
+        from mmgrpo.rounds.replay import ReplayedRows
+
+        callbacks.append(ReplayedRows())
+    if loss.supervised.text != "none":
+        from mmgrpo.rounds.supervised import SupervisedRows
+
+        callbacks.append(SupervisedRows(given))
+    if weighting:
+        from mmgrpo.rounds.reward_weights import WeightingRules
+
+        callbacks.append(WeightingRules())
+    if loss.networks:
+        from mmgrpo.rounds.networks import Learners, NamedNetworks
+
+        callbacks += [NamedNetworks(), *([Learners()] if losses(loss) else [])]
     if optim.ema:
         from mmgrpo.rounds.moving_average import MovingAverage
 
-        found.append(MovingAverage(optim.ema, optim.ema_every))
+        callbacks.append(MovingAverage(optim.ema, optim.ema_every))
     if optim.interpolation != 1:
         from mmgrpo.rounds.interpolation import Interpolation
 
-        found.append(Interpolation(optim.interpolation))
+        callbacks.append(Interpolation(optim.interpolation))
     if patience:
         from mmgrpo.rounds.early_stopping import EarlyStopping
 
-        found.append(EarlyStopping.of(patience, patience_reward, scorers))
-    return found
+        callbacks.append(EarlyStopping.of(patience, patience_reward, scorers))
+    return callbacks

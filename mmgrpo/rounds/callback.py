@@ -3,7 +3,11 @@
     attach                      when the run is made, before a checkpoint is read
     on_train_begin
         on_evaluate             before training, between rounds, after training
-        on_rollout_end          a round is sampled and scored
+        drawing                 around what draws and scores a round, or in its place: round
+            on_request          what is asked of the policy, a part of the round at a time
+            on_rows             the round is drawn and scored, and further rows may join it
+        on_rollout_end          it has its advantages
+        learn                   something else learns from it, before the policy does
             on_step_end         after each of its optimizer steps
         on_round_end            before its checkpoint
     on_train_end
@@ -27,12 +31,20 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.plugins import load_object
 from mmgrpo.config.registry import parse
+from mmgrpo.config.settings import Optim
+from mmgrpo.data.media import Skipped
+from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.evaluation import Evaluation
-from mmgrpo.rollout import Round
+from mmgrpo.prompts.ledger import Ledger
+from mmgrpo.prompts.samplers import Drawing
+from mmgrpo.rollout import Round, RoundRows, RoundSettings
 from mmgrpo.scoring import Scorer
-from mmgrpo.types import Policy, Prompt
+from mmgrpo.types import Policy, Prompt, Request
+from mmgrpo.update import Batch, LossRecipe
 
 Numbers = Mapping[str, float]
 
@@ -48,6 +60,21 @@ class Run(Protocol):
     accelerator: Accelerator
     trained: Mapping[str, torch.nn.Parameter]
     """The trained parameters, by name."""
+    recipe: AdvantageRecipe
+    loss: LossRecipe
+    """Both as they are at the present step."""
+    ledger: Ledger
+    """What is known of the training prompts."""
+    order: PromptOrder
+    cursor: int
+    """Where in the order the next prompts are."""
+    optim: Optim
+    optimizer: torch.optim.Optimizer
+    reward_weights: RewardWeights
+    """Of the present round."""
+    moved: bool
+    """Whether the weights are others than those that drew the present round."""
+    callbacks: Callbacks
     seed: int
     step: int
     """Optimizer steps so far."""
@@ -56,19 +83,28 @@ class Run(Protocol):
     steps: int
     """Optimizer steps of the whole run."""
 
+    def settings(self, step: int) -> RoundSettings:
+        """Size and sampling of the round that begins at an optimizer step."""
+        ...
+
 
 class Callback:
     """Hooks that do nothing; a subclass defines those that it needs.
 
-    Numbers that a hook returns are metrics of the run, by name: of ``on_rollout_end`` and ``on_step_end`` in
-    ``metrics.jsonl``, of ``on_evaluate`` in the file of the evaluation; all of them go to the trackers. A name of the
-    run itself is an error, as is a number that is not finite.
+    Numbers that a hook returns are metrics of the run, by name: of ``on_rows``, ``on_rollout_end`` and ``on_step_end``
+    in ``metrics.jsonl``, of ``on_evaluate`` in the file of the evaluation; all of them go to the trackers. A name that
+    the run has itself is an error, as is a number that is not finite.
     """
 
     name: str = ""
     """How errors and checkpoints call it; empty: by its class."""
     key: ClassVar[str] = ""
     """What its state is called in checkpoints; empty: ``callback-<name>``."""
+    groups: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the names of its groups of tensors, where it has several: its tensors are named group/name."""
+
+    skipped: Sequence[Skipped] = ()
+    """Prompts that it leaves out, which the folder of the run names."""
 
     def attach(self, run: Run) -> None:
         """Once, when the run is made and its weights are those before training."""
@@ -76,8 +112,31 @@ class Callback:
     def on_train_begin(self, run: Run) -> None:
         """Before the first evaluation; of a resumed run after its checkpoint was read."""
 
+    def gives(self, step: int) -> bool:
+        """Whether the round that begins at an optimizer step is ``round`` and is not drawn from the policy."""
+        return False
+
+    def round(self, run: Run) -> Round:
+        """A round that is not drawn."""
+        raise NotImplementedError
+
+    def drawing(self, run: Run) -> AbstractContextManager[Drawing | None]:
+        """Context in which a round is drawn and scored; what it draws, where that was chosen before."""
+        return nullcontext()
+
+    def on_request(self, run: Run, request: Request) -> Request:
+        """What is asked of the policy, from what an earlier callback asks."""
+        return request
+
+    def on_rows(self, run: Run, rows: RoundRows) -> Numbers | None:
+        """Add rows to those of a round, or let some give way (mmgrpo/rounds/rows.py), before its advantages are made.
+        The same calls of ``rows`` on all processes."""
+
     def on_rollout_end(self, run: Run, round_: Round) -> Numbers | None:
-        """After a round was sampled and scored, before its first optimizer step."""
+        """After a round has its advantages, before its first optimizer step."""
+
+    def learn(self, run: Run, batch: Batch) -> Numbers | None:
+        """Learn from a round before the policy does. From here on an interrupted run goes back to its checkpoint."""
 
     def on_step_end(self, run: Run, metrics: Numbers) -> Numbers | None:
         """After an optimizer step, also a skipped one, with its metrics; ``run.step`` counts it."""
@@ -156,6 +215,33 @@ class Callbacks:
     def __iter__(self) -> Iterator[Callback]:
         return iter(self.callbacks.values())
 
+    def having(self, hook: str) -> bool:
+        """Whether a callback defines this hook."""
+        return any(getattr(type(one), hook) is not getattr(Callback, hook) for one in self)
+
+    def given(self, step: int) -> Callback | None:
+        """The callback that makes the round which begins at an optimizer step, where it is not drawn."""
+        return next((one for one in self if one.gives(step)), None)
+
+    @contextmanager
+    def drawing(self, run: Run) -> Iterator[Drawing | None]:
+        """Context in which a round is drawn and scored; what it draws, where that was chosen before."""
+        with ExitStack() as stack:
+            drawings = [stack.enter_context(one.drawing(run)) for one in self]
+            yield next((drawing for drawing in drawings if drawing is not None), None)
+
+    def changed(self, run: Run, request: Request) -> Request:
+        """What is asked of the policy for a request."""
+        for callback in self:
+            changed = callback.on_request(run, request)
+            if not isinstance(changed, Request):
+                raise ValueError(
+                    f"{type(callback).__name__}.on_request: got {changed!r:.80}, expected a Request; return the one "
+                    "that it was given, or dataclasses.replace(request, ...)"
+                )
+            request = changed
+        return request
+
     def call(self, hook: str, run: Run, *given: Any, taken: Numbers | None = None) -> dict[str, float]:
         """Call a hook of all callbacks; the numbers that they return. ``taken``: metrics that the run has already."""
         numbers: dict[str, float] = {}
@@ -206,9 +292,14 @@ class Callbacks:
                 ) from error
         return states
 
-    def tables(self) -> dict[str, Mapping[str, Tensor]]:
-        """The tensors of all, by key."""
-        return {key: one.tensors() for key, one in self.callbacks.items()}
+    def tables(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of all, by key or group."""
+        tables: dict[str, dict[str, Tensor]] = {}
+        for key, one in self.callbacks.items():
+            for name, tensor in one.tensors().items():
+                group, _, name = name.partition("/") if one.groups else (key, "", name)
+                tables.setdefault(group, {})[name] = tensor
+        return tables
 
     def load(self, state: Mapping[str, Any], tables: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
         """Give each what the checkpoint of ``step`` has of it; ValueError for the state of one that is not here."""
@@ -219,4 +310,13 @@ class Callbacks:
                 f"callbacks: the checkpoint has the state of '{name}', which this run has not; add it again"
             )
         for key, one in self.callbacks.items():
-            one.load(state.get(key), tables.get(key, {}), step)
+            tensors = tables.get(key, {})
+            if one.groups:
+                own = {group: table for group, table in tables.items() if group.startswith(one.groups)}
+                tensors = {f"{group}/{name}": value for group, table in own.items() for name, value in table.items()}
+            one.load(state.get(key), tensors, step)
+
+
+def is_new(run: Run, title: str) -> bool:
+    """Whether an evaluation of the held-out prompts was made just now; a resumed run reads that before training."""
+    return title.startswith("step-") or title == "after" or (title == "before" and not run.step)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from mmgrpo.config.names import nearest, plural
 from mmgrpo.config.settings import Eval
-from mmgrpo.evaluation import Evaluation
-from mmgrpo.reward_weights import held_out_means
+from mmgrpo.evaluation import Evaluation, held_out_means
 from mmgrpo.rounds.callback import Callback, Run
 from mmgrpo.scoring import Scorer
 

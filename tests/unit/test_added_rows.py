@@ -23,6 +23,7 @@ from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.prompts.added import ADDITIONS, refining, sources, way, worst, written
 from mmgrpo.prompts.replay import named_files
 from mmgrpo.randomness import stream
+from mmgrpo.rounds.replay import ReplayedRows
 from mmgrpo.runtime.checkpoint import checkpoints
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import (
@@ -44,7 +45,7 @@ from mmgrpo.types import (
     Rollout,
     Text,
 )
-from tests.building import algorithm_blocks, near_one, recipe, trainer
+from tests.building import algorithm_blocks, attached, near_one, recipe, rounds_of, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import plain
 from tests.unit.policies.test_token_policy import token_policy
@@ -222,17 +223,17 @@ def test_replayed_images_are_files_of_the_run(kind, tmp_path):
     """The run is that with a buffer in memory; checkpoints name the files, and what none of them names is removed."""
     changes = {"replay": "replay(count=2, strategy='highest', capacity=10)"}
     disk, memory = run(kind, tmp_path / "disk", **changes), run(kind, tmp_path / "memory", **changes)
-    memory.others.buffer.folder = None
+    attached(memory, ReplayedRows).buffer.folder = None
     disk.fit()
     memory.fit()
     assert same(disk, memory) and lines(tmp_path / "disk") == lines(tmp_path / "memory")
     assert not (tmp_path / "memory" / "replay").exists()
-    disk.others.tables()  # what only a checkpoint named that is gone
+    attached(disk, ReplayedRows).tensors()  # what only a checkpoint named that is gone
     files = {path.stem for path in (tmp_path / "disk" / "replay").iterdir()}
     tables = [load_file(path / "replay.safetensors") for path in checkpoints(tmp_path / "disk" / "checkpoints")]
     assert files == {name for table in tables for name in named_files(table)}
     assert all(table.keys() == {"places", "rewards", "scores", "files"} for table in tables)
-    buffer = disk.others.buffer
+    buffer = attached(disk, ReplayedRows).buffer
     path = tmp_path / "disk" / "replay" / f"{buffer.rows[0].digest}.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match=f"{path.name}.*damaged.*algorithm.replay"):
@@ -253,7 +254,7 @@ def test_a_damaged_older_checkpoint_stops_no_run_and_costs_no_sample(tmp_path, c
     path.write_bytes(path.read_bytes()[:40])
     again = run("matching", tmp_path / "run", **changes)
     assert again.resume() and again.step == int(newest.name[5:])
-    again.others.tables()
+    attached(again, ReplayedRows).tensors()
     assert orphan.exists() and str(path) in capsys.readouterr().out
     again.fit()
     assert again.step == 7 and not older.exists() and not orphan.exists()
@@ -366,12 +367,9 @@ def round_of(folder: Path, reward=says_b, group_size: int = 4, prompts=WORDS, ma
         steps=3,
         **blocks,
     )
-    taken: list[Any] = []
-    original = made.others.take_in
-    made.others.take_in = lambda batch, *rest: (taken.append((batch, *rest)), original(batch, *rest))[1]
+    rounds = rounds_of(made)
     made.run_round()
-    [(batch, totals, *_)] = taken
-    return made, batch, totals
+    return made, rounds[0].batch, rounds[0].totals
 
 
 def test_an_answer_joins_its_group_and_is_no_evidence(tmp_path):
@@ -418,7 +416,7 @@ def test_a_refinement_is_scored_under_the_prompt_as_it_is(tmp_path):
             float(totals[place] - mean), abs=1e-5
         )
     again, _, _ = round_of(tmp_path / "again", added="refined(text=' {sample}', network='reference')")
-    assert again.loss.needs_reference and again.others.metrics["added/rows"] == 2
+    assert again.loss.needs_reference and lines(tmp_path / "again")[-1]["added/rows"] == 2
 
 
 def test_samples_of_the_reference_are_drawn_by_it_and_are_no_evidence(tmp_path):
@@ -466,24 +464,23 @@ def test_a_corrected_sample_goes_on_or_gives_way(tmp_path):
 
 def test_a_group_that_fails_takes_an_earlier_success_into_its_statistics(tmp_path):
     """AR3PO, arXiv:2509.25808, option II: of four wrong rows one gives way, the others are compared with the stored."""
-    rounds: list[int] = []
+    calls: list[int] = []
 
     def only_at_first(prompts, outputs) -> list[float]:
-        rounds.append(0)
-        return [float(len(rounds) == 1 and place % 4 == 0) for place in range(len(outputs))]
+        calls.append(0)
+        return [float(len(calls) == 1 and place % 4 == 0) for place in range(len(outputs))]
 
     text = "replay(count=1, strategy='random', above=0.0, statistics='with', coef=0.0, when='failed', replaces=True)"
     made, _, _ = round_of(tmp_path, reward=only_at_first, replay=text)
-    taken: list[Any] = []
-    original = made.others.take_in
-    made.others.take_in = lambda batch, *rest: (taken.append(batch), original(batch, *rest))[1]
-    assert len(made.others.buffer.rows) == 2
+    buffer, rounds = attached(made, ReplayedRows).buffer, rounds_of(made)
+    assert len(buffer.rows) == 2
     made.run_round()
-    origin, advantages = taken[0].decisions.origin, taken[0].advantages.amin(1)
+    batch = rounds[0].batch
+    origin, advantages = batch.decisions.origin, batch.advantages.amin(1)
     assert [int((origin == kind).sum()) for kind in (OWN, REPLACED, REPLAYED)] == [6, 2, 2]
     assert advantages[origin == OWN].tolist() == pytest.approx([-0.25] * 6)
     made.run_round()  # a group with a success again is left alone
-    assert len(made.others.buffer.rows) == 2
+    assert len(buffer.rows) == 2
 
 
 def test_a_thought_that_is_cut_off_is_ended_by_given_tokens(tmp_path):

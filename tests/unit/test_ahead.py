@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.ahead import refuse_stale
 from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Engine as Settings
 from mmgrpo.engines.engine import Drawn, EngineFailure, Forgotten, Lanes, Synchronized, fingerprint, parameters
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.rounds.ahead import Ahead, refuse_stale
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from mmgrpo.update import LossRecipe
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, attached, trainer
 from tests.toys import toy_policy, toy_prompts
 
 pytest.importorskip("transformers")
@@ -171,7 +171,7 @@ def test_a_round_that_is_chosen_ahead_has_the_settings_of_its_own_first_step(tmp
     run.run_round()
 
     def ahead(run: Trainer) -> dict[int, Any]:
-        several = run.ahead.chosen.items()
+        several = attached(run, Ahead).chosen.items()
         return {n: (one.settings.group_size, one.version, one.first()) for n, one in several if n >= run.round}
 
     assert [(n, size, version) for n, (size, version, _) in ahead(run).items()] == [(1, 4, 0), (2, 6, 0)]
@@ -218,7 +218,7 @@ def test_a_run_that_is_stopped_draws_what_was_not_trained_again_and_ends_with_th
         stopped.run_round()
     stopped.save()
     resumed = made(tmp_path / "cut", k, *[Watched() for _ in range(k)], steps=6, **settings)
-    assert resumed.resume() and resumed.ahead.off_policy(resumed.round)
+    assert resumed.resume() and attached(resumed, Ahead).chosen[resumed.round].version < resumed.round
     resumed.fit()
     assert lines(resumed) == lines(whole)
     for name, value in whole.trained.items():
@@ -230,7 +230,7 @@ def test_a_checkpoint_of_a_run_without_it_and_one_with_it_resume_either_way(tmp_
     first = made(tmp_path, 1, Watched(), save_every=1, steps=2)
     first.fit()
     without = made(tmp_path, 0, Watched(), save_every=1, steps=3)
-    assert without.resume() and not without.ahead.chosen
+    assert without.resume() and not any(isinstance(one, Ahead) for one in without.callbacks)
     without.fit()
     assert "rollout/staleness" not in lines(without)[-1]
     again = made(tmp_path, 2, Watched(), Watched(), steps=6)

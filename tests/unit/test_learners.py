@@ -12,7 +12,6 @@ import torch
 from mmgrpo.compatibility import refuse_mismatch
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.ode import Solver
-from mmgrpo.learners import losses
 from mmgrpo.objectives import OBJECTIVES
 from mmgrpo.policies.boundaries import clean_estimate, renoised
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
@@ -20,7 +19,7 @@ from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Request
-from mmgrpo.update import LossRecipe
+from mmgrpo.update import LossRecipe, losses
 from tests.building import algorithm_blocks, near_one, trainer
 from tests.toys import ToyModel, toy_prompts
 
@@ -142,10 +141,10 @@ def test_levels_are_above_the_ends_of_their_steps_and_the_least():
 def test_a_learner_moves_by_its_own_loss_and_optimizer_and_leaves_the_policy_alone(tmp_path):
     """Two updates of SGD's direction: the sign of Adam's first step is that of the gradient, its length the rate."""
     fitted = made(tmp_path, steps=1)
-    before = {name: {k: v.clone() for k, v in values.items()} for name, values in fitted.networks.values.items()}
+    before = {name: {k: v.clone() for k, v in values.items()} for name, values in fitted.policy.networks.values.items()}
     fitted.fit()
     moved = {
-        name: max(float((fitted.networks.values[name][key] - old).abs().max()) for key, old in values.items())
+        name: max(float((fitted.policy.networks.values[name][key] - old).abs().max()) for key, old in values.items())
         for name, values in before.items()
     }
     assert moved["fake"] == pytest.approx(3e-4, rel=1e-2) and moved["surrogate"] == pytest.approx(3e-4, rel=1e-2)
@@ -163,14 +162,14 @@ def test_a_learner_takes_its_own_number_of_steps_of_at_most_the_largest_norm(tmp
     ]
     blocks = algorithm_blocks("tdm_r1", networks=networks)
     fitted = made(tmp_path, steps=1, max_grad_norm=1e-12, **blocks)
-    before = {name: [one.clone() for one in values.values()] for name, values in fitted.networks.values.items()}
+    before = {name: [one.clone() for one in values.values()] for name, values in fitted.policy.networks.values.items()}
     fitted.fit()
     for name, updates in (("fake", 3), ("surrogate", 1)):
-        states = fitted.networks.optimizers[name].state.values()
+        states = fitted.policy.networks.optimizers[name].state.values()
         assert {int(state["step"]) for state in states} == {updates}
-        pairs = zip(fitted.networks.values[name].values(), before[name], strict=True)
+        pairs = zip(fitted.policy.networks.values[name].values(), before[name], strict=True)
         assert 0 < max(float((one - old).abs().max()) for one, old in pairs) < 1e-6 * updates
-    assert all(one.grad is None for values in fitted.networks.values.values() for one in values.values())
+    assert all(one.grad is None for values in fitted.policy.networks.values.values() for one in values.values())
 
 
 def test_the_loss_of_a_learner_is_its_own():
@@ -193,8 +192,8 @@ def test_learners_resume_exactly(tmp_path):
     again = made(tmp_path / "part")
     assert again.resume()
     again.fit()
-    for name, values in whole.networks.values.items():
-        assert all(torch.equal(value, again.networks.values[name][key]) for key, value in values.items()), name
+    for name, values in whole.policy.networks.values.items():
+        assert all(torch.equal(value, again.policy.networks.values[name][key]) for key, value in values.items()), name
     assert all(torch.equal(a, b) for a, b in zip(whole.trained.values(), again.trained.values(), strict=True))
 
 

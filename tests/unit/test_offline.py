@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mmgrpo.offline import compared
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.rounds.offline import Offline, compared
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import GIVEN, Answer, Image, Media, Output, Policy, Prompt, Request
 from mmgrpo.update import Batch
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, attached, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
 WORDS = ["say", "a", "b", "c"]
@@ -140,7 +140,7 @@ def test_answers_are_compared_with_what_the_policy_before_training_gets(tmp_path
     prompts = rated([0.8], [0.9, 0.1], [0.3])
     measured = {0: [0.0, 1.0], 1: [0.4], 2: [0.5]}
     run = made(tokens(), prompts, tmp_path, "a_lol", steps=2, prompts_per_step=2, measured=measured)
-    assert run.offline is not None and [one.id for one in run.offline.skipped] == ["2"]
+    assert [one.id for one in attached(run, Offline).skipped] == ["2"]
     seen: list[Batch] = []
     run.groups = cast(Any, SimpleNamespace(write=lambda step, round_: seen.append(round_.batch)))
     run.fit()

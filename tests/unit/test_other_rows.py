@@ -12,21 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo import other_rows
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.config.registry import bind
 from mmgrpo.objectives import AGGREGATIONS
 from mmgrpo.objectives.origins import REPLAYS, Replay, Supervision, likelihood, weights_by_origin
-from mmgrpo.other_rows import SPLIT
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.prompts.hints import characters, staged_hint, with_hint
 from mmgrpo.prompts.replay import Buffer, Stored, chosen
 from mmgrpo.randomness import stream
+from mmgrpo.rounds import replay as replaying
+from mmgrpo.rounds.replay import SPLIT
+from mmgrpo.rounds.supervised import SupervisedRows
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import HINT, HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prompt, Request, Turn
 from mmgrpo.update import LossRecipe
 from reward_models.rules.lengths import triangle_length
-from tests.building import algorithm_blocks, recipe, trainer
+from tests.building import algorithm_blocks, attached, recipe, rounds_of, trainer
 from tests.speaking import TableModel
 from tests.toys import toy_prompts
 from tests.trees import plain
@@ -122,11 +123,11 @@ def test_rewards_of_a_buffer_keep_their_precision():
 
 def test_stored_rows_travel_between_processes_as_they_are(monkeypatch):
     """Of two processes, the second of which has no row that the first has not: both get those of both, exactly."""
-    monkeypatch.setattr(other_rows, "gather_rows", lambda value, accelerator: torch.cat([value, value]))
+    monkeypatch.setattr(replaying, "gather_rows", lambda value, accelerator: torch.cat([value, value]))
     record = {"ids": torch.arange(3), "log_probs": torch.tensor([0.1, -2.5, -1e-7]), "loss_mask": torch.ones(3) > 0}
     rows = [(4, 9, replace(stored(2, 1 / 3, 7), record=record)), (5, 1, stored(0, 0.0))]
     accelerator = SimpleNamespace(num_processes=2, device=torch.device("cpu"))
-    found = other_rows.gather_stored(rows, accelerator)  # type: ignore[arg-type]
+    found = replaying.gather_stored(rows, accelerator)  # type: ignore[arg-type]
     assert [(key, place, row.prompt, row.step, row.reward) for key, place, row in found] == [
         (4, 9, 2, 7, 1 / 3), (5, 1, 0, 0, 0.0)
     ] * 2  # fmt: skip
@@ -351,8 +352,8 @@ def test_prompts_that_all_failed_wait_until_enough_of_them_are_there(tmp_path):
     waiting, learned = [], []
     for _ in range(3):
         made.run_round()
-        waiting.append(len(made.others.waiting))
-        learned.append(made.others.metrics.get("supervised/rows", 0))
+        waiting.append(len(attached(made, SupervisedRows).waiting))
+        learned.append(lines(tmp_path)[-1].get("supervised/rows", 0))
     assert (waiting, learned) == ([2, 4, 3], [0, 0, 3])  # 4 - 3 + 2, one entry a prompt
 
 
@@ -378,11 +379,9 @@ def needs_a_hint(prompts, outputs) -> list[float]:
 def test_groups_without_success_are_sampled_again_with_a_hint_and_their_own_rows_stay_evidence(tmp_path):
     """GHPO, arXiv:2507.10628: wrong plain and at 25 %, right at 50 %: the last group is trained."""
     made = run(tmp_path, reward=needs_a_hint, hint="staged")
-    taken = []
-    original = made.others.take_in
-    made.others.take_in = lambda batch, *rest: (taken.append(batch), original(batch, *rest))[1]
+    rounds = rounds_of(made)
     made.run_round()
-    [batch] = taken
+    batch = rounds[0].batch
     origin, key = batch.decisions.origin, batch.decisions.keys["prompt"]
     of = {number: int(key[batch.decisions.fields["prompt_index"] == number][0]) for number in (0, 1)}
     assert [(origin[key == of[0]] == kind).sum() for kind in (REPLACED, HINTED)] == [4, 4]

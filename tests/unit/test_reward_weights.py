@@ -9,11 +9,12 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.reward_weights import directions, inner_products, next_weights, weights_after_evaluation
+from mmgrpo.evaluation import Evaluation, directions
 from mmgrpo.rollout import sample_round
+from mmgrpo.rounds.reward_weights import WeightingRules, inner_products
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
-from tests.building import first_number, recipe, trainer
+from tests.building import attached, first_number, recipe, trainer
 from tests.journeys.cli.running import read_lines
 from tests.toys import toy_policy, toy_prompts
 
@@ -35,9 +36,8 @@ def round_of(folder, *scorers, steps=3, **settings):
 
 
 def products(made, round_, weights, tensors=9, **changes):
-    blocks = {"recipe": made.recipe, "loss": made.loss, "trained": made.trained, **changes}
-    settings = {"tensors": tensors, "micro_batch_size": 64, "accelerator": made.accelerator}
-    return torch.tensor(inner_products(made.policy, round_, weights, **blocks, **settings))
+    made.loss = changes.get("loss", made.loss)
+    return torch.tensor(inner_products(made, round_, weights, tensors=tensors))
 
 
 @pytest.mark.parametrize("steps", [2, 3])
@@ -77,16 +77,11 @@ def test_a_round_tells_the_weights_that_it_had_and_the_rules_make_the_next(tmp_p
     scorers = [Scorer("one", constant), Scorer("safe", constant, 0.5)]
     blocks = recipe(weighting=["dual_ascent(by='safe', least=3.0, rate=0.25)"])
     made, round_ = round_of(tmp_path, *scorers, advantages=blocks)
-    now = RewardWeights((1.0, 0.5), factor=0.75, rounds=4)
-
-    def following(rules):
-        return next_weights(made.policy, round_, now, rules, made.loss, made.trained, made.optim, made.accelerator)
-
-    assert following(recipe()) is now and "weight/one" not in round_.metrics
+    made.reward_weights = RewardWeights((1.0, 0.5), factor=0.75, rounds=4)
+    metrics = WeightingRules().on_rollout_end(made, round_)
+    assert metrics == {"weight/one": 1.0, "weight/safe": 0.5, "weight/factor": 0.75}
     # the mean is 1, 2 below what is wanted
-    assert following(blocks) == RewardWeights((1.0, 1.0), 0.75, rounds=5)
-    told = {name: round_.metrics[f"weight/{name}"] for name in ("one", "safe", "factor")}
-    assert told == {"one": 1.0, "safe": 0.5, "factor": 0.75}
+    assert made.reward_weights == RewardWeights((1.0, 1.0), 0.75, rounds=5)
 
 
 def test_a_run_samples_each_round_with_the_weights_that_the_round_before_has_made(tmp_path):
@@ -98,11 +93,22 @@ def test_a_run_samples_each_round_with_the_weights_that_the_round_before_has_mad
     assert [line["weight/safe"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0.5, 1.0, 1.5]
 
 
-def test_an_evaluation_is_observed_by_its_means_of_what_could_be_scored():
-    blocks, nan = recipe(weighting=["hypervolume"]), float("nan")
-    state = weights_after_evaluation(blocks, RewardWeights((1.0, 1.0)), {"a": [0.0, nan, 1.0], "b": [0.25]})
-    assert state.front == ((0.5, 0.25),)
-    assert weights_after_evaluation(blocks, state, {"a": [nan], "b": [9.0]}) == state
+def test_an_evaluation_is_observed_by_its_means_of_what_could_be_scored(tmp_path):
+    nan, scorers = float("nan"), [Scorer("a", constant), Scorer("b", constant)]
+    blocks = recipe(weighting=["hypervolume"])
+    made = trainer(
+        toy_policy(), tmp_path, toy_prompts(2), scorers=scorers, advantages=blocks, heldout=toy_prompts(2), every=1
+    )
+
+    def observed(title, **values):
+        attached(made, WeightingRules).on_evaluate(made, title, Evaluation(values))
+        return made.reward_weights.front
+
+    assert observed("before-other", a=[1.0], b=[9.0]) == (), "only held-out prompts have a say"
+    assert observed("before", a=[0.0, nan, 1.0], b=[0.25]) == ((0.5, 0.25),)
+    assert observed("step-000001", a=[nan], b=[9.0]) == ((0.5, 0.25),)
+    made.step = 1
+    assert observed("before", a=[9.0], b=[9.0]) == ((0.5, 0.25),), "a resumed run has observed it"
 
 
 def test_the_direction_of_a_reward_is_the_sign_of_its_weight():

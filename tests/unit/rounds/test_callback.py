@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from mmgrpo import train
 from mmgrpo.rounds.callback import Callback, Callbacks, load_callback
+from mmgrpo.types import Request
 from tests.building import first_number, trainer
 from tests.toys import toy_policy, toy_prompts
 
@@ -27,6 +29,14 @@ class Watch(Callback):
 
     def on_train_begin(self, run) -> None:
         self.calls.append(f"begin {run.step}")
+
+    def on_request(self, run, request) -> Request:
+        self.calls.append(f"request {request.round}")
+        return request
+
+    def on_rows(self, run, rows) -> dict[str, float]:
+        self.calls.append(f"rows {rows.request.round}")
+        return {"mine/rows": rows.count}
 
     def on_rollout_end(self, run, round_) -> dict[str, float]:
         self.calls.append(f"rollout {run.round}")
@@ -92,15 +102,35 @@ def test_hooks_are_called_in_their_order_and_their_numbers_stand_among_those_of_
     settings = {"steps": 4, "updates": 2, "every": 2, "heldout": toy_prompts(2), "callbacks": [watch]}
     trainer(toy_policy(), tmp_path, toy_prompts(2), **settings).fit()
     rounds = [
-        *("rollout 0", "step 1", "step 2", "round 1", "step-000002"),
-        *("rollout 1", "step 3", "step 4", "round 2"),
+        *("request 0", "rows 0", "rollout 0", "step 1", "step 2", "round 1", "step-000002"),
+        *("request 1", "rows 1", "rollout 1", "step 3", "step 4", "round 2"),
     ]
     assert watch.calls == ["attach 0", "begin 0", "before", *rounds, "after", "end"]
     assert [line["mine/samples"] for line in lines(tmp_path)] == [8] * 4
+    assert [line["mine/rows"] for line in lines(tmp_path)] == [8] * 4
     assert all(line["mine/twice"] == 2 * line["loss"] for line in lines(tmp_path))
     for title in ("before", "step-000002", "after"):
         written = json.loads((tmp_path / "evaluations" / f"{title}.json").read_text())
         assert written["metrics"] == {"best": max(written["values"]["reward"])}
+
+
+class Halved(Callback):
+    """Asks for half of the samples."""
+
+    def on_request(self, run, request) -> Request:
+        return replace(request, group_size=request.group_size // 2)
+
+
+class Forgetful(Callback):
+    def on_request(self, run, request):
+        replace(request, group_size=2)
+
+
+def test_a_callback_may_change_what_is_asked_of_the_policy(tmp_path):
+    trainer(toy_policy(), tmp_path / "half", toy_prompts(2), callbacks=[Halved()], steps=1).fit()
+    assert lines(tmp_path / "half")[0]["rollout/rows"] == 4
+    with pytest.raises(ValueError, match="Forgetful.on_request.*None"):
+        trainer(toy_policy(), tmp_path / "none", toy_prompts(2), callbacks=[Forgetful()], steps=1).fit()
 
 
 def test_a_run_without_callbacks_is_that_with_callbacks_that_only_look(tmp_path):

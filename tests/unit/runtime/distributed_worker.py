@@ -282,7 +282,7 @@ def run(folder: Path, cases: Sequence[str]) -> None:
         made.fit()
         weights = {key: value.detach().contiguous() for key, value in made.trained.items()}
         save_file(weights, folder / name / f"weights-{accelerator.process_index}.safetensors")
-        tables = {"ledger": made.ledger.tensors(), **made.others.tables(), **made.networks.tensors()}
+        tables = {"ledger": made.ledger.tensors(), **made.callbacks.tables()}
         kept = {f"{group}.{one}": value.contiguous() for group, table in tables.items() for one, value in table.items()}
         save_file(kept, folder / name / f"kept-{accelerator.process_index}.safetensors")
     write_text(

@@ -10,9 +10,9 @@ with the weights that round r begins with: version r. It is trained after k roun
 so that no sample is trained more than k rounds behind, and each k behind but those of the first k rounds. The lag is
 the same whatever takes how long: a run is determined by its configuration, seed and commit, as without.
 
-Within ``round`` the network has the weights that drew: the old log-probs, which the trainer computes, are theirs, as is
-what the engine's are compared with, and importance ratios of the updates are against them. A run whose sampler draws in
-the trainer's process computes the same numbers, one after the other.
+Within ``drawing`` the network has the weights that drew: the old log-probs, which the trainer computes, are theirs, as
+is what the engine's are compared with, and importance ratios of the updates are against them. A run whose sampler draws
+in the trainer's process computes the same numbers, one after the other.
 
 A checkpoint has the weights of the versions and the chosen prompts of rounds that were not trained, and no samples: a
 resumed run draws those again, with the same seeds and the same weights.
@@ -23,24 +23,21 @@ with k = 8, also changes the weights within a sample, which ours does not: every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from mmgrpo.config.schedules import RULES, Schedule
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.generation import Drawer
-from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.samplers import Draw, Drawing
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundSettings
+from mmgrpo.rounds.callback import Callback, Run
 from mmgrpo.runtime.sharding import drawing_weights, exchanged, stored, stored_like
-from mmgrpo.types import Policy, Prompt, Request
+from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe
 
 TABLE = "drawing-"
@@ -58,74 +55,59 @@ class Beginning(Protocol):
         ...
 
 
-@dataclass
-class Ahead:
-    """The rounds of a run that are chosen and not yet trained."""
+class Ahead(Callback):
+    """Chooses rounds ahead; a checkpoint has them as ``chosen``, and the weights that draw them."""
 
-    most: int
-    """``rollout.max_staleness``."""
-    policy: Policy
-    prompts: Sequence[Prompt]
-    order: PromptOrder
-    ledger: Ledger
-    settings: Callable[[int], RoundSettings]
-    """Those of the round that begins at an optimizer step."""
-    steps: int
-    """Of the run."""
-    stride: int
-    """Optimizer steps of a round."""
-    seed: int
-    accelerator: Accelerator
-    chosen: dict[int, Drawing] = field(default_factory=dict)
-    """By number of the round."""
-    versions: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    """Values of the trained parameters at the begin of a round, of those that draw."""
-    begun: set[int] = field(default_factory=set)
-    """Rounds that the engine draws or has drawn, in this process."""
+    key: ClassVar[str] = "chosen"
+    groups: ClassVar[tuple[str, ...]] = (TABLE,)
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        """``rollout.max_staleness``."""
+        self.chosen: dict[int, Drawing] = {}
+        """What rounds draw, by their number."""
+        self.versions: dict[int, dict[str, Tensor]] = {}
+        """Values of the trained parameters at the begin of a round, of those that draw."""
+        self.begun: set[int] = set()
+        """Rounds that the engine draws or has drawn, in this process."""
+
+    def attach(self, run: Run) -> None:
+        self.run = run
 
     @contextmanager
-    def round(self, number: int, step: int, cursor: int, again: bool = False) -> Iterator[Drawing | None]:
-        """What round ``number``, which begins after ``step`` steps, draws, within a ``with`` block in which the network
-        has the weights that draw it. ``again``: its engine may be asked for more rows of the round.
+    def drawing(self, run: Run) -> Iterator[Drawing]:
+        """What this round draws, within a ``with`` block in which the network has the weights that draw it.
 
         The next round is begun before this one is scored; after it, where its engine is needed until then.
         """
-        networks = self.policy.networks
-        if not self.most:
-            with networks(networks.sampler):
-                yield None
-            return
+        number, step, cursor = run.round, run.step, run.cursor
         self._choose(number, step, cursor)
-        drawing, samplers = self.chosen[number], self.settings(step).samplers
+        drawing, samplers = self.chosen[number], run.settings(step).samplers
+        again = run.callbacks.having("on_rows")  # the engine may be asked for more rows of this round
         late = again or number not in self.begun or samplers.redraws_ is not None or samplers.stages is not None
         if not late:
             self._begin(number, step)
         # A further draw takes the prompts that follow those of all rounds so far.
         drawing.cursor = self._front(cursor)
+        run.moved = drawing.version != number
         with self._weights(drawing.version, number):
             yield drawing
         if late:
             self._begin(number, step)
-
-    def off_policy(self, number: int) -> bool:
-        """Whether the weights that drew this round are not those that it begins with: earlier ones, or of another
-        network (``samples`` of algorithm.networks)."""
-        behind = number in self.chosen and self.chosen[number].version != number
-        return behind or bool(self.policy.networks.sampler)
 
     def _choose(self, number: int, step: int, cursor: int) -> None:
         """Choose the prompts of the rounds up to ``most`` ahead, to be drawn with the present weights."""
         needed = {self.chosen[n].version for n in self.chosen if n >= number}
         self.versions = {version: value for version, value in self.versions.items() if version in needed}
         self.chosen = {n: one for n, one in self.chosen.items() if n >= number}
-        network = self.policy.network
+        network = self.run.policy.network
         for n in range(number, number + self.most + 1):
-            start = step + (n - number) * self.stride
-            if n in self.chosen or start >= self.steps:
+            start = step + (n - number) * self.run.optim.steps_per_round
+            if n in self.chosen or start >= self.run.steps:
                 continue
             if n > number and number not in self.versions:
-                self.versions[number] = {name: stored(one, network) for name, one in self._trained().items()}
-            drawing = self._drawing(n, self.settings(start), self._front(cursor), number)
+                self.versions[number] = {name: stored(one, network) for name, one in self.run.trained.items()}
+            drawing = self._drawing(n, self.run.settings(start), self._front(cursor), number)
             drawing.first()
             self.chosen[n] = drawing
 
@@ -133,14 +115,15 @@ class Ahead:
         return max(cursor, *(one.cursor for one in self.chosen.values())) if self.chosen else cursor
 
     def _drawing(self, number: int, settings: RoundSettings, cursor: int, version: int) -> Drawing:
-        world = self.accelerator.num_processes
-        drawing = Drawing(settings, self.ledger, self.order, cursor, number, self.seed, world, version=version)
+        run = self.run
+        where = run.ledger, run.order, cursor, number, run.seed, run.accelerator.num_processes
+        drawing = Drawing(settings, *where, version=version)
         drawing.metrics["rollout/staleness"] = float(number - version)
         return drawing
 
     def _begin(self, number: int, step: int) -> None:
         """Let the engine begin the chosen rounds after ``number``."""
-        policy = self.policy
+        policy = self.run.policy
         if not isinstance(policy, Beginning) or policy.engine is None or not policy.engine.overlaps:
             return
         for n, drawing in sorted(self.chosen.items()):
@@ -149,73 +132,73 @@ class Ahead:
             with self._weights(drawing.version, number):
                 # Processes may share a server: it keeps its weights until all have what they draw with them.
                 policy.engine.settle(n)
-                self.accelerator.wait_for_everyone()
-                settings = self.settings(step + (n - number) * self.stride)
-                shares = drawing.first().parts(self.accelerator.num_processes, settings.prompts_at_once)
+                self.run.accelerator.wait_for_everyone()
+                settings = self.run.settings(step + (n - number) * self.run.optim.steps_per_round)
+                shares = drawing.first().parts(self.run.accelerator.num_processes, settings.prompts_at_once)
                 with drawing_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
-                    for places in shares[self.accelerator.process_index]:
+                    for places in shares[self.run.accelerator.process_index]:
                         policy.begin(self._request(n, drawing.first(), places, settings))
             self.begun.add(n)
 
     def _request(self, number: int, draw: Draw, places: Sequence[int], settings: RoundSettings) -> Request:
         """What ``sample_round`` will ask for, as far as it decides on completions."""
         prompts, slots = (
-            [self.prompts[draw.indices[place]] for place in places],
+            [self.run.prompts[draw.indices[place]] for place in places],
             [draw.slots[place] for place in places],
         )
-        seed = derive(self.seed, "round", number)
+        seed = derive(self.run.seed, "round", number)
         return Request(prompts, slots, draw.counts[places[0]], seed, number, settings.sampling)
 
     @contextmanager
     def _weights(self, version: int | None, number: int) -> Iterator[None]:
         """The network has the weights of a version, which are the present ones where it is that of the round."""
-        engine = self.policy.engine if isinstance(self.policy, Beginning) else None
+        engine = self.run.policy.engine if isinstance(self.run.policy, Beginning) else None
         if engine is not None:
             engine.holds(version)
         try:
             if version is None or version == number:
                 yield
             else:
-                with exchanged(self.policy.network, self.versions[version]):
+                with exchanged(self.run.policy.network, self.versions[version]):
                     yield
         finally:
             if engine is not None:
                 engine.holds(None)
 
-    def _trained(self) -> dict[str, torch.nn.Parameter]:
-        return {name: one for name, one in self.policy.network.named_parameters() if one.requires_grad}
-
-    def state(self, number: int) -> dict[str, Any]:
-        """What a checkpoint at the begin of round ``number`` keeps of chosen rounds; nothing where none is ahead."""
-        kept = {n: one for n, one in self.chosen.items() if n >= number}
+    def state(self) -> dict[str, Any] | None:
+        """The chosen rounds; None where none is ahead."""
         names = ("version", "cursor", "metrics")
         rows = {
-            str(n): {"draw": asdict(d.first()), **{name: getattr(d, name) for name in names}} for n, d in kept.items()
+            str(n): {"draw": asdict(one.first()), **{name: getattr(one, name) for name in names}}
+            for n, one in self.chosen.items()
+            if n >= self.run.round
         }
-        return {"chosen": rows} if rows else {}
+        return rows or None
 
-    def tables(self, number: int) -> dict[str, dict[str, Tensor]]:
+    def tensors(self) -> dict[str, Tensor]:
         """The weights of their versions."""
-        needed = {one.version for n, one in self.chosen.items() if n >= number}
-        return {f"{TABLE}{version}": values for version, values in self.versions.items() if version in needed}
-
-    def load(
-        self, state: Mapping[str, Any], tables: Mapping[str, Mapping[str, Tensor]], number: int, step: int
-    ) -> None:
-        """The inverse of both; rounds further behind than ``most`` are chosen again."""
-        self.begun, trained, network = set(), self._trained(), self.policy.network
-        saved = {int(name.removeprefix(TABLE)): one for name, one in tables.items() if name.startswith(TABLE)}
-        self.versions = {
-            version: {n: stored_like(value.to(trained[n].device), trained[n], network) for n, value in values.items()}
-            for version, values in saved.items()
+        needed = {one.version for n, one in self.chosen.items() if n >= self.run.round}
+        return {
+            f"{TABLE}{version}/{name}": value
+            for version, values in self.versions.items()
+            if version in needed
+            for name, value in values.items()
         }
-        self.chosen = {}
-        for n, one in sorted((int(n), one) for n, one in state.items()):
-            if n - one["version"] <= self.most:
-                settings = self.settings(step + (n - number) * self.stride)
-                drawing = self._drawing(n, settings, one["cursor"], one["version"])
-                draw: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in one["draw"].items()}
-                drawing.draws, drawing.metrics = [Draw(**draw)], dict(one["metrics"])
+
+    def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
+        """The inverse of both; rounds further behind than ``most`` are chosen again."""
+        self.begun, self.versions, self.chosen = set(), {}, {}
+        trained, network, number = self.run.trained, self.run.policy.network, self.run.round
+        for place, value in tensors.items():
+            version, _, name = place.removeprefix(TABLE).partition("/")
+            put = stored_like(value.to(trained[name].device), trained[name], network)
+            self.versions.setdefault(int(version), {})[name] = put
+        for n, saved in sorted((int(n), saved) for n, saved in (state or {}).items()):
+            if n - saved["version"] <= self.most:
+                settings = self.run.settings(step + (n - number) * self.run.optim.steps_per_round)
+                drawing = self._drawing(n, settings, saved["cursor"], saved["version"])
+                draw: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in saved["draw"].items()}
+                drawing.draws, drawing.metrics = [Draw(**draw)], dict(saved["metrics"])
                 self.chosen[n] = drawing
 
 

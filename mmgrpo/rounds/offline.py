@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.compatibility import CATEGORY_WEIGHT
 from mmgrpo.config.registry import parse
-from mmgrpo.config.settings import Optim
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.pairs import lacking, tied
 from mmgrpo.data.prompts import PromptOrder
@@ -29,6 +29,7 @@ from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
+from mmgrpo.rounds.callback import Callback, Run
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks, total
 from mmgrpo.runtime.sharding import drawing_weights, scoring_weights
 from mmgrpo.scoring import RewardScores
@@ -37,82 +38,51 @@ from mmgrpo.update import Batch, LossRecipe, on_device, scored
 
 GRADE = "grade"
 """Name of the column of grades where others have rewards."""
-CATEGORY_WEIGHT = "category_weight"
-"""What an aggregation reads of the ledger where categories of the data are weighed by their losses."""
 MEASURED = "measured_value"
 """What a baseline reads of the ledger where answers are taken one by one."""
 
 
-@dataclass(frozen=True)
-class Offline:
-    """The rounds of given answers of a run."""
+class Offline(Callback):
+    """Makes the first rounds of a run from given answers."""
 
-    policy: Policy
-    prompts: Sequence[Prompt]
-    usable: Sequence[int]
-    """Indices of the prompts with answers of which one is better."""
-    skipped: Sequence[Skipped]
-    """Prompts whose answers are all equal, or none worth training on."""
-    steps: int
-    """Optimizer steps, from the first, that are made from them."""
-    measured: bool = False
-    """Whether answers are taken one by one, against what was measured of their prompt."""
+    def __init__(self, share: float, steps: int) -> None:
+        self.share, self.steps = share, round(share * steps)
+        """Optimizer steps, from the first, that are made from them."""
+        self.usable: Sequence[int] = ()
+        """Indices of the prompts with answers of which one is better."""
+        self.measured = False
+        """Whether answers are taken one by one, against what was measured of their prompt."""
 
-    @staticmethod
-    def of(
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        recipe: AdvantageRecipe,
-        loss: LossRecipe,
-        share: float,
-        steps: int,
-        ledger: Ledger | None = None,
-    ) -> Offline | None:
-        """The offline part of a run, a ``share`` of its steps; None where the share is 0.
-
-        ValueError for a policy that cannot score given answers, for an algorithm that does not compare them, and for
-        prompts without answers that it reads, or that were not measured where it needs that.
-        """
-        refuse_categories(loss, share)
-        if not share:
-            return None
-        refuse_algorithm(recipe, loss)
-        kind = policy.answer_kind if isinstance(policy, Answering) else ""
+    def attach(self, run: Run) -> None:
+        """ValueError for a policy that cannot score given answers, for an algorithm that does not compare them, and for
+        prompts without answers that it reads, or that were not measured where it needs that."""
+        refuse_algorithm(run.recipe, run.loss)
+        kind = run.policy.answer_kind if isinstance(run.policy, Answering) else ""
         if not kind:
             raise ValueError(UNFIT)
-        if loss.objective.block.level != "group":
-            found = graded(prompts, kind, share, recipe, ledger)
-            return Offline(policy, prompts, *found, round(share * steps), measured=True)
-        return Offline(policy, prompts, *compared(prompts, kind, share), round(share * steps))
+        self.measured = run.loss.objective.block.level != "group"
+        if self.measured:
+            self.usable, self.skipped = graded(run.prompts, kind, self.share, run.recipe, run.ledger)
+        else:
+            self.usable, self.skipped = compared(run.prompts, kind, self.share)
 
-    @property
-    def shown(self) -> str:
-        """The metric of the progress bar."""
-        return "pairs/chosen" if self.measured else "pairs/accuracy"
+    def gives(self, step: int) -> bool:
+        return step < self.steps
 
-    def round(
-        self,
-        recipe: AdvantageRecipe,
-        loss: LossRecipe,
-        ledger: Ledger,
-        count: int,
-        optim: Optim,
-        *,
-        cursor: int,
-        number: int,
-        seed: int,
-        accelerator: Accelerator,
-    ) -> Round:
-        """Round ``number`` of ``count`` prompts; ``cursor``, that of the prompts to sample for, stays as it is."""
-        assert isinstance(self.policy, Answering)
+    def round(self, run: Run) -> Round:
+        """A round of given answers; the cursor, that of the prompts to sample for, stays as it is."""
+        recipe, loss, ledger, accelerator = run.recipe, run.loss, run.ledger, run.accelerator
+        number, seed, policy, count = run.round, run.seed, run.policy, run.settings(run.step).prompts
+        micro_batch_size = run.optim.micro_batch_size
+        assert isinstance(policy, Answering)
         started = time.perf_counter()
         order = PromptOrder(len(self.usable), derive(seed, "offline"))
         own = RankSlice.of(count, accelerator, "the number of prompts per round")
         indices = [self.usable[place] for place in order.take(number * count, count)][own.start : own.stop]
-        prompts = [self.prompts[index] for index in indices]
+        prompts = [run.prompts[index] for index in indices]
         request = Request(prompts, range(own.start, own.stop), 0, derive(seed, "round", number), number)
-        with drawing_weights(self.policy.network):
-            rollout = self.policy.given(request)
+        with drawing_weights(policy.network):
+            rollout = policy.given(request)
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
         local = torch.tensor(grades, dtype=torch.float32)
         grade = gather_rows(local, accelerator).cpu()
@@ -133,27 +103,34 @@ class Offline:
         else:
             advantages = grade[:, None].expand_as(decisions.log_probs)
             batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
-            metrics = self._metrics(batch, grade, loss, optim.micro_batch_size, accelerator)
+            metrics = self._metrics(policy, batch, grade, loss, micro_batch_size, accelerator)
             if CATEGORY_WEIGHT in loss.fields:
-                batch = self._balanced(batch, loss, ledger, optim.micro_batch_size, accelerator)
+                batch = self._balanced(policy, batch, loss, ledger, micro_batch_size, accelerator)
                 metrics |= ledger.metrics()
+        shown = "pairs/chosen" if self.measured else "pairs/accuracy"
         metrics |= {
             "rollout/rows": float(len(grade)),
             "rollout/evaluations": total(rollout.evaluations, accelerator),
             "time/rollout": time.perf_counter() - started,
             "time/reward": 0.0,
         }
-        return Round(batch, [rollout], scores, [GRADE], cursor, metrics, grade)
+        return Round(batch, [rollout], scores, [GRADE], run.cursor, metrics, grade, shown)
 
     def _balanced(
-        self, batch: Batch, loss: LossRecipe, ledger: Ledger, micro_batch_size: int, accelerator: Accelerator
+        self,
+        policy: Policy,
+        batch: Batch,
+        loss: LossRecipe,
+        ledger: Ledger,
+        micro_batch_size: int,
+        accelerator: Accelerator,
     ) -> Batch:
         """The batch with the weight of each row's category, after the losses before this round have moved them."""
         far = on_device(batch, accelerator.device)
         decisions = far.decisions
         dense = {name: torch.zeros_like(decisions.log_probs) for name in sorted(loss.scores)}
-        with torch.no_grad(), scoring_weights(self.policy.network):
-            for at, scores in scored(self.policy, far, batch.decisions.decision_mask, loss.scores, micro_batch_size):
+        with torch.no_grad(), scoring_weights(policy.network):
+            for at, scores in scored(policy, far, batch.decisions.decision_mask, loss.scores, micro_batch_size):
                 for name, value in dense.items():
                     value[at] = scores[name].to(value.dtype)
         inputs = {
@@ -179,7 +156,13 @@ class Offline:
         return replace(batch, decisions=replace(decisions, fields=fields))
 
     def _metrics(
-        self, batch: Batch, grade: torch.Tensor, loss: LossRecipe, micro_batch_size: int, accelerator: Accelerator
+        self,
+        policy: Policy,
+        batch: Batch,
+        grade: torch.Tensor,
+        loss: LossRecipe,
+        micro_batch_size: int,
+        accelerator: Accelerator,
     ) -> dict[str, float]:
         """Of the policy before the round: the log-probability of a decision of the best and of the worst answers, and
         how often the best has the larger log-ratio to the reference (log-probability, where the loss needs none)."""
@@ -189,9 +172,9 @@ class Offline:
         if "reference.log_probs" in loss.scores:
             far = on_device(batch, accelerator.device)
             reference = torch.zeros_like(far.decisions.log_probs)
-            with torch.no_grad(), scoring_weights(self.policy.network):
+            with torch.no_grad(), scoring_weights(policy.network):
                 names = frozenset({"log_probs", "reference.log_probs"})
-                for at, scores in scored(self.policy, far, mask, names, micro_batch_size):
+                for at, scores in scored(policy, far, mask, names, micro_batch_size):
                     reference[at] = scores["reference.log_probs"].to(log_probs.dtype)
             score = log_probs - sum_over_ranks(reference, accelerator).cpu()
         key, summed = decisions.keys["prompt"], score.sum(1)
@@ -244,20 +227,6 @@ def refuse_algorithm(recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         raise ValueError(
             f"data.offline: got algorithm.weighting '{recipe.weighting[0].text}', which follows the rewards of "
             "samples, expected none; leave it out, or set data.offline=0"
-        )
-
-
-def refuse_categories(loss: LossRecipe, share: float) -> None:
-    """ValueError for weights of categories that follow their losses in a run that is not of given answers alone."""
-    if CATEGORY_WEIGHT in loss.fields and share != 1:
-        raise ValueError(
-            f"data.offline: got {share:g} with algorithm.aggregation '{loss.aggregation.text}', whose weights follow "
-            "the losses of given answers, expected 1; set it, or choose another aggregation, e.g. per_prompt"
-        )
-    if CATEGORY_WEIGHT in loss.fields and loss.objective.block.level != "group":
-        raise ValueError(
-            f"algorithm.aggregation: got '{loss.aggregation.text}' with the objective '{loss.objective.text}', which "
-            "takes answers one by one, expected one that compares them, e.g. preference(...)"
         )
 
 

@@ -8,40 +8,44 @@ What joins, and what it counts, is a ``Addition`` (mmgrpo/prompts/added.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.advantages.estimate import Estimate
-from mmgrpo.collected import (
-    Collected,
+from mmgrpo.config.names import nearest
+from mmgrpo.prompts.added import Addition, refining, sources, way, written
+from mmgrpo.prompts.hints import solution_of
+from mmgrpo.randomness import derive, stream
+from mmgrpo.rollout import RoundRows
+from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.rows import (
     Group,
     Sample,
+    give_way,
     groups_of,
+    refuse_unanswered,
+    refuse_unstoring,
     samples_of,
+    totals,
     unpacked,
     with_old_log_probs,
     without_log_probs,
     without_success,
+    worst_give_way,
 )
-from mmgrpo.prompts.added import Addition, refining, sources, way, written
-from mmgrpo.prompts.hints import solution_of
-from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.distributed import gather_rows
-from mmgrpo.scoring import RewardScores
+from mmgrpo.runtime.networks import name_of
 from mmgrpo.types import (
     GIVEN,
     HINTED,
     OWN,
     REFERENCE,
     Continuing,
-    Decisions,
     Policy,
     Record,
     Request,
-    Rollout,
     Storing,
     Text,
 )
@@ -52,10 +56,27 @@ MEMBERS = 1 << 16
 REWRITTEN = ("corrected", "interrupted", "exits")
 """Kinds whose rows go on with samples of the policy."""
 
-Judge = Callable[[Request, Rollout], "Callable[[], tuple[Decisions, RewardScores]]"]
-"""Begins to score a rollout; what it returns waits for the decisions and scores."""
-Estimated = Callable[[], "tuple[Decisions, RewardScores, Estimate]"]
-"""All rows so far, their scores and advantages."""
+
+class AddedRows(Callback):
+    """Adds the rows of ``algorithm.added`` to each round."""
+
+    def attach(self, run: Run) -> None:
+        added: Addition = run.loss.added({})
+        refuse_unstoring(run.policy, "algorithm.added", run.loss.added.text)
+        if added.kind == "answers":
+            refuse_unanswered(run.policy, run.prompts, "algorithm.added")
+        known = {"", "reference", *(name_of(rule) for rule in run.loss.networks)}
+        if added.network not in known:
+            raise ValueError(
+                f"algorithm.added: unknown network '{added.network}'.{nearest(added.network, known - {''})} Add it to "
+                "algorithm.networks"
+            )
+
+    def on_rows(self, run: Run, rows: RoundRows) -> dict[str, float]:
+        added: Addition = run.loss.added({})
+        if not added.active:
+            return {}
+        return SecondStage(added, run.policy, run.accelerator, run.seed, run.round, rows.request).add(rows)
 
 
 @dataclass(frozen=True)
@@ -71,11 +92,11 @@ class SecondStage:
     request: Request
     """What stored rows are unpacked with."""
 
-    def add(self, rows: Collected, judge: Judge, estimated: Estimated) -> dict[str, float]:
+    def add(self, rows: RoundRows) -> dict[str, float]:
         """Add the rows that join, and return metrics."""
         added, policy = self.added, self.policy
         assert isinstance(policy, Storing)
-        decisions, _, result = estimated()
+        decisions, _, result = rows.estimate()
         failed = without_success(decisions, result, added.above) if added.when == "failed" else None
         groups = [group for group in groups_of(rows.rollouts) if failed is None or group.key in failed]
         made: list[tuple[Group, Record]] = []
@@ -88,30 +109,33 @@ class SecondStage:
         elif groups:
             samples = {group.key: samples_of(group, rows, decisions, result) for group in groups}
             if added.kind == "refined":
-                made = self._refined(groups, samples, rows, judge)
+                made = self._refined(groups, samples, rows)
             else:
                 made, gone = self._corrected(groups, samples)
         rollout, scores = None, None
+        origin = HINTED if added.kind in REWRITTEN else REFERENCE if added.old == "one" else GIVEN
         if made:
-            origin = HINTED if added.kind in REWRITTEN else REFERENCE if added.old == "one" else GIVEN
             pairs, keys = [(group.prompt, record) for group, record in made], [group.key for group, _ in made]
             rollout = unpacked(policy, pairs, keys, origin, [group.number for group, _ in made], self.request)
             if added.old == "recomputed":
                 rollout = with_old_log_probs(policy, rollout, undrawn=True)
-            own, scores = judge(replace(self.request, prompts=rollout.prompts, slots=keys, group_size=1), rollout)()
+            request = replace(self.request, prompts=rollout.prompts, slots=keys, group_size=1)
+            scored, scores = rows.judge(request, rollout)()
             if scores.values.shape[1] != rows.scores[0].values.shape[1]:
                 raise ValueError(
                     "algorithm.added: sampling.plan has intervals, whose previews no other row has; use one"
                 )
-            rollout = rollout.with_decisions(own)
+            rollout = rollout.with_decisions(scored)
             scores = replace(scores, values=scores.values * added.scale)
         rows.add(rollout, scores)
+        if added.counted:
+            rows.counted = (*rows.counted, origin)
         last = rows.decisions[-1]
         if added.kind in REWRITTEN:
-            rows.replace(gather_rows(torch.tensor(gone, dtype=torch.long), self.accelerator).cpu())
+            give_way(rows, gather_rows(torch.tensor(gone, dtype=torch.long), self.accelerator).cpu())
         elif added.replaces:
-            rows.replace_worst(decisions, result, last.keys["prompt"])
-        rewards = [one for one in rows.totals(rows.scores[-1]) if one > -torch.inf]
+            worst_give_way(rows, decisions, result, last.keys["prompt"])
+        rewards = [one for one in totals(rows, rows.scores[-1]) if one > -torch.inf]
         return {"added/rows": float(last.rows), "added/reward": sum(rewards) / max(1, len(rewards))}
 
     def _drawn(self, groups: Sequence[Group]) -> list[tuple[Group, Record]]:
@@ -130,7 +154,7 @@ class SecondStage:
         return [(of[slots[row]], without_log_probs(record)) for row, record in zip(rows, records, strict=True)]
 
     def _refined(
-        self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]], rows: Collected, judge: Judge
+        self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]], rows: RoundRows
     ) -> list[tuple[Group, Record]]:
         """The best refinements of groups, as rows of their prompts as they are."""
         added, policy = self.added, self.policy
@@ -152,12 +176,12 @@ class SecondStage:
             rollout = policy.rollout(request)
         slots = rollout.decisions.keys["prompt"].tolist()
         # A reward sees the prompt as it is.
-        _, scores = judge(request, replace(rollout, prompts=[chosen[slot][0].prompt for slot in slots]))()
-        totals, best = rows.totals(scores), []
+        _, scores = rows.judge(request, replace(rollout, prompts=[chosen[slot][0].prompt for slot in slots]))()
+        numbers, best = totals(rows, scores), []
         for group in groups:
             origins = rollout.decisions.origin.tolist()
             own = [row for row, slot in enumerate(slots) if slot // MEMBERS == group.key and origins[row] == HINTED]
-            best += [(group, row) for row in sorted(own, key=lambda row: -totals[row])[: added.count]]
+            best += [(group, row) for row in sorted(own, key=lambda row: -numbers[row])[: added.count]]
         records = policy.pack(rollout, [row for _, row in best])
         return [(group, without_log_probs(record)) for (group, _), record in zip(best, records, strict=True)]
 

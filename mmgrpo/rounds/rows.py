@@ -1,4 +1,4 @@
-"""The rows of a round so far, to which further ones are added: gathered numbers, groups of this rank, stored rows."""
+"""What methods that add rows to a round share: groups and samples of this rank, rows that give way, stored rows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from accelerate import Accelerator
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from mmgrpo.advantages.estimate import Estimate
-from mmgrpo.prompts.added import worst
+from mmgrpo.prompts.added import without_answer, worst
+from mmgrpo.rollout import RoundRows
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, row_counts
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import (
     COUNTED,
@@ -28,72 +27,34 @@ from mmgrpo.types import (
     Request,
     Rollout,
     Storing,
-    select_rows,
 )
 
 
-@dataclass
-class Collected:
-    """The rows of a round so far: the rollouts of this rank, and the gathered numbers of all ranks, part by part and on
-    the host."""
-
-    accelerator: Accelerator
-    rollouts: list[Rollout]
-    places: list[Tensor]
-    decisions: list[Decisions]
-    scores: list[RewardScores]
-    weights: Float[Tensor, "R"]
-    """Of the rewards, in this round."""
-
-    def totals(self, scores: RewardScores) -> list[float]:
-        """Scores as one number each, -inf where a reward failed."""
-        value = torch.where(scores.valid, scores.values, 0.0).double() @ self.weights.double()
-        return torch.where(scores.failed.any(1), -torch.inf, value).tolist()
-
-    def add(self, rollout: Rollout | None, scores: RewardScores | None) -> None:
-        """A further rollout of this rank with its scores; None where only other ranks have one."""
-        template = self.decisions[0]
-        own = like(rollout.decisions, template) if rollout else select_rows(template, slice(0))
-        scores = scores or self.scores[0].rows(slice(0))
-        first = sum(part.rows for part in self.decisions)
-        first += sum(row_counts(own.origin, self.accelerator)[: self.accelerator.process_index])
-        self.decisions.append(gather_decisions(own, self.accelerator, len(self.decisions)))
-        self.scores.append(gather_reward_scores(scores, self.accelerator))
-        if rollout is not None:
-            self.rollouts.append(rollout)
-            self.places.append(first + torch.arange(own.rows))
-
-    def replace(self, places: Int[Tensor, "_"]) -> None:
-        """Samples at these places, the same on all ranks, give way: what the policy drew from its prompt as it is stays
-        evidence of how hard the prompt is; a row with a hint is none."""
-        first = 0
-        for number, part in enumerate(self.decisions):
-            here = torch.isin(first + torch.arange(part.rows), places)
-            origin = part.origin.masked_fill(here & (part.origin == HINTED), DROPPED)
-            self.decisions[number] = replace(part, origin=origin.masked_fill(here & (part.origin == OWN), REPLACED))
-            first += part.rows
-
-    def replace_worst(self, decisions: Decisions, result: Estimate, keys: Int[Tensor, "_"]) -> None:
-        """Of each group as many of its worst samples give way as it has entries in ``keys``."""
-        places: list[int] = []
-        mine = torch.isin(decisions.origin, torch.tensor(COUNTED)) & ~result.rewards.isnan()
-        for key, count in zip(*(one.tolist() for one in torch.unique(keys, return_counts=True)), strict=True):
-            here = (mine & (decisions.keys["prompt"] == key)).nonzero()[:, 0]
-            places += [int(here[one]) for one in worst(result.rewards[here].tolist(), count)]
-        self.replace(torch.tensor(places, dtype=torch.long))
+def totals(rows: RoundRows, scores: RewardScores) -> list[float]:
+    """Scores as one number each, -inf where a reward failed."""
+    value = torch.where(scores.valid, scores.values, 0.0).double() @ rows.weights.double()
+    return torch.where(scores.failed.any(1), -torch.inf, value).tolist()
 
 
-def like(decisions: Decisions, template: Decisions) -> Decisions:
-    """The decisions with the keys and fields of others: further ones are left out, fields that are missing are 0 and
-    keys that are missing the group's."""
-    rows, width = decisions.loss_mask.shape
+def give_way(rows: RoundRows, places: Int[Tensor, "_"]) -> None:
+    """Samples at these places, the same on all ranks, give way: what the policy drew from its prompt as it is stays
+    evidence of how hard the prompt is; a row with a hint is none."""
+    first = 0
+    for number, part in enumerate(rows.decisions):
+        here = torch.isin(first + torch.arange(part.rows), places)
+        origin = part.origin.masked_fill(here & (part.origin == HINTED), DROPPED)
+        rows.decisions[number] = replace(part, origin=origin.masked_fill(here & (part.origin == OWN), REPLACED))
+        first += part.rows
 
-    def missing(value: Tensor) -> Tensor:
-        return value.new_zeros((rows, *((width, *value.shape[2:]) if value.dim() > 1 else ())))
 
-    fields = {name: decisions.fields.get(name, missing(value)) for name, value in template.fields.items()}
-    keys = {name: decisions.keys.get(name, decisions.keys["prompt"]) for name in template.keys}
-    return replace(decisions, fields=fields, keys=keys)
+def worst_give_way(rows: RoundRows, decisions: Decisions, result: Estimate, keys: Int[Tensor, "_"]) -> None:
+    """Of each group as many of its worst samples give way as it has entries in ``keys``."""
+    places: list[int] = []
+    mine = torch.isin(decisions.origin, torch.tensor(COUNTED)) & ~result.rewards.isnan()
+    for key, count in zip(*(one.tolist() for one in torch.unique(keys, return_counts=True)), strict=True):
+        here = (mine & (decisions.keys["prompt"] == key)).nonzero()[:, 0]
+        places += [int(here[one]) for one in worst(result.rewards[here].tolist(), count)]
+    give_way(rows, torch.tensor(places, dtype=torch.long))
 
 
 @dataclass
@@ -129,7 +90,7 @@ class Sample:
     row: int
 
 
-def samples_of(group: Group, rows: Collected, decisions: Decisions, result: Estimate) -> list[Sample]:
+def samples_of(group: Group, rows: RoundRows, decisions: Decisions, result: Estimate) -> list[Sample]:
     """The scored samples of a group of this rank, in their order."""
     found = []
     for rollout, places in zip(rows.rollouts, rows.places, strict=True):
@@ -189,3 +150,19 @@ def with_old_log_probs(policy: Policy, rollout: Rollout, undrawn: bool = False, 
     if undrawn and "sampler_log_probs" in decisions.fields:
         found["sampler_log_probs"] = log_probs
     return rollout.with_decisions(replace(decisions, log_probs=log_probs, fields={**decisions.fields, **found}))
+
+
+def refuse_unstoring(policy: Policy, line: str, text: str) -> None:
+    """ValueError for a policy whose rows cannot be stored and read again."""
+    if not isinstance(policy, Storing):
+        raise ValueError(f"{line}: got '{text}', which this policy of {policy.kind} cannot do; leave it out")
+
+
+def refuse_unanswered(policy: Policy, prompts: Sequence[Prompt], line: str) -> None:
+    """ValueError for prompts without an answer that the policy could learn."""
+    kind = policy.answer_kind if prompts and isinstance(policy, Storing) else ""
+    if prompts and not kind:
+        raise ValueError(f"{line}: this policy takes no answers of a data set; choose another family")
+    for prompt in prompts:
+        if reason := without_answer(prompt, kind):
+            raise ValueError(f"{line}: prompt '{prompt.id}' {reason}; correct the row, or leave it out")
