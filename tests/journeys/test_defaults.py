@@ -15,6 +15,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 import reward_models
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE
@@ -252,6 +254,7 @@ brackets the extra that installs them; weights with their files, and their licen
 | --- | --- | --- | --- | --- | --- |"""
 
 
+@pytest.mark.slow
 def test_the_page_of_settings_holds_the_defaults_as_they_are():
     """``python -m tests.journeys.test_defaults`` writes the page."""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page()

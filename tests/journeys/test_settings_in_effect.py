@@ -196,6 +196,7 @@ def words_read() -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.mark.slow
 def test_every_setting_without_a_need_is_read_by_more_than_checks():
     unread = {
         f"{section}.{field}"
@@ -271,6 +272,7 @@ def test_a_run_of_an_earlier_version_with_such_a_value_can_be_resumed(tmp_path):
     assert [text.partition(":")[0] for text in texts] == ["model.lora_alpha", "sampling.kernel"]
 
 
+@pytest.mark.slow
 def test_no_recipe_has_a_value_without_effect():
     from mmgrpo.config.plugins import recipes
 

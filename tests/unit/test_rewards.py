@@ -136,6 +136,7 @@ def redness(prompts, outputs, *, gain=1.0):
 
 
 @pytest.mark.parametrize("process", [True, False])
+@pytest.mark.slow
 def test_what_a_function_of_ones_own_says_of_itself_holds(process, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_rewards.py").write_text(OWN)

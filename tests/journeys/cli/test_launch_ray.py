@@ -178,6 +178,7 @@ def test_a_machine_without_the_folder_is_named(tmp_path):
     assert f"no folder {tmp_path / 'x'}" in Worker().start(["-c", ""], str(tmp_path / "x"), {})
 
 
+@pytest.mark.slow
 def test_an_actor_hands_on_lines_and_the_exit_status(tmp_path):
     worker = Worker()
     assert not worker.start(["-c", "import sys; print('one', flush=True); print('é'); sys.exit(3)"], str(tmp_path), {})

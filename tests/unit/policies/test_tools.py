@@ -1258,6 +1258,7 @@ BY_TURNS = {"baseline": "none", "scale": "none", "terms": []}
     ],
     ids=["rows", "turns", "states"],
 )
+@pytest.mark.slow
 def test_a_killed_run_resumes_with_the_same_numbers_and_its_ratio_is_one(tool, changes, tmp_path):
     def fresh(folder: Path) -> Any:
         blocks = algorithm_blocks("grpo", **changes)

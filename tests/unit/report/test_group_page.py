@@ -87,6 +87,7 @@ def test_without_an_advantage_the_scale_is_of_nothing(tmp_path):
     assert re.findall(r'"chip" style="background: [^"]+">([^<]+)<', newest_group(folder))[:5] == ["0"] * 5
 
 
+@pytest.mark.slow
 def test_ten_thousand_folders_of_groups_are_listed(monkeypatch):
     def many(self, pattern):
         return (Path(pattern.replace("*", f"{number:06d}")) for number in range(10_001))
