@@ -50,70 +50,19 @@ def options() -> argparse.ArgumentParser:
 def tables() -> dict[str, Mapping[str, Any]]:
     """What a recipe may name, by kind: names to blocks, entries, files or families. Kinds are those of records of
     papers too."""
-    from mmgrpo.advantages import estimate
-    from mmgrpo.advantages.select import AFTER, BEFORE
     from mmgrpo.config import plugins
     from mmgrpo.config.presets import CATALOGUE
-    from mmgrpo.config.registry import Block
-    from mmgrpo.config.schedules import RULES, SCHEDULES
-    from mmgrpo.diffusion.kernels import KERNELS
-    from mmgrpo.diffusion.planners import PLANS
-    from mmgrpo.diffusion.schedules import GRIDS
+    from mmgrpo.config.registry import registered
     from mmgrpo.family import families
-    from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
-    from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS
-    from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching, neighbors
-    from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS
-    from mmgrpo.policies.text_states import STATES
-    from mmgrpo.policies.text_trees import TREES
-    from mmgrpo.prompts.added import ADDITIONS
-    from mmgrpo.prompts.hints import HINTS
-    from mmgrpo.prompts.samplers import SAMPLERS
-    from mmgrpo.prompts.trackers import TRACKERS
     from mmgrpo.rewards import entries
-    from mmgrpo.runtime.networks import NETWORKS
     from reward_models.rules.tags import STYLES
     from reward_models.rules.tasks import TASKS
 
     return {
         "preset": CATALOGUE,
-        "transform": estimate.TRANSFORMS,
-        "weighting": estimate.WEIGHTINGS,
-        "combine": estimate.COMBINE,
-        "baseline": estimate.BASELINES,
-        "scale": estimate.SCALES,
-        "shape": estimate.SHAPES,
-        "credit": estimate.CREDITS,
-        "select": {**BEFORE, **AFTER},
-        "sampler": SAMPLERS,
-        "tracker": TRACKERS,
-        "objective": OBJECTIVES,
-        "off_policy": OFF_POLICY_OBJECTIVES,
-        "replay": REPLAYS,
-        "supervised": LIKELIHOODS,
-        "hint": HINTS,
-        "added": ADDITIONS,
-        "link": LINKS,
-        "pairs": PAIRS,
-        "mismatch": MISMATCH,
-        "aggregation": AGGREGATIONS,
-        "term": TERMS,
-        "network": NETWORKS,
-        "schedule": {
-            **{name: Block(function, inputs=("step", "total")) for name, function in SCHEDULES.items()},
-            **{name: Block(function, inputs=("memory", "measured")) for name, function in RULES.items()},
-        },
-        "kl_weight": estimate.KL_WEIGHTS,
+        **registered(),
         "policy": {"transitions": denoising, "matching": flow_matching, "neighbors": neighbors},
-        "plan": PLANS,
-        "kernel": KERNELS,
-        "grid": GRIDS,
-        "error": flow_matching.ERRORS,
-        "contrast": CONTRASTS,
-        "variants": VARIANTS,
-        "states": STATES,
-        "tree": TREES,
         "reward": entries(),
         "task": TASKS,
         "style": STYLES,
@@ -155,7 +104,8 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
     recipes = [recipe for recipe, path in named["recipe"].items() if trains(path, name)]
     facts = {
         "policies": chosen.policies,
-        "source": source(name),
+        "source": chosen.source,
+        "notes": chosen.notes,
         "papers": ", ".join(users) if len(users) <= MANY else f"{len(users)}: mmgrpo papers --search 'preset {name}'",
         "sets": "; ".join(settings_of(name)),
         "needs": "; ".join(lacking(name)),
@@ -214,14 +164,6 @@ def lacking(name: str) -> list[str]:
 def trains(path: Path, name: str) -> bool:
     """Whether a recipe names the preset."""
     return re.search(rf"^ +preset: {name}\s*(#.*)?$", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
-
-
-def source(name: str) -> str:
-    """The comment above the entry of a preset: its paper, and where its numbers stand there."""
-    from mmgrpo.config import presets
-
-    found = re.search(rf'((?:^ +# [^\n]*\n)+) +"{name}": (?:for_|preferred)', inspect.getsource(presets), re.MULTILINE)
-    return " ".join(line.strip().lstrip("# ") for line in found[1].splitlines()) if found else ""
 
 
 def numbered(text: str, table: Mapping[str, Any]) -> str:

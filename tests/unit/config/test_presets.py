@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
-from mmgrpo.config.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
+from mmgrpo.config.presets import BASE, CATALOGUE, PRESETS
 from mmgrpo.config.registry import bind_scheduled as bind
 from mmgrpo.config.settings import Algorithm
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
@@ -86,9 +86,9 @@ def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
     needs |= AdvantageRecipe.of(Algorithm(**blocks)).fields
     if needs & GAUSSIAN_SCORES:
         # errors at drawn noise levels have differences of velocities too
-        assert name in GAUSSIAN_ONLY or needs & GAUSSIAN_SCORES == {"reference.velocity_gap"}
+        assert CATALOGUE[name].policies == "gaussian" or needs & GAUSSIAN_SCORES == {"reference.velocity_gap"}
     if "entropy" in needs:
-        assert name in TOKENS_ONLY
+        assert CATALOGUE[name].policies == "tokens"
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -101,8 +101,8 @@ def test_a_preset_needs_a_reference_network_exactly_where_a_block_scores_by_it(n
 
 
 def test_the_well_known_are_there():
-    assert set(TWENTY) <= PRESETS.keys() and set(VISUAL) <= GAUSSIAN_ONLY
-    assert len(TWENTY) == 20 and not TOKENS_ONLY & GAUSSIAN_ONLY
+    assert set(TWENTY) <= PRESETS.keys() and len(TWENTY) == 20
+    assert {CATALOGUE[name].policies for name in VISUAL} == {"gaussian"}
 
 
 def test_presets_do_not_share_their_lists():
