@@ -3,10 +3,11 @@
     mmgrpo explain dapo
     mmgrpo explain kl_k3
     mmgrpo explain visual/flow_grpo
+    mmgrpo explain grpo dapo
 
-A preset is shown block by block; a star marks what differs from the base of all presets. A paper is shown as its
-record. A name of several kinds is explained as each of them. ``mmgrpo papers``, ``presets``, ``rewards``, ``recipes``
-and ``families`` list names.
+A preset is shown block by block; a star marks what differs from the base of all presets. Of two presets only the lines
+that differ are shown. A paper is shown as its record. A name of several kinds is explained as each of them. ``mmgrpo
+papers``, ``presets``, ``rewards``, ``recipes`` and ``families`` list names.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def options() -> argparse.ArgumentParser:
         prog="mmgrpo explain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", help="a preset, the id of a paper, a block, a reward, a task, a recipe or a family")
+    parser.add_argument("other", nargs="?", default="", help="a second preset, with which the first is compared")
     return parser
 
 
@@ -124,6 +126,37 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
         elif mark == "*":
             parts.append(f"{mark} {line}: none")
     return "\n".join(parts)
+
+
+def difference(first: str, second: str) -> str:
+    """The lines in which two presets differ, each with both values; ValueError for a name that is no preset."""
+    from mmgrpo.config.presets import CATALOGUE
+
+    for name in (first, second):
+        if name not in CATALOGUE:
+            raise ValueError(
+                f"mmgrpo explain: two names are compared if both are presets, and '{name}' is none."
+                f"{nearest(name, CATALOGUE, 'mmgrpo presets')}"
+            )
+    left, right = lines_of(first), lines_of(second)
+    parts = [f"{name}: {CATALOGUE[name].about}" for name in (first, second)]
+    width = max(len(first), len(second))
+    for key in dict.fromkeys([*left, *right]):
+        if (values := (left.get(key, "not set"), right.get(key, "not set")))[0] != values[1]:
+            parts += ["", key, *(f"  {name:{width}}  {value}" for name, value in zip((first, second), values))]
+    return "\n".join(parts if len(parts) > 2 else [*parts, "", "All lines are equal."])
+
+
+def lines_of(name: str) -> dict[str, str]:
+    """A preset line by line: the kind of policies, the blocks, and settings of sampling and data."""
+    from mmgrpo.config.presets import CATALOGUE
+
+    preset = CATALOGUE[name]
+    blocks = {
+        f"algorithm.{line}": ", ".join(value) or "none" if isinstance(value, list) else value
+        for line, value in preset.blocks.items()
+    }
+    return {"policies": preset.policies, **blocks, **dict(text.split("=", 1) for text in settings_of(name))}
 
 
 def settings_of(name: str) -> list[str]:
@@ -330,7 +363,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Print what the name means."""
     with usage_errors():
         given = options().parse_args(arguments)
-    print(explain(given.name))
+    print(difference(given.name, given.other) if given.other else explain(given.name))
 
 
 if __name__ == "__main__":

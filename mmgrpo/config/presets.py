@@ -118,8 +118,12 @@ PRESETS: Mapping[str, dict[str, Any]] = Lazy(lambda: {name: preset.blocks for na
 """Every preset's blocks by name."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """Safe YAML, by libyaml where PyYAML has it (ten times as fast), in which a key may stand once."""
+_Fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The parser of libyaml where PyYAML has it, which is ten times as fast."""
+
+
+class _Loader(_Fast):
+    """Safe YAML in which a key may stand once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value]
