@@ -18,16 +18,15 @@ rate, steps and rewards belong to recipes. The files are read when the first pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from mmgrpo.config.names import nearest
+from mmgrpo.config.records import records
 from mmgrpo.config.settings import Algorithm
 
 __all__ = ["BASE", "CATALOGUE", "KINDS", "POLICIES", "PRESETS", "Preset", "read"]
@@ -118,32 +117,9 @@ PRESETS: Mapping[str, dict[str, Any]] = Lazy(lambda: {name: preset.blocks for na
 """Every preset's blocks by name."""
 
 
-_Fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The parser of libyaml where PyYAML has it, which is ten times as fast."""
-
-
-class _Loader(_Fast):
-    """Safe YAML in which a key may stand once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise ValueError(f"line {node.start_mark.line + 1}: the key '{twice[0]}' stands twice")
-        return super().construct_mapping(node, deep=deep)
-
-
 def read(path: Path) -> Iterator[tuple[str, Preset]]:
     """The presets of a file by name; ValueError that names file, preset and key for what is no preset."""
-    loader = _Loader(path.read_text(encoding="utf-8"))
-    try:
-        records = loader.get_single_data()
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{path.name}: {' '.join(str(error).split())}") from error
-    finally:
-        loader.dispose()
-    if not isinstance(records, dict):
-        raise ValueError(f"{path.name}: got {records!r}, expected a mapping of names to presets")
-    for name, record in records.items():
+    for name, record in records(path).items():
         where = f"{path.name}: {name}"
         check(record, where)
         blocks = deepcopy(BASE) | record.get("blocks", {})
