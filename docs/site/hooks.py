@@ -2,6 +2,7 @@
 
 - Links that leave ``docs/`` lead to pages too: the files that they name become pages under ``repository/``.
 - A fence such as ```` ```python runnable my_rewards.py ```` is a listing of Python with the title my_rewards.py.
+- Tables of presets are made from the catalogue.
 - Formulas, ```` ```math ```` and ``$`...`$``, become SVG by matplotlib, so that no script or font is fetched.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import html
 import posixpath
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from matplotlib.textpath import text_to_path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+
+sys.path.append(str(Path(__file__).parents[2]))
+from docs.site.presets import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTING = re.compile(
@@ -109,6 +114,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         there = posixpath.relpath(address(resolve(place(uri), name)), posixpath.dirname(uri) or ".")
         return f"{before}{there}{mark}{anchor}{after}"
 
+    markdown = filled(markdown)
     markdown = DISPLAYED.sub(lambda match: f'<p class="formula">{drawn(display(match[1]))}</p>', markdown)
     markdown = INLINE.sub(lambda match: drawn(match[1]), markdown)
     markdown = FENCE.sub(titled, markdown)

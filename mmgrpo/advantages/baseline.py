@@ -18,11 +18,11 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import REPLAYED, Prompt
 
-BASELINES: dict[str, Block] = {}
+BASELINES = table_of("baseline")
 
 
 @block(BASELINES)

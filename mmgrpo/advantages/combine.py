@@ -24,9 +24,9 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.select import pareto_fronts
 from mmgrpo.config.ranges import DDOF
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 
-COMBINE: dict[str, Block] = {}
+COMBINE = table_of("combine")
 
 
 Normalise: TypeAlias = Callable[[Values], Values]

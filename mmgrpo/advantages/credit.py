@@ -25,9 +25,9 @@ from mmgrpo.config.ranges import (
     one_of,
     within,
 )
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 
-CREDITS: dict[str, Block] = {}
+CREDITS = table_of("credit")
 
 
 AT_LEAST_ONE = within("[1, inf)")

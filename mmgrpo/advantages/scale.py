@@ -15,9 +15,9 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import with_virtual
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, DDOF, POSITIVE, UPPER_BOUND
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 
-SCALES: dict[str, Block] = {}
+SCALES = table_of("scale")
 
 
 @block(SCALES)

@@ -29,7 +29,7 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of, within
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 
 
 def pareto_fronts(points: Float[Tensor, "B M"], key: Key, stat: Rows) -> Key:
@@ -99,8 +99,8 @@ def parts(values: Values, key: Key, stat: Rows, of: str) -> Parts | None:
     return Parts(torch.where(high, above[cut], below[cut]), (below[cut] + above[cut])[None] / 2, high)
 
 
-BEFORE: dict[str, Block] = {}
-AFTER: dict[str, Block] = {}
+BEFORE = table_of("select")
+AFTER = table_of("select")
 
 
 @block(BEFORE, level="group")

@@ -18,10 +18,10 @@ from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.scale import refuse_outside
 from mmgrpo.advantages.select import parts
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, UPPER_BOUND, one_of, within
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.types import OWN
 
-SHAPES: dict[str, Block] = {}
+SHAPES = table_of("shape")
 
 
 @block(SHAPES)

@@ -25,10 +25,10 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.combine import Names, Streams
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE, one_of, within
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.types import COUNTED
 
-TRANSFORMS: dict[str, Block] = {}
+TRANSFORMS = table_of("transform")
 
 
 References = Float[Tensor, "B R M"]

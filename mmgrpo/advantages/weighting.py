@@ -25,9 +25,9 @@ from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.select import hypervolume as volume
 from mmgrpo.advantages.select import parts
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
-from mmgrpo.config.registry import Block, Bound, block
+from mmgrpo.config.registry import Bound, block, table_of
 
-WEIGHTINGS: dict[str, Block] = {}
+WEIGHTINGS = table_of("weighting")
 
 
 TENSORS = 8
@@ -153,7 +153,7 @@ def _exponentiated(state: RewardWeights, exponents: Sequence[float]) -> RewardWe
     return replace(state, values=tuple(w * total for w in raised))
 
 
-KL_WEIGHTS: dict[str, Block] = {}
+KL_WEIGHTS = table_of("kl_weight")
 
 
 @block(KL_WEIGHTS)

@@ -3,10 +3,11 @@
     mmgrpo explain dapo
     mmgrpo explain kl_k3
     mmgrpo explain visual/flow_grpo
+    mmgrpo explain grpo dapo
 
-A preset is shown block by block; a star marks what differs from the base of all presets. A paper is shown as its
-record. A name of several kinds is explained as each of them. ``mmgrpo papers``, ``presets``, ``rewards``, ``recipes``
-and ``families`` list names.
+A preset is shown block by block; a star marks what differs from the base of all presets. Of two presets only the lines
+that differ are shown. A paper is shown as its record. A name of several kinds is explained as each of them. ``mmgrpo
+papers``, ``presets``, ``rewards``, ``recipes`` and ``families`` list names.
 """
 
 from __future__ import annotations
@@ -44,76 +45,26 @@ def options() -> argparse.ArgumentParser:
         prog="mmgrpo explain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", help="a preset, the id of a paper, a block, a reward, a task, a recipe or a family")
+    parser.add_argument("other", nargs="?", default="", help="a second preset, with which the first is compared")
     return parser
 
 
 def tables() -> dict[str, Mapping[str, Any]]:
     """What a recipe may name, by kind: names to blocks, entries, files or families. Kinds are those of records of
     papers too."""
-    from mmgrpo.advantages import estimate
-    from mmgrpo.advantages.select import AFTER, BEFORE
     from mmgrpo.config import plugins
     from mmgrpo.config.presets import CATALOGUE
-    from mmgrpo.config.registry import Block
-    from mmgrpo.config.schedules import RULES, SCHEDULES
-    from mmgrpo.diffusion.kernels import KERNELS
-    from mmgrpo.diffusion.planners import PLANS
-    from mmgrpo.diffusion.schedules import GRIDS
+    from mmgrpo.config.registry import registered
     from mmgrpo.family import families
-    from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
-    from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS
-    from mmgrpo.objectives.preference import LINKS, PAIRS
     from mmgrpo.policies import denoising, flow_matching, neighbors
-    from mmgrpo.policies.perturbed_prompts import CONTRASTS, VARIANTS
-    from mmgrpo.policies.text_states import STATES
-    from mmgrpo.policies.text_trees import TREES
-    from mmgrpo.prompts.added import ADDITIONS
-    from mmgrpo.prompts.hints import HINTS
-    from mmgrpo.prompts.samplers import SAMPLERS
-    from mmgrpo.prompts.trackers import TRACKERS
     from mmgrpo.rewards import entries
-    from mmgrpo.runtime.networks import NETWORKS
     from reward_models.rules.tags import STYLES
     from reward_models.rules.tasks import TASKS
 
     return {
         "preset": CATALOGUE,
-        "transform": estimate.TRANSFORMS,
-        "weighting": estimate.WEIGHTINGS,
-        "combine": estimate.COMBINE,
-        "baseline": estimate.BASELINES,
-        "scale": estimate.SCALES,
-        "shape": estimate.SHAPES,
-        "credit": estimate.CREDITS,
-        "select": {**BEFORE, **AFTER},
-        "sampler": SAMPLERS,
-        "tracker": TRACKERS,
-        "objective": OBJECTIVES,
-        "off_policy": OFF_POLICY_OBJECTIVES,
-        "replay": REPLAYS,
-        "supervised": LIKELIHOODS,
-        "hint": HINTS,
-        "added": ADDITIONS,
-        "link": LINKS,
-        "pairs": PAIRS,
-        "mismatch": MISMATCH,
-        "aggregation": AGGREGATIONS,
-        "term": TERMS,
-        "network": NETWORKS,
-        "schedule": {
-            **{name: Block(function, inputs=("step", "total")) for name, function in SCHEDULES.items()},
-            **{name: Block(function, inputs=("memory", "measured")) for name, function in RULES.items()},
-        },
-        "kl_weight": estimate.KL_WEIGHTS,
+        **registered(),
         "policy": {"transitions": denoising, "matching": flow_matching, "neighbors": neighbors},
-        "plan": PLANS,
-        "kernel": KERNELS,
-        "grid": GRIDS,
-        "error": flow_matching.ERRORS,
-        "contrast": CONTRASTS,
-        "variants": VARIANTS,
-        "states": STATES,
-        "tree": TREES,
         "reward": entries(),
         "task": TASKS,
         "style": STYLES,
@@ -155,7 +106,8 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
     recipes = [recipe for recipe, path in named["recipe"].items() if trains(path, name)]
     facts = {
         "policies": chosen.policies,
-        "source": source(name),
+        "source": chosen.source,
+        "notes": chosen.notes,
         "papers": ", ".join(users) if len(users) <= MANY else f"{len(users)}: mmgrpo papers --search 'preset {name}'",
         "sets": "; ".join(settings_of(name)),
         "needs": "; ".join(lacking(name)),
@@ -174,6 +126,37 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
         elif mark == "*":
             parts.append(f"{mark} {line}: none")
     return "\n".join(parts)
+
+
+def difference(first: str, second: str) -> str:
+    """The lines in which two presets differ, each with both values; ValueError for a name that is no preset."""
+    from mmgrpo.config.presets import CATALOGUE
+
+    for name in (first, second):
+        if name not in CATALOGUE:
+            raise ValueError(
+                f"mmgrpo explain: two names are compared if both are presets, and '{name}' is none."
+                f"{nearest(name, CATALOGUE, 'mmgrpo presets')}"
+            )
+    left, right = lines_of(first), lines_of(second)
+    parts = [f"{name}: {CATALOGUE[name].about}" for name in (first, second)]
+    width = max(len(first), len(second))
+    for key in dict.fromkeys([*left, *right]):
+        if (values := (left.get(key, "not set"), right.get(key, "not set")))[0] != values[1]:
+            parts += ["", key, *(f"  {name:{width}}  {value}" for name, value in zip((first, second), values))]
+    return "\n".join(parts if len(parts) > 2 else [*parts, "", "All lines are equal."])
+
+
+def lines_of(name: str) -> dict[str, str]:
+    """A preset line by line: the kind of policies, the blocks, and settings of sampling and data."""
+    from mmgrpo.config.presets import CATALOGUE
+
+    preset = CATALOGUE[name]
+    blocks = {
+        f"algorithm.{line}": ", ".join(value) or "none" if isinstance(value, list) else value
+        for line, value in preset.blocks.items()
+    }
+    return {"policies": preset.policies, **blocks, **dict(text.split("=", 1) for text in settings_of(name))}
 
 
 def settings_of(name: str) -> list[str]:
@@ -214,14 +197,6 @@ def lacking(name: str) -> list[str]:
 def trains(path: Path, name: str) -> bool:
     """Whether a recipe names the preset."""
     return re.search(rf"^ +preset: {name}\s*(#.*)?$", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
-
-
-def source(name: str) -> str:
-    """The comment above the entry of a preset: its paper, and where its numbers stand there."""
-    from mmgrpo.config import presets
-
-    found = re.search(rf'((?:^ +# [^\n]*\n)+) +"{name}": (?:for_|preferred)', inspect.getsource(presets), re.MULTILINE)
-    return " ".join(line.strip().lstrip("# ") for line in found[1].splitlines()) if found else ""
 
 
 def numbered(text: str, table: Mapping[str, Any]) -> str:
@@ -388,7 +363,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Print what the name means."""
     with usage_errors():
         given = options().parse_args(arguments)
-    print(explain(given.name))
+    print(difference(given.name, given.other) if given.other else explain(given.name))
 
 
 if __name__ == "__main__":

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.names import nearest
 
 if TYPE_CHECKING:
+    from mmgrpo.config.presets import Preset
     from mmgrpo.rewards import RewardEntry
 
+OUTPUTS = {
+    "text": ("tokens",),
+    "image": ("gaussian", "matching"),
+    "video": ("gaussian", "matching"),
+    "speech": ("tokens", "gaussian", "matching"),
+}
+"""Kinds of outputs to the decisions of the policies that generate them."""
 
-def show(read: Callable[[], Iterable[tuple[str, str]]], arguments: Sequence[str], what: str) -> None:
-    """Print names and descriptions; with an argument, only names that contain it. ``--help`` does not read them."""
+
+def show(
+    read: Callable[[], Iterable[tuple[str, str]]],
+    arguments: Sequence[str],
+    what: str,
+    scored: Callable[[str], Sequence[str]] = lambda name: (),
+) -> None:
+    """Print names and descriptions; with an argument, only names that contain it, or whose kinds of outputs
+    (``scored``) it is. ``--help`` does not read them."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(f"usage: mmgrpo {what} [PART OF A NAME]\n\nLists the {what}, one line each.")
+        more = ", OR text, image, video, audio: WHAT THEY SCORE" if what == "rewards" else ""
+        print(f"usage: mmgrpo {what} [PART OF A NAME{more}]\n\nLists the {what}, one line each.")
         return
     rows = list(read())
-    matching = [row for row in rows if all(part in row[0] for part in arguments)]
+    matching = [
+        row
+        for row in rows
+        if all(part in row[0] or part.lower() in map(str.lower, scored(row[0])) for part in arguments)
+    ]
     if not matching:
         raise ValueError(
             f"mmgrpo {what}: no name contains '{arguments[0]}'.{nearest(arguments[0], [n for n, _ in rows])}"
@@ -79,20 +101,89 @@ def families(arguments: Sequence[str]) -> None:
     show(read, arguments, "families")
 
 
+def preset_options() -> argparse.ArgumentParser:
+    """The options of ``mmgrpo presets``."""
+    from mmgrpo.config.presets import KINDS
+
+    parser = argparse.ArgumentParser(
+        prog="mmgrpo presets",
+        description="Lists the presets, one line each: those that people start with, then the others by kind. "
+        "'mmgrpo explain NAME' shows one, 'mmgrpo explain A B' how two differ.",
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="parts of a name that it must contain")
+    kinds = list(dict.fromkeys([*OUTPUTS, *KINDS]))
+    parser.add_argument(
+        "--kind",
+        choices=kinds,
+        metavar="KIND",
+        help=f"presets for policies that generate {', '.join(OUTPUTS)}, or a part of the list: "
+        f"{', '.join(kind for kind in KINDS if kind not in OUTPUTS)}",
+    )
+    parser.add_argument(
+        "--paper", metavar="ID", help="presets of a paper: its arXiv number, or its id in 'mmgrpo papers'"
+    )
+    return parser
+
+
 def presets(arguments: Sequence[str]) -> None:
-    """Presets, the policies that they apply to, and their descriptions."""
+    """Presets under the titles of their kinds, the policies that they apply to, and their descriptions."""
+    from mmgrpo.config.presets import CATALOGUE, KINDS
 
-    def read() -> Iterable[tuple[str, str]]:
-        from mmgrpo.config.presets import CATALOGUE
+    with usage_errors():
+        given = preset_options().parse_args(arguments)
+    of_that = CATALOGUE.keys() if given.paper is None else of_paper(given.paper)
+    chosen = {
+        name: preset
+        for name, preset in CATALOGUE.items()
+        if all(part in name for part in given.parts)
+        and (given.kind is None or fits(preset, given.kind))
+        and name in of_that
+    }
+    if not chosen:
+        hint = (
+            nearest(given.parts[0], CATALOGUE) if given.parts else " 'mmgrpo papers' lists papers with their presets."
+        )
+        words = [
+            *map(repr, given.parts),
+            *(f"--{key} {value}" for key in ("kind", "paper") if (value := getattr(given, key))),
+        ]
+        raise ValueError(f"mmgrpo presets: none fits {' '.join(words)}.{hint}")
+    width = max(map(len, chosen))
+    sections = []
+    for kind, title in KINDS.items():
+        if lines := [
+            f"  {name:{width}}  [{preset.policies}] {preset.about}"
+            for name, preset in chosen.items()
+            if preset.kind == kind
+        ]:
+            sections.append("\n".join([title, *lines]))
+    print("\n\n".join(sections))
 
-        return ((name, f"[{preset.policies}] {preset.about}") for name, preset in CATALOGUE.items())
 
-    show(read, arguments, "presets")
+def fits(preset: Preset, kind: str) -> bool:
+    """Whether a preset is for policies that generate this kind of outputs, or is listed under this kind."""
+    return preset.policies in ("any", *OUTPUTS[kind]) if kind in OUTPUTS else preset.kind == kind
+
+
+def of_paper(paper: str) -> set[str]:
+    """Presets whose source or notes name the arXiv number, and those that the paper's record names."""
+    from mmgrpo.config.presets import CATALOGUE
+    from mmgrpo.papers import papers
+
+    number = paper.lower().removeprefix("arxiv:")
+    names = {name for name, preset in CATALOGUE.items() if number in arxiv_numbers(f"{preset.source} {preset.notes}")}
+    records = [record for record in papers().values() if paper == record.id or number == record.arxiv]
+    return names.union(*(record.uses.get("preset", ()) for record in records))
+
+
+def arxiv_numbers(text: str) -> list[str]:
+    """The arXiv numbers in a text."""
+    return re.findall(r"\b\d{4}\.\d{4,5}\b", text)
 
 
 def rewards(arguments: Sequence[str]) -> None:
-    """Rewards: what they score, their range, what they measure, and whether they can be computed here now. The name of
-    one shows its whole manifest."""
+    """Rewards: what they score, their range, what they measure, and whether they can be computed here now. An argument
+    is a part of the name, or a kind of outputs that they score; the name of one shows its whole manifest."""
 
     def entries() -> Mapping[str, RewardEntry]:
         from mmgrpo.rewards import entries as table
@@ -102,7 +193,15 @@ def rewards(arguments: Sequence[str]) -> None:
     if len(arguments) == 1 and arguments[0].isidentifier() and arguments[0] in entries():
         print(card(arguments[0]))
         return
-    show(lambda: ((name, line(name)) for name in entries()), arguments, "rewards")
+    show(lambda: ((name, line(name)) for name in entries()), arguments, "rewards", scored)
+
+
+def scored(name: str) -> Sequence[str]:
+    """The kinds of outputs that a reward scores, as far as its manifest says so."""
+    from mmgrpo.rewards import entries
+
+    manifest = entries()[name].read_manifest()
+    return manifest.scores if manifest is not None else ()
 
 
 def line(name: str) -> str:

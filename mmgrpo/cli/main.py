@@ -34,11 +34,11 @@ COMMANDS = {
     ),
     "learn-map": ("mmgrpo.cli.learn_map", "learn the map from texts to images of the reward transported"),
     "bench": ("mmgrpo.cli.bench", "measure speed and learning curves on this machine"),
-    "explain": ("mmgrpo.cli.explain", "explain a preset, a paper, a block, a reward or a recipe"),
+    "explain": ("mmgrpo.cli.explain", "explain a preset, a paper, a block, a reward or a recipe; compare two presets"),
     "papers": ("mmgrpo.cli.papers", "list the papers, and how much of each is implemented"),
     "recipes": ("mmgrpo.cli.lists:recipes", "list the recipes"),
     "families": ("mmgrpo.cli.lists:families", "list the model families"),
-    "presets": ("mmgrpo.cli.lists:presets", "list the algorithms"),
+    "presets": ("mmgrpo.cli.lists:presets", "list the algorithms, by kind or of a paper"),
     "rewards": ("mmgrpo.cli.lists:rewards", "list the rewards"),
 }
 """Command to its module (whose ``main`` is called) or ``module:function``, and its description."""

@@ -1,6 +1,6 @@
 """Named, parametrized pure functions: how an algorithm is written down.
 
-A table maps names to ``Block`` rows, and ``block`` writes a function into it. A user writes ``name`` or
+A table (``table_of``) maps names to ``Block`` rows, and ``block`` writes a function into it. A user writes ``name`` or
 ``name(parameter=value, ...)`` in a recipe or on the command line; ``bind`` turns that text into a function of the
 table's inputs. ``package.module:function`` names a function of one's own.
 
@@ -22,13 +22,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules, walk_packages
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object
 from mmgrpo.config.ranges import check_parameter, is_whole
-from mmgrpo.config.schedules import Now, Schedule, of_call
+from mmgrpo.config.schedules import RULES, SCHEDULES, Now, Schedule, of_call
 
 SCORES_OF_NETWORKS = (
     *("log_probs", "shift", "kl", "velocity_gap", "velocity_norm"),
@@ -75,6 +78,33 @@ class Block:
         """The parameters that a user may set, by name."""
         return {name: one for name, one in inspect.signature(self.fn).parameters.items() if name not in self.needs}
 
+
+TABLES: dict[str, list[dict[str, Block]]] = {}
+"""The tables of blocks that a recipe may name, by the kind of their rows, as far as their modules are imported."""
+
+
+def table_of(kind: str) -> dict[str, Block]:
+    """A new table of blocks, listed under its kind: what ``mmgrpo explain`` and records of papers call its rows."""
+    table: dict[str, Block] = {}
+    TABLES.setdefault(kind, []).append(table)
+    return table
+
+
+def registered() -> dict[str, dict[str, Block]]:
+    """All blocks by kind and name. The rooms of the package are imported for it, but not its commands."""
+    package = Path(__file__).parents[1]
+    for room in iter_modules([str(package)], "mmgrpo."):
+        if room.name != "mmgrpo.cli":
+            import_module(room.name)
+            for module in walk_packages([str(package / room.name.partition(".")[2])], f"{room.name}."):
+                import_module(module.name)
+    return {kind: {name: row for table in tables for name, row in table.items()} for kind, tables in TABLES.items()}
+
+
+table_of("schedule").update(
+    {name: Block(function, inputs=("step", "total")) for name, function in SCHEDULES.items()}
+    | {name: Block(function, inputs=("memory", "measured")) for name, function in RULES.items()}
+)
 
 LEVELS = ("decision", "row", "group")
 _OWN: dict[Callable[..., Any], Block] = {}

@@ -78,7 +78,7 @@ class Algorithm:
     """Groups within which samples are compared: prompt, tree(weight=...), ...; the advantages of several are summed."""
     baseline: Annotated[str, ANY_TEXT] = "group_mean"
     """What is subtracted from each reward: group_mean, leave_one_out, ..."""
-    scale: Annotated[str, ANY_TEXT] = "group_std"
+    scale: Annotated[str, ANY_TEXT] = "group_std(ddof=1, eps=1e-4)"
     """What the difference is divided by: group_std(ddof=..., eps=...), none, ..."""
     shape: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Functions of the scaled advantages, applied in order: clamp(limit=5), ..."""
@@ -91,7 +91,7 @@ class Algorithm:
     mixture(weights=...), staged, ...; by default each in turn, in a seeded order."""
     trackers: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Numbers per prompt that the ledger of the run keeps for samplers and baselines: beta, window, shortest, ..."""
-    objective: Annotated[str, ANY_TEXT] = "ppo"
+    objective: Annotated[str, ANY_TEXT] = "ppo(low=0.2, high=0.2)"
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
     off_policy: Annotated[
         str, ANY_TEXT, needs("data.reference_in_group") | needs("algorithm.added") | needs("algorithm.replay")

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mmgrpo.config.ranges import COUNT, POSITIVE_FRACTION
-from mmgrpo.config.registry import Block, bind, block
+from mmgrpo.config.registry import bind, block, table_of
 from mmgrpo.randomness import derive
 from mmgrpo.types import Media, Prompt
 
-CHANGES: dict[str, Block] = {}
+CHANGES = table_of("change")
 """Changes by name, as the parameter ``change`` of a term names them."""
 
 

@@ -26,11 +26,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import UPPER_BOUND
-from mmgrpo.config.registry import Block, bind, block
+from mmgrpo.config.registry import bind, block, table_of
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.runtime.devices import put
 
-KERNELS: dict[str, Block] = {}
+KERNELS = table_of("kernel")
 
 
 Latent: TypeAlias = Float[Tensor, "N *latent"]

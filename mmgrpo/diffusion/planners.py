@@ -21,12 +21,12 @@ from typing import Annotated, TypeAlias
 import torch
 
 from mmgrpo.config.ranges import COUNT, FRACTION, POSITIVE_FRACTION, UPPER_BOUND, one_of, within
-from mmgrpo.config.registry import Block, bind, block
+from mmgrpo.config.registry import bind, block, table_of
 from mmgrpo.diffusion.kernels import Kernel, kernel, noise_table
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.schedules import Grid, flow_grid
 
-PLANS: dict[str, Block] = {}
+PLANS = table_of("plan")
 
 
 Planner: TypeAlias = Callable[[int, int, int, torch.Generator], list[Plan]]

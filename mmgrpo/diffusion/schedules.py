@@ -17,10 +17,10 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, POSITIVE, within
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.runtime.devices import put
 
-GRIDS: dict[str, Block] = {}
+GRIDS = table_of("grid")
 """Grids of flows by name, as alternatives to the checkpoint's own."""
 
 

@@ -15,17 +15,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.config.registry import Block
+from mmgrpo.config.registry import table_of
 
-OBJECTIVES: dict[str, Block] = {}
+OBJECTIVES = table_of("objective")
 """Functions that return a ``Loss`` to minimize."""
-OFF_POLICY_OBJECTIVES: dict[str, Block] = {}
+OFF_POLICY_OBJECTIVES = table_of("off_policy")
 """The same for decisions that a data set supplied."""
-TERMS: dict[str, Block] = {}
+TERMS = table_of("term")
 """Functions that return a penalty per decision, which is added to the loss."""
-AGGREGATIONS: dict[str, Block] = {}
+AGGREGATIONS = table_of("aggregation")
 """Functions that return the weight of each decision of the whole optimizer step."""
-MISMATCH: dict[str, Block] = {}
+MISMATCH = table_of("mismatch")
 """Functions that return a detached factor of each decision's loss."""
 
 LARGEST_LOG_RATIO = 80.0

@@ -20,13 +20,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTION, one_of
-from mmgrpo.config.registry import Block, Bound, bind, block
+from mmgrpo.config.registry import Bound, bind, block, table_of
 from mmgrpo.objectives.base import AGGREGATIONS
 from mmgrpo.types import REPLAYED, SUPERVISED
 
-REPLAYS: dict[str, Block] = {}
+REPLAYS = table_of("replay")
 """Functions that return a ``Replay``."""
-LIKELIHOODS: dict[str, Block] = {}
+LIKELIHOODS = table_of("supervised")
 """Functions that return a ``Supervision``."""
 
 STRATEGIES = ("recent", "random", "highest", "max_variance", "all")

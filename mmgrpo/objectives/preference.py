@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, FRACTION, POSITIVE, UPPER_BOUND, one_of, within
-from mmgrpo.config.registry import Block, Bound, bind, block
+from mmgrpo.config.registry import Bound, bind, block, table_of
 from mmgrpo.objectives.base import (
     OBJECTIVES,
     TERMS,
@@ -44,9 +44,9 @@ from mmgrpo.objectives.base import (
     unclipped,
 )
 
-PAIRS: dict[str, Block] = {}
+PAIRS = table_of("pairs")
 """Functions of the order of rows and of who is whose peer, that return [i, j]: i is preferred to j."""
-LINKS: dict[str, Block] = {}
+LINKS = table_of("link")
 """Losses of one pair (level ``decision``), or of a whole group (level ``group``)."""
 
 Order = Float[Tensor, " B"]

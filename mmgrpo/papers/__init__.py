@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.config.names import nearest
-from mmgrpo.config.reading import load_yaml
+from mmgrpo.config.records import records
 
 __all__ = ["AREAS", "STATUS", "Paper", "papers", "read"]
 
@@ -104,7 +104,7 @@ def papers() -> Mapping[str, Paper]:
 
 def read(path: Path) -> Iterator[Paper]:
     """The records of a file; ValueError that names file, record and field for what is no record."""
-    for name, record in load_yaml(path).items():
+    for name, record in records(path).items():
         where = f"{path.name}: {name}"
         if not isinstance(record, dict) or not {"title", "status"} <= record.keys():
             raise ValueError(f"{where}: expected a mapping with title and status")

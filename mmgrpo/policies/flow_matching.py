@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE_FRACTION
-from mmgrpo.config.registry import Block, bind, block
+from mmgrpo.config.registry import bind, block, table_of
 from mmgrpo.diffusion.kernels import over_latent
 from mmgrpo.diffusion.noising import clean_scale, noised, target
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
@@ -51,7 +51,7 @@ from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
 from mmgrpo.types import GIVEN, OWN, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
-ERRORS: dict[str, Block] = {}
+ERRORS = table_of("error")
 
 
 @block(ERRORS, "velocity")

@@ -20,14 +20,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmgrpo.config.ranges import POSITIVE_FRACTION
-from mmgrpo.config.registry import Block, bind, block
+from mmgrpo.config.registry import bind, block, table_of
 from mmgrpo.data.messages import appended
 from mmgrpo.data.perturbations import CHANGES, shuffle_frames
 from mmgrpo.policies.token_model import Context, Features, Sequences, Tokens
 from mmgrpo.randomness import derive
 from mmgrpo.types import Media, Prompt, Rollout
 
-CONTRASTS: dict[str, Block] = {}
+CONTRASTS = table_of("contrast")
 
 
 @block(CONTRASTS)
@@ -89,7 +89,7 @@ def view(
     return replace(other, meta={**prompt.meta, "contrast": "view"}), max(1, round(fraction * group_size))
 
 
-VARIANTS: dict[str, Block] = {}
+VARIANTS = table_of("variants")
 """Forms of a prompt among which its group is divided; all of them are trained. A block returns the forms, each with its
 number, the field ``variant`` of its samples."""
 

@@ -21,11 +21,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, one_of
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.types import HINTED, OWN, Completions, Output, Request, Rollout, Text
 
-STATES: dict[str, Block] = {}
+STATES = table_of("states")
 """Functions that return ``States``."""
 
 FIELDS = frozenset({"step_rewards", "step_values", "step_ends"})

@@ -17,12 +17,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, within
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query
 from mmgrpo.types import Request
 
-TREES: dict[str, Block] = {}
+TREES = table_of("tree")
 """Functions that return a ``TextTree``."""
 
 NUMBERS = 1 << 20

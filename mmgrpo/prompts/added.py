@@ -21,12 +21,12 @@ from typing import Annotated
 import torch
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, COUNT_OR_ZERO, FRACTION, POSITIVE, one_of
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.data.pairs import lacking
 from mmgrpo.prompts.hints import solution_of, with_hint
 from mmgrpo.types import Prompt
 
-ADDITIONS: dict[str, Block] = {}
+ADDITIONS = table_of("added")
 """Functions that return a ``Addition``."""
 
 OLD = one_of("recomputed", "one")

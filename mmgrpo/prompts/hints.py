@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, FRACTION, POSITIVE
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.data.messages import appended
 from mmgrpo.randomness import stream
 from mmgrpo.types import HINT, Prompt
 
-HINTS: dict[str, Block] = {}
+HINTS = table_of("hint")
 """Functions that return a ``Hint``."""
 
 

@@ -31,7 +31,7 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.estimate import Estimate
 from mmgrpo.config.names import nearest as nearest_name
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, FRACTION, POSITIVE, one_of, within
-from mmgrpo.config.registry import Block, Bound, bind, bind_scheduled, block
+from mmgrpo.config.registry import Bound, bind, bind_scheduled, block, table_of
 from mmgrpo.config.schedules import Now
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.splits import content_digest
@@ -41,14 +41,14 @@ from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import OWN, Decisions, Prompt, Request, Rollout
 
-REDRAWS: dict[str, Block] = {}
+REDRAWS = table_of("sampler")
 """Functions that return the maximal number of redraws per round, and whether a draw is larger by the groups that are
 expected to have no spread (``Redraws``)."""
-FILTERS: dict[str, Block] = {}
-CHOICES: dict[str, Block] = {}
-ARMS: dict[str, Block] = {}
-SIZES: dict[str, Block] = {}
-STAGES: dict[str, Block] = {}
+FILTERS = table_of("sampler")
+CHOICES = table_of("sampler")
+ARMS = table_of("sampler")
+SIZES = table_of("sampler")
+STAGES = table_of("sampler")
 
 Numbers = Float[Tensor, "N"]
 Counts = Int[Tensor, "N"]

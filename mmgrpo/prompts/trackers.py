@@ -29,11 +29,11 @@ from mmgrpo.config.ranges import (
     POSITIVE_FRACTION,
     within,
 )
-from mmgrpo.config.registry import Block, Bound, block
+from mmgrpo.config.registry import Bound, block, table_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TRACKERS: dict[str, Block] = {}
+TRACKERS = table_of("tracker")
 
 PROMPTS, CATEGORIES, RUN = "prompts", "categories", "run"
 """The tables of a ledger."""

@@ -28,14 +28,14 @@ from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
-from mmgrpo.config.registry import Block, Bound, bind_scheduled, block
+from mmgrpo.config.registry import Bound, bind_scheduled, block, table_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.sharding import exchanged, is_shard, stored, stored_like
 from mmgrpo.types import Reference
 
-NETWORKS: dict[str, Block] = {}
+NETWORKS = table_of("network")
 """Rules: functions that return the ``Move`` of a network at the end of a round."""
 
 REFERENCE_NETWORK = "reference"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.config.ranges import COUNT, POSITIVE, within
-from mmgrpo.config.registry import Block, block
+from mmgrpo.config.registry import block, table_of
 from mmgrpo.config.settings import Optim
 from mmgrpo.runtime.sharding import whole
 
@@ -47,7 +47,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], optim: Optim) -> torch.op
     return getattr(bitsandbytes.optim, KINDS[optim.optimizer])(list(parameters), **shared)
 
 
-STEPS: dict[str, Block] = {}
+STEPS = table_of("step")
 """How one optimizer step is taken: functions that may evaluate the loss several times on the same rollout."""
 
 Evaluate: TypeAlias = Callable[[str], float]

@@ -13,7 +13,7 @@ import tyro
 import yaml
 
 from docs.site.recipes import table
-from mmgrpo.cli import launch, serve_engine, train
+from mmgrpo.cli import launch, lists, serve_engine, train
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.main import COMMANDS
 from mmgrpo.cli.sample import Sample
@@ -23,7 +23,7 @@ from mmgrpo.config.ranges import check_ranges
 from tests import ROOT
 from tests.pages import DOCS, PAGES, blocks, in_code, prose
 
-LISTS = ("recipes", "families", "presets", "rewards")
+LISTS = ("recipes", "families", "rewards")
 PLUGIN = ("dots/short", "runs/dots_short", "dots", "auraflow:FAMILY", "my_tools:search")
 """Names of the package that extending.md makes, whose examples run there, and of the module that vlm.md shows."""
 
@@ -73,6 +73,8 @@ def read(command: str, arguments: Sequence[str]) -> None:
         tyro.cli(importlib.import_module(f"mmgrpo.cli.bench.{arguments[0]}").Args, args=arguments[1:])
     elif command.startswith("learn-") or command in ("papers", "explain"):
         importlib.import_module(COMMANDS[command][0]).options().parse_args(arguments)
+    elif command == "presets":
+        lists.preset_options().parse_args(arguments)
     elif command in LISTS:
         assert all(re.fullmatch(r"[\w/]+|NAME", argument) for argument in arguments)
     else:

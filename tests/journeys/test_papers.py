@@ -122,7 +122,7 @@ def test_a_preset_is_explained_with_its_numbers_and_every_formula(name: str) -> 
 def test_a_block_a_reward_a_recipe_and_a_paper_are_explained() -> None:
     dapo = explain.explain("dapo")
     assert "* objective: ppo(low=0.2, high=0.28)" in dapo and "clip(r, 1 - low, 1 + high)" in dapo
-    assert "2503.14476, section 4.1" in dapo and "\npaper dapo: " in dapo
+    assert "arXiv:2503.14476" in dapo and "clip 0.2 / 0.28" in dapo and "\npaper dapo: " in dapo
     assert "arXiv:2405.21046" in explain.explain("xpo")  # of a preference too
     assert "--algorithm.networks 'frozen(path=...)'" in explain.explain("va_opd")
     assert explain.explain("kl_k3").startswith("term kl_k3(")
@@ -130,6 +130,24 @@ def test_a_block_a_reward_a_recipe_and_a_paper_are_explained() -> None:
     assert "mmgrpo train --recipe visual/ddpo" in explain.explain("visual/ddpo")
     with pytest.raises(ValueError, match="'flow_gpro'.*'flow_grpo'"):
         explain.explain("flow_gpro")
+
+
+def test_of_two_presets_the_lines_that_differ_are_shown(capsys) -> None:
+    main.run(["explain", "grpo", "dapo"])
+    _, *parts = capsys.readouterr().out.strip().split("\n\n")
+    shown = {line: [row.split(maxsplit=1) for row in rows] for line, *rows in (part.splitlines() for part in parts)}
+    assert shown == {
+        "algorithm.select": [["grpo", "none"], ["dapo", "drop_zero_spread"]],
+        "algorithm.sampler": [["grpo", "none"], ["dapo", "dynamic_sampling(rounds=10)"]],
+        "algorithm.objective": [["grpo", "ppo(low=0.2, high=0.2)"], ["dapo", "ppo(low=0.2, high=0.28)"]],
+        "algorithm.aggregation": [["grpo", "per_sample"], ["dapo", "per_decision"]],
+        "algorithm.terms": [["grpo", "kl_k3(coef=0.04)"], ["dapo", "none"]],
+    }
+    settings = explain.difference("flow_grpo", "branch_grpo")
+    assert "sampling.steps" in settings and "data.group_size" in settings and "sampling.policy" not in settings
+    assert "algorithm" not in explain.difference("grpo", "grpo")
+    with pytest.raises(ValueError, match="'dpao'.*'dpo'"):
+        explain.difference("grpo", "dpao")
 
 
 def test_a_paper_is_explained_with_a_command_and_its_tests() -> None:

@@ -13,14 +13,14 @@ import pytest
 from mmgrpo.cli import main
 from mmgrpo.cli.errors import is_user_error
 from mmgrpo.config.plugins import recipes
-from mmgrpo.config.presets import CATALOGUE
+from mmgrpo.config.presets import CATALOGUE, KINDS
 from mmgrpo.family import families
 from mmgrpo.rewards import entries
 from tests import ROOT
 from tests.journeys.cli.running import refused, run, script
 
 SCRIPTS = sorted({path.name for path in (ROOT / "scripts").glob("*.py")} - {"grpo_minimal.py", "memory.py", "hours.py"})
-LISTS = {"recipes": recipes, "families": families, "presets": lambda: CATALOGUE, "rewards": entries}
+LISTS = {"recipes": recipes, "families": families, "rewards": entries}
 
 
 # ---- help
@@ -122,6 +122,64 @@ def test_a_list_has_a_line_for_everything(what, capsys):
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == list(LISTS[what]())
     assert all(len(row) == 2 for row in rows)  # a name, and what it is
+
+
+def listed(capsys, *arguments: str) -> dict[str, list[str]]:
+    """The names that ``mmgrpo presets`` prints, by title."""
+    main.run(["presets", *arguments])
+    sections = [section.splitlines() for section in capsys.readouterr().out.split("\n\n")]
+    return {title: [line.split()[0] for line in lines] for title, *lines in sections}
+
+
+def test_presets_are_listed_by_kind_those_first_that_people_start_with(capsys):
+    sections = listed(capsys)
+    assert list(sections) == list(KINDS.values())
+    assert [name for names in sections.values() for name in names] == list(CATALOGUE)
+    assert {"grpo", "dapo", "flow_grpo", "diffusion_nft", "dpo"} < {*sections["Start here"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "some", "none"),
+    [
+        (["--kind", "video"], ["grpo", "branch_grpo", "awm", "gepo"], ["rlpr", "gigpo", "dpo_norm"]),
+        (["--kind", "image"], ["grpo", "branch_grpo", "awm", "gepo"], ["rlpr", "gigpo", "dpo_norm"]),
+        (["--kind", "text"], ["grpo", "rlpr", "gigpo", "gepo"], ["branch_grpo", "awm", "d3po"]),
+        (["--kind", "speech"], ["grpo", "rlpr", "branch_grpo", "awm"], []),
+        (["--kind", "preferences"], ["ipo", "gepo"], ["grpo", "gdro"]),
+        (["--paper", "2507.21802"], ["mix_grpo"], ["dance_grpo"]),
+        (["--paper", "arXiv:2405.20304"], ["gr_dpo", "gr_ipo"], ["dpo"]),
+        (["--paper", "truncated_is"], ["grpo_tis", "grpo_mis"], ["grpo"]),  # an id of a record without a number
+        (["dance"], ["dance_grpo"], ["mix_grpo"]),
+    ],
+)
+def test_presets_are_chosen_by_what_they_generate_by_paper_and_by_name(arguments, some, none, capsys):
+    names = {name for names in listed(capsys, *arguments).values() for name in names}
+    assert {*some} <= names and not {*none} & names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dnace_grpo"], "'dnace_grpo'.*'dance_grpo'"),
+        (["--paper", "9999.12345"], r"--paper 9999\.12345.*mmgrpo papers"),
+        (["--kind", "vidoe"], "'vidoe'.*video"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_a_choice_of_no_preset_is_an_error_that_says_what_there_is(arguments, message, capsys):
+    with pytest.raises(ValueError, match=message):
+        main.run(["presets", *arguments])
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["Video", "Audio"])
+def test_rewards_are_listed_by_what_they_score(kind, capsys):
+    main.run(["rewards", kind.lower()])
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    scored = [name for name, one in entries().items() if (read := one.read_manifest()) and kind in read.scores]
+    assert len(scored) > 20 and [name for name in names if kind.lower() not in name] == [
+        name for name in scored if kind.lower() not in name
+    ]
 
 
 def test_the_card_of_a_reward_says_what_it_reads_and_whether_it_can_be_computed_here(capsys, monkeypatch):

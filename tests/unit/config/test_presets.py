@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
-from mmgrpo.config.presets import BASE, CATALOGUE, GAUSSIAN_ONLY, PRESETS, TOKENS_ONLY
+from mmgrpo.config.presets import BASE, CATALOGUE, KINDS, PRESETS, presets, read
 from mmgrpo.config.registry import bind_scheduled as bind
 from mmgrpo.config.settings import Algorithm
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
@@ -86,9 +87,9 @@ def test_presets_that_need_gaussian_scores_or_entropies_say_so(name):
     needs |= AdvantageRecipe.of(Algorithm(**blocks)).fields
     if needs & GAUSSIAN_SCORES:
         # errors at drawn noise levels have differences of velocities too
-        assert name in GAUSSIAN_ONLY or needs & GAUSSIAN_SCORES == {"reference.velocity_gap"}
+        assert CATALOGUE[name].policies == "gaussian" or needs & GAUSSIAN_SCORES == {"reference.velocity_gap"}
     if "entropy" in needs:
-        assert name in TOKENS_ONLY
+        assert CATALOGUE[name].policies == "tokens"
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -101,8 +102,8 @@ def test_a_preset_needs_a_reference_network_exactly_where_a_block_scores_by_it(n
 
 
 def test_the_well_known_are_there():
-    assert set(TWENTY) <= PRESETS.keys() and set(VISUAL) <= GAUSSIAN_ONLY
-    assert len(TWENTY) == 20 and not TOKENS_ONLY & GAUSSIAN_ONLY
+    assert set(TWENTY) <= PRESETS.keys() and len(TWENTY) == 20
+    assert {CATALOGUE[name].policies for name in VISUAL} == {"gaussian"}
 
 
 def test_presets_do_not_share_their_lists():
@@ -111,8 +112,76 @@ def test_presets_do_not_share_their_lists():
 
 
 def test_reading_the_presets_does_not_load_torch():
-    code = "import sys, mmgrpo.config.presets; sys.exit('torch' in sys.modules)"
+    code = "import sys, mmgrpo.config.presets as p; sys.exit(not p.CATALOGUE or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_help_of_the_commands_reads_no_presets():
+    code = "import sys; from mmgrpo.cli import main; main.run([]); sys.exit('mmgrpo.config.presets' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+# ---- files
+
+
+def test_people_start_with_a_dozen_presets_and_every_kind_has_some():
+    assert len([one for one in CATALOGUE.values() if one.kind == "start_here"]) == 12
+    assert list(dict.fromkeys(one.kind for one in CATALOGUE.values())) == list(KINDS)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_preset_has_a_source(name):
+    source = CATALOGUE[name].source
+    assert re.fullmatch(r"arXiv:\d{4}\.\d{4,5}", source) or "arXiv" not in source
+
+
+def test_lines_that_a_record_does_not_state_are_the_defaults_of_the_settings(tmp_path):
+    (tmp_path / "text.yaml").write_text("a: {about: A., policies: any, source: A, blocks: {scale: none}}")
+    [(name, preset)] = read(tmp_path / "text.yaml")
+    defaults = asdict(Algorithm())
+    assert {"preset": "grpo", **preset.blocks} == defaults | {"scale": "none"}
+    assert (name, preset.kind, preset.sampling, preset.data, preset.notes) == ("a", "text", {}, {}, "")
+
+
+A = "about: A., policies: any, source: A"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a", "mapping"),
+        ("a: 1", "a: .*about"),
+        ("a: {about: A., policies: any}", "a: source"),
+        (f"a: {{{A}, bloks: {{}}}}", "a: .*'bloks'.*'blocks'"),
+        (f"a: {{{A}, notes: 1}}", "a: notes.*1"),
+        (f"a: {{{A}, blocks: [ppo]}}", "a: blocks.*ppo"),
+        ("a: {about: A., policies: token, source: A}", "a: policies.*'token'.*tokens"),
+        (f"a: {{{A}, blocks: {{objectiv: ppo}}}}", "a: blocks: .*'objectiv'.*'objective'"),
+        (f"a: {{{A}, blocks: {{objective: [ppo]}}}}", "a: blocks: objective.*ppo"),
+        (f"a: {{{A}, blocks: {{terms: kl_k3}}}}", "a: blocks: terms.*kl_k3"),
+        (f"a: {{{A}, blocks: {{terms: [1]}}}}", "a: blocks: terms.*1"),
+        (f"a: {{{A}, sampling: {{kernel: {{flows: dance}}}}}}", "a: sampling: kernel: .*'flows'.*'flow'"),
+        (f"a: {{{A}, data: {{group_size: [2]}}}}", "a: data: group_size.*2"),
+        (f"a: {{{A}}}\na: {{{A}}}", "'a'"),
+        (f"a: {{{A}, blocks: {{scale: none, scale: none}}}}", "'scale'"),
+        ("a: {", "line"),
+    ],
+)
+def test_what_is_no_preset_is_refused_by_file_name_and_key(text, message, tmp_path):
+    (tmp_path / "text.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"^text\.yaml: .*{message}"):
+        list(read(tmp_path / "text.yaml"))
+
+
+def test_a_name_stands_in_one_file(tmp_path, monkeypatch):
+    for kind in KINDS:
+        (tmp_path / f"{kind}.yaml").write_text(f"{'a' if kind in ('text', 'preferences') else kind}: {{{A}}}")
+    monkeypatch.setattr("mmgrpo.config.presets.FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"a .*text\.yaml.*preferences\.yaml"):
+        presets()
+
+
+# ---- what they do
 
 
 @pytest.mark.parametrize(

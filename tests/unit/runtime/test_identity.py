@@ -72,6 +72,16 @@ def test_a_file_of_settings_that_lost_what_was_no_default_is_not_what_the_run_st
         IDENTITY.refuse_settings(folder, read(["--config", str(folder / "config.yaml")], ""))
 
 
+def test_a_run_whose_blocks_were_written_without_parameters_keeps_their_text(tmp_path):
+    blocks = {"scale": "group_std", "objective": "ppo"}  # which is what the defaults of the settings were
+    config = build(config_class(family("sd3").sections), {"algorithm": blocks}, "the test")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)), encoding="utf-8")
+    Identity.new(config, {}).write(tmp_path)
+    again = read(["--config", str(tmp_path / "config.yaml"), "--resume"], "")
+    assert {key: getattr(again.algorithm, key) for key in blocks} == blocks
+    assert Identity.read(tmp_path).refuse_settings(tmp_path, again) == {}
+
+
 def test_what_the_settings_of_a_run_lack_is_a_default_and_what_a_recipe_lacks_is_of_the_preset(tmp_path):
     text = OLD.read_text(encoding="utf-8").replace("  plan: every_step\n", "")
     path = folder_of(tmp_path, text) / "config.yaml"
