@@ -153,12 +153,12 @@ bench: $(STAMP)  ## measure sampling and training speed on this machine
 	$(BIN)/mmgrpo bench visual
 
 twins: $(STAMP)  ## train every recipe, scaled down to CPU-seconds, and compare what it learns with stored thresholds
-	$(BIN)/mmgrpo bench twins
+	$(BIN)/python -m benchmarks twins
 
 # After a change of worlds, recipes or presets: thresholds are those of runs of equal settings (about an hour of one core).
 twins-calibrate: $(STAMP)  ## make the runs from which the thresholds of twins are derived, under two roundings
-	$(BIN)/mmgrpo bench twins --calibrate --resume --seeds 5
-	ATEN_CPU_CAPABILITY=default $(BIN)/mmgrpo bench twins --calibrate --resume --seeds 5
+	$(BIN)/python -m benchmarks twins --calibrate --resume --seeds 5
+	ATEN_CPU_CAPABILITY=default $(BIN)/python -m benchmarks twins --calibrate --resume --seeds 5
 
 clean:  ## remove the environment and caches
 	rm -rf .venv .pytest_cache .ruff_cache build dist

@@ -1,6 +1,6 @@
 """Training-free GRPO (arXiv:2510.08191): a frozen policy improves by a list of experiences in its prompts.
 
-    library = learn(policy, prompts, scorers, group_size=5, batch=50)
+    library = learn(policy, prompts, scorers, group_size=5, batch=50).library
     library.write(Path("experiences.json"));  improved = library.prompt(prompt)
 
 Each prompt is sampled as a group with the present list. Only where some samples are right and some wrong, the same

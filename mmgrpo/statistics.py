@@ -91,17 +91,6 @@ def draws(size: int, resamples: int, seed: int) -> Iterator[npt.NDArray[np.int64
         yield generator.integers(size, size=(min(block, resamples - start), size))
 
 
-def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """The mean of ``after - before`` over prompts: ``bootstrap_mean`` of the differences.
-
-    Both have the same prompts in the same order, so that the difficulty of a prompt cancels.
-    """
-    first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
-    if first.shape != second.shape:
-        raise ValueError(f"got shapes {first.shape} before and {second.shape} after, expected the same prompts")
-    return bootstrap_mean(second - first, resamples, seed)
-
-
 def paired_ratio_difference(
     before: npt.ArrayLike, after: npt.ArrayLike, wholes: npt.ArrayLike, resamples: int = 10_000, seed: int = 0
 ) -> Interval:

@@ -259,7 +259,8 @@ def make_trainable(
             network.gradient_checkpointing_enable({"use_reentrant": False})
         else:  # a model of diffusers
             network.enable_gradient_checkpointing()
-    by_onednn(network)
+    if torch.device(training.device).type == "cpu":
+        by_onednn(network)
     return reference
 
 

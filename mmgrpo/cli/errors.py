@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = tuple(ROOT / room for room in ("mmgrpo", "pipelines", "reward_models", "scripts"))
+ROOMS = tuple(ROOT / room for room in ("mmgrpo", "pipelines", "reward_models", "scripts", "benchmarks"))
 
 LIBRARIES = (
     *("torch", "transformers", "diffusers", "peft", "accelerate", "tokenizers", "huggingface_hub", "datasets", "numpy"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -157,10 +157,3 @@ class PromptOrder:
         epochs = -(-(skip + count) // self.size)  # rounded up
         indices = [index for number in range(first, first + epochs) for index in self.epoch(number).tolist()]
         return indices[skip : skip + count]
-
-
-def take_batch(prompts: Sequence[Prompt], order: PromptOrder, round: int, prompts_per_step: int) -> list[Prompt]:
-    """The ``prompts_per_step`` prompts of a round, over all ranks."""
-    if order.size != len(prompts):
-        raise ValueError(f"the order is over {order.size} prompts, but there are {len(prompts)}")
-    return [prompts[index] for index in order.take(round * prompts_per_step, prompts_per_step)]

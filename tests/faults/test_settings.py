@@ -21,9 +21,8 @@ from typing import Annotated, Any
 import pytest
 import yaml
 
-from mmgrpo.cli import check_data
-from mmgrpo.cli.bench import BENCHMARKS
-from mmgrpo.cli.bench import main as bench
+import benchmarks
+from mmgrpo.cli import bench, check_data
 from mmgrpo.cli.errors import is_user_error
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.sample import Sample
@@ -203,15 +202,18 @@ def test_options_of_commands_that_use_a_model_are_right_or_refused(command):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_options_of_benchmarks_are_right_or_refused(name, monkeypatch):
-    module = importlib.import_module(f"mmgrpo.cli.bench.{name}")
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [*((bench, name) for name in bench.BENCHMARKS), *((benchmarks, name) for name in benchmarks.PROGRAMS)],
+)
+def test_options_of_benchmarks_are_right_or_refused(package, name, monkeypatch):
+    module = importlib.import_module(f"{package.__name__}.{name}")
     read_args: list[Any] = []
     monkeypatch.setattr(module, "run", lambda args, machine, command: read_args.append(args))
     monkeypatch.setattr("torch.set_num_threads", lambda threads: None)
 
     def run(trial: Trial) -> Any:
-        bench([name, *trial.option])
+        package.main([name, *trial.option])
         return read_args.pop()
 
     assert faults(drawn((trial for trial in trials(module.Args) if trial.is_flat), 10), run) == []
@@ -252,7 +254,9 @@ def test_every_setting_has_a_range_in_which_its_default_lies(name):
 
 
 def test_every_option_of_benchmarks_and_of_check_data_has_a_range_in_which_its_default_lies():
-    for module in (check_data, *(importlib.import_module(f"mmgrpo.cli.bench.{name}") for name in BENCHMARKS)):
+    names = [f"mmgrpo.cli.bench.{name}" for name in bench.BENCHMARKS]
+    names += [f"benchmarks.{name}" for name in benchmarks.PROGRAMS]
+    for module in (check_data, *map(importlib.import_module, names)):
         assert undeclared(module.Args) == []
         check_ranges(module.Args("x") if module is check_data else module.Args())
 

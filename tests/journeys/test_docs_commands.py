@@ -29,11 +29,13 @@ PLUGIN = ("dots/short", "runs/dots_short", "dots", "auraflow:FAMILY", "my_tools:
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """Every command line, indented or in backticks, and its page."""
+    """Every command line, indented or in backticks, and its page; ``python -m benchmarks`` as ``benchmarks``."""
     for name, page in PAGES.items():
         text = prose(page).replace("\\\n", " ")
         text = re.sub(r"^    accelerate launch .*-m mmgrpo\.cli\.train ", "    mmgrpo train ", text, flags=re.MULTILINE)
         found = re.findall(r"^    mmgrpo (.+)$", text, re.MULTILINE)
+        found += [f"benchmarks {line}" for line in re.findall(r"^    python -m benchmarks (.+)$", text, re.MULTILINE)]
+        found += [code.removeprefix("python -m ") for code in in_code(text) if code.startswith("python -m benchmarks ")]
         found += [code.removeprefix("mmgrpo ") for code in in_code(text) if code.startswith("mmgrpo ")]
         first = [re.sub(r"(\w+)(\|\w+)+", r"\1", line) for line in found]  # of alternatives, a|b|c
         yield from ((shlex.join(shlex.split(line, comments=True)), name) for line in first)
@@ -69,8 +71,9 @@ def read(command: str, arguments: Sequence[str]) -> None:
         train.arithmetic(train.read(serve_engine.split(arguments)[1], ""))
     elif command in ("sample", "evaluate"):
         read_source({"sample": Sample, "evaluate": Evaluate}[command], arguments, "")
-    elif command == "bench":
-        tyro.cli(importlib.import_module(f"mmgrpo.cli.bench.{arguments[0]}").Args, args=arguments[1:])
+    elif command in ("bench", "benchmarks"):
+        package = {"bench": "mmgrpo.cli.bench", "benchmarks": "benchmarks"}[command]
+        tyro.cli(importlib.import_module(f"{package}.{arguments[0]}").Args, args=arguments[1:])
     elif command.startswith("learn-") or command in ("papers", "explain"):
         importlib.import_module(COMMANDS[command][0]).options().parse_args(arguments)
     elif command == "presets":
@@ -89,8 +92,8 @@ def test_every_command_line_is_read(runs: Path, monkeypatch: pytest.MonkeyPatch)
     refused = {}
     for line in LINES:
         command, *arguments = words = shlex.split(line)
-        assert command in COMMANDS or command in ("COMMAND", "--help", "--version")
-        if set(arguments) & set(PLUGIN) or "<name>" in arguments or command not in COMMANDS:
+        assert command in COMMANDS or command in ("COMMAND", "--help", "--version", "benchmarks")
+        if set(arguments) & set(PLUGIN) or "<name>" in arguments or command not in (*COMMANDS, "benchmarks"):
             continue
         if "--help" in arguments or (len(words) == 2 and words[1] == "--run") or not arguments:
             continue  # a mention of the command or of an option, not a line to copy

@@ -13,7 +13,6 @@ from mmgrpo.statistics import (
     bootstrap_ratio,
     draws,
     mean_of_scored,
-    paired_difference,
     paired_ratio_difference,
     per_prompt,
 )
@@ -83,15 +82,6 @@ def test_shifting_and_scaling_values_shifts_and_scales_the_interval():
     assert (moved.low, moved.high) == pytest.approx((10 + 2 * plain.low, 10 + 2 * plain.high), abs=1e-12)
 
 
-def test_a_paired_difference_is_the_mean_of_the_differences():
-    before = np.array([0.0, 10.0, 20.0])
-    assert paired_difference(before, before + 1) == Interval(1.0, 1.0, 1.0, 3)
-    after = before + np.array([1.0, 2.0, 6.0])
-    assert paired_difference(before, after) == bootstrap_mean([1.0, 2.0, 6.0])
-    assert paired_difference(before, after, seed=5, resamples=10) == bootstrap_mean([1.0, 2.0, 6.0], 10, 5)
-    assert paired_difference(np.array([False, False]), np.array([True, True])) == Interval(1.0, 1.0, 1.0, 2)
-
-
 def test_there_are_as_many_resamples_as_asked_for_each_of_all_prompts():
     for size, resamples in ((3, 10), (2_000_000, 3)):  # the second in blocks of two
         assert sum(len(rows) for rows in draws(size, resamples, 0)) == resamples
@@ -118,8 +108,6 @@ def test_what_is_no_list_of_finite_numbers_is_an_error():
         bootstrap_mean([1.0, math.nan])
     with pytest.raises(ValueError, match="at least 1"):
         bootstrap_mean([1.0], resamples=0)
-    with pytest.raises(ValueError, match="same prompts"):
-        paired_difference([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="2 ids"):
         per_prompt(["a", "b"], [1.0])
 

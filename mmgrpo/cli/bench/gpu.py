@@ -5,18 +5,14 @@
 
 Every network is written as a checkpoint of random weights first: a tiny one of its family, whose configuration is given
 the published sizes. Text encoders and VAEs stay tiny, so that a round is the network's own. One round is warm-up; one
-more is run under a counter of floating-point operations, backward passes included, and its seconds do not count. How
-often the host waits for a device is counted at toy size on a simulated one (``mmgrpo.cli.bench.waits``), and on a card
-by torch in that round too.
+more is run under a counter of floating-point operations, backward passes included, and its seconds do not count; on a
+card torch also counts in it how often the host waits for the device.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -109,12 +105,11 @@ def run(args: Args, machine: str, command: str) -> None:
     """Measure the networks and write ``gpu.json`` and ``gpu.md``."""
     if unknown := sorted(set(args.networks) - SIZES.keys()):
         raise ValueError(f"--networks: got '{unknown[0]}', expected some of {', '.join(SIZES)}")
-    rows, counts = [], waits(args.networks)
+    rows: list[dict[str, Any]] = []
     for name in args.networks:
         with tempfile.TemporaryDirectory(prefix="bench-gpu-") as place:
             try:
-                numbers = measured(SIZES[name], args, Path(place), machine)
-                rows.append({"network": name, **numbers, "waits of each": counts.get(name)})
+                rows.append({"network": name, **measured(SIZES[name], args, Path(place), machine)})
             except Exception as error:  # one that does not fit leaves the others
                 rows.append({"network": name, "error": f"{type(error).__name__}: {str(error)[:200]}"})
         print(json.dumps(rows[-1]), flush=True)
@@ -155,17 +150,6 @@ def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any
         "peak GB": max(line["memory"] for line in lines) * 2**30 / 1e9,
         "dry-run GB": needed,
     }
-
-
-def waits(names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """How often the host waits, by network and by what for (``mmgrpo.cli.bench.waits``); empty where the installed
-    torch has no simulated device."""
-    command = [sys.executable, "-m", "mmgrpo.cli.bench.waits", *names]
-    ended = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    if ended.returncode:
-        print(f"waits are not counted: {(ended.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
-        return {}
-    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def checkpoint(size: Size, folder: Path, toy: bool) -> str:
@@ -311,11 +295,11 @@ def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[
     """The table as Markdown."""
     lines = ["# Rounds on this machine", "", machine, "", f"`{command}`", ""]
     lines += ["| network | parameters | s a round | rollout / reward / update | evaluations a second | share of peak |"]
-    lines[-1] += " peak GB | dry run GB | waits | for each token or step | update | micro-batch |"
-    lines += ["| --- " * 12 + "|"]
+    lines[-1] += " peak GB | dry run GB | waits |"
+    lines += ["| --- " * 9 + "|"]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['network']} | {row['error']} |" + " |" * 10)
+            lines.append(f"| {row['network']} | {row['error']} |" + " |" * 7)
             continue
         parts = " / ".join(f"{row[name]:.2f}" for name in ("rollout", "reward", "update"))
         share = "-" if row["share of peak"] is None else f"{100 * row['share of peak']:.1f} %"
@@ -323,8 +307,6 @@ def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[
         cells = [row["network"], f"{row['parameters'] or 0:,}", f"{row['seconds']:.2f}", parts]
         cells += [f"{row['evaluations per second']:.0f}", share, f"{row['peak GB']:.2f}", needed]
         cells += ["-" if row["waits"] is None else str(row["waits"])]
-        each = row["waits of each"]
-        cells += [f"{each[f'own {one}']:g} of {each[one]:g}" if each else "-" for one in ("decision", "update", "part")]
         lines.append("| " + " | ".join(cells) + " |")
     notes = (
         "An evaluation is a token or a denoising step of one sample. The share of peak counts the operations that are "
@@ -332,6 +314,5 @@ def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[
     notes += (
         "really done, backward passes and recomputation included, in all seconds of a round. Waits: how often the host "
     )
-    notes += "waited for the card in one round; those of a token or denoising step, a further update of a round and a "
-    notes += "further micro-batch were counted on a simulated device, the project's own of all, the network's library "
-    return [*lines, "", notes + "included."]
+    notes += "waited for the card in one round."
+    return [*lines, "", notes]

@@ -6,53 +6,56 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from mmgrpo.cli.bench.visual_learning import CURVES, GROUP, STEPS, WORLDS, bench_learning, config_of, make_trainer
-from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, one_of, within
+from mmgrpo.config.plugins import recipe
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, one_of, within
+from mmgrpo.config.reading import build, load_yaml
+from mmgrpo.config.settings import Config, config_class
+from mmgrpo.family import family
 from mmgrpo.files import write_text
 
-METHODS = list(CURVES)[:8]
-"""Methods whose rounds are measured: those that differ in their plans."""
+GROUP, STEPS = 16, 8
+"""Samples per prompt and denoising steps of all methods."""
+
+TREE = "splits=[0, 1, 3, 5]"
+"""Of 8 steps the last is deterministic: with a split at step 6 there would be nothing to prune behind it."""
+IN_TREES = {"aggregation": "per_decision"}
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "Flow-GRPO": {"plan": "every_step", "preset": "flow_grpo_fast"},
+    "DanceGRPO subset": {"plan": "random_subset(fraction=0.6)", "preset": "dance_grpo"},
+    "MixGRPO": {"plan": "sliding_window(size=2, interval=8)", "preset": "mix_grpo"},
+    "one-step branch": {"plan": "one_step_branch(first=0.5)", "preset": "flow_grpo_fast"},
+    "one-step branch, 4 epochs": {
+        "plan": "one_step_branch(first=0.5)",
+        "preset": "flow_grpo_fast",
+        "epochs": 4,
+        "objective": "ppo(low=1e-2, high=1e-2)",
+    },
+    "BranchGRPO": {"plan": f"branch_tree({TREE})", "preset": "branch_grpo", **IN_TREES},
+    "BranchGRPO pruned": {"plan": f"branch_tree({TREE})", "preset": "branch_grpo_pruned", **IN_TREES},
+    "BranchGRPO-Mix": {"plan": f"branch_mix({TREE}, window=1)", "preset": "branch_grpo", **IN_TREES},
+}
+"""What each method that is measured changes in the sections sampling, algorithm and optim; they differ in their plans.
+Flow-GRPO and those that share its KL run without it, whose reference passes the others do not have."""
+
+OF_ALGORITHM = ("preset", "objective", "terms", "aggregation")
+OF_OPTIM = ("epochs",)
+OF_TRANSITIONS = ("kernel", "plan", "plan_per", "completion_steps")
+"""Settings of sampling without an effect on matching policies."""
 
 
 @dataclass
 class Args:
     """The sizes to measure."""
 
-    learn: bool = False
-    """Measure reward against the cost of training instead, for every method, with several seeds."""
-    world: Annotated[str, one_of(*WORLDS)] = "image"
-    """What --learn trains: the embedded model of images, or a small network that draws points of the plane."""
-    learn_methods: Annotated[list[str], one_of(*CURVES)] = field(default_factory=list)
-    """Methods to train; empty: all."""
-    seconds: Annotated[float, within("(0, 1e6]")] = 1500.0
-    """Processor seconds of training of every method and seed on images."""
-    tune_seconds: Annotated[float, within("(0, 1e6]")] = 300.0
-    """Processor seconds of training with each of the learning rates, before one is chosen."""
-    passes: Annotated[float, within("(0, 1e12]")] = 200_000.0
-    """Passes of the network (a forward pass of a sample is 1, a differentiated one 3) of training on the plane."""
-    tune_passes: Annotated[float, within("(0, 1e12]")] = 100_000.0
-    """Those with each of the learning rates, before one is chosen."""
-    rates: Annotated[list[float], within("(0, 1000]")] = field(default_factory=list)
-    """Learning rates of which each method's is chosen on the split tune; one is taken as it is. Empty: those of the
-    world."""
-    tune_seeds: Annotated[int, within("[1, 1000]")] = 1
-    """Seeds with each of the learning rates."""
-    seeds: Annotated[int, within("[1, 1000]")] = 5
-    """Seeds per method."""
-    points: Annotated[int, within("[1, 1000]")] = 12
-    """Evaluations during each run, besides the one before."""
-    resume: bool = False
-    """Keep the learning runs of the same settings that the output folder already has."""
-    eval_prompts: Annotated[int, COUNT_OR_ZERO] = 128
-    """Held-out prompts per evaluation."""
-    methods: Annotated[list[str], one_of(*METHODS)] = field(default_factory=METHODS.copy)
+    methods: Annotated[list[str], one_of(*METHODS)] = field(default_factory=lambda: list(METHODS))
     """Methods whose rounds are measured."""
     rounds: Annotated[int, COUNT] = 3
     """Rounds to measure per method, after one for warm-up."""
@@ -62,6 +65,39 @@ class Args:
     """CPU threads of torch."""
     output: Annotated[str, ANY_TEXT] = "benchmarks"
     """Output folder."""
+
+
+def section_of(method: Mapping[str, Any], prompts: int, lr: float = 0.0, **changes: Any) -> dict[str, Any]:
+    """The recipe visual/demo with a method's sampling, algorithm and optimizer; 0 keeps the recipe's learning rate and
+    its decay."""
+    section = load_yaml(recipe("visual/demo"))
+    sampling = {name: value for name, value in method.items() if name not in (*OF_ALGORITHM, *OF_OPTIM)}
+    section["algorithm"] = {name: method[name] for name in OF_ALGORITHM if name in method}
+    section["sampling"] |= {"steps": STEPS, "evaluation_steps": STEPS, **sampling}
+    if sampling.get("policy") == "matching":
+        section["sampling"] = {name: value for name, value in section["sampling"].items() if name not in OF_TRANSITIONS}
+    optim = {name: method[name] for name in OF_OPTIM if name in method}
+    section["optim"] |= {"epochs": 1, **optim, **({"lr": lr, "decay": "constant"} if lr else {})}
+    section["data"] |= {"prompts_per_step": prompts, "group_size": GROUP}
+    return section | {"trackers": [], "save_every": 10**9, **changes}
+
+
+def config_of(method: Mapping[str, Any], prompts: int, lr: float = 0.0, **changes: Any) -> Config:
+    """``section_of`` as the configuration of the embedded model."""
+    return build(config_class(family("sd3").sections), section_of(method, prompts, lr, **changes), "the benchmark")
+
+
+def make_trainer(config: Config, folder: Path) -> Any:
+    """A trainer of the embedded model in a folder."""
+    from accelerate import Accelerator
+
+    from mmgrpo import api
+    from mmgrpo.inputs import load
+
+    sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
+    accelerator = Accelerator(cpu=True)
+    policy = partial(sd3.policy, config, "cpu")
+    return api.make_trainer(config, sd3, lambda _: load(config, sd3, policy), config.rewards, accelerator)
 
 
 def bench_rounds(args: Args) -> list[dict[str, Any]]:
@@ -74,7 +110,7 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
     rows = []
     for method in args.methods:
         with tempfile.TemporaryDirectory() as folder:
-            config = config_of(method, args.prompts)
+            config = config_of(METHODS[method], args.prompts)
             epochs = config.optim.epochs
             config = replace(config, steps=(args.rounds + 1) * epochs)
             config.eval.skip = True
@@ -207,7 +243,7 @@ def _replay(policy: Any, prompt: Any, calls: list[tuple[int, bool]]) -> float:
 
 
 def write_results(result: dict[str, Any], out: Path) -> None:
-    """Write ``visual.json`` (all measurements), ``visual.md`` (tables) and the figure of the learning curves."""
+    """Write ``visual.json`` (all measurements) and ``visual.md`` (the table)."""
     rounds = result["rounds"]
     names = list(rounds[0])
     table = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
@@ -238,36 +274,11 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-OF_IMAGES, OF_PLANE = ("seconds", "tune_seconds"), ("passes", "tune_passes")
-OF_LEARNING = (
-    *("world", "learn_methods", "rates", "tune_seeds", "seeds", "points", "resume", "eval_prompts"),
-    *(*OF_IMAGES, *OF_PLANE),
-)
-OF_ROUNDS = ("methods", "rounds")
-
-
-def refuse_unused(args: Args) -> None:
-    """ValueError for an option that has no effect with the others."""
-    budgets = OF_IMAGES if args.world == "plane" else OF_PLANE
-    unused = (*OF_ROUNDS, *budgets) if args.learn else OF_LEARNING
-    for name in unused:
-        if getattr(args, name) != getattr(Args(), name):
-            other = (
-                f"--world {args.world}" if args.learn and name in budgets else f"--{'' if args.learn else 'no-'}learn"
-            )
-            raise ValueError(f"--{name.replace('_', '-')}: has no effect with {other}; leave one of them out")
-
-
 def run(args: Args, machine: str, command: str) -> None:
-    """Measure rounds and write ``visual.json`` and ``visual.md``; with ``args.learn`` learning curves instead."""
-    refuse_unused(args)
-    model = WORLDS[args.world].model if args.learn else "the embedded model"
-    print(f"{machine}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, {model}\n", flush=True)
+    """Measure rounds and write ``visual.json`` and ``visual.md``."""
+    print(f"{machine}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, the embedded model\n", flush=True)
     out = Path(args.output)
     out.mkdir(parents=True, exist_ok=True)
-    if args.learn:
-        bench_learning(args, machine, command, out)
-        return
     result: dict[str, Any] = {"command": command, "machine": machine, "prompts": args.prompts}
     result |= {"medians of": args.rounds, "rounds": bench_rounds(args)}
     write_results(result, out)

@@ -14,6 +14,7 @@ from typing import Any
 
 from accelerate.state import AcceleratorState
 
+import benchmarks
 from mmgrpo.cli import main
 from tests import ROOT
 from tests.processes import Forked
@@ -26,6 +27,12 @@ def call(*arguments: object) -> None:
     """``mmgrpo <arguments>`` in this process, which spares the seconds of the imports."""
     AcceleratorState._reset_state(reset_partial_state=True)
     main.run([str(argument) for argument in arguments])
+
+
+def program(*arguments: object) -> None:
+    """``python -m benchmarks <arguments>`` in this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    benchmarks.main([str(argument) for argument in arguments])
 
 
 def script(name: str) -> list[str]:

@@ -40,10 +40,13 @@ def test_a_negative_rank_is_refused_and_none_trains_all_but_what_is_frozen():
     assert [n for n, p in made.named_parameters() if p.requires_grad] == ["body.q_proj.weight", "body.q_proj.bias"]
 
 
-def test_plain_layers_of_what_trains_are_multiplied_by_onednn_on_a_cpu():
+def test_plain_layers_are_multiplied_by_onednn_on_a_cpu_only():
     made = network()
     make_trainable(made, Training(), ["q_proj"], frozen=[made.tower])
     assert type(made.body.q_proj) is type(made.tower.q_proj) is products.Linear
+    on_card = network()
+    make_trainable(on_card, Training(device="cuda:0"), ["q_proj"], frozen=[on_card.tower])
+    assert type(on_card.body.q_proj) is type(on_card.tower.q_proj) is nn.Linear
 
 
 def test_targets_are_written_in_full_where_a_frozen_part_has_one_too():

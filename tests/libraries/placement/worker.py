@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mmgrpo.cli.bench import simulated
+from benchmarks import simulated
 
 
 def lengths(prompts: Any, outputs: Any) -> list[float]:
@@ -60,8 +60,8 @@ def run(name: str, folder: str, where: str, place: Path) -> list[dict[str, Any]]
 
 
 def waits(name: str, folder: str, settings: list[str], place: Path) -> dict[str, float]:
-    """``mmgrpo.cli.bench.waits.counted`` of a family's tiny model under settings, e.g. sampling.policy=matching."""
-    from mmgrpo.cli.bench.waits import counted
+    """``benchmarks.waits.counted`` of a family's tiny model under settings, e.g. sampling.policy=matching."""
+    from benchmarks.waits import counted
     from tests.libraries.families.examples import EXAMPLES
     from tests.libraries.families.test_battery import config_of
 

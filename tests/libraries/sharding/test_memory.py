@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmgrpo.cli.bench.scale import Counted
+from benchmarks.scale import Counted
 from mmgrpo.cli.train import costs_of, counted_in
 from mmgrpo.config.settings import Config, Distributed, config_class
 from mmgrpo.family import families

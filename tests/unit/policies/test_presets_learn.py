@@ -1,6 +1,6 @@
 """Every kind of policy learns in about a second under every preset that is for any of them.
 
-The worlds are those of the twins (``mmgrpo.cli.bench.twins.worlds``): points on a circle, that is a mixture of all its
+The worlds are those of the twins (``benchmarks.twins.worlds``): points on a circle, that is a mixture of all its
 angles in two dimensions, of which one is asked for; words; and a scale of classes. Presets for denoising or matching
 policies alone have twins with thresholds of their own.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.cli.bench.twins.derive import Twin, derived, trained
+from benchmarks.twins.derive import Twin, derived, trained
 from mmgrpo.config.plugins import recipe
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import load_yaml

@@ -1,8 +1,8 @@
 """The most used presets side by side: held-out reward before and after equal budgets, with paired intervals.
 
-    mmgrpo bench algorithms                     # 24 presets, three tasks, 3 seeds: about 6 to 7 hours of one core
-    mmgrpo bench algorithms --tasks text --presets grpo dr_grpo --seeds 1
-    mmgrpo bench algorithms --resume            # keep the runs that are finished
+    python -m benchmarks algorithms             # 24 presets, three tasks, 3 seeds: about 6 to 7 hours of one core
+    python -m benchmarks algorithms --tasks text --presets grpo dr_grpo --seeds 1
+    python -m benchmarks algorithms --resume    # keep the runs that are finished
 
 Tasks are those that need no download: ``image``, the embedded model of ``visual/demo`` and its rules; ``question``,
 that of ``vlm/demo``, which answers questions on images; ``text``, a random language model of a few thousand parameters

@@ -119,7 +119,7 @@ def average_that_stays() -> Any:
 
 
 def other_prompts() -> Any:
-    from mmgrpo.cli.bench.twins.worlds import Angles
+    from benchmarks.twins.worlds import Angles
 
     def take(original: Change, self: Any, index: Tensor) -> Any:
         return original(self, index.roll(1) if torch.is_grad_enabled() and len(index) > 1 else index)
@@ -176,7 +176,8 @@ def table(record: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Planted faults",
         "",
-        f"`mmgrpo bench twins --faults`, commit {record['commit'] or 'unknown'}: one seed of each twin of a panel.",
+        f"`python -m benchmarks twins --faults`, commit {record['commit'] or 'unknown'}: one seed of each twin of a "
+        "panel.",
     ]
     lines += ["", "| fault | red | of | red twins (gain under the fault) |", "| --- " * 4 + "|"]
     for one in record["faults"]:

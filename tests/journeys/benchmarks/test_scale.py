@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from mmgrpo.cli.bench import scale
-from tests.journeys.cli.running import call
+from benchmarks import scale
+from tests.journeys.cli.running import program
 
 BLOCKS = {"weights": 100, "trained bytes": 40, "updates": 1, "in step": True, "calls": 3, "calls with gradient": 2}
 AGREED = {**BLOCKS, "in step": False, "phases": 1, "gathered": 240, "reduced": 36, "trained outside": 4}
@@ -61,7 +61,7 @@ def test_what_is_alive_at_the_peak():
 @pytest.mark.slow
 def test_the_benchmark_of_sharding_finds_the_formulas(tmp_path):
     networks = ["sd3.5-medium", "qwen2.5-vl-3b"]
-    call("bench", "scale", "--networks", *networks, "--processes", 2, "--ranks", 0, "--output", tmp_path)
+    program("scale", "--networks", *networks, "--processes", 2, "--ranks", 0, "--output", tmp_path)
     rows = json.loads((tmp_path / "scale.json").read_text())["rows"]
     assert [(row["network"], row["mode"]) for row in rows] == [(n, m) for n in networks for m in ("none", "full")]
     for row in rows:

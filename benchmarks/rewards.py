@@ -1,6 +1,6 @@
 """Rewards in the process of the run, in one of their own, and on a server; and what overlap with sampling hides.
 
-    mmgrpo bench rewards                  # a vision transformer as large as CLIP's ViT-B/32, a few minutes
+    python -m benchmarks rewards                  # a vision transformer as large as CLIP's ViT-B/32, a few minutes
 
 Images are scored in batches of 16, by turns in the three ways, which must give the same values bit for bit. Then two
 runs train the embedded model of images with a reward in a process of its own that takes as long as sampling: one
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Image
 
-REWARD = "mmgrpo.cli.bench.rewards_vit:vit"
+REWARD = "benchmarks.rewards_vit:vit"
 HERE, PROCESS, SERVER = "in the process of the run", "in a process of its own", "on a server, over loopback"
 COMPUTES, WAITS = "another core of this machine", "another machine (it waits)"
 AFTER, WHILE = "scored after sampling", "scored while sampling"
@@ -154,7 +154,7 @@ def overlapped(args: Args, folder: Path) -> list[dict[str, Any]]:
     once = timed(scorer(f"{small})").fn, images(count, 64))
     rewards = {
         COMPUTES: scorer(f"{small}, repeats={max(1, round(sampling / once))})"),
-        WAITS: scorer(f"mmgrpo.cli.bench.rewards_vit:waits(seconds={sampling / count}, process=True)"),
+        WAITS: scorer(f"benchmarks.rewards_vit:waits(seconds={sampling / count}, process=True)"),
     }
     timed(rewards[COMPUTES].fn, images(count, 64))
     rows = []

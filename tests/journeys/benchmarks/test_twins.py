@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mmgrpo.cli.bench import twins as bench
-from mmgrpo.cli.bench.twins import Args, bars, chosen, commit, once, report, state, thinned, threshold
-from mmgrpo.cli.bench.twins.derive import BASES, NEEDS, NO_TWIN, SCALES, Twin, twins
-from mmgrpo.cli.bench.twins.faults import FAULTS, PANEL, planted
+from benchmarks import twins as bench
+from benchmarks.twins import Args, bars, chosen, commit, once, report, state, thinned, threshold
+from benchmarks.twins.derive import BASES, NEEDS, NO_TWIN, SCALES, Twin, twins
+from benchmarks.twins.faults import FAULTS, PANEL, planted
 from mmgrpo.config.plugins import recipe, recipes
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import build, load_yaml

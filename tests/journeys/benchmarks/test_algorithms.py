@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from mmgrpo.cli.bench import algorithms
-from mmgrpo.cli.bench.algorithms import PRESETS, TASKS, Args, cells, fits, kept, report, table
+from benchmarks import algorithms
+from benchmarks.algorithms import PRESETS, TASKS, Args, cells, fits, kept, report, table
 from mmgrpo.config.presets import CATALOGUE
 
 

@@ -1,8 +1,8 @@
 """Reward against the cost of training, of every method for denoising policies, each at its best learning rate.
 
-    mmgrpo bench visual --learn --world plane    # all methods, 5 seeds, points of the plane (under an hour)
-    mmgrpo bench visual --learn                  # the embedded model of images (days; --resume goes on)
-    mmgrpo bench visual --learn --learn-methods Flow-GRPO DiffusionNFT --seeds 1 --seconds 60
+    python -m benchmarks visual_learning --world plane    # all methods, 5 seeds, points of the plane (under an hour)
+    python -m benchmarks visual_learning                  # the embedded model of images (days; --resume goes on)
+    python -m benchmarks visual_learning --methods Flow-GRPO DiffusionNFT --seeds 1 --seconds 60
 
 Every method has the same budget for training (held-out evaluations are not counted): processor seconds of the embedded
 model, and passes of the network on the plane of the twins, whose own time is nothing. A forward pass of one sample
@@ -12,7 +12,6 @@ highest reward on the split ``tune`` is taken.
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import statistics
@@ -20,41 +19,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any
 
-from mmgrpo.config.plugins import recipe
-from mmgrpo.config.reading import build, load_yaml
-from mmgrpo.config.settings import Config, config_class
-from mmgrpo.family import family
+from mmgrpo.cli.bench.visual import GROUP, METHODS, STEPS, config_of, make_trainer, section_of
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, one_of, within
 from mmgrpo.files import write_bytes, write_text
 
-GROUP, STEPS = 16, 8
-"""Samples per prompt and denoising steps of all methods."""
-
-OF_TRANSITIONS = ("kernel", "plan", "plan_per", "completion_steps")
-"""Settings of sampling without an effect on matching policies."""
-
 BASELINE = "Flow-GRPO"
-TREE = "splits=[0, 1, 3, 5]"
-"""Of 8 steps the last is deterministic: with a split at step 6 there would be nothing to prune behind it."""
 MATCHING: Mapping[str, Any] = {"policy": "matching", "draws": 4, "error": "velocity", "solver": "euler"}
 
-CURVES: dict[str, dict[str, Any]] = {
-    "Flow-GRPO": {"plan": "every_step", "preset": "flow_grpo_fast"},
-    "DanceGRPO subset": {"plan": "random_subset(fraction=0.6)", "preset": "dance_grpo"},
-    "MixGRPO": {"plan": "sliding_window(size=2, interval=8)", "preset": "mix_grpo"},
-    "one-step branch": {"plan": "one_step_branch(first=0.5)", "preset": "flow_grpo_fast"},
-    "one-step branch, 4 epochs": {
-        "plan": "one_step_branch(first=0.5)",
-        "preset": "flow_grpo_fast",
-        "epochs": 4,
-        "objective": "ppo(low=1e-2, high=1e-2)",
-    },
-    "BranchGRPO": {"plan": f"branch_tree({TREE})", "preset": "branch_grpo"},
-    "BranchGRPO pruned": {"plan": f"branch_tree({TREE})", "preset": "branch_grpo_pruned"},
-    "BranchGRPO-Mix": {"plan": f"branch_mix({TREE}, window=1)", "preset": "branch_grpo"},
+CURVES: Mapping[str, Mapping[str, Any]] = {
+    **METHODS,
     "TempFlow-GRPO": {"plan": "one_step_branch(first=0.5, roots=4)", "preset": "tempflow", "terms": []},
     "E-GRPO": {"plan": "entropy_branch(first=0.5)", "preset": "e_grpo"},
     "Pro-GRPO": {"plan": "expand_prune(at=[4, 6], keep=[12, 8])", "preset": "pro_grpo"},
@@ -77,77 +54,13 @@ CURVES: dict[str, dict[str, Any]] = {
     "Diffusion-DPO": {**MATCHING, "preset": "diffusion_dpo"},
     "SePPO": {**MATCHING, "preset": "seppo"},
 }
-"""Plan, sampling and algorithm of each method. Flow-GRPO and those that share its KL run without it, whose reference
-passes the others do not have."""
+"""Plan, sampling and algorithm of each method: those whose rounds ``mmgrpo bench visual`` measures, and the others."""
 
 BEFORE: dict[tuple[str, int, str, int], float] = {}
 """Held-out rewards before training, by world, seed, split and number of prompts."""
 
 FIRST_TUNING = 100
 """Seeds by which learning rates are chosen begin here, beyond those that are compared."""
-
-OF_ALGORITHM = ("preset", "objective", "terms")
-OF_OPTIM = ("epochs",)
-
-
-class Budget(Protocol):
-    """The options of the command that concern learning curves (``mmgrpo.cli.bench.visual.Args``)."""
-
-    world: str
-    learn_methods: list[str]
-    seconds: float
-    tune_seconds: float
-    passes: float
-    tune_passes: float
-    rates: list[float]
-    tune_seeds: int
-    seeds: int
-    points: int
-    eval_prompts: int
-    prompts: int
-    resume: bool
-
-
-def sections_of(method: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What a method changes in the sections sampling, algorithm and optim."""
-    settings = CURVES[method]
-    algorithm = {name: settings[name] for name in OF_ALGORITHM if name in settings}
-    if "BranchGRPO" in method:
-        algorithm["aggregation"] = "per_decision"
-    optim = {name: settings[name] for name in OF_OPTIM if name in settings}
-    sampling = {name: value for name, value in settings.items() if name not in (*OF_ALGORITHM, *OF_OPTIM)}
-    return sampling, algorithm, optim
-
-
-def section_of(method: str, prompts: int, lr: float = 0.0, **changes: Any) -> dict[str, Any]:
-    """The recipe visual/demo with a method's sampling, algorithm and optimizer; 0 keeps the recipe's learning rate and
-    its decay."""
-    section = load_yaml(recipe("visual/demo"))
-    sampling, section["algorithm"], optim = sections_of(method)
-    section["sampling"] |= {"steps": STEPS, "evaluation_steps": STEPS, **sampling}
-    if sampling.get("policy") == "matching":
-        section["sampling"] = {name: value for name, value in section["sampling"].items() if name not in OF_TRANSITIONS}
-    section["optim"] |= {"epochs": 1, **optim, **({"lr": lr, "decay": "constant"} if lr else {})}
-    section["data"] |= {"prompts_per_step": prompts, "group_size": GROUP}
-    return section | {"trackers": [], "save_every": 10**9, **changes}
-
-
-def config_of(method: str, prompts: int, lr: float = 0.0, **changes: Any) -> Config:
-    """``section_of`` as the configuration of the embedded model."""
-    return build(config_class(family("sd3").sections), section_of(method, prompts, lr, **changes), f"bench {method}")
-
-
-def make_trainer(config: Config, folder: Path) -> Any:
-    """A trainer of the embedded model in a folder."""
-    from accelerate import Accelerator
-
-    from mmgrpo import api
-    from mmgrpo.inputs import load
-
-    sd3, config = family("sd3"), replace(config, output_dir=str(folder), name="bench")
-    accelerator = Accelerator(cpu=True)
-    policy = functools.partial(sd3.policy, config, "cpu")
-    return api.make_trainer(config, sd3, lambda _: load(config, sd3, policy), config.rewards, accelerator)
 
 
 @dataclass(frozen=True)
@@ -160,25 +73,25 @@ class World:
     reward: str
     unit: str
     rates: tuple[float, ...]
-    trainer: Callable[[str, float, int, str, Budget, Path], Any]
+    trainer: Callable[[str, float, int, str, Args, Path], Any]
     """Of a method with a learning rate and a seed, evaluated on a split."""
     meter: Callable[[], AbstractContextManager[Callable[[], float]]]
     """What was spent so far, within a ``with`` block."""
 
 
-def image_trainer(method: str, lr: float, seed: int, split: str, args: Budget, folder: Path) -> Any:
+def image_trainer(method: str, lr: float, seed: int, split: str, args: Args, folder: Path) -> Any:
     """The embedded model with a method."""
-    config = config_of(method, args.prompts, lr, steps=10**6, seed=seed)
+    config = config_of(CURVES[method], args.prompts, lr, steps=10**6, seed=seed)
     config.eval.prompts, config.eval.samples = args.eval_prompts, 2
     config.data.heldout = f"embedded:visual/scenes/{split}.jsonl"
     return make_trainer(config, folder)
 
 
-def plane_trainer(method: str, lr: float, seed: int, split: str, args: Budget, folder: Path) -> Any:
+def plane_trainer(method: str, lr: float, seed: int, split: str, args: Args, folder: Path) -> Any:
     """The twin of a method on the plane; constants of the scale of rewards are those of its preset's twin."""
-    from mmgrpo.cli.bench.twins import derive, worlds
+    from benchmarks.twins import derive, worlds
 
-    section = section_of(method, args.prompts, lr)
+    section = section_of(CURVES[method], args.prompts, lr)
     names = (f"{kind}/{section['algorithm']['preset']}" for kind in ("visual", "preset"))
     twin = derive.derived(next((name for name in names if name in derive.SCALES), method), section)
     parts = {
@@ -199,7 +112,7 @@ def passes() -> Iterator[Callable[[], float]]:
     """Passes of the plane's network and its copies, of which one that is differentiated counts 3."""
     import torch
 
-    from mmgrpo.cli.bench.twins.worlds import PlaneNetwork
+    from benchmarks.twins.worlds import PlaneNetwork
 
     total = [0.0]
 
@@ -236,7 +149,44 @@ WORLDS = {
 }
 
 
-def curve(method: str, lr: float, seed: int, tuning: bool, args: Budget, spend: Callable[[], float]) -> dict[str, Any]:
+@dataclass
+class Args:
+    """What is trained, and for how long."""
+
+    world: Annotated[str, one_of(*WORLDS)] = "image"
+    """The embedded model of images, or a small network that draws points of the plane."""
+    methods: Annotated[list[str], one_of(*CURVES)] = field(default_factory=list)
+    """Methods to train; empty: all."""
+    seconds: Annotated[float, within("(0, 1e6]")] = 1500.0
+    """Processor seconds of training of every method and seed on images."""
+    tune_seconds: Annotated[float, within("(0, 1e6]")] = 300.0
+    """Processor seconds of training with each of the learning rates, before one is chosen."""
+    passes: Annotated[float, within("(0, 1e12]")] = 200_000.0
+    """Passes of the network (a forward pass of a sample is 1, a differentiated one 3) of training on the plane."""
+    tune_passes: Annotated[float, within("(0, 1e12]")] = 100_000.0
+    """Those with each of the learning rates, before one is chosen."""
+    rates: Annotated[list[float], within("(0, 1000]")] = field(default_factory=list)
+    """Learning rates of which each method's is chosen on the split tune; one is taken as it is. Empty: those of the
+    world."""
+    tune_seeds: Annotated[int, within("[1, 1000]")] = 1
+    """Seeds with each of the learning rates."""
+    seeds: Annotated[int, within("[1, 1000]")] = 5
+    """Seeds per method."""
+    points: Annotated[int, within("[1, 1000]")] = 12
+    """Evaluations during each run, besides the one before."""
+    resume: bool = False
+    """Keep the runs of the same settings that the output folder already has."""
+    eval_prompts: Annotated[int, COUNT_OR_ZERO] = 128
+    """Held-out prompts per evaluation."""
+    prompts: Annotated[int, within("[1, 1e6]")] = 8
+    """Prompts per round."""
+    threads: Annotated[int, within("[1, 1024]")] = 2
+    """CPU threads of torch."""
+    output: Annotated[str, ANY_TEXT] = "benchmarks"
+    """Output folder."""
+
+
+def curve(method: str, lr: float, seed: int, tuning: bool, args: Args, spend: Callable[[], float]) -> dict[str, Any]:
     """Train for a budget; held-out rewards between, network evaluations of a rollout and memory. Evaluation k of K is
     due after (k / K)^2 of the budget, so that early ones are close: the best methods rise at once."""
     world, points = WORLDS[args.world], 1 if tuning else args.points
@@ -273,21 +223,32 @@ def curve(method: str, lr: float, seed: int, tuning: bool, args: Budget, spend: 
     return {"points": found, "evaluations": lines[-1]["rollout/evaluations"], "memory": lines[-1]["memory"]}
 
 
-def budgets(args: Budget) -> tuple[float, float]:
+def budgets(args: Args) -> tuple[float, float]:
     """What a run may cost, and one of tuning, in the unit of the world."""
     return (args.passes, args.tune_passes) if args.world == "plane" else (args.seconds, args.tune_seconds)
 
 
-def bench_learning(args: Budget, machine: str, command: str, out: Path) -> None:
+def refuse_unused(args: Args) -> None:
+    """ValueError for a budget of the other world."""
+    for name in ("seconds", "tune_seconds") if args.world == "plane" else ("passes", "tune_passes"):
+        if getattr(args, name) != getattr(Args(), name):
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option}: has no effect with --world {args.world}; leave one of them out")
+
+
+def run(args: Args, machine: str, command: str) -> None:
     """Tune and train every method; write results, table and plot (``World.file``) after each run."""
-    methods, world = args.learn_methods or list(CURVES), WORLDS[args.world]
+    refuse_unused(args)
+    methods, world, out = args.methods or list(CURVES), WORLDS[args.world], Path(args.output)
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"{machine}\n{args.prompts} prompts x {GROUP} samples, {STEPS} steps, {world.model}\n", flush=True)
     rates, (budget, tune) = args.rates or list(world.rates), budgets(args)
     settings = {"world": args.world, "budget": budget, "tune_budget": tune, "rates": rates}
     settings |= {name: vars(args)[name] for name in ("tune_seeds", "points", "prompts", "eval_prompts")}
     file = out / f"{world.file}.json"
     result: dict[str, Any] = {"command": command, "machine": machine, "settings": settings, "runs": []}
     if args.resume and file.is_file():
-        from mmgrpo.cli.bench.algorithms import kept
+        from benchmarks.algorithms import kept
 
         result["runs"] = kept(json.loads(file.read_text(encoding="utf-8")), settings, machine)
 

@@ -1,29 +1,44 @@
 """How often the host would wait for a device, counted on the simulated one at toy size.
 
-    python -m mmgrpo.cli.bench.waits sd3.5-medium ...
+    python -m benchmarks waits
+    python -m benchmarks waits --networks sd3.5-medium
 
 Every number that the host reads from a device, every tensor whose size depends on values there, and every copy to it
 that is not pinned, stalls its queue. How many there are depends on the code and not on sizes, so that differences
-between whole runs tell them, e.g. one with twice as many tokens or denoising steps. It is a process of its own, in
-which torch moves modules in another way (``mmgrpo.cli.bench.simulated``).
+between whole runs tell them, e.g. one with twice as many tokens or denoising steps. In this process torch moves modules
+in another way than in a user's (``benchmarks.simulated``).
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from mmgrpo.cli.bench import simulated
-from mmgrpo.cli.bench.gpu import SIZES, Args, checkpoint, rounds, settings
+from benchmarks import simulated
+from mmgrpo.cli.bench.gpu import SIZES, checkpoint, rounds, settings
+from mmgrpo.cli.bench.gpu import Args as Sizes
+from mmgrpo.config.ranges import ANY_TEXT, one_of, within
+from mmgrpo.files import write_text
+
+
+@dataclass
+class Args:
+    """What is counted."""
+
+    networks: Annotated[list[str], one_of(*SIZES)] = field(default_factory=lambda: list(SIZES))
+    """Architectures, tiny."""
+    threads: Annotated[int, within("[1, 1024]")] = 1
+    """CPU threads of torch."""
+    output: Annotated[str, ANY_TEXT] = "benchmarks"
+    """Output folder."""
 
 
 def counted(config: Any, place: Path, prompts: Sequence[Any] = ()) -> dict[str, float]:
@@ -77,18 +92,35 @@ def counted(config: Any, place: Path, prompts: Sequence[Any] = ()) -> dict[str, 
     return {f"{whose}{name}": float(one[row]) for name, one in made.items() for row, whose in enumerate(("", "own "))}
 
 
-def main(names: Sequence[str]) -> None:
-    """Print the waits of networks."""
-    torch.set_num_threads(1)
+def run(args: Args, machine: str, command: str) -> None:
+    """Count the waits of networks, and write ``waits.json`` and ``waits.md``."""
     simulated.install()
-    found = {}
-    for name in names:
+    rows: list[dict[str, Any]] = []
+    for name in args.networks:
         with tempfile.TemporaryDirectory(prefix="bench-waits-") as place:
             path = checkpoint(SIZES[name], Path(place) / "model", toy=True)
-            config = settings(SIZES[name], path, Args(toy=True, device=f"{simulated.NAME}:0"))
-            found[name] = counted(config, Path(place))
-    print(json.dumps(found))
+            config = settings(SIZES[name], path, Sizes(toy=True, device=f"{simulated.NAME}:0"))
+            rows.append({"network": name, **counted(config, Path(place))})
+        print(json.dumps(rows[-1]), flush=True)
+    out = Path(args.output)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "waits.json", json.dumps({"machine": machine, "command": command, "rows": rows}, indent=1))
+    write_text(out / "waits.md", "\n".join(page(rows, machine, command)) + "\n")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[str]:
+    """The table as Markdown."""
+    kinds = {
+        "decision": "token or denoising step",
+        "update": "further update of a round",
+        "part": "further micro-batch",
+    }
+    lines = ["# Waits for a device", "", machine, "", f"`{command}`", ""]
+    lines += [
+        "How often the host would wait, at toy size: the project's own waits of all, the network's library included."
+    ]
+    lines += ["", f"| network | {' | '.join(kinds.values())} |", "| --- " * 4 + "|"]
+    for row in rows:
+        cells = [row["network"], *(f"{row[f'own {kind}']:g} of {row[kind]:g}" for kind in kinds)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines

@@ -1,6 +1,6 @@
 """What sharding moves and holds: bytes per optimizer step and per process against the formulas of docs/scaling.md.
 
-    mmgrpo bench scale                    # 2 and 4 processes on CPUs, tiny models (minutes)
+    python -m benchmarks scale                    # 2 and 4 processes on CPUs, tiny models (minutes)
 
 Every case is one training of a tiny model by several processes over gloo, of whose second round all collective
 operations are counted, by what a process receives where the others form a ring: of S bytes among n processes a gather
@@ -100,7 +100,7 @@ def run(args: Args, machine: str, command: str) -> None:
 def together(processes: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
     """What the first of so many processes measured of the cases."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    start += ["-m", "mmgrpo.cli.bench.scale", json.dumps([asdict(case) for case in cases])]
+    start += ["-m", "benchmarks.scale", json.dumps([asdict(case) for case in cases])]
     environment = {**os.environ, "OMP_NUM_THREADS": str(cases[0].threads), "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(start, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:

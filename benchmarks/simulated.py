@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "sim"
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 ROOMS = ("mmgrpo/", "pipelines/", "reward_models/")
 TORCH = str(Path(torch.__file__).parent)
 
@@ -146,7 +146,7 @@ def note(kind: str) -> None:
     while frame is not None:
         file = frame.f_code.co_filename
         inner = file[len(str(ROOT)) + 1 :] if file.startswith(str(ROOT)) else ""
-        if inner.startswith(ROOMS) and file != __file__:
+        if inner.startswith(ROOMS):
             WAITS[kind, f"{library}{inner}:{frame.f_code.co_name}"] += 1
             return
         if "site-packages/" in file and not library and not file.startswith(TORCH):

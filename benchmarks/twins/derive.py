@@ -213,7 +213,7 @@ def derived(name: str, section: Mapping[str, Any]) -> Twin:
 
 def policy_of(twin: Twin, config: Config) -> Policy:
     """The world's policy as the family of the recipe would make it."""
-    from mmgrpo.cli.bench.twins import worlds
+    from benchmarks.twins import worlds
 
     if twin.world == "plane":
         return plane_policy(twin, config)
@@ -236,7 +236,7 @@ def policy_of(twin: Twin, config: Config) -> Policy:
 
 
 def plane_policy(twin: Twin, config: Config) -> Policy:
-    from mmgrpo.cli.bench.twins.worlds import Plane
+    from benchmarks.twins.worlds import Plane
     from pipelines.denoising import policy_over
 
     owner, sampling, options = family(twin.family), config.sampling, config.model
@@ -255,7 +255,7 @@ def plane_policy(twin: Twin, config: Config) -> Policy:
 
 def prompts_of(twin: Twin) -> dict[str, Any]:
     """Training and held-out prompts."""
-    from mmgrpo.cli.bench.twins import worlds
+    from benchmarks.twins import worlds
 
     if twin.world == "words":
         return {"prompts": worlds.sayings(False), "heldout": worlds.sayings(True)}
@@ -267,8 +267,8 @@ def trainer_of(twin: Twin, seed: int, folder: Path, given: Mapping[str, Any]) ->
     import torch
     from accelerate import Accelerator
 
+    from benchmarks.twins import worlds
     from mmgrpo.api import make_trainer, refuse_preset
-    from mmgrpo.cli.bench.twins import worlds
     from mmgrpo.inputs import load
     from mmgrpo.scoring import Scorer
 

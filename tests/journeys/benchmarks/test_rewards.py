@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.cli.bench.rewards import AFTER, COMPUTES, HERE, PROCESS, SERVER, WHILE, Args, report
-from tests.journeys.cli.running import call
+from benchmarks.rewards import AFTER, COMPUTES, HERE, PROCESS, SERVER, WHILE, Args, report
+from tests.journeys.cli.running import program
 
 
 def test_throughput_and_overlap_are_relative_to_what_they_replace():
@@ -34,7 +34,7 @@ def test_the_three_ways_give_the_same_values_and_a_run_is_measured(tmp_path):
     small = {"width": 64, "layers": 1, "size": 32, "batch": 2, "batches": 2, "repeats": 1}
     run = {"prompts": 2, "group": 2, "rounds": 1, "threads": 1, "output": tmp_path}
     options = [word for name, value in {**small, **run}.items() for word in (f"--{name}", value)]
-    call("bench", "rewards", *options)
+    program("rewards", *options)
     result = json.loads((tmp_path / "rewards.json").read_text())
     assert [row["way"] for row in result["rows"]] == [HERE, PROCESS, SERVER]
     assert [set(row[WHILE]) for row in result["overlap"]] == [{"rollout", "reward"}] * 2

@@ -1,11 +1,11 @@
 """Twins: every recipe scaled down to train in CPU-seconds, and whether it learns.
 
-    mmgrpo bench twins                      # train all, 3 seeds each, and compare with the thresholds (minutes)
-    mmgrpo bench twins --resume             # keep the runs that are finished
-    mmgrpo bench twins --only visual/demo preset/dppo
-    mmgrpo bench twins --few 3 --key 1a2b3c # 3 of them, chosen by a text
-    mmgrpo bench twins --calibrate --seeds 5    # the runs from which thresholds are derived, once per rounding
-    mmgrpo bench twins --faults             # plant faults, one after the other: each must turn a twin red
+    python -m benchmarks twins                      # train all, 3 seeds each, and compare with the thresholds (minutes)
+    python -m benchmarks twins --resume             # keep the runs that are finished
+    python -m benchmarks twins --only visual/demo preset/dppo
+    python -m benchmarks twins --few 3 --key 1a2b3c # 3 of them, chosen by a text
+    python -m benchmarks twins --calibrate --seeds 5    # the runs from which thresholds are derived, once per rounding
+    python -m benchmarks twins --faults             # plant faults, one after the other: each must turn a twin red
 
 A twin keeps the blocks of a recipe or preset and changes what size demands (``derive``). Its gain is the mean
 difference of a held-out prompt's reward after and before training. The threshold is the mean of the calibrated gains
@@ -72,7 +72,7 @@ class Args:
 
 def run(args: Args, machine: str, command: str) -> None:
     """Train twins; write ``twins.json`` and ``twins.md`` after each run. SystemExit 1 where one does not learn."""
-    from mmgrpo.cli.bench.twins.derive import twins
+    from benchmarks.twins.derive import twins
 
     out = Path(args.output)
     out.mkdir(parents=True, exist_ok=True)
@@ -114,8 +114,8 @@ def run(args: Args, machine: str, command: str) -> None:
 
 def plant(result: dict[str, Any], args: Args, out: Path) -> None:
     """Plant every fault while twins of a panel, or those in ``--only``, are trained."""
-    from mmgrpo.cli.bench.twins.derive import twins
-    from mmgrpo.cli.bench.twins.faults import PANEL, planted
+    from benchmarks.twins.derive import twins
+    from benchmarks.twins.faults import PANEL, planted
 
     found = {name: band(twins()[name].hash, result) for name in PANEL}
     bands = {name: one for name, one in found.items() if one is not None}
@@ -130,7 +130,7 @@ def plant(result: dict[str, Any], args: Args, out: Path) -> None:
 
 def keeps(one: Mapping[str, Any], args: Args, names: Sequence[str], rounding: str) -> bool:
     """Whether a run of the results stays: always with --resume, else where it is none of those that are made now."""
-    from mmgrpo.cli.bench.twins.derive import twins
+    from benchmarks.twins.derive import twins
 
     current = {twin.hash for twin in twins().values()}
     if one["hash"] not in current:
@@ -155,7 +155,7 @@ def chosen(args: Args, names: list[str]) -> list[str]:
 
 def once(name: str, seed: int) -> dict[str, Any]:
     """A run of a twin: gains per prompt, the curve and processor seconds, or the message of its failure."""
-    from mmgrpo.cli.bench.twins.derive import trained, twins
+    from benchmarks.twins.derive import trained, twins
 
     twin, start = twins()[name], time.process_time()
     one: dict[str, Any] = {"twin": name, "hash": twin.hash, "seed": seed}
@@ -279,7 +279,7 @@ def write_results(result: Mapping[str, Any], out: Path) -> None:
 
 def report(result: Mapping[str, Any]) -> str:
     """Markdown: what was run, the table of twins, and that of faults."""
-    from mmgrpo.cli.bench.twins.derive import NEEDS, NO_TWIN, SIZES, twins
+    from benchmarks.twins.derive import NEEDS, NO_TWIN, SIZES, twins
 
     lines = [
         "# Twins",
@@ -312,7 +312,7 @@ def report(result: Mapping[str, Any]) -> str:
     lines += [row(name, twin.world, twin.hash, result) for name, twin in twins().items()]
     lines += [f"| {name} | | | | | | no twin: {why} | | |" for name, why in {**NO_TWIN, **NEEDS}.items()]
     if "faults" in result:
-        from mmgrpo.cli.bench.twins.faults import table
+        from benchmarks.twins.faults import table
 
         lines += ["", *table(result["faults"])]
     return "\n".join(lines) + "\n"
