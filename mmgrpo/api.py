@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from mmgrpo import tracking
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.compatibility import reads_answers, refuse_ranges, refuse_rows, refuse_start
 from mmgrpo.config.advice import PYTHON, argument, in_python
@@ -56,6 +55,7 @@ from mmgrpo.inputs import RunInputs, ignored, load
 from mmgrpo.prompts.ledger import Ledger, by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
+from mmgrpo.report import tracking
 from mmgrpo.report.group_record import GroupRecord, displayed
 from mmgrpo.requirements import of_algorithm, refuse_unmet, required
 from mmgrpo.rewards import scorers

@@ -48,6 +48,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, write_alarms
 from mmgrpo.report.run_folder import print_alarms
+from mmgrpo.report.tracking import send_evaluation
 from mmgrpo.rollout import RoundSettings, sample_round
 from mmgrpo.rounds.callback import Callback, Callbacks
 from mmgrpo.runtime.averaging import InitialWeights
@@ -62,7 +63,6 @@ from mmgrpo.scheduling import Schedules
 from mmgrpo.scoring import Scorer, rules_of
 from mmgrpo.scoring.progress import report
 from mmgrpo.stepping import take_step
-from mmgrpo.tracking import send_evaluation
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import VELOCITY_METRICS, Batch, LossRecipe, accumulate_gradients, minibatches, on_device, rescored
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.data.values import reason_of
-from mmgrpo.memory import Folder, folder_of, json_in
+from mmgrpo.runtime.memory import Folder, folder_of, json_in
 from mmgrpo.runtime.weight_files import check_weight_files, read_object, variant_of
 from mmgrpo.scoring.manifest import cached_on_hub
 

@@ -2,7 +2,7 @@
 
     python -m scripts.hours
 
-The arithmetic is that of a dry run (``mmgrpo.work``), on modules without storage: nothing is downloaded.
+The arithmetic is that of a dry run (``mmgrpo.runtime.work``), on modules without storage: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from mmgrpo.cli.train import counted_in, read
 from mmgrpo.family import family
-from mmgrpo.memory import Folder
-from mmgrpo.work import PEAKS, SHARES, shown, work
+from mmgrpo.runtime.memory import Folder
+from mmgrpo.runtime.work import PEAKS, SHARES, shown, work
 from scripts.memory import QWEN, folder_of
 
 CARD = "H100"

@@ -2,8 +2,8 @@
 
     python -m scripts.memory
 
-The arithmetic is that of a dry run (``mmgrpo.memory.needs``), without activations, caches and frozen encoders, on
-modules without storage: nothing is downloaded.
+The arithmetic is that of a dry run (``mmgrpo.runtime.memory.needs``), without activations, caches and frozen encoders,
+on modules without storage: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from mmgrpo.cli.train import counted_in
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
-from mmgrpo.memory import CARDS, RESERVE, Folder, needs
+from mmgrpo.runtime.memory import CARDS, RESERVE, Folder, needs
 from pipelines.visual.memory import MODELS, network_of
 
 PROCESSES = (2, 4, 8, 16, 32, 64)

@@ -364,7 +364,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
 def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str]:
     """The memory that the run needs on each process and how much it computes, by the headers of its model's files, on
     this machine or (``on_hub``) on the hub."""
-    from mmgrpo import memory, work
+    from mmgrpo.runtime import memory, work
     from mmgrpo.scoring.manifest import cached_on_hub
     from pipelines.pretrained import headers_on_hub
 
@@ -391,7 +391,7 @@ def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str
 
 
 def counted_in(config: Config) -> dict[str, Any]:
-    """What ``mmgrpo.memory.needs`` counts besides what the settings say: the layers that get adapters, whether the
+    """What ``runtime.memory.needs`` counts besides what the settings say: the layers that get adapters, whether the
     family's blocks are gathered call by call, whether the loss needs a reference, whether there is guidance, and
     whether images of prompts are further tokens."""
     from mmgrpo.update import LossRecipe

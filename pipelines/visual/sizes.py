@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import lcm
 from typing import Any, NamedTuple
 
-from mmgrpo.memory import compression
+from mmgrpo.runtime.memory import compression
 
 
 class Sides(NamedTuple):

@@ -20,7 +20,7 @@ from mmgrpo.runtime.progress import Interrupted
 from mmgrpo.scoring import Scorer
 from tests.building import first_number, recipe, trainer
 from tests.toys import toy_policy, toy_prompts
-from tests.unit.test_tracking import Kept
+from tests.unit.report.test_tracking import Kept
 
 
 def lines(folder):

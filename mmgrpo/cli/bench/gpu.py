@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, within
 from mmgrpo.files import write_text
-from mmgrpo.work import PEAKS
+from mmgrpo.runtime.work import PEAKS
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any
     import torch
 
     from mmgrpo.cli.train import counted_in
-    from mmgrpo.memory import needs, read_folder
+    from mmgrpo.runtime.memory import needs, read_folder
 
     path = checkpoint(size, place / "model", args.toy)
     config = settings(size, path, args)

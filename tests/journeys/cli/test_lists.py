@@ -135,7 +135,7 @@ def test_several_words_are_parts_of_names(table, capsys):
 def test_help_of_the_rewards_reads_none(monkeypatch, capsys):
     monkeypatch.setattr("mmgrpo.rewards.entries", lambda: pytest.fail("read"))
     lists.rewards(["--help"])
-    assert capsys.readouterr().out.startswith("usage: mmgrpo rewards [PART OF A NAME]")
+    assert capsys.readouterr().out.startswith("usage: mmgrpo rewards [PART OF A NAME")
 
 
 def test_a_function_of_a_package_is_not_searched_for_in_the_working_directory(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from benchmarks.scale import Counted
 from mmgrpo.cli.train import costs_of, counted_in
 from mmgrpo.config.settings import Config, Distributed, config_class
 from mmgrpo.family import families
-from mmgrpo.memory import Folder, compression, fits, needs, places_of, read_folder, report
+from mmgrpo.runtime.memory import Folder, compression, fits, needs, places_of, read_folder, report
 from pipelines.pretrained import headers_on_hub
 from tests.building import module
 from tests.libraries.families.test_battery import config_of, gradients, policy_of, rollout_of
@@ -92,12 +92,10 @@ def measured(name: str, **model: Any) -> tuple[float, float]:
     reader = getattr(getattr(policy.network, "transformer", policy.network), "txt_in", nn.Identity())
     cells: list[int] = []
     network = getattr(policy.network, "transformer", policy.network)
-    hooks = [
-        reader.register_forward_hook(lambda module, given, out: texts.append(given[0].shape[1])),
-        network.register_forward_pre_hook(
-            lambda module, given, options: cells.append(len(options["hidden_states"][0])), with_kwargs=True
-        ),
-    ][: 1 + (name in GIVEN)]
+    hooks = [reader.register_forward_hook(lambda module, given, out: texts.append(given[0].shape[1]))]
+    if name in GIVEN:
+        count = lambda module, given, options: cells.append(len(options["hidden_states"][0]))  # noqa: E731
+        hooks.append(network.register_forward_pre_hook(count, with_kwargs=True))
     backward()  # as in the second micro batch of an update, gradients of weights are there
     for hook in hooks:
         hook.remove()

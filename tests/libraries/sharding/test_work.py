@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from mmgrpo.cli.train import counted_in
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
-from mmgrpo.memory import Folder, Places, compression, places_of, read_folder
-from mmgrpo.work import completions, forward, report, work
+from mmgrpo.runtime.memory import Folder, Places, compression, places_of, read_folder
+from mmgrpo.runtime.work import completions, forward, report, work
 from tests.building import module
 from tests.libraries.families.test_battery import config_of, policy_of, rollout_of
 from tests.tiny import tiny_checkpoint

@@ -236,7 +236,7 @@ REFUSED |= {
 }
 REFUSED |= dict.fromkeys(("gtpo", "hapo_entropy", "entropy_advantage", "critique_grpo"), "entropy") | {
     "ucas": "certainty",
-    "rmt": r"algorithm\.supervised",
+    "rmt": r"algorithm\.(hint|supervised)",
 }
 REFUSED |= dict.fromkeys(("rto", "opd", "va_opd"), "teacher.log_probs")
 """Presets that need what this policy has not."""

@@ -166,10 +166,10 @@ def test_a_run_that_resumes_has_the_networks_of_one_that_never_stopped(tmp_path)
         assert part.resume() == (steps == 10)
         part.fit()
     assert lines(tmp_path / "part") == lines(tmp_path / "whole")
-    assert part.networks.state() == whole.networks.state()
-    assert part.networks.values.keys() == whole.networks.values.keys() == {"old", "reference"}
-    for name, values in whole.networks.values.items():
-        assert all(torch.equal(part.networks.values[name][key], value) for key, value in values.items())
+    assert part.policy.networks.state() == whole.policy.networks.state()
+    assert part.policy.networks.values.keys() == whole.policy.networks.values.keys() == {"old", "reference"}
+    for name, values in whole.policy.networks.values.items():
+        assert all(torch.equal(part.policy.networks.values[name][key], value) for key, value in values.items())
         assert any(not torch.equal(values[key], parameter) for key, parameter in whole.trained.items())
 
 
@@ -197,9 +197,9 @@ def test_a_run_of_a_preset_resumes_with_all_of_its_networks(preset, tmp_path):
     assert part.resume()
     part.fit()
     assert lines(tmp_path / "part") == lines(tmp_path / "whole")
-    assert part.networks.values.keys() == whole.networks.values.keys() != set()
-    for name, values in whole.networks.values.items():
-        assert all(torch.equal(part.networks.values[name][key], value) for key, value in values.items()), name
+    assert part.policy.networks.values.keys() == whole.policy.networks.values.keys() != set()
+    for name, values in whole.policy.networks.values.items():
+        assert all(torch.equal(part.policy.networks.values[name][key], value) for key, value in values.items()), name
     assert all(torch.equal(part.trained[key], value) for key, value in whole.trained.items())
 
 
@@ -221,7 +221,7 @@ def test_a_sampler_draws_the_rollouts_in_place_of_the_present_network(tmp_path):
     assert not torch.equal(samples[""], samples["old"])
     assert seen == [pytest.approx(bias - 0.5)]
     first = lines(tmp_path)[0]
-    assert first["ratio/first_minus_one"] == 0 and run.networks.step == 2
+    assert first["ratio/first_minus_one"] == 0 and run.policy.networks.step == 2
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,13 @@ def test_the_optimizer_begins_anew_or_goes_on(optimizer, tmp_path):
 def test_a_run_that_stalls_resumes_exactly(tmp_path):
     whole = run(tmp_path / "whole", "renewal(stall=1, optimizer=True)")
     whole.fit()
-    assert whole.networks.changed["reference"] > 0, "it never stalled, so that the test tests nothing"
+    assert whole.policy.networks.changed["reference"] > 0, "it never stalled, so that the test tests nothing"
     for steps in (4, 8):
         part = run(tmp_path / "part", "renewal(stall=1, optimizer=True)", steps)
         assert part.resume() == (steps == 8)
         part.fit()
     assert all(torch.equal(a, b) for a, b in zip(part.trained.values(), whole.trained.values(), strict=True))
-    assert part.networks.state() == whole.networks.state()
+    assert part.policy.networks.state() == whole.policy.networks.state()
 
 
 def test_a_stall_without_evaluations_or_of_an_unknown_reward_is_refused(tmp_path):

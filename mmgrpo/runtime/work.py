@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from mmgrpo.memory import CONTEXT, SMALL, STORED, Folder, Places, places_of
+from mmgrpo.runtime.memory import CONTEXT, SMALL, STORED, Folder, Places, places_of
 
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12, "B200": 2250e12}
 """Dense bf16 operations per second of cards, from their data sheets."""
@@ -78,7 +78,7 @@ def work(
     """Operations to sample a rollout and to train on it, of all processes together.
 
     ``totals`` are what its family's arithmetic counts; (0, 0) where these are neither evaluations of a network nor
-    completions. ``given``: as ``mmgrpo.memory.needs``.
+    completions. ``given``: as ``mmgrpo.runtime.memory.needs``.
     """
     model = config.model
     again = 1 + reference + getattr(model, "gradient_checkpointing", False)

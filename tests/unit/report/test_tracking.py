@@ -6,9 +6,9 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, on_main_process
 from PIL import Image
 
-from mmgrpo import tracking
 from mmgrpo.config.settings import Config
 from mmgrpo.evaluation import Evaluation
+from mmgrpo.report import tracking
 
 
 class Kept(GeneralTracker):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mmgrpo.experience import LONGEST, Library, learn, operations
+from mmgrpo.prompts.experience import LONGEST, Library, learn, operations
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Media, Prompt, Text, Turn
 
