@@ -50,7 +50,7 @@ def test_runs_of_other_settings_are_not_mixed_with_these():
             kept(earlier, settings, machine)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_presets_are_trained_side_by_side_and_a_stopped_comparison_goes_on(tmp_path, capsys):
     args = Args(["text"], ["grpo", "flow_grpo", "dr_grpo"], seeds=1, text_steps=2, eval_prompts=4, output=str(tmp_path))
     algorithms.run(args, "m", "c")

@@ -28,7 +28,7 @@ def test_throughput_and_overlap_are_relative_to_what_they_replace():
     assert "overlap" not in report({**result, "overlap": []})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.nightly
 def test_the_three_ways_give_the_same_values_and_a_run_is_measured(tmp_path):
     small = {"width": 64, "layers": 1, "size": 32, "batch": 2, "batches": 2, "repeats": 1}

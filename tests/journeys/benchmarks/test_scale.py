@@ -58,7 +58,7 @@ def test_what_is_alive_at_the_peak():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_of_sharding_finds_the_formulas(tmp_path):
     networks = ["sd3.5-medium", "qwen2.5-vl-3b"]
     program("scale", "--networks", *networks, "--processes", 2, "--ranks", 0, "--output", tmp_path)

@@ -129,7 +129,7 @@ def test_the_page_shows_every_twin_with_its_state_and_every_fault():
     assert all(f"| {name} |" in page for name in twins()) and "| f | 1 | 2 | t (failed) |" in page
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fault_turns_a_twin_red_and_leaves_nothing_behind():
     name = "speech/demo_duration"
     before = once(name, 0)
@@ -147,7 +147,7 @@ def test_a_twin_is_red_where_its_gain_leaves_its_band_and_kept_gains_stay(gain, 
     assert [one["gains"] for one in made if "u" in one["gains"]] == [{"u": 0.1, "t": gain}]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.nightly
 def test_a_stopped_comparison_goes_on(tmp_path, capsys):
     args = Args(["speech/demo_duration"], seeds=1, calibrate=True, output=str(tmp_path))
@@ -163,7 +163,7 @@ def test_a_stopped_comparison_goes_on(tmp_path, capsys):
     assert gains[0] == gains[1] and "learns: 1" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.learning
 def test_the_twins_that_the_commit_chooses_learn():
     """Three of those that are stored as learning, one seed each: at least half of the stored gain, since rounding moves

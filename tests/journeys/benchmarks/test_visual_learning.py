@@ -89,7 +89,7 @@ def test_a_budget_of_the_other_world_is_refused(options, unused, tmp_path):
         learning.run(tyro.cli(learning.Args, args=[*map(str, options), "--output", str(tmp_path)]), "", "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_methods_are_compared_on_the_plane_by_passes(tmp_path):
     options = ["--world", "plane", "--rates", 3e-3, "--passes", 3000, "--seeds", 1, "--points", 2]
     methods = ["Flow-GRPO", "one-step branch"]
@@ -103,7 +103,7 @@ def test_methods_are_compared_on_the_plane_by_passes(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_learning_curves_are_tuned_drawn_and_resumed(tmp_path, capsys):
     options = ["--rates", 1e-4, 1e-3, "--seconds", 0.01, "--tune-seconds", 0.01, "--prompts", 1]
     options += ["--eval-prompts", 2, "--threads", 1, "--output", tmp_path, "--seeds", 1]

@@ -17,7 +17,7 @@ def test_the_table_has_the_waits_of_the_project_of_all():
     assert page([{"network": "a", **COUNTS}], "m", "c")[-1] == "| a | 1 of 2 | 1 of 3 | 0 of 0.5 |"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.nightly
 def test_a_denoising_step_never_waits_and_a_token_once(tmp_path):
     networks = ["sd3.5-medium", "qwen2.5-vl-3b", "whisper-large-v3"]

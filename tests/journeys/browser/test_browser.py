@@ -21,8 +21,12 @@ from tests.journeys.browser.tabs import STEPS, is_shown, to_tab
 pytestmark = pytest.mark.slow
 
 
+FEW = [name if name in ("Rewards", "Vote") else pytest.param(name, marks=pytest.mark.nightly) for name in TABS]
+"""Tabs that are tried whenever code changes; the others are made of the same parts."""
+
+
 @pytest.mark.rows
-@pytest.mark.parametrize("name", TABS)
+@pytest.mark.parametrize("name", FEW)
 def test_a_tab_can_be_used(open_page, demo, demo_folder, name):
     watched = open_page(demo)
     to_tab(watched.page, name)
@@ -33,9 +37,7 @@ def test_a_tab_can_be_used(open_page, demo, demo_folder, name):
         assert all((demo_folder / row[side]).is_file() for row in rows for side in ("left", "right"))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("Rewards", "Vote") else pytest.param(name, marks=pytest.mark.nightly) for name in TABS]
-)
+@pytest.mark.parametrize("name", FEW)
 def test_a_tab_can_be_used_with_the_keyboard_alone_in_a_narrow_window(open_page, demo, name):
     watched = open_page(demo, **NARROW)
     to_tab(watched.page, name)

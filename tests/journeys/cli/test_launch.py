@@ -179,7 +179,7 @@ def test_an_error_of_the_settings_is_one_line_of_all_processes():
     assert (ended.returncode, len(lines)) == (2, 1) and "steps" in lines[0], ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_divide_the_embedded_model(tmp_path):
     run = shlex.split(
         f"--steps 1 --name two --output-dir {tmp_path} --data.prompts-per-step 2 --data.group-size 2 --eval.prompts 2 "

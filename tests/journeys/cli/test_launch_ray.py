@@ -45,7 +45,7 @@ def started(
     launch(request, address, run, [*run, "--resume"], "the command", program=["-c", START + code])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("nodes", "processes", "local"), [(2, 1, ["0", "0"]), (1, 2, ["0", "1"])])
 def test_processes_find_each_other_and_their_lines_have_their_numbers(
     nodes, processes, local, cluster, tmp_path, capfd, monkeypatch
