@@ -211,7 +211,7 @@ def within(memory: int, files: list[tuple[str, str]]) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_refused_takes_less_memory_than_a_photograph(tmp_path):
     files = [("image", written(tmp_path / name, make())) for name, make in BOMBS.items()]
     files += [("audio", written(tmp_path / name, make())) for name, make in BAD_SOUNDS.items()]

@@ -56,7 +56,7 @@ def test_evaluating_a_run_of_a_model_that_looks_gives_the_numbers_of_its_summary
     assert "against blind" in printed and "against untrained" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_evaluation_has_tasks_and_the_best_of_several_samples(words_folder, tmp_path):
     """In a process of its own, for the reward's file has the name of the script, next to which Python looks first."""
     (tmp_path / "evaluate.py").write_text(

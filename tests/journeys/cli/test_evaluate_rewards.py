@@ -381,7 +381,7 @@ def test_what_cannot_be_compared_is_refused(arguments, message):
         verify_reward.main(arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_head_is_the_reward_of_a_visual_run(tmp_path):
     """Two steps of the demo through the command line, with a head that has just been trained."""
     head, output = tmp_path / "head", tmp_path / "runs"

@@ -89,7 +89,7 @@ def test_restarts_are_bounded_and_an_error_of_a_process_is_none(cluster, tmp_pat
     assert (tmp_path / "1").read_text() == "x"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_error_of_the_user_is_one_line_of_all_processes(cluster, tmp_path, capfd):
     """It is not said again, nor how to go on: with the same settings the run would end in the same way."""
     with pytest.raises(SystemExit, match="2"):

@@ -63,7 +63,7 @@ def test_our_own_warnings_are_one_line_and_others_keep_their_place(quiet):
 SIZE = ["--model.height", 16, "--model.width", 16, "--threads", 1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("command", "first"),
     [

@@ -142,7 +142,7 @@ def test_changed_prompts_weights_and_settings_are_noticed_on_resume(words_folder
     assert len(metrics(tmp_path / "run")) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["continue", pytest.param("merge", marks=pytest.mark.nightly)])
 def test_a_run_that_begins_with_existing_adapters_resumes_to_the_numbers_of_an_uninterrupted_one(
     mode, words_folder, tmp_path

@@ -69,7 +69,7 @@ def test_a_recipe_trains_two_steps_on_a_list_and_leaves_sounds(name, speaker, li
     assert (folder / "model" / adapted).is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_evaluated_and_speaks_texts_of_the_command_line(speaker, lists, tmp_path):
     call("train", "--recipe", "speech/llasa_cer_nll", *small(speaker, tmp_path), *lists)
     run = tmp_path / "llasa_cer_nll"

@@ -47,7 +47,7 @@ def test_a_run_leaves_a_whole_folder_with_sounds(spoken):
     assert rate == 8_000 and 0.3 < len(samples) / rate < 6.2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_where_it_stopped(spoken, tmp_path):
     options = [*SMALL, *NEW, "--output-dir", tmp_path, "--save-every", 1, "--name", "broken"]
     call("train", *options, "--steps", 1)
@@ -78,7 +78,7 @@ def test_another_run_starts_where_the_first_ended(spoken, tmp_path):
     assert before == summary(spoken)["eval"]["after"]["seconds"]["mean"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_papers_recipe_trains_with_judges_of_random_weights(tmp_path, monkeypatch):
     """All of it but the sizes of the network and of a step: 301 classes, both rewards and their watched neighbours."""
     judge = whisper.tiny(tmp_path / "whisper")

@@ -53,7 +53,7 @@ def small(model: str, lists: Path, output: Path, *more: object) -> list[object]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_published_checkpoint_trains_on_a_list_of_seed_tts_eval_and_speaks_again(model, lists, tmp_path):
     call("train", "--model.family", "flow_speech", *small(model, lists, tmp_path, "--name", "run"))
     folder = tmp_path / "run"
@@ -77,7 +77,7 @@ def test_a_published_checkpoint_trains_on_a_list_of_seed_tts_eval_and_speaks_aga
     assert "Good day!" in page and "<audio" in page
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [pytest.param("f5r_tts", marks=pytest.mark.nightly), "flowtts_grpo"])
 def test_a_papers_recipe_trains_by_its_judges(name, model, lists, whisper_folder, tmp_path):
     """Tiny judges of the real architectures hear the sounds: words, the voice of the row's clip, and DNSMOS itself."""

@@ -13,7 +13,7 @@ from tests.journeys.cli.running import call, metrics, read_lines, summary
 from tests.unit.data.layouts import shard
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_whose_prompts_stay_in_their_files_is_the_same_run_also_across_a_resume(
     vlm_run, qwen_folder, media, tmp_path, monkeypatch
 ):

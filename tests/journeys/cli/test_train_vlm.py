@@ -124,7 +124,7 @@ class Zoom:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3"])
 def test_a_model_that_zooms_into_its_images_trains_and_resumes(kind, media, tmp_path, monkeypatch):
     monkeypatch.setattr(qwen_vl_tiny, "TAGS", (*qwen_vl_tiny.TAGS, "<tool_call>", "</tool_call>"))

@@ -11,7 +11,7 @@ from tests import ROOT
 
 
 @pytest.mark.parametrize(("script", "rows"), [(memory, memory.RUNS), (hours, hours.MODELS)])
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_of_the_page_is_what_the_command_prints(script, rows, capsys):
     script.main()
     printed = capsys.readouterr().out

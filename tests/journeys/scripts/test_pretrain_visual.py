@@ -71,7 +71,7 @@ def test_pretraining_is_a_function_of_its_seed():
     assert all(1 < loss <= 2.1 for loss in losses)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_base_model_succeeds_sometimes_at_every_kind():
     from diffusers.models import SD3Transformer2DModel
 

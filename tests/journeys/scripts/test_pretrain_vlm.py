@@ -129,7 +129,7 @@ def test_the_committed_base_has_something_to_learn_and_something_to_learn_from()
     assert 0.2 < greedy < 0.4 and 0.2 < sampled < 0.37
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_supervised_training_stands_beside_a_run(tmp_path, monkeypatch, capsys):
     def script(main, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])

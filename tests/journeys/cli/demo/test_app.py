@@ -265,7 +265,7 @@ page.close(verbose=False)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_start_asks_no_other_machine_and_imports_no_model_library(tmp_path):
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
