@@ -15,9 +15,6 @@ from mmgrpo.step_rewards import STEP_FIELDS
 from mmgrpo.types import RECORDS, Policy, Prompt
 from mmgrpo.update import LossRecipe, all_fields, all_scores
 
-CATEGORY_WEIGHT = "category_weight"
-"""What an aggregation reads of the ledger where categories of the data are weighed by their losses."""
-
 
 def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
     """Raise ValueError if the algorithm needs scores, fields or keys that the policy does not provide."""
@@ -256,69 +253,6 @@ def refuse_rewards(
         reference_rewards(prompts, list(weights), recipe.referenced({name for name, w in weights.items() if w}))
 
 
-def used_lines(loss: LossRecipe) -> dict[str, str]:
-    """The lines of a recipe that ask for rows of other origins, and their texts."""
-    counts = {"replay": loss.replay({}).count, "supervised": loss.supervised({}).count}
-    counts |= {"hint": loss.hint({}).active, "added": loss.added({}).active}
-    return {f"algorithm.{name}": getattr(loss, name).text for name, used in counts.items() if used}
-
-
 def reads_answers(loss: LossRecipe) -> bool:
     """Whether a run reads the answers of prompts, also those of preference data."""
     return loss.added({}).kind == "answers" or bool(loss.supervised({}).count)
-
-
-def refuse_rows(kind: str, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
-    """ValueError for rows of other origins that no policy of a kind, or none of the other blocks, has a place for."""
-    replay, hint, added, used = loss.replay({}), loss.hint({}), loss.added({}), used_lines(loss)
-    steps = recipe.fields & {"step_rewards", "step_values"}
-    for line, text in used.items():
-        if any("inner_products" in rule.block.needs for rule in recipe.weighting):
-            raise ValueError(
-                f"{line}: got '{text}' and algorithm.weighting gradient, which compares a round's own rows; choose one "
-                "of them"
-            )
-        if steps and line != "algorithm.supervised":
-            raise ValueError(
-                f"{line}: got '{text}' with a credit that reads {', '.join(sorted(steps))}, which only samples of the "
-                "round have; choose another credit, or leave it out"
-            )
-    if kind != "tokens":
-        asks = {
-            "algorithm.hint": hint.active,
-            "algorithm.replay": bool(replay.count) and replay.old == "one",
-            "algorithm.supervised": loss.supervised({}).phi,
-            "algorithm.added": added.active and (added.kind not in ("answers", "drawn") or added.old == "one"),
-        }
-        for line in (line for line, asked in asks.items() if asked):
-            raise ValueError(
-                f"{line}: got '{used[line]}' with decisions of kind {kind}, expected tokens: their log-probs are those "
-                "of no text, and no probabilities; leave out old='one' and phi, or choose another block"
-            )
-    if (hint.shares or added.active) and "greedy_value" in recipe.fields:
-        line = "algorithm.hint" if hint.shares else "algorithm.added"
-        raise ValueError(f"{line}: got '{used[line]}' with the baseline greedy; choose another baseline")
-    if replay.count and (fields := recipe.fields & COMPARISON_FIELDS):
-        raise ValueError(
-            f"algorithm.replay: got '{loss.replay.text}' with a block that compares with {', '.join(fields)}, which "
-            "stored rows do not have; choose another baseline"
-        )
-    if hint.active and (changed := [name for name in loss.scores if "@" in name]):
-        raise ValueError(
-            f"algorithm.hint: got '{loss.hint.text}' with a term that scores under a changed prompt ({changed[0]}), "
-            "expected only one of them"
-        )
-
-
-def refuse_categories(loss: LossRecipe, share: float) -> None:
-    """ValueError for weights of categories that follow their losses in a run that is not of given answers alone."""
-    if CATEGORY_WEIGHT in loss.fields and share != 1:
-        raise ValueError(
-            f"data.offline: got {share:g} with algorithm.aggregation '{loss.aggregation.text}', whose weights follow "
-            "the losses of given answers, expected 1; set it, or choose another aggregation, e.g. per_prompt"
-        )
-    if CATEGORY_WEIGHT in loss.fields and loss.objective.block.level != "group":
-        raise ValueError(
-            f"algorithm.aggregation: got '{loss.aggregation.text}' with the objective '{loss.objective.text}', which "
-            "takes answers one by one, expected one that compares them, e.g. preference(...)"
-        )

@@ -128,11 +128,6 @@ class LanguageFamily:
             from mmgrpo.policies.perturbed_prompts import CONTRASTS
 
             bind(contrast, CONTRASTS, "sampling.contrast")
-            if sampling.search == "beam":
-                raise ValueError(
-                    f"sampling.contrast: got '{contrast}' with sampling.search beam, expected search sample; leave out "
-                    "one of them"
-                )
         if variants := getattr(sampling, "variants", ""):
             from mmgrpo.policies.perturbed_prompts import VARIANTS
 
@@ -147,11 +142,6 @@ class LanguageFamily:
             check_tree(config)
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
-        if getattr(config.data, "reference_in_group", False) and parse(config.algorithm.added)[0] == "refined":
-            raise ValueError(
-                f"data.reference_in_group: got true with algorithm.added '{config.algorithm.added}', which draws "
-                "single samples, expected false; leave out one of them"
-            )
         if Path(model.path).is_dir():
             check_positions(config, model.path)
 
@@ -414,25 +404,13 @@ def check_states(config: Config) -> None:
 
 
 def check_tree(config: Config) -> None:
-    """ValueError for a tree of texts that does not fit the size of groups, or what else draws samples."""
-    from mmgrpo.policies.text_trees import TREES, refuse_beside
+    """ValueError for a tree of texts that does not fit the size of groups, or the length of completions."""
+    from mmgrpo.policies.text_trees import TREES, refuse_size
 
-    data, sampling, algorithm = config.data, config.sampling, config.algorithm
+    sampling = config.sampling
     if not sampling.tree:
         return
-    used = {f"sampling.{name}": getattr(sampling, name) for name in ("states", "contrast", "variants", "dtype")}
-    used |= {
-        "sampling.draw_batch_size": sampling.draw_batch_size,
-        "rollout.engine": config.rollout.engine.removeprefix("policy"),
-    }
-    used |= {
-        "sampling.search": sampling.search.removeprefix("sample"),
-        "data.reference_in_group": data.reference_in_group,
-    }
-    used |= {"sampling.truncated": sampling.truncated.removeprefix("train")}
-    for name in ("replay", "supervised", "hint", "added"):
-        used[f"algorithm.{name}"] = getattr(algorithm, name).removeprefix("none")
-    refuse_beside(bind(sampling.tree, TREES, "sampling.tree")({}), data.group_size, sampling.max_tokens, used)
+    refuse_size(bind(sampling.tree, TREES, "sampling.tree")({}), config.data.group_size, sampling.max_tokens)
 
 
 def check_spread(config: Config) -> None:

@@ -348,14 +348,8 @@ def test_in_python_tools_are_functions_and_classes(tags, tmp_path):
 @pytest.mark.parametrize(
     ("section", "changed", "name"),
     [
-        ("sampling", {"states": "judged(by='x')"}, r"sampling\.states.*sampling\.tools"),
-        ("sampling", {"search": "beam"}, r"sampling\.search.*sampling\.tools"),
         ("sampling", {"tools": ["count"]}, r"sampling\.tools.*module:function"),
-        ("data", {"reference_in_group": True}, r"data\.reference_in_group.*sampling\.tools"),
-        ("data", {"offline": True}, r"data\.offline.*sampling\.tools"),
-        ("rollout", {"max_staleness": 1}, r"rollout\.max_staleness.*sampling\.tools"),
         ("rewards", ["task", "tool_reward(weight=0.5)"], "tool_reward.*sampling.tools"),
-        ("algorithm", {"credit": "looking(threshold=0.5, gain=1.0)"}, r"algorithm.*visual_dependency.*sampling\.tools"),
     ],
 )
 def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded(section, changed, name):
