@@ -78,11 +78,7 @@ class TokenSampling:
     """Maximum length of a completion."""
     temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
     """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
-    search: Annotated[
-        str,
-        one_of("sample", "beam"),
-        excludes(*reading("divergence"), why="only samples have a divergence", values=("beam",)),
-    ] = "sample"
+    search: Annotated[str, one_of("sample", "beam")] = "sample"
     """How a group is generated: sample, or beam search for the most likely completions (for the preset mwer_n_best)."""
     evaluation_temperature: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Temperature of evaluation samples; 0 is greedy."""

@@ -16,7 +16,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
 from typing import Any
@@ -59,6 +59,15 @@ class Where:
         name = value.partition("(")[0].strip() if isinstance(value, str) else value
         return name in self.values if self.values else name not in (self.but or UNSET)
 
+    def __str__(self) -> str:
+        if self.having:
+            what = " or ".join(self.having)
+            return f"{self.setting} with {what}" if "=" in what else f"blocks that read {what}"
+        if self.values or self.but:
+            texts = " or ".join(map(_text, self.values or self.but))
+            return f"{self.setting}={texts}" if self.values else f"{self.setting} other than {texts}"
+        return self.setting
+
 
 @dataclass(frozen=True)
 class Excludes:
@@ -68,6 +77,12 @@ class Excludes:
     why: str
     """The reason, as a clause."""
     when: Where
+
+    def __str__(self) -> str:
+        has = " or ".join(self.when.having)
+        own = f"has {has}" if has else f"is{self.when}".replace("=", " ") if self.when.values or self.when.but else ""
+        others = ", ".join(dict.fromkeys(map(str, self.others)))
+        return f"{f'Where it {own}, not' if own else 'Not'} with {others}: {self.why}."
 
 
 def where(setting: str, *values: Any, but: Any = (), having: str | Sequence[str] = ()) -> Where:
@@ -101,10 +116,9 @@ class Conflict:
 
     def __str__(self) -> str:
         unused = self.beside in UNSET
-        text = str(self.beside).lower() if isinstance(self.beside, bool) else str(self.beside) or "''"
         remedy = f"set {self.other}, or leave {self.name} out" if unused else "leave out one of them"
         remedy = f"leave {self.name} out" if self.other == DECISIONS else remedy
-        return f"{self.name}: got {shown(self.value)} with {self.other}={text}, but {self.why}; {remedy}"
+        return f"{self.name}: got {shown(self.value)} with {self.other}={_text(self.beside)}, but {self.why}; {remedy}"
 
 
 @cache
@@ -128,7 +142,7 @@ def conflicts(sections: Mapping[str, Any], traits: Traits = NO_TRAITS, decisions
         for field, declared in conflicts_of(type(settings)).items():
             name = f"{section}.{field}" if section else field
             for one in declared:
-                own = dataclasses.replace(one.when, setting=name).among(values.get(name), traits)
+                own = replace(one.when, setting=name).among(values.get(name), traits)
                 others = [(other.setting, other.among(values.get(other.setting), traits)) for other in one.others]
                 there += [Conflict(name, own[0], other, had[0], one.why) for other, had in others if own and had]
     return there
@@ -138,6 +152,10 @@ def refuse_conflicts(sections: Mapping[str, Any], traits: Traits = NO_TRAITS, de
     """ValueError that names the settings that do not go together, all of them."""
     if there := conflicts(sections, traits, decisions):
         raise ValueError("; ".join(dict.fromkeys(map(str, there))))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or "''"
 
 
 def _written(value: Any) -> frozenset[str]:

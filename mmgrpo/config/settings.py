@@ -110,6 +110,7 @@ class Algorithm:
             why="only samples of the round have rewards of steps",
             having=("step_rewards", "step_values"),
         ),
+        excludes(where("sampling.search", "beam"), why="only samples have a divergence", having="divergence"),
     ] = "broadcast"
     """How the advantage of a sample is assigned to its decisions: broadcast (the same to all), tree_depth, ..."""
     select: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
@@ -153,6 +154,7 @@ class Algorithm:
         str,
         ANY_TEXT,
         excludes(OF_NO_TEXT, why=NO_PROBABILITIES, having="old=one"),
+        excludes("data.reference_in_group", why="refined samples are drawn one by one", values=("refined",)),
         excludes(OF_NO_TEXT, why="these rows are texts", values=("refined", "corrected", "interrupted", "exits")),
     ] = "none"
     """Rows added to a group: answers of the data set, refined or corrected samples (answers(count=1), refined(...),

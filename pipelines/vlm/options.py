@@ -90,9 +90,7 @@ class VlmData(Data):
     stream: bool = False
     """Keep prompts in their files and read them when a round draws them, for sets that do not fit in memory. Order,
     checks and results are the same."""
-    reference_in_group: Annotated[
-        bool, excludes(where("algorithm.added", "refined"), why="refined samples are drawn one by one")
-    ] = False
+    reference_in_group: bool = False
     """Add the row's answer to the group as an off-policy sample (for the preset mp_grpo)."""
     skip_limit: Annotated[float, FRACTION] = 0.05
     """The largest fraction of prompts that may be skipped because their media cannot be read; each is listed in

@@ -170,7 +170,10 @@ PAIRED = ("--algorithm.preset", "dpo", "--data.offline")
         ((*TEXTS, *TREE, "--sampling.truncated", "mask"), "sampling.tree.*sampling.truncated=mask"),
         ((*TEXTS, *TREE, "--rollout.engine", "sampler"), "sampling.tree.*rollout.engine=sampler"),
         ((*TEXTS, "--sampling.search", "beam", "--rollout.engine", "vllm"), "rollout.engine.*sampling.search=beam"),
-        ((*TEXTS, "--data.reference-in-group", "--algorithm.added", "refined"), "reference_in_group.*added=refined"),
+        (
+            (*TEXTS, "--data.reference-in-group", "--algorithm.added", "refined"),
+            "algorithm.added.*refined.*reference_in_group=true",
+        ),
         ((*TEXTS, "--model.quantize", "4bit"), "model.quantize.*4bit.*model.lora_rank=0"),
         (
             (*TEXTS, *PAIRED, "1", "--algorithm.weighting", "least_first"),
