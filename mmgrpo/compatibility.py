@@ -9,6 +9,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound, parse
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
+from mmgrpo.requirements import REQUIREMENTS, refuse_unmet
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
 from mmgrpo.step_rewards import STEP_FIELDS
@@ -35,11 +36,9 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"{', '.join(sorted(policy.provides))}); choose another preset or objective"
             + (f", or add a network of the name '{other}' to algorithm.networks" if other else "")
         )
-    turns = "turn of samples" in policy.provides
-    refuse_turns(recipe, turns)
-    completes = bool(policy.fields & STEP_FIELDS)
-    if not turns and bool(recipe.fields & STEP_FIELDS) != completes and policy.kind in ("gaussian", "tokens"):
-        refuse_step_rewards(recipe, completes, "states" if policy.kind == "tokens" else "completion_steps")
+    known = {"tree": "tree" in policy.keys, "turns": "turn of samples" in policy.provides}
+    known["steps"] = known["turns"] or bool(policy.fields & STEP_FIELDS)
+    refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
     if (
         absent := (recipe.fields | all_fields(loss))
         - policy.fields
@@ -57,8 +56,6 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"algorithm.kl_weight: got '{recipe.kl_weight.text}' without a KL term that it weighs, expected one in "
             "algorithm.terms, e.g. kl_k3(coef=0.04)"
         )
-    if recipe.tree_blocks and "tree" not in policy.keys:
-        refuse_trees(recipe, policy.kind)
     if policy.kind == "tokens" and (ragged := [b for b in recipe.tree_blocks if parse(b)[0] != "tree_siblings"]):
         raise ValueError(
             f"algorithm: got '{', '.join(ragged)}', which compares decisions at one position, and in texts a position "
@@ -83,36 +80,6 @@ def refuse_networks(loss: LossRecipe, name: str) -> frozenset[str]:
             f"objective or a term that asks for {prefix}..."
         )
     return asked
-
-
-def refuse_step_rewards(recipe: AdvantageRecipe, completes: bool, setting: str = "completion_steps") -> None:
-    """Raise ValueError for a credit of step rewards without completions, and for completions that no credit reads."""
-    none, some = ("''", "completed(count=9)") if setting == "states" else ("0", "sampling.steps (the whole ODE)")
-    if completes:
-        raise ValueError(
-            f"sampling.{setting}: states are completed and scored, and algorithm.credit '{recipe.credit.text}' "
-            f"does not read their rewards; set {setting}={none}, or choose a credit that does, e.g. step_return"
-        )
-    raise ValueError(
-        f"algorithm.credit: got '{recipe.credit.text}', which compares rewards of single steps, and nothing completes "
-        f"the states between them; set sampling.{setting}, e.g. to {some}"
-    )
-
-
-def refuse_turns(recipe: AdvantageRecipe, tools: bool) -> None:
-    """Raise ValueError for a credit that compares turns without tools, which make them, and with tools for one that
-    compares other steps."""
-    text, turns = recipe.credit.text, "turn" in recipe.fields
-    if turns and not tools:
-        raise ValueError(
-            f"algorithm.credit: got '{text}', which compares turns, and completions have several with sampling.tools "
-            "alone; name tools (families of texts take them), or choose another credit"
-        )
-    if tools and not turns and recipe.fields & STEP_FIELDS:
-        raise ValueError(
-            f"algorithm.credit: got '{text}' with sampling.tools, whose step rewards are those of turns; choose a "
-            "credit of turns, e.g. turn_return"
-        )
 
 
 def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
@@ -181,16 +148,6 @@ def refuse_tasks(loss: LossRecipe, prompts: Sequence[Prompt]) -> None:
                 f"algorithm.networks: got networks '{name}' for the tasks {', '.join(sorted(tasks))}, and the prompt "
                 f"'{prompt.id}' of task '{prompt.task}'; add frozen(path=..., task='{prompt.task}'), or leave it out"
             )
-
-
-def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:
-    """Raise ValueError for blocks that compare the decisions of a tree, for a policy whose samples share none."""
-    line = "credit" if recipe.credit.text in recipe.tree_blocks else "select"
-    raise ValueError(
-        f"algorithm.{line}: got '{', '.join(recipe.tree_blocks)}', which compares samples that share decisions, and "
-        f"samples of a policy of {kind} share none: trees are grown by denoising policies (sampling.plan branch_tree, "
-        "one_step_branch, ...) and of texts by sampling.tree; choose another credit, e.g. broadcast, and another select"
-    )
 
 
 def refuse_records(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe, scorers: Sequence[Scorer]) -> None:

@@ -29,14 +29,11 @@ DECISIONS = {"transitions": "gaussian", "matching": "matching", "neighbors": "ne
 
 
 def check_decisions(config: Config) -> None:
-    """Raise ValueError for completions of states without a credit that reads them, and for plans that are drawn for
-    each prompt and are the same for all."""
+    """Raise ValueError for more samples than a group has, and for plans that are drawn for each prompt and are the same
+    for all."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.compatibility import refuse_step_rewards
 
-    recipe, completes = AdvantageRecipe.of(config.algorithm), bool(config.sampling.completion_steps)
-    if config.sampling.policy == "transitions" and completes and "step_rewards" not in recipe.fields:
-        refuse_step_rewards(recipe, completes)
+    recipe = AdvantageRecipe.of(config.algorithm)
     if config.sampling.explore_steps and config.sampling.explore_keep > config.data.group_size:
         raise ValueError(
             f"sampling.explore_keep: got {config.sampling.explore_keep}, expected at most data.group_size="

@@ -108,9 +108,6 @@ class LanguageFamily:
     def check(self, config: Config) -> None:
         """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other, and
         ModuleNotFoundError for a ``data.video_reader`` that is not installed."""
-        from mmgrpo.advantages.estimate import AdvantageRecipe
-        from mmgrpo.compatibility import refuse_turns
-
         model, sampling = config.model, config.sampling
         if getattr(config.data, "video_reader", "av") != "av":
             from pipelines.vlm.frames import use_video_reader
@@ -132,8 +129,6 @@ class LanguageFamily:
             from mmgrpo.policies.perturbed_prompts import VARIANTS
 
             bind(variants, VARIANTS, "sampling.variants")
-        if getattr(sampling, "tools", ()):
-            refuse_turns(AdvantageRecipe.of(config.algorithm), True)
         if "states" in {one.name for one in fields(sampling)}:
             check_tools(config, template_of(model))
             self.check_images(config, model.path if Path(model.path).is_dir() else "")
@@ -385,16 +380,11 @@ def check_positions(config: Config, path: str) -> None:
 
 
 def check_states(config: Config) -> None:
-    """ValueError for judged states without a credit that reads them, and for an unknown reward."""
-    from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.compatibility import refuse_step_rewards
+    """ValueError for judged states by an unknown reward."""
     from mmgrpo.policies.text_states import STATES
 
-    recipe, text = AdvantageRecipe.of(config.algorithm), config.sampling.states
-    if not text:
+    if not (text := config.sampling.states):
         return
-    if "step_rewards" not in recipe.fields:
-        refuse_step_rewards(recipe, True, "states")
     by = bind(text, STATES, "sampling.states")({}).by
     names = [str(more.get("log_as", name.split(":")[-1])) for name, more in map(parse, config.rewards)]
     if by and by not in names:

@@ -18,6 +18,10 @@ TRANSITIONS = needs("sampling.policy", "transitions")
 MATCHING = needs("sampling.policy", "matching")
 NEIGHBORS = needs("sampling.policy", "neighbors")
 BEAM = where("sampling.search", "beam")
+UNREAD = excludes(
+    where("algorithm.credit", lacking="step_rewards"), why="states are completed for credits that read step_rewards"
+)
+"""Of settings by which the states between decisions are completed and scored."""
 
 
 @dataclass
@@ -157,6 +161,7 @@ class DenoisingSampling:
         int,
         within("[0, 10000]"),
         TRANSITIONS,
+        UNREAD,
         excludes(where("sampling.plan", "expand_prune"), why="no states of groups that are pruned are completed"),
     ] = 0
     """Maximum number of deterministic steps to complete the states around each decision, for rewards of single steps

@@ -45,6 +45,8 @@ class Where:
     but: tuple[Any, ...] = ()
     having: tuple[str, ...] = ()
     """Traits of which a block has one, ``*`` for any letters."""
+    lacking: str = ""
+    """A trait that it has not."""
 
     def among(self, value: Any, traits: Traits) -> list[Any]:
         """Which of the values of a setting, one or a list, are such; of None, which stands for no setting, none."""
@@ -52,14 +54,20 @@ class Where:
         return [one for one in several if one is not None and self._holds(one, traits)]
 
     def _holds(self, value: Any, traits: Traits) -> bool:
+        at = self.setting, str(value)
+        if self.lacking and (at not in traits or self.lacking in traits[at]):
+            return False
         if self.having:
-            at = self.setting, str(value)
             has = traits[at] if at in traits else _written(value)
             return any(fnmatch(trait, one) for trait in has for one in self.having)
+        if self.lacking:
+            return True
         name = value.partition("(")[0].strip() if isinstance(value, str) else value
         return name in self.values if self.values else name not in (self.but or UNSET)
 
     def __str__(self) -> str:
+        if self.lacking:
+            return f"{self.setting} that does not read {self.lacking}"
         if self.having:
             what = " or ".join(self.having)
             return f"{self.setting} with {what}" if "=" in what else f"blocks that read {what}"
@@ -85,10 +93,11 @@ class Excludes:
         return f"{f'Where it {own}, not' if own else 'Not'} with {others}: {self.why}."
 
 
-def where(setting: str, *values: Any, but: Any = (), having: str | Sequence[str] = ()) -> Where:
-    """Values of a ``setting``: the ``values``, others than ``but``, or blocks with a trait; else those in use."""
+def where(setting: str, *values: Any, but: Any = (), having: str | Sequence[str] = (), lacking: str = "") -> Where:
+    """Values of a ``setting``: the ``values``, others than ``but``, or blocks with a trait or without; else those in
+    use."""
     traits = (having,) if isinstance(having, str) else tuple(having)
-    return Where(setting, values, but if isinstance(but, tuple) else (but,), traits)
+    return Where(setting, values, but if isinstance(but, tuple) else (but,), traits, lacking)
 
 
 def excludes(

@@ -19,7 +19,7 @@ from mmgrpo.config.ranges import (
     within,
 )
 from mmgrpo.config.settings import FURTHER_ROWS, Data, Eval
-from pipelines.options import BEAM, ModelOptions, TokenSampling
+from pipelines.options import BEAM, UNREAD, ModelOptions, TokenSampling
 
 SEEN = needs(MEDIA) | needs("sampling.tools")
 """Media of prompts, or images that tools return."""
@@ -121,7 +121,7 @@ class VlmSampling(TokenSampling):
     ] = ""
     """Variants of each prompt over which its group is divided, all trained on: budgets(tokens=[512, 1024]) (HBPO),
     instructions(texts=["...", "..."]) (GCPO); empty: the prompt as it is."""
-    states: Annotated[str, ANY_TEXT] = ""
+    states: Annotated[str, ANY_TEXT, UNREAD] = ""
     """How the state after each step of a completion is scored, for credits that read step_rewards: judged(by=...)
     scores the text so far, completed(count=9) completions sampled from there (VinePPO); empty: not at all."""
     tree: Annotated[
@@ -145,6 +145,10 @@ class VlmSampling(TokenSampling):
             *("data.reference_in_group", "data.offline", "rollout.max_staleness", *FURTHER_ROWS),
             *reading("answer_probability", "segment", "gradient_feature", "visual_dependency", "divergence"),
             why="its completions have turns that others wrote",
+        ),
+        excludes(
+            where("algorithm.credit", having=("step_rewards", "step_values"), lacking="turn"),
+            why="its rewards of steps are those of turns, for credits such as turn_return",
         ),
     ] = field(default_factory=list)
     """Tools that completions may call, functions or classes of your own: my_tools:search. Calls and results are parts

@@ -363,24 +363,6 @@ def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded
         check_tools(config, {})
 
 
-@pytest.mark.parametrize(
-    ("credit", "name"),
-    [
-        ("step_gain", r"algorithm\.credit.*step_gain.*turn_return"),
-        ("step_return(over='group')", r"algorithm\.credit.*step_return.*turn_return"),
-    ],
-)
-@pytest.mark.parametrize("family", OFFERED)
-def test_tools_need_a_credit_of_turns_before_a_model_is_loaded(family, credit, name):
-    owner = families()[family]
-    config = config_class(owner.sections)()
-    sampling = replace(config.sampling, tools=[f"{__name__}:count"])
-    algorithm = replace(config.algorithm, credit=credit, baseline="none", scale="none", shape=[])
-    config = replace(config, sampling=sampling, algorithm=algorithm, model=replace(config.model, path="nowhere"))
-    with pytest.raises(ValueError, match=name):
-        owner.check(config)
-
-
 class Opening:
     """Writes behind the prompt."""
 

@@ -45,8 +45,9 @@ PAIRS = [(family, *pair) for pair, family in pairs().items()]
 def meeting(config: Any, there: Where) -> tuple[Any, str]:
     """A value of a setting as a conflict asks, and a trait that it must have."""
     value, trait = values_of(sections_of(config)).get(there.setting, ""), ""
-    if there.having:
-        value, trait = (["block"] if isinstance(value, list) else "block"), there.having[0].replace("*", "x")
+    if there.having or there.lacking:
+        trait = "".join(there.having[:1]).replace("*", "x") or "another"
+        value = ["block"] if isinstance(value, list) else "block"
     elif there.values:
         value = there.values[0]
     elif there.setting == DECISIONS:
@@ -85,7 +86,7 @@ def test_every_setting_and_trait_of_a_conflict_is_known():
     parameters = {name for block in blocks for name in block.parameters} | {"by", "level"}
     for _, name, one, other in PAIRS:
         assert {name, other.setting} <= settings
-        for trait in (*one.when.having, *other.having):
+        for trait in (*one.when.having, *other.having, *filter(None, [other.lacking])):
             parameter, _, value = trait.partition("=")
             assert (parameter in parameters) if value else (trait in inputs or trait == "*@*"), trait
             assert parameter != "level" or value in LEVELS
@@ -97,6 +98,8 @@ def test_a_block_of_ones_own_is_taken_by_what_it_reads_and_not_by_its_name():
     named, has = where("algorithm.added", "refined"), where("algorithm.credit", having="turn")
     assert named.among("my_rows:refined", {}) == [] and named.among("refined(count=2)", {}) == ["refined(count=2)"]
     assert has.among("my_credit:mine", {("algorithm.credit", "my_credit:mine"): frozenset({"turn"})})
+    without = where("algorithm.credit", lacking="turn")
+    assert without.among("mine", {}) == [] and without.among("mine", {("algorithm.credit", "mine"): frozenset()})
     assert has.among(None, {}) == [] and where("sampling.plan", having="at=*,*").among("plan(at=[1, 2])", {})
 
 
@@ -156,6 +159,7 @@ HELD = ("--rollout.max-staleness", "1")
 SCHEDULE = "sampling.temperature=adaptive(0.5, by='entropy', target=1.0, rate=0.1, least=0.1)"
 TREE = ("--sampling.tree", "text_tree(children=2, depth=3, tokens=2)", "--data.group-size", "8")
 TOOLS = ("--sampling.tools", f"{__name__}:count")
+OF_STEPS = ("--algorithm.baseline", "none", "--algorithm.scale", "none", "--algorithm.credit")
 PAIRED = ("--algorithm.preset", "dpo", "--data.offline")
 
 
@@ -196,6 +200,10 @@ PAIRED = ("--algorithm.preset", "dpo", "--data.offline")
             ("--sampling.completion-steps", "2", "--sampling.plan", "expand_prune(at=[2], keep=[4])"),
             "sampling.completion_steps.*2.*sampling.plan=expand_prune",
         ),
+        (("--sampling.completion-steps", "4"), "sampling.completion_steps.*4.*algorithm.credit=broadcast"),
+        ((*TEXTS, "--sampling.states", "judged()"), "sampling.states.*algorithm.credit=broadcast"),
+        ((*TEXTS, *TOOLS, *OF_STEPS, "step_gain"), "sampling.tools.*algorithm.credit=step_gain.*turn_return"),
+        ((*TEXTS, *TOOLS, *OF_STEPS, "step_return(over='group')"), "sampling.tools.*algorithm.credit=step_return"),
         (("--data.offline", "1", "--algorithm.preset", "dpo"), "data.offline.*decisions=gaussian"),
         (("--model.compile", "--distributed.shard", "full"), "model.compile.*distributed.shard=full"),
         (
