@@ -29,9 +29,10 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.compatibility import reads_answers, refuse_ranges, refuse_rows, refuse_start
+from mmgrpo.compatibility import reads_answers, refuse_ranges, refuse_start
 from mmgrpo.config.advice import PYTHON, argument, in_python
-from mmgrpo.config.needs import refuse_moot
+from mmgrpo.config.conflicts import refuse_conflicts
+from mmgrpo.config.needs import refuse_moot, sections_of
 from mmgrpo.config.reading import build, preset_settings, refuse_preset, setting_names, stated, usual
 from mmgrpo.config.registry import bind
 from mmgrpo.config.schedules import of_settings
@@ -57,7 +58,7 @@ from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
 from mmgrpo.report.group_record import GroupRecord, displayed
-from mmgrpo.requirements import of_algorithm, refuse_unmet, required
+from mmgrpo.requirements import of_algorithm, refuse_unmet, required, traits_of
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds import methods
@@ -385,17 +386,11 @@ def make_trainer(
     attached = partial(methods, loss, config.optim, reward_scorers, weighting=recipe.weighting, **stopping, **kind)
     theirs = [load_callback(spec) for spec in callbacks]
     Callbacks([*attached(), *theirs])
-    if owner is not None:
-        refuse_rows(owner.decisions(config), recipe, loss)
     refuse_shape(config, owner, recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
     refuse_ranges(recipe, sampling.trackers, reward_scorers)
     bind(config.optim.step, STEPS, "optim.step")
-    if config.rollout.max_staleness:
-        from mmgrpo.rounds.ahead import refuse_stale
-
-        refuse_stale(config.rollout.max_staleness, loss, {**of_settings(config), **of_blocks(sampling)}, offline)
     if config.rollout.max_staleness and config.rollout.engine != "served" and accelerator.is_main_process:
         print(
             f"rollout.max_staleness: rollout.engine={config.rollout.engine} draws in the trainer's process, so that "
@@ -463,7 +458,13 @@ def make_trainer(
 
 
 def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
-    """ValueError for blocks that require of the rollouts of a run what its settings do not give (``refuse_unmet``)."""
+    """ValueError for blocks and settings that do not go together (``refuse_conflicts``), and for blocks that require of
+    the rollouts of a run what its settings do not give (``refuse_unmet``)."""
+    algorithm = config.algorithm
+    schedules = {**of_settings(config), **of_blocks(Sampling.of(algorithm.sampler, algorithm.trackers))}
+    listed = replace(config, schedules=[f"{name}={one.text}" for name, one in schedules.items()])
+    decisions = owner.decisions(config) if owner else ""
+    refuse_conflicts(sections_of(listed), traits_of(recipe, loss, schedules), decisions)
     if [*required(recipe, loss)]:
         refuse_unmet(recipe, loss, *given(config, owner, loss))
 

@@ -9,14 +9,12 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound, parse
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
+from mmgrpo.requirements import REQUIREMENTS, refuse_unmet
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
 from mmgrpo.step_rewards import STEP_FIELDS
 from mmgrpo.types import RECORDS, Policy, Prompt
 from mmgrpo.update import LossRecipe, all_fields, all_scores
-
-CATEGORY_WEIGHT = "category_weight"
-"""What an aggregation reads of the ledger where categories of the data are weighed by their losses."""
 
 
 def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
@@ -38,11 +36,9 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"{', '.join(sorted(policy.provides))}); choose another preset or objective"
             + (f", or add a network of the name '{other}' to algorithm.networks" if other else "")
         )
-    turns = "turn of samples" in policy.provides
-    refuse_turns(recipe, turns)
-    completes = bool(policy.fields & STEP_FIELDS)
-    if not turns and bool(recipe.fields & STEP_FIELDS) != completes and policy.kind in ("gaussian", "tokens"):
-        refuse_step_rewards(recipe, completes, "states" if policy.kind == "tokens" else "completion_steps")
+    known = {"tree": "tree" in policy.keys, "turns": "turn of samples" in policy.provides}
+    known["steps"] = known["turns"] or bool(policy.fields & STEP_FIELDS)
+    refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
     if (
         absent := (recipe.fields | all_fields(loss))
         - policy.fields
@@ -60,8 +56,6 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"algorithm.kl_weight: got '{recipe.kl_weight.text}' without a KL term that it weighs, expected one in "
             "algorithm.terms, e.g. kl_k3(coef=0.04)"
         )
-    if recipe.tree_blocks and "tree" not in policy.keys:
-        refuse_trees(recipe, policy.kind)
     if policy.kind == "tokens" and (ragged := [b for b in recipe.tree_blocks if parse(b)[0] != "tree_siblings"]):
         raise ValueError(
             f"algorithm: got '{', '.join(ragged)}', which compares decisions at one position, and in texts a position "
@@ -86,36 +80,6 @@ def refuse_networks(loss: LossRecipe, name: str) -> frozenset[str]:
             f"objective or a term that asks for {prefix}..."
         )
     return asked
-
-
-def refuse_step_rewards(recipe: AdvantageRecipe, completes: bool, setting: str = "completion_steps") -> None:
-    """Raise ValueError for a credit of step rewards without completions, and for completions that no credit reads."""
-    none, some = ("''", "completed(count=9)") if setting == "states" else ("0", "sampling.steps (the whole ODE)")
-    if completes:
-        raise ValueError(
-            f"sampling.{setting}: states are completed and scored, and algorithm.credit '{recipe.credit.text}' "
-            f"does not read their rewards; set {setting}={none}, or choose a credit that does, e.g. step_return"
-        )
-    raise ValueError(
-        f"algorithm.credit: got '{recipe.credit.text}', which compares rewards of single steps, and nothing completes "
-        f"the states between them; set sampling.{setting}, e.g. to {some}"
-    )
-
-
-def refuse_turns(recipe: AdvantageRecipe, tools: bool) -> None:
-    """Raise ValueError for a credit that compares turns without tools, which make them, and with tools for one that
-    compares other steps."""
-    text, turns = recipe.credit.text, "turn" in recipe.fields
-    if turns and not tools:
-        raise ValueError(
-            f"algorithm.credit: got '{text}', which compares turns, and completions have several with sampling.tools "
-            "alone; name tools (families of texts take them), or choose another credit"
-        )
-    if tools and not turns and recipe.fields & STEP_FIELDS:
-        raise ValueError(
-            f"algorithm.credit: got '{text}' with sampling.tools, whose step rewards are those of turns; choose a "
-            "credit of turns, e.g. turn_return"
-        )
 
 
 def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
@@ -186,16 +150,6 @@ def refuse_tasks(loss: LossRecipe, prompts: Sequence[Prompt]) -> None:
             )
 
 
-def refuse_trees(recipe: AdvantageRecipe, kind: str) -> None:
-    """Raise ValueError for blocks that compare the decisions of a tree, for a policy whose samples share none."""
-    line = "credit" if recipe.credit.text in recipe.tree_blocks else "select"
-    raise ValueError(
-        f"algorithm.{line}: got '{', '.join(recipe.tree_blocks)}', which compares samples that share decisions, and "
-        f"samples of a policy of {kind} share none: trees are grown by denoising policies (sampling.plan branch_tree, "
-        "one_step_branch, ...) and of texts by sampling.tree; choose another credit, e.g. broadcast, and another select"
-    )
-
-
 def refuse_records(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe, scorers: Sequence[Scorer]) -> None:
     """Raise ValueError for numbers that a reward or a block reads and that this policy cannot record."""
     asked = {name: f"the reward '{scorer.name}'" for scorer in scorers for name in scorer.records}
@@ -256,69 +210,6 @@ def refuse_rewards(
         reference_rewards(prompts, list(weights), recipe.referenced({name for name, w in weights.items() if w}))
 
 
-def used_lines(loss: LossRecipe) -> dict[str, str]:
-    """The lines of a recipe that ask for rows of other origins, and their texts."""
-    counts = {"replay": loss.replay({}).count, "supervised": loss.supervised({}).count}
-    counts |= {"hint": loss.hint({}).active, "added": loss.added({}).active}
-    return {f"algorithm.{name}": getattr(loss, name).text for name, used in counts.items() if used}
-
-
 def reads_answers(loss: LossRecipe) -> bool:
     """Whether a run reads the answers of prompts, also those of preference data."""
     return loss.added({}).kind == "answers" or bool(loss.supervised({}).count)
-
-
-def refuse_rows(kind: str, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
-    """ValueError for rows of other origins that no policy of a kind, or none of the other blocks, has a place for."""
-    replay, hint, added, used = loss.replay({}), loss.hint({}), loss.added({}), used_lines(loss)
-    steps = recipe.fields & {"step_rewards", "step_values"}
-    for line, text in used.items():
-        if any("inner_products" in rule.block.needs for rule in recipe.weighting):
-            raise ValueError(
-                f"{line}: got '{text}' and algorithm.weighting gradient, which compares a round's own rows; choose one "
-                "of them"
-            )
-        if steps and line != "algorithm.supervised":
-            raise ValueError(
-                f"{line}: got '{text}' with a credit that reads {', '.join(sorted(steps))}, which only samples of the "
-                "round have; choose another credit, or leave it out"
-            )
-    if kind != "tokens":
-        asks = {
-            "algorithm.hint": hint.active,
-            "algorithm.replay": bool(replay.count) and replay.old == "one",
-            "algorithm.supervised": loss.supervised({}).phi,
-            "algorithm.added": added.active and (added.kind not in ("answers", "drawn") or added.old == "one"),
-        }
-        for line in (line for line, asked in asks.items() if asked):
-            raise ValueError(
-                f"{line}: got '{used[line]}' with decisions of kind {kind}, expected tokens: their log-probs are those "
-                "of no text, and no probabilities; leave out old='one' and phi, or choose another block"
-            )
-    if (hint.shares or added.active) and "greedy_value" in recipe.fields:
-        line = "algorithm.hint" if hint.shares else "algorithm.added"
-        raise ValueError(f"{line}: got '{used[line]}' with the baseline greedy; choose another baseline")
-    if replay.count and (fields := recipe.fields & COMPARISON_FIELDS):
-        raise ValueError(
-            f"algorithm.replay: got '{loss.replay.text}' with a block that compares with {', '.join(fields)}, which "
-            "stored rows do not have; choose another baseline"
-        )
-    if hint.active and (changed := [name for name in loss.scores if "@" in name]):
-        raise ValueError(
-            f"algorithm.hint: got '{loss.hint.text}' with a term that scores under a changed prompt ({changed[0]}), "
-            "expected only one of them"
-        )
-
-
-def refuse_categories(loss: LossRecipe, share: float) -> None:
-    """ValueError for weights of categories that follow their losses in a run that is not of given answers alone."""
-    if CATEGORY_WEIGHT in loss.fields and share != 1:
-        raise ValueError(
-            f"data.offline: got {share:g} with algorithm.aggregation '{loss.aggregation.text}', whose weights follow "
-            "the losses of given answers, expected 1; set it, or choose another aggregation, e.g. per_prompt"
-        )
-    if CATEGORY_WEIGHT in loss.fields and loss.objective.block.level != "group":
-        raise ValueError(
-            f"algorithm.aggregation: got '{loss.aggregation.text}' with the objective '{loss.objective.text}', which "
-            "takes answers one by one, expected one that compares them, e.g. preference(...)"
-        )

@@ -250,16 +250,6 @@ def refuse_unshardable(config: Config, owner: Family | None) -> None:
             f"distributed.shard: got full, expected none, since family '{config.model.family}' names no blocks of its "
             "network to divide"
         )
-    quantize = getattr(config.model, "quantize", "none")
-    for setting, value, expected in (
-        ("optim.optimizer", config.optim.optimizer, "adamw"),
-        ("model.quantize", quantize, "none"),
-    ):
-        if value != expected:
-            raise ValueError(
-                f"distributed.shard: got full with {setting}={value}, whose tensors cannot be divided, expected "
-                f"{setting}={expected}; change either"
-            )
     plans = getattr(config.sampling, "plan_per", "round")
     if config.distributed.rollout_weights == "blocks" and owner.in_step and plans != "round":
         raise ValueError(

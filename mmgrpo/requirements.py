@@ -8,11 +8,15 @@ requirement is not among that would compute with numbers that mean something els
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.config.conflicts import refuse_conflicts
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound
+from mmgrpo.config.schedules import Schedule
+from mmgrpo.config.settings import Algorithm
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.update import LossRecipe
 
@@ -72,10 +76,14 @@ OF_INPUTS: Mapping[str, str] = {
 """Inputs of blocks to what provides them; what says most stands first."""
 
 
-def required(recipe: AdvantageRecipe, loss: LossRecipe) -> Iterator[tuple[str, str, str]]:
-    """What the blocks of an algorithm require: its line, the block as it is written, and the name."""
-    lines: dict[str, tuple[Bound, ...]] = {
+NO_SCHEDULES: Mapping[str, Schedule] = {}
+
+
+def lines_of(recipe: AdvantageRecipe, loss: LossRecipe) -> dict[str, tuple[Bound, ...]]:
+    """The lines of an algorithm and their blocks."""
+    return {
         "transform": recipe.transform,
+        "weighting": recipe.weighting,
         "combine": (recipe.combine,),
         "baseline": (recipe.baseline,),
         "scale": (recipe.scale,),
@@ -88,13 +96,40 @@ def required(recipe: AdvantageRecipe, loss: LossRecipe) -> Iterator[tuple[str, s
         "aggregation": (loss.aggregation,),
         "terms": loss.terms,
         "supervised": (loss.supervised,),
+        "replay": (loss.replay,),
+        "hint": (loss.hint,),
+        "added": (loss.added,),
+        "kl_weight": (recipe.kl_weight,),
+        "networks": loss.networks,
     }
-    for line, bounds in lines.items():
+
+
+def required(recipe: AdvantageRecipe, loss: LossRecipe) -> Iterator[tuple[str, str, str]]:
+    """What the blocks of an algorithm require: its line, the block as it is written, and the name."""
+    for line, bounds in lines_of(recipe, loss).items():
         for bound in bounds:
             inputs = [one for name, one in OF_INPUTS.items() if name in bound.needs]
             yield from ((line, bound.text, name) for name in dict.fromkeys([*bound.requires, *inputs]))
     if any(key.name == "tree" for key in recipe.keys):
         yield "keys", "tree", "subtrees"
+
+
+def traits_of(
+    recipe: AdvantageRecipe, loss: LossRecipe, schedules: Mapping[str, Schedule] = NO_SCHEDULES
+) -> dict[tuple[str, str], frozenset[str]]:
+    """What the blocks of an algorithm, and the schedules of settings, have by which others exclude them."""
+    bounds = [(f"algorithm.{line}", one) for line, several in lines_of(recipe, loss).items() for one in several]
+    blocks = {(name, one.text): {*one.needs, f"level={one.block.level}", *one.written} for name, one in bounds}
+    changing = {("schedules", f"{name}={one.text}"): {f"by={one.by}"} for name, one in schedules.items() if one.by}
+    return {at: frozenset(traits) for at, traits in (blocks | changing).items()}
+
+
+def refuse_beside(recipe: AdvantageRecipe, loss: LossRecipe, decisions: str) -> None:
+    """ValueError for blocks of an algorithm that do not go together, or not with the kind of a policy's decisions."""
+    lines = {line: [one.text for one in several] for line, several in lines_of(recipe, loss).items()}
+    single = {f.name for f in fields(Algorithm) if isinstance(getattr(Algorithm(), f.name), str)}
+    texts: dict[str, Any] = {line: several[0] if line in single else several for line, several in lines.items()}
+    refuse_conflicts({"algorithm": Algorithm(**texts)}, traits_of(recipe, loss), decisions)
 
 
 def of_algorithm(loss: LossRecipe) -> frozenset[str]:

@@ -32,7 +32,6 @@ from mmgrpo.compatibility import (
     refuse_mismatch,
     refuse_records,
     refuse_rewards,
-    refuse_rows,
     refuse_tasks,
     refuse_unweighted,
 )
@@ -49,6 +48,7 @@ from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, write_alarms
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.report.tracking import send_evaluation
+from mmgrpo.requirements import refuse_beside
 from mmgrpo.rollout import RoundSettings, sample_round
 from mmgrpo.rounds.callback import Callback, Callbacks
 from mmgrpo.runtime.averaging import InitialWeights
@@ -157,7 +157,7 @@ class Trainer:
         refuse_mismatch(self.policy, self.recipe, self.loss)
         refuse_tasks(self.loss, self.prompts)
         refuse_records(self.policy, self.recipe, self.loss, self.scorers)
-        refuse_rows(self.policy.kind, self.recipe, self.loss)
+        refuse_beside(self.recipe, self.loss, self.policy.kind)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
         refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
         if self.callbacks.given(self.steps - 1) is None:

@@ -29,19 +29,11 @@ DECISIONS = {"transitions": "gaussian", "matching": "matching", "neighbors": "ne
 
 
 def check_decisions(config: Config) -> None:
-    """Raise ValueError for completions of states without a credit that reads them, and for plans that are drawn for
-    each prompt and are the same for all."""
+    """Raise ValueError for more samples than a group has, and for plans that are drawn for each prompt and are the same
+    for all."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.compatibility import refuse_step_rewards
 
-    recipe, completes = AdvantageRecipe.of(config.algorithm), bool(config.sampling.completion_steps)
-    if config.sampling.policy == "transitions" and completes and "step_rewards" not in recipe.fields:
-        refuse_step_rewards(recipe, completes)
-    if config.sampling.completion_steps and parse(config.sampling.plan)[0] == "expand_prune":
-        raise ValueError(
-            f"sampling.completion_steps: got {config.sampling.completion_steps} with sampling.plan="
-            f"{config.sampling.plan}, of whose states none are completed; set 0, or choose another plan"
-        )
+    recipe = AdvantageRecipe.of(config.algorithm)
     if config.sampling.explore_steps and config.sampling.explore_keep > config.data.group_size:
         raise ValueError(
             f"sampling.explore_keep: got {config.sampling.explore_keep}, expected at most data.group_size="
@@ -52,8 +44,6 @@ def check_decisions(config: Config) -> None:
             f"sampling.anchors: got {config.sampling.anchors}, expected at most data.group_size="
             f"{config.data.group_size}, the samples among which anchors are drawn"
         )
-    if config.rollout.engine != "policy":
-        refuse_with_engine(config)
     transitions = config.sampling.policy == "transitions"
     if transitions and config.sampling.plan_per == "prompt" and not first_plans(config)[1]:
         raise ValueError(
@@ -92,24 +82,6 @@ def shares_decisions(plan: Plan) -> bool:
     """Whether rows of a group share a trained transition, as in a tree that splits after it."""
     edges = zip(plan.edges, plan.trained, strict=True)
     return not plan.prune and any(trained and width < plan.rows for width, trained in edges)
-
-
-def refuse_with_engine(config: Config) -> None:
-    """ValueError for what no engine of a denoising policy draws."""
-    sampling, plan = config.sampling, parse(config.sampling.plan)
-    reasons = {
-        f"sampling.policy={sampling.policy}": sampling.policy != "transitions",
-        f"sampling.rollout_guidance={getattr(sampling, 'rollout_guidance', 0)}": getattr(
-            sampling, "rollout_guidance", 0
-        ),
-        f"sampling.plan={sampling.plan}": plan[0] == "expand_prune" or len(plan[1].get("intervals", [1])) > 1,
-    }
-    for setting, there in reasons.items():
-        if there:
-            raise ValueError(
-                f"rollout.engine: got {config.rollout.engine} with {setting}, expected policy, since an engine of a "
-                "denoising model draws the policy's own transitions, and whole groups of them; leave out one of them"
-            )
 
 
 def prunable(plan: Plan) -> bool:

@@ -108,9 +108,6 @@ class LanguageFamily:
     def check(self, config: Config) -> None:
         """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other, and
         ModuleNotFoundError for a ``data.video_reader`` that is not installed."""
-        from mmgrpo.advantages.estimate import AdvantageRecipe
-        from mmgrpo.compatibility import refuse_turns
-
         model, sampling = config.model, config.sampling
         if getattr(config.data, "video_reader", "av") != "av":
             from pipelines.vlm.frames import use_video_reader
@@ -128,17 +125,10 @@ class LanguageFamily:
             from mmgrpo.policies.perturbed_prompts import CONTRASTS
 
             bind(contrast, CONTRASTS, "sampling.contrast")
-            if sampling.search == "beam":
-                raise ValueError(
-                    f"sampling.contrast: got '{contrast}' with sampling.search beam, expected search sample; leave out "
-                    "one of them"
-                )
         if variants := getattr(sampling, "variants", ""):
             from mmgrpo.policies.perturbed_prompts import VARIANTS
 
             bind(variants, VARIANTS, "sampling.variants")
-        if getattr(sampling, "tools", ()):
-            refuse_turns(AdvantageRecipe.of(config.algorithm), True)
         if "states" in {one.name for one in fields(sampling)}:
             check_tools(config, template_of(model))
             self.check_images(config, model.path if Path(model.path).is_dir() else "")
@@ -147,11 +137,6 @@ class LanguageFamily:
             check_tree(config)
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
-        if getattr(config.data, "reference_in_group", False) and parse(config.algorithm.added)[0] == "refined":
-            raise ValueError(
-                f"data.reference_in_group: got true with algorithm.added '{config.algorithm.added}', which draws "
-                "single samples, expected false; leave out one of them"
-            )
         if Path(model.path).is_dir():
             check_positions(config, model.path)
 
@@ -395,16 +380,11 @@ def check_positions(config: Config, path: str) -> None:
 
 
 def check_states(config: Config) -> None:
-    """ValueError for judged states without a credit that reads them, and for an unknown reward."""
-    from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.compatibility import refuse_step_rewards
+    """ValueError for judged states by an unknown reward."""
     from mmgrpo.policies.text_states import STATES
 
-    recipe, text = AdvantageRecipe.of(config.algorithm), config.sampling.states
-    if not text:
+    if not (text := config.sampling.states):
         return
-    if "step_rewards" not in recipe.fields:
-        refuse_step_rewards(recipe, True, "states")
     by = bind(text, STATES, "sampling.states")({}).by
     names = [str(more.get("log_as", name.split(":")[-1])) for name, more in map(parse, config.rewards)]
     if by and by not in names:
@@ -414,25 +394,13 @@ def check_states(config: Config) -> None:
 
 
 def check_tree(config: Config) -> None:
-    """ValueError for a tree of texts that does not fit the size of groups, or what else draws samples."""
-    from mmgrpo.policies.text_trees import TREES, refuse_beside
+    """ValueError for a tree of texts that does not fit the size of groups, or the length of completions."""
+    from mmgrpo.policies.text_trees import TREES, refuse_size
 
-    data, sampling, algorithm = config.data, config.sampling, config.algorithm
+    sampling = config.sampling
     if not sampling.tree:
         return
-    used = {f"sampling.{name}": getattr(sampling, name) for name in ("states", "contrast", "variants", "dtype")}
-    used |= {
-        "sampling.draw_batch_size": sampling.draw_batch_size,
-        "rollout.engine": config.rollout.engine.removeprefix("policy"),
-    }
-    used |= {
-        "sampling.search": sampling.search.removeprefix("sample"),
-        "data.reference_in_group": data.reference_in_group,
-    }
-    used |= {"sampling.truncated": sampling.truncated.removeprefix("train")}
-    for name in ("replay", "supervised", "hint", "added"):
-        used[f"algorithm.{name}"] = getattr(algorithm, name).removeprefix("none")
-    refuse_beside(bind(sampling.tree, TREES, "sampling.tree")({}), data.group_size, sampling.max_tokens, used)
+    refuse_size(bind(sampling.tree, TREES, "sampling.tree")({}), config.data.group_size, sampling.max_tokens)
 
 
 def check_spread(config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from mmgrpo.config.conflicts import excludes, reading, where
 from mmgrpo.config.needs import needs
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE_FRACTION, one_of, within
 from mmgrpo.config.settings import refuse_missing
@@ -16,6 +17,11 @@ SCALE = within("[1, 1000]", note="1 is no guidance")
 TRANSITIONS = needs("sampling.policy", "transitions")
 MATCHING = needs("sampling.policy", "matching")
 NEIGHBORS = needs("sampling.policy", "neighbors")
+BEAM = where("sampling.search", "beam")
+UNREAD = excludes(
+    where("algorithm.credit", lacking="step_rewards"), why="states are completed for credits that read step_rewards"
+)
+"""Of settings by which the states between decisions are completed and scored."""
 
 
 @dataclass
@@ -40,7 +46,11 @@ class ModelOptions:
     initial ones as reference; merge adds them to the base, on which new adapters or all weights are trained."""
     dtype: Annotated[str, one_of("float32", "bfloat16", "float16")] = "float32"
     """Precision of the network's computation: float32, bfloat16 or float16. Log-probabilities are always fp32."""
-    quantize: Annotated[str, one_of("none", "8bit", "4bit")] = "none"
+    quantize: Annotated[
+        str,
+        one_of("none", "8bit", "4bit"),
+        excludes(where("model.lora_rank", 0), why="quantized weights cannot be trained"),
+    ] = "none"
     """Storage of the frozen base under LoRA: none (that of dtype), or by bitsandbytes, where it is installed, 8bit or
     4bit (NF4) in the linear layers of its blocks. The quantized network is the policy, and samples and scores alike."""
     device: Annotated[str, DEVICE] = "auto"
@@ -53,8 +63,7 @@ class ModelOptions:
 
 
 def check_trainable(options: ModelOptions) -> None:
-    """ValueError for existing adapters that would be continued without adapters or merged without a file, for a
-    quantized base whose weights would be trained, and where bitsandbytes is missing."""
+    """ValueError for existing adapters that would be continued without adapters, and where bitsandbytes is missing."""
     if options.lora_path and options.lora_mode == "continue" and not options.lora_rank:
         raise ValueError(
             f"model.lora_rank: got 0 with model.lora_path={options.lora_path!r}, expected the rank of these adapters "
@@ -62,11 +71,6 @@ def check_trainable(options: ModelOptions) -> None:
         )
     if options.quantize == "none":
         return
-    if not options.lora_rank:
-        raise ValueError(
-            f"model.quantize: got {options.quantize} with model.lora_rank=0, expected none, since quantized weights "
-            "cannot be trained; set model.lora_rank"
-        )
     refuse_missing("bitsandbytes", f"model.quantize: '{options.quantize}'", "set model.quantize=none")
 
 
@@ -89,7 +93,11 @@ class TokenSampling:
     """Compute a prompt once for all its samples; False is slower and gives the same numbers."""
     logits_chunk_size: Annotated[int, COUNT] = 4096
     """Memory limit: tokens whose logits are in memory at a time."""
-    draw_batch_size: Annotated[int, COUNT_OR_ZERO] = 0
+    draw_batch_size: Annotated[
+        int,
+        COUNT_OR_ZERO,
+        excludes(BEAM, *reading("divergence"), why="the samples of a group are drawn together there"),
+    ] = 0
     """Memory limit: completions sampled concurrently, for groups that do not fit in memory; 0 means all. Samples are
     the same up to rounding (micro-sampled groups, Infinite Sampling)."""
     features_kept: Annotated[int, COUNT_OR_ZERO, needs("model.freeze_vision") | needs("model.freeze_encoder")] = 0
@@ -127,7 +135,12 @@ class DenoisingSampling:
     """neighbors: divisor of the squared distances, which are sums over the latent; about its size for images."""
     noisy_fraction: Annotated[float, POSITIVE_FRACTION, MATCHING, needs("sampling.boundaries", False)] = 1.0
     """matching: fraction of the noise levels, from the noisiest, that are sampled (DGPO: .7 or .5 of 10 steps)."""
-    solver: Annotated[str, one_of("euler", "dpmpp_2m"), MATCHING] = "euler"
+    solver: Annotated[
+        str,
+        one_of("euler", "dpmpp_2m"),
+        MATCHING,
+        excludes("sampling.explore_steps", why="exploration draws by euler", but="euler"),
+    ] = "euler"
     """matching: ODE solver of rollouts: euler, or the second-order dpmpp_2m."""
     error: Annotated[str, ANY_TEXT, MATCHING] = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
@@ -144,7 +157,13 @@ class DenoisingSampling:
     """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
     evaluation_steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of an evaluation sample (deterministic)."""
-    completion_steps: Annotated[int, within("[0, 10000]"), TRANSITIONS] = 0
+    completion_steps: Annotated[
+        int,
+        within("[0, 10000]"),
+        TRANSITIONS,
+        UNREAD,
+        excludes(where("sampling.plan", "expand_prune"), why="no states of groups that are pruned are completed"),
+    ] = 0
     """Maximum number of deterministic steps to complete the states around each decision, for rewards of single steps
     (credits that read step_rewards). As many as there are steps follow the complete ODE; 0 completes none."""
     forward_batch_size: Annotated[int, COUNT] = 256

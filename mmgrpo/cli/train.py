@@ -456,10 +456,9 @@ def bind_blocks(config: Config) -> None:
     """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.api import refuse_shape
-    from mmgrpo.compatibility import refuse_categories
     from mmgrpo.prompts.samplers import Sampling
     from mmgrpo.rewards import entries
-    from mmgrpo.rounds.offline import UNFIT, refuse_algorithm
+    from mmgrpo.rounds.offline import refuse_algorithm
     from mmgrpo.update import LossRecipe
 
     algorithm = config.algorithm
@@ -471,7 +470,6 @@ def bind_blocks(config: Config) -> None:
     for key in recipe.key_names:
         if key not in keys:
             raise ValueError(f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, keys)}")
-    refuse_categories(loss, config.data.offline)
     if config.data.offline:
         refuse_algorithm(recipe, loss)
         if loss.objective.block.level != "group" and not config.data.ledger:
@@ -479,8 +477,6 @@ def bind_blocks(config: Config) -> None:
                 f"data.ledger: names no measured rewards, which data.offline with the baseline {algorithm.baseline} "
                 "compares answers with; name the file of mmgrpo evaluate on data.train"
             )
-        if kind in ("gaussian", "neighbors"):
-            raise ValueError(UNFIT)
     Sampling.of(algorithm.sampler, algorithm.trackers)
     for text in config.rewards:
         name, parameters = parse(text, "rewards")

@@ -185,6 +185,11 @@ class Bound:
         return self.block.fn(*(inputs[name] for name in self.needs), **self.parameters)
 
     @property
+    def written(self) -> tuple[str, ...]:
+        """Its parameters with their values, those that are not given included: ``name=value``."""
+        return tuple(f"{name}={self._parameter(name)}" for name in self.block.parameters)
+
+    @property
     def requires(self) -> tuple[str, ...]:
         """What a run must have, under the parameters that are set."""
         return tuple(

@@ -17,8 +17,9 @@ from functools import cache
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
+from mmgrpo.config.conflicts import DECISIONS, excludes, reading, refuse_conflicts, where
 from mmgrpo.config.extras import install
-from mmgrpo.config.needs import HELDOUT, needs
+from mmgrpo.config.needs import HELDOUT, needs, sections_of
 from mmgrpo.config.ranges import (
     ANY_TEXT,
     CHECKPOINT,
@@ -61,6 +62,12 @@ VLLM = needs("rollout.engine", "vllm", "served")
 """A server reads these from the settings of the run."""
 
 
+OF_NO_TEXT = where(DECISIONS, but="tokens")
+NO_PROBABILITIES = "log-probs of these decisions are no probabilities"
+FURTHER_ROWS = ("algorithm.replay", "algorithm.supervised", "algorithm.hint", "algorithm.added")
+"""Settings that give a round rows besides those that the policy draws."""
+
+
 @dataclass
 class Algorithm:
     """The group-relative algorithm, as a choice of named functions, written ``name(parameter=value)``."""
@@ -69,20 +76,42 @@ class Algorithm:
     """Named choice of all fields below (docs/algorithms.md lists them); fields that are set override it."""
     transform: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Functions of the rewards before they are combined, in order: sigmoid(reference=..., of=...), gate(by=...), ..."""
-    weighting: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    weighting: Annotated[
+        list[str],
+        ANY_TEXT,
+        excludes(*FURTHER_ROWS, why="it compares gradients of the round's own rows", having="inner_products"),
+    ] = field(default_factory=list)
     """Rules that change the weights of rewards in a run: dual_ascent(by=...), hypervolume, ...; none by default."""
     combine: Annotated[str, ANY_TEXT] = "weighted_sum"
     """How several rewards are combined: weighted_sum, minimum, ... of the rewards; per_reward, the sum of separately
     normalized advantages (DanceGRPO); gdpo, per_reward and then whitening over the batch."""
     keys: Annotated[list[str], ANY_TEXT] = field(default_factory=lambda: ["prompt"])
     """Groups within which samples are compared: prompt, tree(weight=...), ...; the advantages of several are summed."""
-    baseline: Annotated[str, ANY_TEXT] = "group_mean"
+    baseline: Annotated[
+        str,
+        ANY_TEXT,
+        excludes(
+            where("algorithm.hint", having="shares=*"),
+            "algorithm.added",
+            why="the greedy completion has neither a hint nor an answer",
+            having="greedy_value",
+        ),
+    ] = "group_mean"
     """What is subtracted from each reward: group_mean, leave_one_out, ..."""
     scale: Annotated[str, ANY_TEXT] = "group_std(ddof=1, eps=1e-4)"
     """What the difference is divided by: group_std(ddof=..., eps=...), none, ..."""
     shape: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Functions of the scaled advantages, applied in order: clamp(limit=5), ..."""
-    credit: Annotated[str, ANY_TEXT] = "broadcast"
+    credit: Annotated[
+        str,
+        ANY_TEXT,
+        excludes(
+            *("algorithm.replay", "algorithm.hint", "algorithm.added"),
+            why="only samples of the round have rewards of steps",
+            having=("step_rewards", "step_values"),
+        ),
+        excludes(where("sampling.search", "beam"), why="only samples have a divergence", having="divergence"),
+    ] = "broadcast"
     """How the advantage of a sample is assigned to its decisions: broadcast (the same to all), tree_depth, ..."""
     select: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Which samples or decisions are trained: drop_zero_spread, best_worst(count=...), ...; by default all."""
@@ -98,21 +127,52 @@ class Algorithm:
     ] = "importance"
     """The loss per decision of reference answers in a group (data.reference_in_group, or algorithm.added with
     old='one'): importance, luffy(gamma=...)."""
-    replay: Annotated[str, ANY_TEXT] = "none"
+    replay: Annotated[
+        str,
+        ANY_TEXT,
+        excludes(
+            *reading("greedy_value", "reference_value", "reference_rewards"), why="stored rows have no such value"
+        ),
+        excludes(OF_NO_TEXT, why=NO_PROBABILITIES, having="old=one"),
+    ] = "none"
     """Rows of earlier rounds added to those of the round: replay(count=8, strategy='recent', ...); by default none."""
-    supervised: Annotated[str, ANY_TEXT] = "none"
+    supervised: Annotated[str, ANY_TEXT, excludes(OF_NO_TEXT, why=NO_PROBABILITIES, having="phi=True")] = "none"
     """A likelihood added to the objective: nll(coef=0.1), of the answers of data.supervised; by default none."""
-    hint: Annotated[str, ANY_TEXT] = "none"
+    hint: Annotated[
+        str,
+        ANY_TEXT,
+        excludes(
+            where("algorithm.terms", having="*@*"),
+            where("algorithm.objective", having="*@*"),
+            why="a prompt is changed by one of them",
+        ),
+        excludes(OF_NO_TEXT, why="hints are parts of texts"),
+    ] = "none"
     """Parts of solutions in the prompt or at the start of samples: staged(...), steps(...), forced(...); by default
     none."""
-    added: Annotated[str, ANY_TEXT] = "none"
+    added: Annotated[
+        str,
+        ANY_TEXT,
+        excludes(OF_NO_TEXT, why=NO_PROBABILITIES, having="old=one"),
+        excludes("data.reference_in_group", why="refined samples are drawn one by one", values=("refined",)),
+        excludes(OF_NO_TEXT, why="these rows are texts", values=("refined", "corrected", "interrupted", "exits")),
+    ] = "none"
     """Rows added to a group: answers of the data set, refined or corrected samples (answers(count=1), refined(...),
     corrected(...)); by default none."""
     mismatch: Annotated[str, ANY_TEXT, ANOTHER_SAMPLER] = "none"
     """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
     kl_weight: Annotated[str, ANY_TEXT, needs("algorithm.terms", "kl_*")] = "none"
     """Factor of the KL terms for each sample: none, ensemble_variance(members=...), high_part."""
-    aggregation: Annotated[str, ANY_TEXT] = "per_sample"
+    aggregation: Annotated[
+        str,
+        ANY_TEXT,
+        excludes(
+            where("data.offline", but=1.0),
+            where("algorithm.objective", having=("level=decision", "level=row")),
+            why="its weights follow the losses of given answers that are compared (data.offline=1)",
+            having="category_weight",
+        ),
+    ] = "per_sample"
     """Weight of each decision in the loss: per_sample, per_decision, constant_horizon(length=...), noise_aware, ..."""
     terms: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Additional losses: kl_k3(coef=...), kl_gaussian_exact(coef=...), kl_velocity(coef=...), ...; by default none."""
@@ -222,7 +282,15 @@ class Data:
     prompts_at_once: Annotated[int, COUNT_OR_ZERO] = 0
     """Prompts of a rollout that are sampled together, per process; 0 samples all. Rewards in processes of their own or
     on servers score each part while the next is sampled. Samples may differ from those of another value in rounding."""
-    offline: Annotated[float, FRACTION] = 0.0
+    offline: Annotated[
+        float,
+        FRACTION,
+        excludes("algorithm.weighting", why="given answers have no rewards that it could follow"),
+        excludes(
+            where(DECISIONS, "gaussian", "neighbors"),
+            why="given answers are scored as tokens or by matching errors (sampling.policy=matching)",
+        ),
+    ] = 0.0
     """Fraction of the optimizer steps, from the start, that train on the answers in data.train (chosen and rejected
     ones: docs/data.md) instead of samples: 1 trains offline, without rewards; below 1 the run continues online."""
 
@@ -258,7 +326,16 @@ class Eval:
 class Distributed:
     """Sharding of a model over several processes (docs/scaling.md); by default each holds a replica."""
 
-    shard: Annotated[str, one_of("none", "full")] = "none"
+    shard: Annotated[
+        str,
+        one_of("none", "full"),
+        excludes(
+            where("optim.optimizer", but="adamw"),
+            "model.quantize",
+            why="its tensors cannot be divided",
+            values=("full",),
+        ),
+    ] = "none"
     """none: every process holds a replica; full: weights, gradients, optimizer, average and reference are sharded
     (FSDP2). Results differ in rounding only, and checkpoints are interchangeable."""
     replicate: Annotated[int, COUNT, needs("distributed.shard", "full")] = 1
@@ -286,7 +363,20 @@ ENGINES = ("policy", "sampler", "served", "vllm")
 class Engine:
     """The engine that samples rollouts (docs/scaling.md)."""
 
-    engine: Annotated[str, one_of(*ENGINES)] = "policy"
+    engine: Annotated[
+        str,
+        one_of(*ENGINES),
+        excludes(
+            where("sampling.search", "beam"),
+            *("sampling.dtype", "sampling.draw_batch_size", "sampling.rollout_guidance"),
+            where("sampling.policy", but="transitions"),
+            where("sampling.plan", "expand_prune"),
+            where("sampling.plan", having="intervals=*,*"),
+            *reading("divergence"),
+            why="an engine draws whole groups of the policy's own samples, each by itself",
+            but="policy",
+        ),
+    ] = "policy"
     """policy: the trained network itself; vllm: vLLM in this process; served: an engine run by 'mmgrpo serve-engine' in
     another process or on another machine; sampler: mmgrpo's own sampler on a second copy of the network. Weights are
     sent and verified before every round, and the run stops if log-probs of engine and trainer differ too much."""
@@ -301,7 +391,16 @@ class Engine:
     max_gap: Annotated[float, within("[0, 1000]"), needs("rollout.engine", but="policy")] = 0.0
     """Maximum mean difference between log-probs of engine and trainer, in nats per token; 0 means 0.001 for model.dtype
     float32 and 0.05 otherwise."""
-    max_staleness: Annotated[int, COUNT_OR_ZERO] = 0
+    max_staleness: Annotated[
+        int,
+        COUNT_OR_ZERO,
+        excludes(
+            *("data.offline", "algorithm.hint"),
+            where("algorithm.networks", having="samples=True"),
+            where("schedules", having="by=*"),
+            why="the round's own weights or numbers decide there what is drawn",
+        ),
+    ] = 0
     """Asynchronous rollouts: rounds by which sampling runs ahead of training, with weights that are as many rounds old.
     Engine served samples while the trainer computes, with this many servers per process. 0: on-policy."""
     lora: Annotated[str, one_of("merged", "adapter"), VLLM, needs("model.lora_rank")] = "merged"
@@ -419,9 +518,10 @@ class Config(Run):
     eval: Any = field(default_factory=Eval)
 
     def check(self, processes: int = 1) -> None:
-        """Raise ValueError for a setting outside of its range, or that so many processes cannot share, and for a
-        tracker that is not installed, which accelerate would leave out."""
+        """Raise ValueError for a setting outside of its range, that so many processes cannot share, or that does not
+        go with another, and for a tracker that is not installed, which accelerate would leave out."""
         check_ranges(self)
+        refuse_conflicts(sections_of(self))
         self.optim.check()
         self.distributed.check(processes)
         if self.data.prompts_per_step % processes:

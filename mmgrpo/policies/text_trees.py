@@ -151,9 +151,8 @@ def grow(
     )
 
 
-def refuse_beside(tree: TextTree, size: int, most: int, used: dict[str, str]) -> None:
-    """ValueError for a group of another size than the tree has leaves, for fewer tokens than its levels have, and for
-    settings that draw samples one by one."""
+def refuse_size(tree: TextTree, size: int, most: int) -> None:
+    """ValueError for a group of another size than the tree has leaves, and for fewer tokens than its levels have."""
     if size != tree.leaves:
         raise ValueError(
             f"data.group_size: got {size}, expected the {tree.leaves} leaves of sampling.tree ({tree.children} "
@@ -164,8 +163,3 @@ def refuse_beside(tree: TextTree, size: int, most: int, used: dict[str, str]) ->
             f"sampling.max_tokens: got {most}, expected more than the {(tree.depth - 1) * tree.tokens} tokens of the "
             f"levels before the last of sampling.tree; raise it, or lower its tokens"
         )
-    for setting, value in used.items():
-        if value:
-            raise ValueError(
-                f"{setting}: got {value} with sampling.tree, whose samples share beginnings; leave out one of them"
-            )

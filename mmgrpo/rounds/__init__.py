@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmgrpo.compatibility import refuse_categories
 from mmgrpo.config.registry import Bound
 from mmgrpo.config.settings import Optim
 from mmgrpo.rounds.callback import Callback
@@ -31,7 +30,6 @@ def methods(
     data.supervised. ``offline``: the share of the run's ``steps`` that is made from given answers. ``weighting``:
     the rules by which the weights of rewards change."""
     callbacks: list[Callback] = []
-    refuse_categories(loss, offline)
     if offline:
         from mmgrpo.rounds.offline import Offline
 

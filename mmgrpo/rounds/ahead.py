@@ -30,7 +30,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from mmgrpo.config.schedules import RULES, Schedule
 from mmgrpo.policies.generation import Drawer
 from mmgrpo.prompts.samplers import Draw, Drawing
 from mmgrpo.randomness import derive
@@ -38,7 +37,6 @@ from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds.callback import Callback, Run
 from mmgrpo.runtime.sharding import drawing_weights, exchanged, stored, stored_like
 from mmgrpo.types import Request
-from mmgrpo.update import LossRecipe
 
 TABLE = "drawing-"
 """Prefix of a checkpoint's tables of weights, before the version."""
@@ -200,19 +198,3 @@ class Ahead(Callback):
                 draw: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in saved["draw"].items()}
                 drawing.draws, drawing.metrics = [Draw(**draw)], dict(saved["metrics"])
                 self.chosen[n] = drawing
-
-
-def refuse_stale(most: int, loss: LossRecipe, schedules: Mapping[str, Schedule], offline: float) -> None:
-    """ValueError for ``rollout.max_staleness`` with what decides on a round's samples after they were drawn."""
-    reasons = {
-        "data.offline": offline > 0,
-        "algorithm.hint": loss.hint({}).active,
-        "algorithm.networks: samples": any(rule.parameters.get("samples") for rule in loss.networks),
-        **{f"{name}={one.text}": one.name in RULES for name, one in schedules.items()},
-    }
-    for setting, there in reasons.items():
-        if most and there:
-            raise ValueError(
-                f"rollout.max_staleness: got {most} with {setting}, which decides by the round's own weights or "
-                "numbers what is drawn, expected 0; leave out one of them"
-            )

@@ -19,7 +19,6 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
-from mmgrpo.compatibility import CATEGORY_WEIGHT
 from mmgrpo.config.registry import parse
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.pairs import lacking, tied
@@ -38,6 +37,8 @@ from mmgrpo.update import Batch, LossRecipe, on_device, scored
 
 GRADE = "grade"
 """Name of the column of grades where others have rewards."""
+CATEGORY_WEIGHT = "category_weight"
+"""What an aggregation reads of the ledger where categories of the data are weighed by their losses."""
 MEASURED = "measured_value"
 """What a baseline reads of the ledger where answers are taken one by one."""
 
@@ -215,18 +216,12 @@ UNFIT = (
 
 
 def refuse_algorithm(recipe: AdvantageRecipe, loss: LossRecipe) -> None:
-    """ValueError for an objective that does not compare the rows of a group, and for weights of rewards that follow
-    what rewards give."""
+    """ValueError for an objective that does not compare the rows of a group."""
     if loss.objective.block.level != "group" and recipe.fields & LEDGER_FIELDS != {MEASURED}:
         raise ValueError(
             f"data.offline: got the objective '{loss.objective.text}', which takes samples one by one, expected one "
             "that compares answers: algorithm.preset dpo, ipo, ... (mmgrpo presets), or objective preference(...); or "
             "preset a_lol, whose baseline measured is that of the policy before training"
-        )
-    if recipe.weighting:
-        raise ValueError(
-            f"data.offline: got algorithm.weighting '{recipe.weighting[0].text}', which follows the rewards of "
-            "samples, expected none; leave it out, or set data.offline=0"
         )
 
 

@@ -39,7 +39,6 @@ from pipelines.speech.spoken import (
     DenoisedAudio,
     Spoken,
     captions_of,
-    check_head,
     check_voices,
     with_texts,
     without_media,
@@ -405,7 +404,6 @@ FAMILIES: Mapping[str, Family] = {
             process="flow",
             exports=lambda: _exports("peft", whole=True, reset={"folder": ""}),
             blocks=("Block",),
-            check_more=check_head,
         ),
     )
 }

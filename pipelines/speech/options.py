@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from mmgrpo.config.conflicts import excludes, where
 from mmgrpo.config.needs import needs
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, FRACTION, Text, one_of, within
 from mmgrpo.config.settings import Data, Eval
@@ -292,7 +293,19 @@ class FlowSpeechOptions(ModelOptions):
     """Folder of a hub's repository that has both."""
     release: Annotated[str, one_of("v1", "v0")] = "v1"
     """Variant of the network, which its files do not state: v1 (F5TTS_v1_Base) or v0 (F5TTS_Base)."""
-    head: Annotated[str, one_of("velocity", "drawn")] = "velocity"
+    head: Annotated[
+        str,
+        one_of("velocity", "drawn"),
+        excludes(
+            where("sampling.kernel", but="drawn_velocity"),
+            where("sampling.policy", but="transitions"),
+            why="it is of the kernel drawn_velocity (F5R-TTS), and has no matching error",
+            values=("drawn",),
+        ),
+        excludes(
+            where("sampling.kernel", "drawn_velocity"), why="that kernel is of the head drawn", values=("velocity",)
+        ),
+    ] = "velocity"
     """What the network predicts: velocity, or drawn, its mean and ln std (F5R-TTS; for the kernel drawn_velocity)."""
     sigma: Annotated[float, within("(0, 100]"), needs("model.head", "drawn")] = 0.3
     """head drawn: the std that a checkpoint without such a head predicts at first."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.plugins import locate
-from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic
 from pipelines.denoising import (
@@ -144,7 +143,6 @@ class DenoisedAudio(Spoken):
     exports: Callable[[], Elsewhere]
     blocks: tuple[str, ...]
     """Class names of the parts of its network that are sharded."""
-    check_more: Callable[[Config], None] = lambda config: None
     """Raises ValueError for settings that this family alone does not take."""
     waves: bool = False
     """``write_page`` also writes every recording as a 16-bit wav file."""
@@ -161,7 +159,6 @@ class DenoisedAudio(Spoken):
         check_trainable(config.model)
         check_sampling(self.name, self.process, config.sampling)
         check_decisions(config)
-        self.check_more(config)
 
     def refuse_model(self, config: Config, path: str) -> None:
         """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
@@ -217,20 +214,3 @@ class DenoisedAudio(Spoken):
         for title, shown in sets.items() if self.waves else ():
             write_waves(folder / (title or "after"), shown)
         return super().write_page(folder, sets, samples, columns)
-
-
-def check_head(config: Config) -> None:
-    """ValueError for a kernel or a policy that does not fit the head of a flow's network."""
-    from mmgrpo.diffusion.kernels import DRAWN_KERNELS
-
-    sampling, head = config.sampling, config.model.head
-    if (parse(sampling.kernel)[0] in DRAWN_KERNELS) != (head == "drawn"):
-        raise ValueError(
-            f"sampling.kernel: got {sampling.kernel} with model.head={head}, expected drawn_velocity with "
-            "model.head=drawn (F5R-TTS) and another kernel with model.head=velocity; change either"
-        )
-    if head == "drawn" and sampling.policy != "transitions":
-        raise ValueError(
-            f"sampling.policy: got {sampling.policy} with model.head=drawn, expected transitions, since the head "
-            "has no matching error; take model.head=velocity"
-        )

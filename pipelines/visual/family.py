@@ -145,11 +145,6 @@ class VisualFamily:
         """Raise ValueError for settings that no denoising model takes, for those of another process, and for those
         that would have no effect."""
         check_trainable(config.model)
-        if config.model.compile and config.distributed.shard == "full":
-            raise ValueError(
-                "model.compile: got true, expected false with distributed.shard=full, whose blocks gather "
-                "their weights as they are called"
-            )
         check_sampling(self.name, self.process, config.sampling)
         check_decisions(config)
         if config.sampling.evaluation_frames and "frames" not in {f.name for f in fields(self.options)}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from mmgrpo.config.conflicts import excludes, where
 from mmgrpo.config.needs import REFERENCE, needs
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, FRACTION, LONG_TEXT, one_of, within
 from mmgrpo.config.settings import Data, Eval
@@ -37,9 +38,11 @@ class MemoryOptions(ModelOptions):
     """Decode in overlapping tiles with blended seams: less memory for large images and videos."""
     decode_batch_size: Annotated[int, COUNT] = 8
     """Memory limit: images or videos decoded at a time."""
-    compile: bool = False
+    compile: Annotated[
+        bool, excludes(where("distributed.shard", "full"), why="its blocks gather their weights as they are called")
+    ] = False
     """Compile the blocks of the network with torch.compile: faster passes, after some minutes at the start and for
-    every new batch size; numbers differ by rounding. Not with distributed.shard=full."""
+    every new batch size; numbers differ by rounding."""
 
 
 @dataclass

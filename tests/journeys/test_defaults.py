@@ -31,6 +31,7 @@ from mmgrpo.cli import evaluate_rewards, export, migrate, score, serve_rewards, 
 from mmgrpo.cli.check_data import Args as CheckData
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.sample import Sample
+from mmgrpo.config.conflicts import conflicts_of
 from mmgrpo.config.needs import needs_of
 from mmgrpo.config.plugins import load_object
 from mmgrpo.config.registry import Block
@@ -96,7 +97,9 @@ def settings() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]
             else:
                 found.setdefault(setting, {}).setdefault(repr(value), []).append(name)
                 needed = f"Needs {'; and '.join(map(str, declared[field.name]))}." if field.name in declared else ""
-                about.setdefault(setting, Counter())[f"{texts.get(field.name, '')} {needed}".strip()] += 1
+                excluded = " ".join(map(str, conflicts_of(type(section)).get(field.name, ())))
+                text = " ".join(one for one in (texts.get(field.name, ""), needed, excluded) if one)
+                about.setdefault(setting, Counter())[text] += 1
 
     for name, one in families().items():
         walk(config_class(one.sections)(), "", name)

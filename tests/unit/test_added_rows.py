@@ -296,12 +296,6 @@ def test_added_rows_with_previews_that_they_do_not_have_are_refused(tmp_path):
         made.fit()
 
 
-def test_replay_with_rewards_of_steps_is_refused(tmp_path):
-    blocks = algorithm_blocks("grpo", credit="step_return", baseline="none", scale="none", replay="replay(count=1)")
-    with pytest.raises(ValueError, match=r"algorithm\.replay.*step_"):
-        trainer(toy_policy(steps=4, completion_steps=4), tmp_path, toy_prompts(2), **blocks)
-
-
 # ---- what joins a group
 
 

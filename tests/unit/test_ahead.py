@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Engine as Settings
 from mmgrpo.engines.engine import Drawn, EngineFailure, Forgotten, Lanes, Synchronized, fingerprint, parameters
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.rounds.ahead import Ahead, refuse_stale
+from mmgrpo.rounds.ahead import Ahead
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
@@ -325,25 +324,6 @@ def test_prompts_of_rounds_in_flight_are_distinct_as_long_as_the_order_has_other
 
 def loss(**changes: Any) -> LossRecipe:
     return LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample", **changes)
-
-
-@pytest.mark.parametrize(
-    ("setting", "given"),
-    [
-        ("data.offline", {"offline": 0.5}),
-        ("algorithm.hint", {"loss": loss(hint="staged(above=0.5)")}),
-        ("algorithm.networks", {"loss": loss(networks=["average(samples=True)"])}),
-        (
-            "sampling.temperature",
-            {"schedules": {"sampling.temperature": read("adaptive(0.5, by='entropy', target=1.0, rate=0.1)", "demo")}},
-        ),
-    ],
-)
-def test_what_decides_on_a_round_by_its_own_numbers_is_refused_before_the_run(setting, given):
-    given = {"loss": loss(), "schedules": {}, "offline": 0.0, **given}
-    refuse_stale(0, **given)
-    with pytest.raises(ValueError, match=rf"rollout.max_staleness.*1.*{setting}"):
-        refuse_stale(1, **given)
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def scored(**weights: float) -> list[Scorer]:
         ({"select": ["drop_truncated"]}, [], "sampler_log_probs"),
         ({"keys": ["tree"]}, [], "algorithm.keys.*tree"),
         ({"kl_weight": "high_part"}, [], "algorithm.kl_weight.*'high_part'.*KL"),
-        ({"credit": "tree_depth(beta=1.0)"}, [], "algorithm.credit.*tree_depth.*tokens"),
-        ({"credit": "tree_softmax"}, [], "algorithm.credit.*tree_softmax.*tokens"),
-        ({"credit": "tree_siblings"}, [], "algorithm.credit.*tree_siblings.*tokens"),
-        ({"select": ["parent_top1"]}, [], "algorithm.select.*parent_top1.*tokens"),
+        ({"credit": "tree_depth(beta=1.0)"}, [], "algorithm.credit.*tree_depth.*sampling.tree"),
+        ({"credit": "tree_softmax"}, [], "algorithm.credit.*tree_softmax.*sampling.tree"),
+        ({"credit": "tree_siblings"}, [], "algorithm.credit.*tree_siblings.*sampling.tree"),
+        ({"select": ["parent_top1"]}, [], "algorithm.select.*parent_top1.*sampling.tree"),
     ],
 )
 def test_what_a_policy_cannot_do_is_refused_by_name(blocks, terms, message):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from mmgrpo.config.settings import config_class
@@ -37,12 +36,3 @@ def test_an_output_layer_in_fp32_has_the_logits_of_double_precision(tmp_path: Pa
     torch.testing.assert_close(
         again.detach(), rollout.decisions.log_probs[part.rows, part.positions], rtol=0, atol=0.05
     )
-
-
-def test_refined_samples_and_a_reference_in_every_group_exclude_each_other() -> None:
-    config: Any = config_class(family("causal_lm").sections)(seed=0)
-    config.model.path, config.data.reference_in_group, config.algorithm.added = "a/b", True, "refined(feedback='none')"
-    with pytest.raises(ValueError, match="data.reference_in_group.*algorithm.added.*refined"):
-        family("causal_lm").check(config)
-    config.algorithm.added = "none"
-    family("causal_lm").check(config)

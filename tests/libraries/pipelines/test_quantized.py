@@ -31,7 +31,7 @@ def test_it_needs_adapters_and_the_package_before_anything_is_loaded(name, how, 
         return replace(made, model=replace(made.model, path="nowhere", quantize=how, **model))
 
     with pytest.raises(ValueError, match=rf"model\.quantize.*{how}.*model\.lora_rank=0"):
-        family(name).check(config())
+        config().check()
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ValueError, match=rf"model\.quantize.*'{how}'"):
         family(name).check(config(lora_rank=2))

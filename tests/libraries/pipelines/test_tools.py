@@ -348,14 +348,8 @@ def test_in_python_tools_are_functions_and_classes(tags, tmp_path):
 @pytest.mark.parametrize(
     ("section", "changed", "name"),
     [
-        ("sampling", {"states": "judged(by='x')"}, r"sampling\.states.*sampling\.tools"),
-        ("sampling", {"search": "beam"}, r"sampling\.search.*sampling\.tools"),
         ("sampling", {"tools": ["count"]}, r"sampling\.tools.*module:function"),
-        ("data", {"reference_in_group": True}, r"data\.reference_in_group.*sampling\.tools"),
-        ("data", {"offline": True}, r"data\.offline.*sampling\.tools"),
-        ("rollout", {"max_staleness": 1}, r"rollout\.max_staleness.*sampling\.tools"),
         ("rewards", ["task", "tool_reward(weight=0.5)"], "tool_reward.*sampling.tools"),
-        ("algorithm", {"credit": "looking(threshold=0.5, gain=1.0)"}, r"algorithm.*visual_dependency.*sampling\.tools"),
     ],
 )
 def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded(section, changed, name):
@@ -367,24 +361,6 @@ def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded
     config = replace(config, **{section: value})
     with pytest.raises(ValueError, match=name):
         check_tools(config, {})
-
-
-@pytest.mark.parametrize(
-    ("credit", "name"),
-    [
-        ("step_gain", r"algorithm\.credit.*step_gain.*turn_return"),
-        ("step_return(over='group')", r"algorithm\.credit.*step_return.*turn_return"),
-    ],
-)
-@pytest.mark.parametrize("family", OFFERED)
-def test_tools_need_a_credit_of_turns_before_a_model_is_loaded(family, credit, name):
-    owner = families()[family]
-    config = config_class(owner.sections)()
-    sampling = replace(config.sampling, tools=[f"{__name__}:count"])
-    algorithm = replace(config.algorithm, credit=credit, baseline="none", scale="none", shape=[])
-    config = replace(config, sampling=sampling, algorithm=algorithm, model=replace(config.model, path="nowhere"))
-    with pytest.raises(ValueError, match=name):
-        owner.check(config)
 
 
 class Opening:

@@ -105,8 +105,6 @@ def assert_close(folder: Path, other: Path, case: str, atol: float) -> None:
     ("family", "changed", "message"),
     [
         ("duration", {}, "distributed.shard.*duration"),
-        ("sd3", {"model": {"quantize": "4bit"}}, "distributed.shard.*model.quantize=4bit"),
-        ("sd3", {"optim": {"optimizer": "adamw_8bit"}}, "distributed.shard.*optim.optimizer=adamw_8bit"),
         ("sd3", {"sampling": {"plan_per": "prompt"}}, "distributed.rollout_weights.*sampling.plan_per=prompt"),
     ],
 )

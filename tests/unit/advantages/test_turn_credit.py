@@ -7,8 +7,9 @@ import torch
 
 from mmgrpo.advantages.credit import of_turns, returns, turn_rewards
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
-from mmgrpo.compatibility import refuse_turns
+from mmgrpo.requirements import refuse_unmet
 from mmgrpo.types import Decisions
+from mmgrpo.update import LossRecipe
 from tests.building import recipe
 from tests.trees import decisions
 from tests.unit.advantages.test_credit import credit, near
@@ -252,12 +253,10 @@ def test_gains_and_outcomes_are_compared_by_themselves():
 def test_credits_of_turns_and_tools_need_each_other():
     turns = recipe(baseline="none", scale="none", credit="turn_return")
     steps = recipe(baseline="none", scale="none", credit="step_return(over='group')")
-    for one, tools in ((turns, True), (steps, False), (recipe(), True), (recipe(), False)):
-        refuse_turns(one, tools)
+    for one, has in ((turns, {"turns", "steps"}), (steps, {"steps"}), (recipe(), {"turns"}), (recipe(), set())):
+        refuse_unmet(one, LossRecipe.of("ppo", "per_sample"), has)
     with pytest.raises(ValueError, match=r"algorithm\.credit.*turn_return.*sampling\.tools"):
-        refuse_turns(turns, False)
-    with pytest.raises(ValueError, match=r"algorithm\.credit.*step_return.*sampling\.tools.*turn_return"):
-        refuse_turns(steps, True)
+        refuse_unmet(turns, LossRecipe.of("ppo", "per_sample"), {"steps"})
     assert isinstance(turns, AdvantageRecipe) and turns.records == {"turn"}
     gains = recipe(baseline="none", scale="none", credit="information_gain")
     assert gains.records == {"turn", "answer_gain"} and recipe(credit="state_groups").records == {"turn", "state"}

@@ -187,20 +187,6 @@ def config_with(sampling: dict[str, Any], engine: str = "sampler") -> Config:
     return replace(config, sampling=replace(config.sampling, **sampling))
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"policy": "matching"},
-        {"rollout_guidance": 1.0},
-        {"plan": "expand_prune(at=[2], keep=[4])"},
-        {"plan": "one_step_branch(intervals=[1,2])"},
-    ],
-)
-def test_what_no_engine_draws_is_refused_before_a_model_is_loaded(sampling):
-    with pytest.raises(ValueError, match=f"rollout.engine: .*{next(iter(sampling))}"):
-        families()["sd3"].check(config_with(sampling))
-
-
 def test_an_engine_is_sent_whole_weights():
     config = replace(config_with({}), distributed=Distributed("full"))
     with pytest.raises(ValueError, match="distributed.rollout_weights"):

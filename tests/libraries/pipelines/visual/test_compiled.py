@@ -83,10 +83,3 @@ def test_what_the_compiler_makes_of_them_differs_by_rounding(checkpointing):
 def test_a_network_without_such_blocks_is_refused():
     with pytest.raises(ValueError, match=r"model\.compile.*Linear.*\*Block"):
         training.compile_blocks(torch.nn.Linear(2, 2), ["*Block"])
-
-
-def test_compiled_blocks_are_not_sharded():
-    config = config_of("sd3", True)
-    config.distributed.shard = "full"
-    with pytest.raises(ValueError, match=r"model\.compile.*distributed\.shard=full"):
-        family("sd3").check(config)
