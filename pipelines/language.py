@@ -124,19 +124,7 @@ class LanguageFamily:
             raise ValueError(
                 f"model.min_pixels: got {low}, expected at most model.max_pixels={high}; lower it or raise the other"
             )
-        if contrast := getattr(sampling, "contrast", ""):
-            from mmgrpo.policies.perturbed_prompts import CONTRASTS
-
-            bind(contrast, CONTRASTS, "sampling.contrast")
-            if sampling.search == "beam":
-                raise ValueError(
-                    f"sampling.contrast: got '{contrast}' with sampling.search beam, expected search sample; leave out "
-                    "one of them"
-                )
-        if variants := getattr(sampling, "variants", ""):
-            from mmgrpo.policies.perturbed_prompts import VARIANTS
-
-            bind(variants, VARIANTS, "sampling.variants")
+        check_walk(config)
         if getattr(sampling, "tools", ()):
             refuse_turns(AdvantageRecipe.of(config.algorithm), True)
         if "states" in {one.name for one in fields(sampling)}:
@@ -144,7 +132,6 @@ class LanguageFamily:
             self.check_images(config, model.path if Path(model.path).is_dir() else "")
             if not sampling.tools:
                 check_states(config)
-            check_tree(config)
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
         if getattr(config.data, "reference_in_group", False) and parse(config.algorithm.added)[0] == "refined":
@@ -239,7 +226,9 @@ class LanguageFamily:
         """Load the model as a policy over tokens."""
         from mmgrpo.advantages.estimate import AdvantageRecipe
         from mmgrpo.policies.token import TokenPolicy
+        from mmgrpo.policies.token_passes import Memory
         from mmgrpo.policies.tool_table import load_tools
+        from mmgrpo.policies.walks import walk_of
         from pipelines.training import Training, exact_head
         from pipelines.vlm.frames import use_video_reader
 
@@ -270,27 +259,32 @@ class LanguageFamily:
         if getattr(options, "head_dtype", ""):
             exact_head(model.network)
             model.exact_head = True
-        # Options that only some families offer, and the policy's names of them.
-        optional = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
-        optional |= {name: name for name in ("variants", "states", "tree")}
-        extra = {optional[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in optional}
-        needed = AdvantageRecipe.of(config.algorithm).fields
-        policy: Any = TokenPolicy(
-            model,
-            tools=tools_of(config, model),
-            divergence="divergence" in needed,
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
+        # Options that only some families offer.
+        given = vars(sampling)
+        walk = walk_of(
             search=sampling.search,
             reference_in_group=config.data.reference_in_group,
-            evaluation_temperature=sampling.evaluation_temperature,
-            train_truncated=sampling.truncated == "train",
+            tools=tools_of(config, model),
+            divergence="divergence" in AdvantageRecipe.of(config.algorithm).fields,
+            **{name: given[name] for name in ("contrast", "variants", "states", "tree") if name in given},
+        )
+        memory = Memory(
             share_prefix=sampling.share_prefix,
             logits_chunk_size=sampling.logits_chunk_size,
             features_kept=sampling.features_kept,
             draw_batch_size=sampling.draw_batch_size,
+        )
+        policy: Any = TokenPolicy(
+            model,
+            max_tokens=sampling.max_tokens,
+            walk=walk,
+            temperature=sampling.temperature,
+            top_p=given.get("top_p", 1.0),
+            evaluation_temperature=sampling.evaluation_temperature,
+            train_truncated=sampling.truncated == "train",
+            sampling_dtype=given.get("dtype", ""),
+            memory=memory,
             device=device,
-            **extra,
         )
         if self.rendered:
             from mmgrpo.policies.rendered import RenderedTokenPolicy
@@ -413,26 +407,30 @@ def check_states(config: Config) -> None:
         )
 
 
-def check_tree(config: Config) -> None:
-    """ValueError for a tree of texts that does not fit the size of groups, or what else draws samples."""
-    from mmgrpo.policies.text_trees import TREES, refuse_beside
+def check_walk(config: Config) -> None:
+    """ValueError for unknown blocks of what walks, for settings that do not go together with it, and for a tree that
+    does not fit the size of groups."""
+    from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.policies.walks import parts_of, refuse_beside
 
-    data, sampling, algorithm = config.data, config.sampling, config.algorithm
-    if not sampling.tree:
-        return
-    used = {f"sampling.{name}": getattr(sampling, name) for name in ("states", "contrast", "variants", "dtype")}
-    used |= {
-        "sampling.draw_batch_size": sampling.draw_batch_size,
-        "rollout.engine": config.rollout.engine.removeprefix("policy"),
-    }
-    used |= {
-        "sampling.search": sampling.search.removeprefix("sample"),
-        "data.reference_in_group": data.reference_in_group,
-    }
-    used |= {"sampling.truncated": sampling.truncated.removeprefix("train")}
+    data, sampling, algorithm = config.data, vars(config.sampling), config.algorithm
+    compared = "divergence" in AdvantageRecipe.of(algorithm).fields and "the divergence of samples"
+    asked = {name: sampling.get(name) for name in ("tree", "tools", "variants", "contrast", "states")}
+    asked |= {"search": str(sampling.get("search", "")).removeprefix("sample"), "divergence": compared}
+    asked["reference_in_group"] = getattr(data, "reference_in_group", False)
+    used = {f"sampling.{name}": value for name, value in asked.items()}
+    used |= {"data.reference_in_group": used.pop("sampling.reference_in_group")}
+    used |= {"algorithm.credit": used.pop("sampling.divergence")}
+    used |= {f"sampling.{name}": sampling.get(name) for name in ("dtype", "draw_batch_size")}
+    used |= {"sampling.truncated": str(sampling.get("truncated", "")).removeprefix("train")}
+    used |= {"data.offline": getattr(data, "offline", False), "rollout.max_staleness": config.rollout.max_staleness}
+    used |= {"rollout.engine": config.rollout.engine.removeprefix("policy")}
     for name in ("replay", "supervised", "hint", "added"):
         used[f"algorithm.{name}"] = getattr(algorithm, name).removeprefix("none")
-    refuse_beside(bind(sampling.tree, TREES, "sampling.tree")({}), data.group_size, sampling.max_tokens, used)
+    parts = parts_of(asked)
+    refuse_beside(parts, used)
+    for part in parts:
+        part.check_sizes(data.group_size, sampling.get("max_tokens", 0))
 
 
 def check_spread(config: Config) -> None:

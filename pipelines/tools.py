@@ -19,11 +19,13 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
     """ValueError for ``sampling.tools`` that are none, for what cannot be drawn or scored in several turns, and for a
     chat template, with these arguments, that does not write them."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.policies.conversation import Conversation
     from mmgrpo.policies.tool_table import having, load_tools, opens
-    from mmgrpo.policies.tools import WALKING, refuse_with_tools
+    from mmgrpo.policies.tools import WALKING
+    from mmgrpo.policies.walks import refuse_beside
     from mmgrpo.update import LossRecipe
 
-    data, sampling, algorithm = config.data, config.sampling, config.algorithm
+    sampling, algorithm = config.sampling, config.algorithm
     loaded = load_tools(sampling.tools)
     if not having(loaded, "reward") and "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}:
         raise ValueError(
@@ -32,15 +34,8 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
         )
     if not loaded:
         return
-    used: dict[str, Any] = {f"sampling.{name}": getattr(sampling, name) for name in ("tree", "states", "variants")}
-    used |= {"sampling.contrast": sampling.contrast, "sampling.search": sampling.search.removeprefix("sample")}
-    used |= {"data.reference_in_group": data.reference_in_group, "data.offline": data.offline}
-    used |= {"rollout.max_staleness": config.rollout.max_staleness}
-    for name in ("replay", "supervised", "hint", "added"):
-        used[f"algorithm.{name}"] = getattr(algorithm, name).removeprefix("none")
-    recipe = AdvantageRecipe.of(algorithm)
-    walking = recipe.records & WALKING | recipe.fields & {"divergence"}
-    refuse_with_tools(used | {"algorithm": ", ".join(sorted(walking))})
+    walking = ", ".join(sorted(AdvantageRecipe.of(algorithm).records & WALKING))
+    refuse_beside([Conversation(sampling.tools)], {"algorithm": walking, "sampling.tools": sampling.tools})
     opening = [tool.__name__ for tool in loaded if isinstance(tool, type) and opens(tool)]
     if opening and (changed := sorted(name for name in LossRecipe.read(algorithm).scores if "@" in name)):
         raise ValueError(
