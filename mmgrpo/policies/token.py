@@ -33,6 +33,7 @@ class TokenPolicy(TokenPasses):
 
     kind = "tokens"
     answer_kind = "text"
+    keys = frozenset({"prompt"})
     adjustable = frozenset({"temperature", "max_tokens", "forced_tokens"})
 
     def __init__(
@@ -67,7 +68,7 @@ class TokenPolicy(TokenPasses):
         self.walk = Completion() if walk is None else walk
         parts = self.walk.parts
         refuse_beside(parts, self._used)
-        self.keys = frozenset({"prompt"}).union(*(part.keys for part in parts))
+        self.keys = self.keys.union(*(part.keys for part in parts))
         self.fields = frozenset({"truncated", "entropy"}).union(*(part.fields for part in parts))
         self.fields |= {"sampler_log_probs"} if sampling_dtype else set()
         self.provides = frozenset(

@@ -366,7 +366,7 @@ def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded
     value = changed if section == "rewards" else replace(getattr(config, section), **changed)
     config = replace(config, **{section: value})
     with pytest.raises(ValueError, match=name):
-        check_tools(config, {})
+        owner.check(config)
 
 
 @pytest.mark.parametrize(
