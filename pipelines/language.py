@@ -121,20 +121,12 @@ class LanguageFamily:
             raise ValueError(
                 f"model.min_pixels: got {low}, expected at most model.max_pixels={high}; lower it or raise the other"
             )
-        if contrast := getattr(sampling, "contrast", ""):
-            from mmgrpo.policies.perturbed_prompts import CONTRASTS
-
-            bind(contrast, CONTRASTS, "sampling.contrast")
-        if variants := getattr(sampling, "variants", ""):
-            from mmgrpo.policies.perturbed_prompts import VARIANTS
-
-            bind(variants, VARIANTS, "sampling.variants")
+        check_walk(config)
         if "states" in {one.name for one in fields(sampling)}:
             check_tools(config, template_of(model))
             self.check_images(config, model.path if Path(model.path).is_dir() else "")
             if not sampling.tools:
                 check_states(config)
-            check_tree(config)
         if getattr(config.data, "reference_in_group", False) and config.data.group_size == 2:
             check_spread(config)
         if Path(model.path).is_dir():
@@ -224,7 +216,9 @@ class LanguageFamily:
         """Load the model as a policy over tokens."""
         from mmgrpo.advantages.estimate import AdvantageRecipe
         from mmgrpo.policies.token import TokenPolicy
+        from mmgrpo.policies.token_passes import Memory
         from mmgrpo.policies.tool_table import load_tools
+        from mmgrpo.policies.walks import walk_of
         from pipelines.training import Training, exact_head
         from pipelines.vlm.frames import use_video_reader
 
@@ -255,27 +249,32 @@ class LanguageFamily:
         if getattr(options, "head_dtype", ""):
             exact_head(model.network)
             model.exact_head = True
-        # Options that only some families offer, and the policy's names of them.
-        optional = {"top_p": "top_p", "dtype": "sampling_dtype", "contrast": "contrast"}
-        optional |= {name: name for name in ("variants", "states", "tree")}
-        extra = {optional[f.name]: getattr(sampling, f.name) for f in fields(sampling) if f.name in optional}
-        needed = AdvantageRecipe.of(config.algorithm).fields
-        policy: Any = TokenPolicy(
-            model,
-            tools=tools_of(config, model),
-            divergence="divergence" in needed,
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
+        # Options that only some families offer.
+        given = vars(sampling)
+        walk = walk_of(
             search=sampling.search,
             reference_in_group=config.data.reference_in_group,
-            evaluation_temperature=sampling.evaluation_temperature,
-            train_truncated=sampling.truncated == "train",
+            tools=tools_of(config, model),
+            divergence="divergence" in AdvantageRecipe.of(config.algorithm).fields,
+            **{name: given[name] for name in ("contrast", "variants", "states", "tree") if name in given},
+        )
+        memory = Memory(
             share_prefix=sampling.share_prefix,
             logits_chunk_size=sampling.logits_chunk_size,
             features_kept=sampling.features_kept,
             draw_batch_size=sampling.draw_batch_size,
+        )
+        policy: Any = TokenPolicy(
+            model,
+            max_tokens=sampling.max_tokens,
+            walk=walk,
+            temperature=sampling.temperature,
+            top_p=given.get("top_p", 1.0),
+            evaluation_temperature=sampling.evaluation_temperature,
+            train_truncated=sampling.truncated == "train",
+            sampling_dtype=given.get("dtype", ""),
+            memory=memory,
             device=device,
-            **extra,
         )
         if self.rendered:
             from mmgrpo.policies.rendered import RenderedTokenPolicy
@@ -393,14 +392,15 @@ def check_states(config: Config) -> None:
         )
 
 
-def check_tree(config: Config) -> None:
-    """ValueError for a tree of texts that does not fit the size of groups, or the length of completions."""
-    from mmgrpo.policies.text_trees import TREES, refuse_size
+def check_walk(config: Config) -> None:
+    """ValueError for unknown blocks of what walks, and for a tree that does not fit the size of groups, or the length
+    of completions."""
+    from mmgrpo.policies.walks import parts_of
 
-    sampling = config.sampling
-    if not sampling.tree:
-        return
-    refuse_size(bind(sampling.tree, TREES, "sampling.tree")({}), config.data.group_size, sampling.max_tokens)
+    sampling = vars(config.sampling)
+    asked = {name: sampling.get(name) for name in ("tree", "variants", "contrast", "states")}
+    for part in parts_of(asked):
+        part.check_sizes(config.data.group_size, sampling.get("max_tokens", 0))
 
 
 def check_spread(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import families, family
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.token_passes import Memory
+from mmgrpo.policies.walks import walk_of
 from mmgrpo.prompts.ledger import Measured
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import Round, RoundSettings
@@ -50,6 +54,15 @@ def load(family: ModuleType, folder: str | Path, training: Training = PLAIN, /, 
     if keep:
         model.reference.keep()
     return model
+
+
+def token_policy_over(model: Any, max_tokens: int, **settings: Any) -> TokenPolicy:
+    """A policy over tokens; settings are those of its walk (``walk_of``), of ``Memory`` and its own."""
+    walk, memory = (
+        {name: settings.pop(name) for name in inspect.signature(made).parameters if name in settings}
+        for made in (walk_of, Memory)
+    )
+    return TokenPolicy(model, max_tokens=max_tokens, walk=walk_of(**walk), memory=Memory(**memory), **settings)
 
 
 def recipe(**changes: Any) -> AdvantageRecipe:

@@ -222,6 +222,7 @@ def policy_of(twin: Twin, config: Config) -> Policy:
 
         return CategoricalPolicy(worlds.Scale())
     from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.policies.walks import walk_of
 
     sampling = config.sampling
     return TokenPolicy(
@@ -229,9 +230,8 @@ def policy_of(twin: Twin, config: Config) -> Policy:
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         evaluation_temperature=sampling.evaluation_temperature,
-        search=sampling.search,
+        walk=walk_of(search=sampling.search, reference_in_group=config.data.reference_in_group),
         train_truncated=sampling.truncated == "train",
-        reference_in_group=config.data.reference_in_group,
     )
 
 

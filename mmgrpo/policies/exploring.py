@@ -19,7 +19,6 @@ from mmgrpo.advantages.credit import same_state
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.policies.tools import ENDS, NUMBERS
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.types import OWN, Decisions, Output, Request
@@ -74,6 +73,8 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
         gap = (fields["sampler_log_probs"] - decisions.log_probs).abs()[real].double()
         metrics |= {"rollout/sampler_gap": float(gap.mean()), "rollout/sampler_gap_most": float(gap.max())}
     if "tool_calls" in fields and bool(rows.any()):
+        from mmgrpo.policies.tools import ENDS, NUMBERS
+
         turns, calls, failed, end = (fields[name][rows].double() for name in NUMBERS)
         metrics |= {"rollout/turns": float(turns.mean()), "rollout/tool_calls": float(calls.mean())}
         metrics["rollout/failed_call_fraction"] = float(failed.sum() / calls.sum()) if bool(calls.any()) else 0.0

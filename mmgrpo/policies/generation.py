@@ -1,11 +1,10 @@
-"""Autoregressive generation with a cache: random sampling, greedy decoding and beam search.
+"""Autoregressive generation with a cache: random sampling and greedy decoding.
 
 How much the members of a group differ in what they say next, position by position (TW-GRPO, arXiv:2505.24718).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from mmgrpo.policies.token_model import Context, Features, Query, TokenModel
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.finite import refuse, refuse_nan
+from mmgrpo.runtime.finite import refuse
 
 UPLOADED = 32
 """Positions whose random numbers are moved to the device together."""
@@ -331,92 +330,6 @@ def draw(
             highest = max(batch.lengths) if isinstance(batch, Reserved) else highest + 1
     tables = (ids, real, log_probs, entropy, divergence, certainty)
     return Generated(*(value[:, :width] for value in tables))
-
-
-@dataclass(frozen=True)
-class Beam:
-    """A partial or finished completion of a beam search."""
-
-    score: float = 0.0
-    """The sum of its log-probs."""
-    ids: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()
-    entropy: tuple[float, ...] = ()
-
-    def extend(self, token: int, log_prob: float, entropy: float) -> Beam:
-        """The same with one more token."""
-        return Beam(self.score + log_prob, (*self.ids, token), (*self.log_probs, log_prob), (*self.entropy, entropy))
-
-
-def beam_search(
-    state: DecodingState, next_token: NextToken, width: int, ends: Int[Tensor, "_"], *, max_tokens: int
-) -> list[list[Beam]]:
-    """The ``width`` most likely completions of each prompt under a beam search of that width, best first.
-
-    ``state`` has one row per prompt. The score of a completion is the sum of its log-probs, that of its end token
-    included, without a length bonus: the N-best list of arXiv:1712.01818, section 3. Where fewer have ended within
-    ``max_tokens`` tokens, the most likely unfinished ones complete the list. Raises ValueError for a prompt with fewer
-    than ``width`` different completions.
-    """
-    last = set(ends.tolist())
-    alive: list[list[Beam]] = [[Beam()] for _ in range(len(state.hidden))]
-    finished: list[list[Beam]] = [[] for _ in alive]
-    for position in range(max_tokens):
-        first = torch.full((len(state.hidden),), position == 0, device=state.hidden.device)
-        distribution = refuse_nan(next_token(state.hidden, first), "the probabilities of the next token")
-        # The ``width`` best unfinished continuations of a prompt are among this many of each of its beams, since at
-        # most len(last) of these are end tokens.
-        count = min(width + len(last), distribution.shape[1])
-        top, tokens = (values.tolist() for values in distribution.topk(count, dim=1))
-        entropy = entropy_of(distribution).tolist()
-        row, rows, inputs = 0, [], []
-        for prompt, beams in enumerate(alive):
-            candidates = []
-            for beam in beams:
-                pairs = zip(tokens[row], top[row], strict=True)
-                candidates += [(row, beam.extend(token, p, entropy[row])) for token, p in pairs if p > -math.inf]
-                row += 1
-            candidates.sort(key=lambda one: -one[1].score)
-            ended = finished[prompt] + [beam for _, beam in candidates if beam.ids[-1] in last]
-            finished[prompt] = sorted(ended, key=lambda beam: -beam.score)[:width]
-            # A score can only decrease, so that a beam no better than the last of a full list can never enter it.
-            threshold = finished[prompt][-1].score if len(finished[prompt]) == width else -math.inf
-            best = [one for one in candidates if one[1].ids[-1] not in last and one[1].score > threshold][:width]
-            alive[prompt] = [beam for _, beam in best]
-            rows += [parent for parent, _ in best]
-            inputs += [beam.ids[-1] for _, beam in best]
-        if position + 1 == max_tokens or not rows:
-            break
-        device = state.hidden.device
-        state = state.select(torch.tensor(rows, device=device))
-        state = state.advance(
-            torch.tensor(inputs, device=device), torch.ones(len(inputs), dtype=torch.bool, device=device)
-        )
-    lists = [(complete + partial)[:width] for complete, partial in zip(finished, alive, strict=True)]
-    if (fewest := min(map(len, lists))) < width:
-        raise ValueError(
-            f"beam search: got a prompt with only {fewest} different completions, expected at least the {width} of a "
-            "group; lower data.group_size or raise sampling.max_tokens"
-        )
-    return lists
-
-
-def pad_beams(beams: Sequence[Beam], pad_id: int, device: torch.device) -> Generated:
-    """Beams as tensors, padded on the right."""
-    width = max(len(beam.ids) for beam in beams)
-
-    def table(rows: Sequence[Sequence[Any]], filler: int, dtype: torch.dtype) -> Tensor:
-        padded = [[*row, *([filler] * (width - len(row)))] for row in rows]
-        return torch.tensor(padded, dtype=dtype, device=device)
-
-    entropy = table([beam.entropy for beam in beams], 0, torch.float32)
-    return Generated(
-        table([beam.ids for beam in beams], pad_id, torch.long),
-        table([[1] * len(beam.ids) for beam in beams], 0, torch.bool),
-        table([beam.log_probs for beam in beams], 0, torch.float32),
-        entropy,
-        torch.zeros_like(entropy),
-    )
 
 
 BLOCK = 256

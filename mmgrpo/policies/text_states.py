@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
@@ -21,8 +22,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, one_of
-from mmgrpo.config.registry import block, table_of
+from mmgrpo.config.registry import bind, block, table_of
+from mmgrpo.policies.generation import Drawing
+from mmgrpo.policies.records import segments
 from mmgrpo.policies.token_model import Query, Sequences
+from mmgrpo.policies.token_passes import TokenPasses
+from mmgrpo.policies.walks import Addition
+from mmgrpo.randomness import derive
 from mmgrpo.types import HINTED, OWN, Completions, Output, Request, Rollout, Text
 
 STATES = table_of("states")
@@ -159,3 +165,34 @@ def _beginnings(
     real = torch.arange(sequences.ids.shape[1], device=rows.device) < lengths
     outputs = decode(replace(sequences, prompt=sequences.prompt[rows], ids=sequences.ids[rows], real=real))
     return [replace(one, truncated=False) if isinstance(one, Text) else one for one in outputs]
+
+
+class JudgedStates(Addition):
+    """The states of each completion, which are completed within the tokens of one where they are."""
+
+    setting = "sampling.states"
+    fields = FIELDS
+
+    def __init__(self, value: str) -> None:
+        super().__init__(value)
+        self.states: States = bind(value, STATES, "sampling.states")({})
+
+    def rollout(self, policy: TokenPasses, request: Request, rollout: Rollout, drawing: Drawing) -> Rollout:
+        """The rollout with the states of its completions."""
+        states, later = self.states, replace(drawing, seed=derive(request.seed, "states"))
+        sequences = rollout.steps
+        assert isinstance(sequences, Sequences)
+
+        @torch.no_grad()
+        def complete(queries: Sequence[Query]) -> list[Output]:
+            with policy.networks.drawing(states.network) if states.network else nullcontext():
+                drawn, _ = policy.generate(queries, later)
+            begun = torch.tensor([len(query.forced) for query in queries], device=policy.device)[drawn.prompt]
+            left = drawing.max_tokens - begun[:, None]
+            place = torch.arange(drawn.real.shape[1], device=policy.device)
+            outputs = policy.decode(replace(drawn, real=drawn.real & (place < left)))
+            pairs = zip(outputs, begun.tolist(), strict=True)
+            return [replace(one, tokens=one.tokens + more) if isinstance(one, Text) else one for one, more in pairs]
+
+        segment = segments(sequences, policy.model.decode, states.cut)
+        return with_states(rollout, states, segment, request, complete, policy.decode)

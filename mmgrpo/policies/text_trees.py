@@ -9,7 +9,7 @@ them; the keys are ``prompt`` and ``tree``, the first token sequence below the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
@@ -17,10 +17,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import COUNT, within
-from mmgrpo.config.registry import block, table_of
-from mmgrpo.policies.generation import Generated
-from mmgrpo.policies.token_model import Query
-from mmgrpo.types import Request
+from mmgrpo.config.registry import bind, block, table_of
+from mmgrpo.policies.generation import Drawing, Generated
+from mmgrpo.policies.token_model import Query, Sequences
+from mmgrpo.policies.token_passes import TokenPasses
+from mmgrpo.policies.walks import Completion, Walked
+from mmgrpo.types import OWN, Request
 
 TREES = table_of("tree")
 """Functions that return a ``TextTree``."""
@@ -151,15 +153,58 @@ def grow(
     )
 
 
-def refuse_size(tree: TextTree, size: int, most: int) -> None:
-    """ValueError for a group of another size than the tree has leaves, and for fewer tokens than its levels have."""
-    if size != tree.leaves:
-        raise ValueError(
-            f"data.group_size: got {size}, expected the {tree.leaves} leaves of sampling.tree ({tree.children} "
-            f"children, {tree.depth} deep); set it to {tree.leaves}, or change the tree"
-        )
-    if most <= (tree.depth - 1) * tree.tokens:
-        raise ValueError(
-            f"sampling.max_tokens: got {most}, expected more than the {(tree.depth - 1) * tree.tokens} tokens of the "
-            f"levels before the last of sampling.tree; raise it, or lower its tokens"
-        )
+class Tree(Completion):
+    """The leaves of a tree of each prompt."""
+
+    setting = "sampling.tree"
+    why = "whose samples share beginnings"
+    excludes = frozenset(
+        {"sampling.states", "sampling.contrast", "sampling.variants", "sampling.search", "sampling.dtype"}
+        | {"sampling.draw_batch_size", "sampling.truncated", "rollout.engine", "algorithm.credit"}
+        | {"data.reference_in_group"}
+        | {f"algorithm.{name}" for name in ("replay", "supervised", "hint", "added")}
+    )
+    keys = frozenset({"tree"})
+
+    def __init__(self, value: str) -> None:
+        super().__init__(value)
+        self.shape: TextTree = bind(value, TREES, "sampling.tree")({})
+
+    def check_sizes(self, group_size: int, max_tokens: int) -> None:
+        """ValueError for groups that are not its leaves, and for fewer tokens than its levels have."""
+        tree, before = self.shape, (self.shape.depth - 1) * self.shape.tokens
+        if group_size != tree.leaves:
+            raise ValueError(
+                f"data.group_size: got {group_size}, expected the {tree.leaves} leaves of sampling.tree "
+                f"({tree.children} children, {tree.depth} deep); set it to {tree.leaves}, or change the tree"
+            )
+        if max_tokens <= before:
+            raise ValueError(
+                f"sampling.max_tokens: got {max_tokens}, expected more than the {before} tokens of the levels before "
+                "the last of sampling.tree; raise it, or lower its tokens"
+            )
+
+    def draw(self, policy: TokenPasses, request: Request, queries: Sequence[Query], drawing: Drawing) -> Walked:
+        """The leaves, of which each token is recorded once."""
+        tree = self.shape
+        if (
+            request.group_size != tree.leaves
+            or any(query.forced for query in queries)
+            or "certainty" in request.records
+        ):
+            raise ValueError(
+                f"sampling.tree: got groups of {request.group_size} samples, forced beginnings or a record of the "
+                f"certainty, expected {tree.leaves} samples of the policy alone; leave out one of them"
+            )
+
+        def continued(some: Sequence[Query], limit: int) -> Generated:
+            return policy.generate(some, replace(drawing, max_tokens=limit))[1]
+
+        ends, device = frozenset(policy.ends.tolist()), policy.device
+        leaves = grow(tree, request, continued, ends, drawing.max_tokens, policy.model.pad_id)
+        context, features = policy.encode(request.prompts)
+        prompt, tree_key, ids, real, node, owner = (one.to(device) for one in leaves.tables)
+        sequences = Sequences(context, features, prompt, ids, real, request.seed, drawing.temperature)
+        numbers = {name: value.to(device) for name, value in leaves.numbers.items()}
+        origin = torch.full((len(ids),), OWN, device=device)
+        return Walked(sequences, numbers, origin, keys={"tree": tree_key}, node=node, owner=owner)

@@ -5,18 +5,18 @@ Completions as a token policy stores them, sampled or from the data set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.runtime.devices import put
-from mmgrpo.types import CONTRAST, HINTED, OWN, REFERENCE, Media, Prompt, Reference
+from mmgrpo.types import CONTRAST, HINTED, OWN, Media, Prompt, Reference
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Precisions of sampling by name."""
@@ -115,35 +115,6 @@ class Sequences:
     def lengths(self) -> Int[Tensor, "B"]:
         """The number of tokens of each completion, on the host."""
         return self.real.sum(1).cpu()
-
-
-def with_answers(
-    sequences: Sequences,
-    numbers: Mapping[str, Shaped[Tensor, "B T"]],
-    origin: Int[Tensor, "B"],
-    answers: Sequence[Sequence[int]],
-    pad_id: int,
-) -> tuple[Sequences, dict[str, Tensor], Int[Tensor, "rows"]]:
-    """Insert the data set's answer to prompt i, ``answers[i]``, after the completions of that prompt.
-
-    All ``numbers`` of an answer are 0. Old log-probs of 0 take it for certain under its author, so that the importance
-    weight of a token is its probability under the policy (arXiv:2509.16990).
-    """
-    device = sequences.ids.device
-    width = max(sequences.ids.shape[1], *map(len, answers))
-    ids = torch.tensor([[*answer, *[pad_id] * (width - len(answer))] for answer in answers], device=device)
-    length = torch.tensor([[len(answer)] for answer in answers], device=device)
-    prompt = torch.cat([sequences.prompt, torch.arange(len(answers), device=device)])
-    order = prompt.argsort(stable=True)  # members of a group stay adjacent
-
-    def join(sampled: Tensor, reference: Tensor) -> Tensor:
-        return torch.cat([nn.functional.pad(sampled, (0, width - sampled.shape[1])), reference])[order]
-
-    real = torch.arange(width, device=device) < length
-    joint = replace(sequences, prompt=prompt[order], ids=join(sequences.ids, ids), real=join(sequences.real, real))
-    zeros = torch.zeros(len(answers), width, device=device)
-    origins = torch.cat([origin, torch.full((len(answers),), REFERENCE, device=device)])[order]
-    return joint, {name: join(value, zeros) for name, value in numbers.items()}, origins
 
 
 def answer_of(prompt: Prompt) -> str:

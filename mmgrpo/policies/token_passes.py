@@ -10,11 +10,12 @@ What the members of a group have in common is computed once: the features of the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,12 +28,12 @@ from mmgrpo.policies.generation import (
     Drawer,
     Drawing,
     Generated,
-    beam_search,
+    NextToken,
     certainty_of,
     draw,
     entropy_of,
-    pad_beams,
 )
+from mmgrpo.policies.records import answer_likelihood, gradient_features, segments
 from mmgrpo.policies.token_model import (
     AUTOCAST,
     Context,
@@ -49,17 +50,52 @@ from mmgrpo.policies.token_model import (
 from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.networks import Networks
 from mmgrpo.runtime.products import packed
 from mmgrpo.types import (
     CONTRAST,
     HINT,
     Media,
+    Output,
     Prompt,
+    Text,
     distinct_prompts,
 )
 
 MEASURES = {"entropy": entropy_of, "certainty": certainty_of}
 """Numbers of the distribution of a token that ``score`` can return."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What passes keep, and how much they compute at a time; but for rounding no number depends on it."""
+
+    share_prefix: bool = True
+    """Whether the prompt of a group is computed once."""
+    logits_chunk_size: int = 4096
+    """Tokens whose logits are held at a time."""
+    features_kept: int = 0
+    """Prompts whose features of frozen media are cached across rounds."""
+    draw_batch_size: int = 0
+    """Completions that are drawn at a time, with their keys and values; 0: all."""
+
+
+USUAL = Memory()
+"""The defaults."""
+
+
+@runtime_checkable
+class Search(Protocol):
+    """What searches for the completions of queries, in the place of sampling; ``state`` has a row for each query."""
+
+    def __call__(
+        self,
+        policy: TokenPasses,
+        state: DecodingState,
+        next_token: NextToken,
+        queries: Sequence[Query],
+        drawing: Drawing,
+    ) -> Generated: ...
 
 
 class TokenPasses:
@@ -69,22 +105,35 @@ class TokenPasses:
         self,
         model: TokenModel,
         *,
+        max_tokens: int,
         temperature: float,
-        share_prefix: bool,
+        top_p: float,
+        evaluation_temperature: float,
+        train_truncated: bool,
         sampling_dtype: str,
-        divergence: bool,
-        logits_chunk_size: int,
-        features_kept: int,
-        draw_batch_size: int,
+        memory: Memory,
         device: torch.device | str,
     ) -> None:
+        if temperature <= 0:
+            raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
+        if not 0 < top_p <= 1:
+            raise ValueError(f"got top_p {top_p}, expected 0 < top_p <= 1")
+        if top_p < 1:
+            warnings.warn(
+                f"top_p={top_p} samples from a truncated distribution while log-probs are those of the full one, which "
+                "biases the gradient; top_p=1 is exact",
+                stacklevel=3,
+            )
+        if sampling_dtype and sampling_dtype not in AUTOCAST:
+            raise ValueError(f"got sampling_dtype '{sampling_dtype}', expected '' or one of {', '.join(AUTOCAST)}")
         self.model, self.network = model, model.network
-        self.temperature = temperature
-        self.share_prefix = share_prefix
-        self.sampling_dtype = sampling_dtype
-        self.divergence = divergence
-        self.logits_chunk_size, self.draw_batch_size = logits_chunk_size, draw_batch_size
-        self.feature_cache = FeatureCache(features_kept)
+        self.networks = Networks(model)
+        self.max_tokens, self.temperature, self.top_p = max_tokens, temperature, top_p
+        self.evaluation_temperature, self.train_truncated = evaluation_temperature, train_truncated
+        self.sampling_dtype, self.memory = sampling_dtype, memory
+        self.share_prefix, self.logits_chunk_size = memory.share_prefix, memory.logits_chunk_size
+        self.engine: Drawer | None = None
+        self.feature_cache = FeatureCache(memory.features_kept)
         self.shown_cache = ShownCache()
         self.device = torch.device(device)
         self.suppressed = torch.tensor(sorted(model.suppress_tokens), dtype=torch.long, device=self.device)
@@ -131,12 +180,13 @@ class TokenPasses:
         self,
         queries: Sequence[Query],
         drawing: Drawing,
-        search: str = "sample",
-        certain: bool = False,
+        measures: frozenset[str] = frozenset(),
+        search: Search | None = None,
         engine: Drawer | None = None,
     ) -> tuple[Sequences, Generated]:
-        """Generate completions; with a shared prefix each prompt enters the cache once. An ``engine`` draws them in the
-        place of the network, which encodes frozen media all the same."""
+        """Generate completions; with a shared prefix each prompt enters the cache once. ``measures`` says what more is
+        measured of each token: ``certainty``, ``divergence``. A ``search`` takes the place of sampling. An ``engine``
+        draws in the place of the network, which encodes frozen media all the same."""
         seed, temperature, max_tokens = drawing.seed, drawing.temperature, drawing.max_tokens
         context = self._context(queries)
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
@@ -148,7 +198,7 @@ class TokenPasses:
             features = self._cached_features(context, queries)
             each = torch.arange(len(queries))
             owners = each.repeat_interleave(torch.tensor([query.count for query in queries]))
-            prompt, read = put(owners, self.device), each if self.share_prefix or search == "beam" else owners
+            prompt, read = put(owners, self.device), each if self.share_prefix or search is not None else owners
             rows = put(read, self.device)
             scale = temperature or self.temperature
             if engine is not None:
@@ -166,9 +216,8 @@ class TokenPasses:
             axes, position = context.positions.shape[1], next_position(context)[rows]
             state = DecodingState(self.model, self.network, hidden[:, -1], cache, context.real[rows], position, axes)
             with packed(self.network, max_tokens):
-                if search == "beam":
-                    lists = beam_search(state, next_token, queries[0].count, self.ends, max_tokens=max_tokens)
-                    completions = pad_beams([beam for beams in lists for beam in beams], self.model.pad_id, self.device)
+                if search is not None:
+                    completions = search(self, state, next_token, queries, drawing)
                 else:
                     completions = draw(
                         state,
@@ -179,9 +228,9 @@ class TokenPasses:
                         max_tokens=max_tokens,
                         greedy=temperature == 0,
                         top_p=drawing.top_p,
-                        diverge=self.divergence,
-                        certain=certain,
-                        limit=self.draw_batch_size,
+                        diverge="divergence" in measures,
+                        certain="certainty" in measures,
+                        limit=self.memory.draw_batch_size,
                     )
         reusable = features if self.model.frozen_media and not dtype else None
         return Sequences(context, reusable, prompt, completions.ids, completions.real, seed, scale), completions
@@ -226,6 +275,10 @@ class TokenPasses:
                 scores.append(score_chunk(hidden, tokens, begins))
         return [torch.cat(column) for column in zip(*scores, strict=True)]
 
+    def log_probs(self, sequences: Sequences, part: Tokens) -> Float[Tensor, " N"]:
+        """Log-probs of a part's tokens under the policy's network."""
+        return self._score(self.network, sequences, part)[0]
+
     def _log_softmax(
         self, network: nn.Module, hidden: Tensor, first: Bool[Tensor, "N"], temperature: float
     ) -> Float[Tensor, "N vocabulary"]:
@@ -236,7 +289,7 @@ class TokenPasses:
         Sampled(1.0, self.suppressed, self.begin_suppressed).apply_(logits, first)
         return torch.log_softmax(logits, -1)
 
-    def _has_probability(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    def has_probability(self, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """False for suppressed tokens: their log-prob is -inf and has no gradient."""
         first = torch.arange(ids.shape[1], device=ids.device) == 0
         return ~(torch.isin(ids, self.suppressed) | (first & torch.isin(ids, self.begin_suppressed)))
@@ -350,7 +403,7 @@ class TokenPasses:
             .unflatten(0, packed.index.shape)
         )
 
-    def _encode(self, prompts: Sequence[Prompt]) -> tuple[Context, Features | None]:
+    def encode(self, prompts: Sequence[Prompt]) -> tuple[Context, Features | None]:
         """What the network reads of prompts, with the features of media that never change."""
         context = self.model.encode(prompts).to(self.device)
         names = [prompt.id for prompt in prompts]
@@ -422,3 +475,41 @@ class TokenPasses:
                         f"prompt '{name}': got {len(rows)} features of its media, expected {count}, one per "
                         "placeholder in its text; the family's encode and features disagree"
                     )
+
+    def records(self, sequences: Sequences, prompts: Sequence[Prompt], names: frozenset[str]) -> dict[str, Tensor]:
+        """What the request asks of samples that are scored once more."""
+        found, network = {}, self.network
+        for name, thought in (("answer_probability", True), ("answer_prior", False)):
+            if name in names:
+                found[name] = answer_likelihood(sequences, prompts, self.model, self.log_probs, thought)
+        if "gradient_feature" in names:
+            found["gradient_feature"] = gradient_features(
+                sequences,
+                lambda rows: self.states(network, sequences, rows),
+                lambda hidden, first: self._log_softmax(network, hidden, first, sequences.temperature),
+                self.logits_chunk_size,
+            )
+        if "segment" in names:
+            found["segment"] = segments(sequences, self.model.decode)
+        if "token_id" in names:
+            found["token_id"] = sequences.ids
+        return found
+
+    def ended(self, sequences: Sequences) -> Bool[Tensor, " B"]:
+        """Rows that have an end token."""
+        return (torch.isin(sequences.ids, self.ends) & sequences.real).any(1)
+
+    def decode(self, sequences: Sequences) -> list[Output]:
+        """The text of each row."""
+        seen, prefilled = sequences.context.seen, sequences.context.prefilled
+        outputs: list[Output] = []
+        width = sequences.ids.shape[1]  # one copy to the host of all that is read
+        table = torch.cat([sequences.ids, sequences.real, self.ended(sequences)[:, None]], 1).cpu()
+        tables = table[:, :width], table[:, width:-1].bool(), table[:, -1]
+        for row, ids, real, ended in zip(sequences.prompts.tolist(), *tables, strict=True):
+            given = list(sequences.context.forced[row]) if sequences.context.forced else []
+            text, sizes = self.model.decode(given + ids[real].tolist()), seen[row] if seen else ()
+            opening = str(prefilled[row]) if prefilled else ""
+            tokens = tuple(ids[real].tolist())
+            outputs.append(Text(text, int(real.sum()), not bool(ended), sizes, opening, tokens))
+        return outputs

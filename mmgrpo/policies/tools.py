@@ -56,9 +56,6 @@ NUMBERS = ("turns", "tool_calls", "failed_calls", "turns_end")
 WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
 """Records that read a completion as one text of the policy."""
 
-OF_TURNS = frozenset({"turn", "state", "action", "answer_gain"})
-"""Records of completions that have turns."""
-
 if TYPE_CHECKING:
     from mmgrpo.policies.tool_process import Copy, ToolProcess
 
@@ -138,8 +135,8 @@ class Conversations:
         return ended.to(self.observed.device)
 
     def fields(self, records: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        """``NUMBERS`` of each completion, those of ``OF_TURNS`` that are asked for, and the rewards of turns with them
-        or where tools have given some."""
+        """``NUMBERS`` of each completion, ``turn``, ``state`` and ``action`` where they are asked for, and the rewards
+        of turns with them or where tools have given some."""
         rows = [
             (one.turn, len(one.calls), sum(bool(call.error) for call in one.calls), ENDS.index(one.end))
             for one in self.episodes
@@ -606,13 +603,3 @@ def _joined(rows: Sequence[Episode], first: Generated, pad_id: int) -> Conversat
     zeros = torch.zeros_like(numbers["log_probs"])
     drawn = Generated(ids, real, numbers["log_probs"], numbers["entropy"], zeros, numbers.get("certainty"))
     return Conversations(rows, drawn, table([one.observed for one in rows], False, torch.bool))
-
-
-def refuse_with_tools(used: Mapping[str, Any]) -> None:
-    """ValueError for settings that read or draw a completion as one text of the policy."""
-    for setting, value in used.items():
-        if value:
-            raise ValueError(
-                f"{setting}: got {value} with sampling.tools, whose completions have turns that others wrote; leave "
-                "out one of them"
-            )

@@ -22,7 +22,7 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import GIVEN, Answer, Image, Media, Output, Policy, Prompt, Request
 from mmgrpo.update import Batch
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, attached, trainer
+from tests.building import algorithm_blocks, attached, token_policy_over, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
 WORDS = ["say", "a", "b", "c"]
@@ -31,7 +31,7 @@ PREFERENCES += [("matching", name) for name in ("ipo", "mpo", "copg")]
 
 
 def tokens(**settings: Any) -> TokenPolicy:
-    policy = TokenPolicy(toy(WORDS), max_tokens=4, **settings)
+    policy = token_policy_over(toy(WORDS), max_tokens=4, **settings)
     policy.keep_reference()
     return policy
 

@@ -123,6 +123,7 @@ def embedded_clips(count: int) -> list[Prompt]:
 def trainer_of(name: str, args: Args, prompts: Sequence[Prompt], folder: Path, passes: list[int]) -> Trainer:
     """The trainer of one variant; the number of clips in every pass of its encoder is appended to ``passes``."""
     from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.policies.token_passes import Memory
     from mmgrpo.rewards import scorer
     from pipelines.speech.options import WhisperOptions
     from pipelines.speech.whisper import load
@@ -135,8 +136,7 @@ def trainer_of(name: str, args: Args, prompts: Sequence[Prompt], folder: Path, p
     policy = TokenPolicy(
         model,
         max_tokens=args.tokens,
-        share_prefix=name != EACH,
-        features_kept=args.clips if name == CACHED else 0,
+        memory=Memory(share_prefix=name != EACH, features_kept=args.clips if name == CACHED else 0),
     )
     folder.mkdir()
     return bench_trainer(

@@ -103,6 +103,7 @@ def length_reward(texts: list[str]) -> list[float]:
 def ours(contest: Contest) -> Callable[[], Clock]:
     """Our trainer; the returned function runs it."""
     from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.policies.token_passes import Memory
     from mmgrpo.runtime.metrics import read_metrics
     from mmgrpo.scoring import Scorer
     from mmgrpo.types import Media, Prompt, Turn
@@ -116,7 +117,7 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     last = max(set(range(network.config.text_config.vocab_size)) - model.suppress_tokens)
     model.end_ids = frozenset({last} if contest.uneven else ())
     model.frozen_media = shared
-    policy: Any = TokenPolicy(model, max_tokens=contest.tokens, share_prefix=shared)
+    policy: Any = TokenPolicy(model, max_tokens=contest.tokens, memory=Memory(share_prefix=shared))
     if contest.contestant == ENGINE:
         draw_with_vllm(policy, contest, clock)
     else:

@@ -15,6 +15,8 @@ from mmgrpo.cli import train
 from mmgrpo.config.settings import Optim, config_class
 from mmgrpo.family import families, family
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.token_passes import Memory
+from mmgrpo.policies.walks import walk_of
 from pipelines.training import Training
 from pipelines.visual.flow import FlowModel
 
@@ -46,7 +48,7 @@ def test_a_policy_samples_by_default_as_the_settings_of_language_models_say():
     config = config_class(family("qwen_vl").sections)()
     options = {**asdict(config.sampling), **asdict(config.data)}
     renamed = {"sampling_dtype": "dtype", "train_truncated": "truncated"}
-    arguments = defaults(TokenPolicy.__init__)
+    arguments = defaults(TokenPolicy.__init__) | defaults(Memory.__init__) | defaults(walk_of)
     arguments["train_truncated"] = "train" if arguments["train_truncated"] else "mask"
     arguments["tools"] = arguments["tools"] or []
     shared = {renamed.get(key, key): value for key, value in arguments.items() if renamed.get(key, key) in options}

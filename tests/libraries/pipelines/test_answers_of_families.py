@@ -13,6 +13,7 @@ from mmgrpo.evaluation import Shown
 from mmgrpo.family import families, family
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.policies.walks import Completion
 from mmgrpo.toy import scenes
 from mmgrpo.types import Media, Prompt, Request, Text, Turn
 from pipelines.factory import recognize
@@ -134,8 +135,12 @@ def test_settings_reach_the_policy_of_a_language_model(tmp_path):
             assert found == {"mask": False}.get(value, value), name
         assert found != other or found == "missing", name
     assert made.feature_cache.capacity == 3 and plain.feature_cache.capacity == 0
-    assert made.contrast.text == "shuffled_frames" and plain.contrast is None
-    assert made.reference_in_group and made.settings.config is config and made.search == "sample"
+    assert made.walk.used == {"data.reference_in_group": True, "sampling.contrast": "shuffled_frames"}
+    assert (
+        plain.walk.used == {"data.reference_in_group": True}
+        and made.settings.config is config
+        and type(made.walk) is Completion
+    )
     assert "divergence" not in plain.fields
     config.algorithm.credit = "divergence_weight"
     assert "divergence" in family("causal_lm").policy(config, "cpu").fields

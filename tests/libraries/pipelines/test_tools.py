@@ -339,7 +339,7 @@ def test_in_python_tools_are_functions_and_classes(tags, tmp_path):
     path = tiny_of_kind(tmp_path / "qwen", "qwen2.5")
     for given in (count, [count], [f"{__name__}:count"]):
         policy: Any = vlm.policy(path, tools=given, device="cpu", max_tokens=32)
-        assert list(policy.tools.table) == ["count"]
+        assert list(policy.walk.tools.table) == ["count"]
         assert policy.settings.config.sampling.tools == [f"{__name__}:count"]
     with pytest.raises(ValueError, match="tools.*lambda"):
         vlm.policy(path, tools=lambda x: x, device="cpu")
@@ -360,7 +360,7 @@ def test_settings_that_do_not_go_with_tools_are_refused_before_a_model_is_loaded
     value = changed if section == "rewards" else replace(getattr(config, section), **changed)
     config = replace(config, **{section: value})
     with pytest.raises(ValueError, match=name):
-        check_tools(config, {})
+        owner.check(config)
 
 
 class Opening:

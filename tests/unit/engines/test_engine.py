@@ -38,6 +38,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query
 from mmgrpo.types import Prompt, Request
 from pipelines.vlm.causal_lm import toy
+from tests.building import token_policy_over
 
 pytest.importorskip("transformers")
 
@@ -50,7 +51,7 @@ def policy(seed: int = 0, layers: int = 2, **settings: Any) -> TokenPolicy:
     if layers == 1:
         model.network.model.layers = model.network.model.layers[:1]
     shift(model.network, seed)
-    return TokenPolicy(model, max_tokens=6, **settings)
+    return token_policy_over(model, max_tokens=6, **settings)
 
 
 @torch.no_grad()

@@ -10,9 +10,9 @@ import torch
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.kernels import kernel, level_table, noise_table
 from mmgrpo.objectives import OBJECTIVES, TERMS
+from mmgrpo.policies.contrasts import shuffled_frames
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.generation import draw_tokens
-from mmgrpo.policies.perturbed_prompts import shuffled_frames
 from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.types import Media, Prompt, Request, Turn
 from mmgrpo.update import BATCH_NAMES, with_scores

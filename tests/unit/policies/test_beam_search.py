@@ -11,7 +11,8 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import estimate
-from mmgrpo.policies.generation import DecodingState, beam_search
+from mmgrpo.policies.beam_search import beam_search
+from mmgrpo.policies.generation import DecodingState
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import Prompt, Rollout

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mmgrpo.config.registry import bind
-from mmgrpo.policies.perturbed_prompts import CONTRASTS
-from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.contrasts import CONTRASTS
 from mmgrpo.scoring import Scorer, score_outputs
 from mmgrpo.types import CONTRAST, OWN, Image, Media, Prompt, Request, Text, Turn
 from pipelines.vlm.causal_lm import toy
 from reward_models.rules.votes import majority
+from tests.building import token_policy_over
 
 PICTURE = Media("image", Image(torch.zeros(3, 28, 28)))
 
@@ -41,7 +41,7 @@ def test_another_view_hides_a_part_of_the_picture():
 
 def test_samples_of_the_paraphrase_are_scored_and_label_the_others():
     words = ["say", "tell", "a", "b", "<answer>", "</answer>"]
-    policy = TokenPolicy(toy(words), max_tokens=3, contrast="paraphrase")
+    policy = token_policy_over(toy(words), max_tokens=3, contrast="paraphrase")
     prompts = [Prompt("say a", "0", meta={"paraphrase": "tell a"}), Prompt("say b", "1")]
     made = policy.rollout(Request(prompts, [0, 1], 4, 0))
     assert made.decisions.origin.tolist() == [OWN] * 8 + [CONTRAST] * 4

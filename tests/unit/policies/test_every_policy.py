@@ -12,6 +12,7 @@ import torch
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.ctc import CtcPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.policies.token_passes import Memory
 from mmgrpo.types import Prompt, Request
 from tests.speaking import TableModel
 from tests.toys import ToyModel, toy_policy
@@ -102,8 +103,8 @@ DEFAULTS = {
     "categorical": {"temperature": 1},
     "ctc": {"temperature": 1, "search": "sample", "evaluation_temperature": 0},
     "token": {
-        **{"temperature": 1, "top_p": 1, "search": "sample", "evaluation_temperature": 0, "reference_in_group": False},
-        **{"train_truncated": True, "share_prefix": True, "sampling_dtype": "", "contrast": None},
+        **{"temperature": 1, "top_p": 1, "evaluation_temperature": 0, "memory": Memory()},
+        **{"train_truncated": True, "share_prefix": True, "sampling_dtype": ""},
         **{"logits_chunk_size": 4096, "fields": {"truncated", "entropy"}},
     },
 }

@@ -11,11 +11,10 @@ from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.objectives.surrogates import importance, luffy, ppo
-from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import OWN, REFERENCE, Output, Prompt, Text
 from mmgrpo.update import Batch, accumulate_gradients
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, amplify, trainer
+from tests.building import algorithm_blocks, amplify, token_policy_over, trainer
 from tests.unit.policies.test_beam_search import log_prob_of
 from tests.unit.policies.test_token_policy import WORDS, completions, rescored, rollout, token_policy
 
@@ -144,7 +143,7 @@ def test_what_sampling_never_finds_is_learned_from_the_answer_only(tmp_path: Pat
         """How much likelier 40 steps make the answer, in nats."""
         model = toy(WORDS)
         amplify(model.network, 4)
-        policy = TokenPolicy(model, max_tokens=6, reference_in_group=reference_in_group)
+        policy = token_policy_over(model, max_tokens=6, reference_in_group=reference_in_group)
         made = trainer(
             policy,
             tmp_path / str(reference_in_group),

@@ -16,11 +16,10 @@ from mmgrpo.config.names import FEW, SHOWN
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import refuse_preset
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
-from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Answer, Image, Media, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, token_policy_over, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_tools import policy_of as conversing
 
@@ -91,7 +90,7 @@ def policy_of(kind: str, preset: str) -> Policy:
     if "turn" in fields:
         policy = conversing()
     else:
-        policy = TokenPolicy(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo", states=states, tree=tree)
+        policy = token_policy_over(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo", states=states, tree=tree)
     policy.keep_reference()
     return policy
 

@@ -16,7 +16,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Request, Text
 from pipelines.vlm.causal_lm import toy
-from tests.building import trainer
+from tests.building import token_policy_over, trainer
 from tests.toys import toy_policy, toy_prompts
 
 WORDS = ["say", "a", "b", "c", "d", "<answer>", "</answer>"]
@@ -24,7 +24,7 @@ PROMPTS = [Prompt("say a", "0", answer="a b"), Prompt("say b", "1", answer="c")]
 
 
 def policy(**options) -> TokenPolicy:
-    return TokenPolicy(toy(WORDS), max_tokens=5, **options)
+    return token_policy_over(toy(WORDS), max_tokens=5, **options)
 
 
 def rolled(*records, group=6):
@@ -140,7 +140,7 @@ def test_dependency_is_the_divergence_from_what_the_changed_prompt_says():
     one = policy()
     plain, other = ([Prompt(text, name)] for text, name in (("say a", "0"), ("say b", "0")))
     made = one.rollout(Request(plain, [0], 3, 3))
-    context, features = one._encode(other)
+    context, features = one.encode(other)
     steps: Any = made.steps
     changed = replace(steps, context=context, features=features)  # type: ignore[type-var]
     found = visual_dependency(

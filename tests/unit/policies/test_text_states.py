@@ -17,7 +17,7 @@ from mmgrpo.scoring import Scorer
 from mmgrpo.step_rewards import of_states
 from mmgrpo.types import HINT, HINTED, Completions, Prompt, Request, Text
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, token_policy_over, trainer
 from tests.trees import plain
 from tests.unit.advantages.test_credit import credit, near
 from tests.unit.policies.test_token_policy import PROMPTS, kept
@@ -27,7 +27,7 @@ pytest.importorskip("transformers")
 
 def of_steps(**settings) -> TokenPolicy:
     """A policy whose words c and d are empty lines."""
-    policy = TokenPolicy(toy(["say", "a", "b", "c", "d"]), max_tokens=12, **settings)
+    policy = token_policy_over(toy(["say", "a", "b", "c", "d"]), max_tokens=12, **settings)
     words = policy.model.decode
     policy.model.decode = lambda ids: re.sub(r"\b[cd]\b", "\n\n", words(ids))
     return policy

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.policies.generation import Generated
-from mmgrpo.policies.text_trees import NUMBERS, TextTree, grow, refuse_size
+from mmgrpo.policies.text_trees import NUMBERS, TextTree, Tree, grow
 from mmgrpo.types import Prompt, Request
 from tests.building import algorithm_blocks, trainer
 from tests.unit.policies.test_token_policy import PROMPTS, kept, rescored, token_policy
@@ -169,12 +170,9 @@ def test_blocks_that_compare_positions_are_refused(preset, tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "most", "words"),
-    [
-        (4, 8, "data.group_size: got 4.*8"),
-        (8, 4, "sampling.max_tokens: got 4.*4"),
-    ],
+    [(4, 8, "data.group_size: got 4.*8"), (8, 4, "sampling.max_tokens: got 4.*4"), (8, 5, "")],
 )
-def test_what_does_not_fit_a_tree_is_refused(size, most, words):
-    with pytest.raises(ValueError, match=words):
-        refuse_size(TextTree(2, 3, 2), size, most)
-    refuse_size(TextTree(2, 3, 2), 8, 5)
+def test_a_tree_has_its_own_size_of_groups_and_room_for_its_levels(size, most, words):
+    tree = Tree("text_tree(children=2, depth=3, tokens=2)")
+    with pytest.raises(ValueError, match=words) if words else nullcontext():
+        tree.check_sizes(size, most)

@@ -19,7 +19,7 @@ from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.vlm.causal_lm import load, toy
 from pipelines.vlm.options import TextOptions
-from tests.building import algorithm_blocks, amplify, killed_and_whole, recipe, trainer
+from tests.building import algorithm_blocks, amplify, killed_and_whole, recipe, token_policy_over, trainer
 
 pytest.importorskip("transformers")
 
@@ -35,7 +35,7 @@ def token_policy(max_tokens: int = 6, keep_reference: bool = False, **settings) 
     with torch.no_grad():
         for i, parameter in enumerate(model.network.parameters()):
             parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
-    return TokenPolicy(model, max_tokens=max_tokens, **settings)
+    return token_policy_over(model, max_tokens=max_tokens, **settings)
 
 
 def rollout(policy: TokenPolicy, prompts: Sequence[Prompt] = PROMPTS, group_size: int = 8, seed: int = 3) -> Rollout:

@@ -40,7 +40,7 @@ def test_contrasts_are_rows_behind_the_groups_which_nothing_trains(monkeypatch):
         asked.append((inputs["prompt"].id, inputs["group_size"], inputs["seed"]))
         return inputs["prompt"], 2 if inputs["prompt"].id == "1" else 0
 
-    monkeypatch.setattr(policy, "contrast", contrast)
+    monkeypatch.setattr(policy.walk.additions[0], "change", contrast)
     made, plain = rollout(policy, group_size=4), rollout(token_policy(), group_size=4)
     assert asked == [("0", 4, 3), ("1", 4, 3), ("2", 4, 3)]
     assert made.decisions.origin.tolist() == [OWN] * 12 + [CONTRAST] * 2

@@ -40,7 +40,7 @@ from pipelines.tools import schemas
 from pipelines.training import PLAIN, make_trainable
 from pipelines.vlm.causal_lm import LORA_TARGETS, CausalLm
 from pipelines.vlm.causal_lm_tiny import KINDS, decoder, tokenizer_of
-from tests.building import algorithm_blocks, killed_and_whole, trainer
+from tests.building import algorithm_blocks, killed_and_whole, token_policy_over, trainer
 from tests.unit.policies.test_token_policy import kept, rescored
 
 pytest.importorskip("transformers")
@@ -120,7 +120,7 @@ def policy_of(likely: Sequence[str] = LIKELY, tools: Sequence[Any] = (peek, hide
     }
     model = model_over(WORDS, likely)
     made = tools_of(model, *tools, **limits) if tools else None
-    return TokenPolicy(model, **{"max_tokens": 24, "tools": made, **settings})
+    return token_policy_over(model, **{"max_tokens": 24, "tools": made, **settings})
 
 
 def rollout(policy: TokenPolicy, prompts: Sequence[Prompt] = PROMPTS, size: int = 8, first: int = 0) -> Rollout:

@@ -9,11 +9,11 @@ import torch
 
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.config.registry import bind
-from mmgrpo.policies.perturbed_prompts import VARIANTS
-from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.variants import VARIANTS
 from mmgrpo.types import Prompt, Request, Text, Turn
 from pipelines.vlm.causal_lm import toy
 from reward_models.rules.lengths import auxiliary, budget_length, budget_value, triangle_length
+from tests.building import token_policy_over
 
 WORDS = ["say", "a", "b", "with", "2", "3", "tokens", "no"]
 PROMPTS = [Prompt("say a", "0"), Prompt("say b", "1")]
@@ -38,7 +38,7 @@ def test_a_form_is_the_question_with_a_sentence_after_it():
 
 
 def test_a_group_is_divided_and_stays_one_group():
-    policy = TokenPolicy(toy(WORDS), max_tokens=4, variants=BUDGETS)
+    policy = token_policy_over(toy(WORDS), max_tokens=4, variants=BUDGETS)
     made = policy.rollout(Request(PROMPTS, [0, 1], 5, 3))
     assert made.decisions.keys["prompt"].tolist() == [0] * 5 + [1] * 5
     assert made.decisions.fields["variant"].tolist() == [2, 2, 2, 3, 3] * 2
@@ -53,11 +53,11 @@ def test_a_group_is_divided_and_stays_one_group():
     with pytest.raises(ValueError, match="variants.*2 forms for 1"):
         policy.rollout(Request(PROMPTS, [0, 1], 1, 3))
     with pytest.raises(ValueError, match="variants.*reference_in_group"):
-        TokenPolicy(toy(WORDS), max_tokens=4, variants=BUDGETS, reference_in_group=True)
+        token_policy_over(toy(WORDS), max_tokens=4, variants=BUDGETS, reference_in_group=True)
 
 
 def test_forms_of_one_text_are_drawn_independently():
-    policy = TokenPolicy(toy(WORDS), max_tokens=4, variants="instructions(texts=['', ''])")
+    policy = token_policy_over(toy(WORDS), max_tokens=4, variants="instructions(texts=['', ''])")
     texts = [one.text for one in policy.rollout(Request(PROMPTS[:1], [0], 16, 3)).outputs]
     assert texts[:8] != texts[8:]
 

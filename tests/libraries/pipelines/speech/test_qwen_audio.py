@@ -16,7 +16,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import Audio, Image, Media, Prompt, Request
 from pipelines.speech import qwen_audio
-from tests.building import load
+from tests.building import load, token_policy_over
 from tests.seeing import asked, distance, gradient, kept, rescored, rollout
 from tests.tiny import tiny_checkpoint
 
@@ -84,7 +84,7 @@ def test_the_family_answers_the_policys_questions(loaded):
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("prompts", [[ONE], [TWO], [WORDS], EVERY, EVERY[::-1]], ids=len)
 def test_sampled_tokens_are_scored_as_they_were_drawn(prompts, share_prefix, loaded):
-    policy = TokenPolicy(loaded, max_tokens=6, share_prefix=share_prefix)
+    policy = token_policy_over(loaded, max_tokens=6, share_prefix=share_prefix)
     made = rollout(policy, prompts)
     assert made.decisions.log_probs[made.decisions.loss_mask].std() > 0.1
     for limit in (100, 2):  # all rows together, and parts in which groups are torn apart
@@ -226,7 +226,7 @@ def test_a_frozen_tower_hears_a_clip_once_and_one_that_trains_hears_it_in_every_
         family.network.model.audio_tower.register_forward_pre_hook(  # type: ignore[union-attr]
             lambda module, given, calls=heard: calls.append(len(given[0]))
         )
-        policy = TokenPolicy(family, max_tokens=3, features_kept=8)
+        policy = token_policy_over(family, max_tokens=3, features_kept=8)
         made = rollout(policy, [ONE, TWO], group_size=2)  # three clips, four rows
         list(map(lambda part: policy.score(made, part, LOG_PROBS), made.steps.split(made.decisions.loss_mask, 2)))
         again = rollout(policy, [ONE, TWO], group_size=2)
@@ -247,7 +247,7 @@ def test_the_gradient_is_the_same_with_and_without_a_shared_prefix_kept_activati
     found = []
     for share, again, limit in ((True, False, 100), (False, False, 100), (True, False, 2), (True, True, 100)):
         family = load(qwen_audio, folder, freeze_encoder=False, gradient_checkpointing=again)
-        policy = TokenPolicy(family, max_tokens=4, share_prefix=share)
+        policy = token_policy_over(family, max_tokens=4, share_prefix=share)
         found.append(gradient(policy, rollout(policy, EVERY), limit))
     assert max(distance(other, found[0]) for other in found[1:]) < 1e-5
 

@@ -18,7 +18,7 @@ from mmgrpo.objectives.divergences import kl_k3
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Request, Rollout
 from pipelines.speech import whisper
-from tests.building import load
+from tests.building import load, token_policy_over
 from tests.libraries.pipelines.speech.test_qwen_audio import hum, nudge
 from tests.seeing import asked, distance, gradient, kept, rescored
 from tests.tiny import tiny_checkpoint
@@ -141,7 +141,9 @@ def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout_layerdrop_an
 def test_the_gradient_is_the_same_with_and_without_a_shared_prefix_and_in_parts(folder):
     found = []
     for share, limit in ((True, 100), (False, 100), (True, 3)):
-        policy = TokenPolicy(load(whisper, folder, seconds=4, freeze_encoder=False), max_tokens=5, share_prefix=share)
+        policy = token_policy_over(
+            load(whisper, folder, seconds=4, freeze_encoder=False), max_tokens=5, share_prefix=share
+        )
         found.append(gradient(policy, rollout(policy), limit))
     assert max(distance(other, found[0]) for other in found[1:]) < 1e-5
 

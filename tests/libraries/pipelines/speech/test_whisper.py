@@ -20,7 +20,7 @@ from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.types import Audio, Image, Media, Prompt, Request, Rollout, Turn
 from pipelines.speech import whisper
 from pipelines.training import Training
-from tests.building import load
+from tests.building import load, token_policy_over
 from tests.tiny import tiny_checkpoint
 
 RATE = 16_000
@@ -60,7 +60,7 @@ def kept(made: Rollout) -> Sequences:
 def test_sampled_tokens_are_scored_as_they_were_drawn(folder, share_prefix):
     family = load(whisper, folder, seconds=4)
     family.end_ids |= frozenset(range(40))  # the untrained model would hardly end by its one end token
-    policy = TokenPolicy(family, max_tokens=12, share_prefix=share_prefix)
+    policy = token_policy_over(family, max_tokens=12, share_prefix=share_prefix)
     made = rollout(policy)
     loss_mask = made.decisions.loss_mask
     assert loss_mask.sum(1).float().std() > 0  # some end early
@@ -145,7 +145,7 @@ def test_a_clip_is_encoded_once_for_its_group_and_once_for_the_run_where_feature
     family.network.model.encoder.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda module, given: heard.append(len(given[0]))
     )
-    policy = TokenPolicy(family, max_tokens=3, features_kept=8)
+    policy = token_policy_over(family, max_tokens=3, features_kept=8)
     made = rollout(policy)
     rescored(policy, made)
     again = rollout(policy)

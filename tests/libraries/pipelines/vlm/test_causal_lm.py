@@ -11,7 +11,9 @@ import torch
 from mmgrpo.config.reading import load_yaml, read_config, write_yaml
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
+from mmgrpo.policies.beam_search import BeamSearch
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.walks import Completion
 from mmgrpo.types import Prompt, Request, Turn
 from pipelines import vlm
 from pipelines.training import Training, checkpoint_layers
@@ -74,7 +76,8 @@ def test_a_conversation_is_written_by_the_template_of_the_tokenizer(folder):
 
 
 def test_the_search_of_the_settings_is_that_of_the_policy(folder):
-    assert [vlm.policy(folder, search=name, max_tokens=2).search for name in ("sample", "beam")] == ["sample", "beam"]
+    walks = [vlm.policy(folder, search=name, max_tokens=2).walk for name in ("sample", "beam")]
+    assert [type(one) for one in walks] == [Completion, BeamSearch]
 
 
 def test_layers_recompute_in_evaluation_mode(folder):

@@ -17,7 +17,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.randomness import derive
 from mmgrpo.types import Image, Media, Prompt, Rollout
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
-from tests.building import load, module, trainer
+from tests.building import load, module, token_policy_over, trainer
 from tests.seeing import (
     BOTH,
     CLIP,
@@ -38,7 +38,7 @@ SMALL = "mask_patches(ratio=0.6, patch=3)"
 
 
 def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:
-    return TokenPolicy(load(module(name), folder, **settings), max_tokens=5)
+    return token_policy_over(load(module(name), folder, **settings), max_tokens=5)
 
 
 def under(policy: TokenPolicy, made: Rollout, change: str, limit: int = 100) -> Tensor:
@@ -136,7 +136,7 @@ def test_parts_and_shared_prefixes_leave_the_gradient_unchanged(name, folder):
     wanted, _ = gradients(policy, made, loss_of())
     for limit in (1, 4):
         assert distance(gradients(policy, made, loss_of(), limit)[0], wanted) < 1e-5
-    alone = TokenPolicy(policy.model, max_tokens=5, share_prefix=False)
+    alone = token_policy_over(policy.model, max_tokens=5, share_prefix=False)
     assert distance(gradients(alone, made, loss_of())[0], wanted) < 1e-5
 
 

@@ -18,7 +18,7 @@ from pipelines import generic_lm, vlm
 from pipelines.training import Training
 from pipelines.vlm import causal_lm, image_text, smolvlm
 from pipelines.vlm.image_text_tiny import KINDS
-from tests.building import load
+from tests.building import load, token_policy_over
 from tests.libraries.families.examples import CLIP, PICTURE, noise, shown
 from tests.tiny import tiny_checkpoint
 
@@ -38,7 +38,7 @@ def folders() -> dict[str, str]:
 
 
 def policy_of(model: image_text.ImageText, **options: object) -> TokenPolicy:
-    return TokenPolicy(model, max_tokens=5, **options)  # type: ignore[arg-type]
+    return token_policy_over(model, max_tokens=5, **options)  # type: ignore[arg-type]
 
 
 def rolled(policy: TokenPolicy):

@@ -18,6 +18,7 @@ from mmgrpo.engines.engine import Synchronized, parameters
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.family import families
 from mmgrpo.policies.token_model import Query
+from mmgrpo.policies.walks import Completion
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.tools import schemas
 from pipelines.vlm import causal_lm_tiny, image_text, qwen_vl_tiny
@@ -195,7 +196,7 @@ def test_another_image_changes_what_stands_behind_it_alone(placed):
 def test_completions_without_calls_are_those_of_a_run_without_tools(placed):
     policy = seeing(placed)
     made = drawn(policy)
-    policy.tools = None
+    policy.walk = Completion()
     plain = drawn(policy)
     silent = [row for row, one in enumerate(made.outputs) if not one.calls]
     assert silent and len(silent) < len(made.outputs)

@@ -15,7 +15,7 @@ from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import CONTRAST, OWN, Prompt, Request
 from mmgrpo.update import LossRecipe
 from pipelines.training import Training
-from tests.building import load, module, recipe, trainer
+from tests.building import load, module, recipe, token_policy_over, trainer
 from tests.seeing import (
     BOTH,
     CLIP,
@@ -56,7 +56,7 @@ def test_a_family_answers_the_policys_questions(loaded):
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("prompts", [[PICTURE], [PICTURES], [CLIP], EVERY, EVERY[::-1]], ids=len)
 def test_sampled_tokens_are_scored_as_they_were_drawn(prompts, share_prefix, loaded):
-    policy = TokenPolicy(loaded, max_tokens=6, share_prefix=share_prefix)
+    policy = token_policy_over(loaded, max_tokens=6, share_prefix=share_prefix)
     made = rollout(policy, prompts)
     assert made.decisions.log_probs[made.decisions.loss_mask].std() > 0.1
     for limit in (100, 2):  # all rows together, and parts in which groups are torn apart
@@ -189,7 +189,7 @@ def test_the_time_that_a_clip_takes_is_seen_equally_in_all_forwards(loaded):
     scores = []
     for seconds in (2.0, 16.0):
         for share in (True, False):
-            policy = TokenPolicy(spying(loaded, "hidden", calls), max_tokens=4, share_prefix=share)
+            policy = token_policy_over(spying(loaded, "hidden", calls), max_tokens=4, share_prefix=share)
             calls.clear()
             made = rollout(policy, [clip_of(seconds), PICTURES], group_size=2)
             sampled = seen_places(calls, made)
@@ -246,7 +246,7 @@ def test_features_that_do_not_fill_their_places_are_an_error(loaded):
 
 
 def test_shuffled_frames_are_answered_too_but_never_trained(loaded):
-    policy = TokenPolicy(loaded, max_tokens=4, contrast="shuffled_frames(fraction=0.5)")
+    policy = token_policy_over(loaded, max_tokens=4, contrast="shuffled_frames(fraction=0.5)")
     made = rollout(policy, [PICTURE, CLIP, BOTH], group_size=4)
     own, plain = made.decisions.origin == OWN, rollout(TokenPolicy(loaded, max_tokens=4), [PICTURE, CLIP, BOTH], 4)
     # Four rows of each of three prompts, and two more of each of the two that show a clip.
@@ -274,7 +274,7 @@ def test_contrasted_rows_are_outside_the_statistics(loaded, tmp_path):
 
     found = []
     for shuffled in (0.0, 1000.0):
-        policy = TokenPolicy(dataclasses.replace(loaded), max_tokens=4, contrast="shuffled_frames(fraction=0.5)")
+        policy = token_policy_over(dataclasses.replace(loaded), max_tokens=4, contrast="shuffled_frames(fraction=0.5)")
         policy.network = loaded.network
         state = {key: value.clone() for key, value in loaded.network.state_dict().items()}
         made = trainer(

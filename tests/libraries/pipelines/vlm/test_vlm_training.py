@@ -15,7 +15,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Image, Media, Output, Prompt
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.vlm import qwen_vl, qwen_vl_tiny
-from tests.building import algorithm_blocks, amplify, load, module, trainer
+from tests.building import algorithm_blocks, amplify, load, module, token_policy_over, trainer
 from tests.seeing import (
     CLIP,
     EVERY,
@@ -40,7 +40,7 @@ pytest.importorskip("transformers")
 def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:
     mine = ("share_prefix", "sampling_dtype", "contrast")
     loaded = load(module(name), folder, **{key: value for key, value in settings.items() if key not in mine})
-    return TokenPolicy(loaded, max_tokens=5, **{key: value for key, value in settings.items() if key in mine})
+    return token_policy_over(loaded, max_tokens=5, **{key: value for key, value in settings.items() if key in mine})
 
 
 def step(policy: TokenPolicy, made: Any, size: float = 0.02) -> None:
@@ -57,7 +57,7 @@ def step(policy: TokenPolicy, made: Any, size: float = 0.02) -> None:
 def test_sharing_prefixes_and_features_leaves_the_gradient_unchanged(freeze, name, folder):
     shared = token_policy(name, folder, freeze_vision=freeze)
     made = rollout(shared)
-    wanted = gradient(TokenPolicy(shared.model, max_tokens=5, share_prefix=False), made)
+    wanted = gradient(token_policy_over(shared.model, max_tokens=5, share_prefix=False), made)
     assert distance(gradient(shared, made), wanted) < 1e-5
     assert distance(gradient(shared, made, limit=2), wanted) < 1e-5
     assert (kept(made).features is None) == (not freeze)
