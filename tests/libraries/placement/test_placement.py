@@ -58,7 +58,7 @@ def check_waits(found: dict[str, Any], row: str) -> None:
         assert waits[kind] - waits[f"own {kind}"] <= (0 if name in QUICK else limit), (kind, waits)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_families_run_on_a_device_without_mixing_and_hardly_wait(tmp_path):
     found = on_device(QUICK, tmp_path)
     assert found["mixed"] == FAULTS  # the device refuses what a GPU refuses

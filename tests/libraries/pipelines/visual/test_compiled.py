@@ -18,7 +18,6 @@ from tests.building import module
 from tests.libraries.families.examples import EXAMPLES
 from tests.tiny import tiny_checkpoint
 
-NIGHTLY = pytest.mark.nightly
 WITH_A_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
 
@@ -47,10 +46,8 @@ def measured(name: str, compiled: bool, **model: Any) -> tuple[list[str], list[t
     return list(trained), [*values, *(one.grad for one in trained.values())]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["wan", pytest.param("sd3", marks=NIGHTLY), pytest.param("stable_diffusion", marks=NIGHTLY)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["wan", "sd3", "stable_diffusion"])
 def test_blocks_are_compiled_in_place(name, monkeypatch):
     """With a backend that runs the captured operations as they are."""
     done: list[torch.nn.Module] = []
