@@ -356,8 +356,8 @@ def test_a_server_that_dies_is_slow_refuses_or_is_another_model_is_one_clear_lin
         rolled(other)
 
 
-@pytest.mark.parametrize("failures", [1, 1000])
-def test_a_server_that_fails_for_a_while_is_waited_for_and_its_reason_is_printed(failures, serve, capsys):
+@pytest.mark.parametrize(("failures", "patience"), [(1, 60.0), (1000, 3.0)])
+def test_a_server_that_fails_for_a_while_is_waited_for_and_its_reason_is_printed(failures, patience, serve, capsys):
     left = [failures]
 
     def answer(one: Drawn) -> Drawn:
@@ -367,7 +367,8 @@ def test_a_server_that_fails_for_a_while_is_waited_for_and_its_reason_is_printed
         return one
 
     alone, trained = policy(), policy()
-    drawing_with(trained, client(serve(Faulty(OwnSampler(policy()), answer=answer)), pause=0.01))
+    url = serve(Faulty(OwnSampler(policy()), answer=answer))
+    drawing_with(trained, client(url, pause=0.01, patience=patience))
     if failures > 1:
         with pytest.raises(EngineFailure, match=r"500: RuntimeError: CUDA error.*rollout\.patience"):
             rolled(trained)
