@@ -113,8 +113,8 @@ def test_a_cluster_that_cannot_place_the_processes_says_what_it_has(request_, wo
         launch(request_, cluster, ["x"], ["x"], "the command", program=["-c", ""])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_every_process_which_ends_by_itself(number, cluster, tmp_path, capfd):
     code = "def stop(*_): open(f'{folder}/stopped-{rank}', 'w'); sys.exit(143)\n"
     code += "signal.signal(signal.SIGTERM, stop)\nopen(f'{folder}/ready-{rank}', 'w')\ntime.sleep(1000)"

@@ -136,6 +136,7 @@ def plain_log_probs(policy: Any, prompt: Prompt, answer: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(1, answer[:, None])[:, 0]
 
 
+@pytest.mark.slow
 def test_a_conversation_is_read_as_a_prompt_of_the_same_turns_is(placed):
     """Ids, positions, types of tokens and media against those that the processor makes of the whole."""
     policy = seeing(placed)
@@ -153,6 +154,7 @@ def test_a_conversation_is_read_as_a_prompt_of_the_same_turns_is(placed):
             assert value.dtype == media[name].dtype and torch.equal(value, media[name]), name
 
 
+@pytest.mark.slow
 def test_log_probs_and_gradients_are_those_of_a_plain_pass_over_the_conversation(placed):
     policy = seeing(placed)
     made = drawn(policy, 16)
@@ -174,6 +176,7 @@ def test_log_probs_and_gradients_are_those_of_a_plain_pass_over_the_conversation
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
+@pytest.mark.slow
 def test_another_image_changes_what_stands_behind_it_alone(placed):
     policy = seeing(placed)
     made = drawn(policy)
@@ -193,6 +196,7 @@ def test_another_image_changes_what_stands_behind_it_alone(placed):
     assert not moved[[one for one in range(len(shown)) if one != row]].any()
 
 
+@pytest.mark.slow
 def test_completions_without_calls_are_those_of_a_run_without_tools(placed):
     policy = seeing(placed)
     made = drawn(policy)
