@@ -218,7 +218,18 @@ class Context:
 
 
 @runtime_checkable
-class TokenModel(Protocol):
+class Speller(Protocol):
+    """What turns text into tokens and back."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def spell(self, text: str) -> list[int]:
+        """Ids of a complete completion with this text, its end token included."""
+        ...
+
+
+@runtime_checkable
+class TokenModel(Speller, Protocol):
     """The interface of a language model family (implemented in pipelines/)."""
 
     network: nn.Module
@@ -276,12 +287,6 @@ class TokenModel(Protocol):
         ...
 
     def logits(self, network: nn.Module, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def spell(self, text: str) -> list[int]:
-        """Ids of a complete completion with this text, its end token included."""
-        ...
-
     def save(self, folder: Path, network: nn.Module) -> None: ...
 
 

@@ -33,7 +33,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import shown
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.policies.generation import Generated
-from mmgrpo.policies.token_model import Query, Showing, TokenModel
+from mmgrpo.policies.token_model import Query, Showing, Speller, TokenModel
 from mmgrpo.policies.tool_calls import arguments_of, calls_of
 from mmgrpo.policies.tool_table import having, offered, opens, reset_parameters
 from mmgrpo.randomness import derive
@@ -470,7 +470,7 @@ class Tools:
             return replace(call, result="", error=str(error), images=())
         return call
 
-    def _shown(self, call: Call, model: TokenModel) -> str:
+    def _shown(self, call: Call, model: Speller) -> str:
         """What the policy reads of a call: its result or error, without special tokens and cut."""
         text, most = f"error: {call.error}" if call.error else call.result, self.observation_tokens
         # No more of it is spelled than is read: the characters of so many tokens, and some behind the last of these.
