@@ -33,6 +33,7 @@ from torch import Tensor
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
+from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object
 from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import Optim
@@ -198,6 +199,7 @@ def _is_subclass(value: Any) -> str:
 
 
 PREFIX = "callback-"
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class Callbacks:
@@ -209,6 +211,10 @@ class Callbacks:
             name = one.name or type(one).__name__
             if not re.fullmatch(r"[\w-]+", name):
                 raise ValueError(f"callbacks: got the name '{name}', expected letters, digits, - and _")
+            if unknown := [hook for hook in dir(type(one)) if hook.startswith("on_") and not hasattr(Callback, hook)]:
+                raise ValueError(
+                    f"callbacks: '{name}' has '{unknown[0]}', which nothing calls.{nearest(unknown[0], HOOKS)}"
+                )
             if self.callbacks.setdefault(one.key or PREFIX + name, one) is not one:
                 raise ValueError(f"callbacks: got two of the name '{name}'; give one a 'name' of its own")
 

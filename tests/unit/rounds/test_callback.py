@@ -133,6 +133,14 @@ def test_a_callback_may_change_what_is_asked_of_the_policy(tmp_path):
         trainer(toy_policy(), tmp_path / "none", toy_prompts(2), callbacks=[Forgetful()], steps=1).fit()
 
 
+def test_a_hook_that_nothing_calls_is_refused_with_the_name_that_was_meant():
+    class Misspelled(Callback):
+        def on_step_ended(self, run, metrics) -> None: ...
+
+    with pytest.raises(ValueError, match="'Misspelled'.*'on_step_ended'.*'on_step_end'"):
+        Callbacks([Misspelled()])
+
+
 def test_a_run_without_callbacks_is_that_with_callbacks_that_only_look(tmp_path):
     settings = {"steps": 3, "lr": 1e-2}
     plain, watched = (
