@@ -29,7 +29,6 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.compatibility import reads_answers, refuse_ranges, refuse_start
 from mmgrpo.config.advice import PYTHON, argument, in_python
 from mmgrpo.config.conflicts import refuse_conflicts
 from mmgrpo.config.needs import refuse_moot, sections_of
@@ -58,7 +57,9 @@ from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
 from mmgrpo.report.group_record import GroupRecord, displayed
-from mmgrpo.requirements import of_algorithm, refuse_unmet, required, traits_of
+from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, required, traits_of
+from mmgrpo.requirements.policies import reads_answers
+from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds import methods

@@ -145,7 +145,7 @@ class Stating(Protocol):
     """A family that says, before a model is loaded, what blocks of an algorithm may require of its rollouts."""
 
     def has(self, config: Config) -> frozenset[str]:
-        """Names of ``mmgrpo.requirements.REQUIREMENTS`` that depend on the policy; ValueError for a plan that the run
+        """Names of ``mmgrpo.requirements.blocks`` that depend on the policy; ValueError for a plan that the run
         cannot draw."""
         ...
 

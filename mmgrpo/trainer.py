@@ -27,14 +27,6 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.compatibility import (
-    refuse_alone,
-    refuse_mismatch,
-    refuse_records,
-    refuse_rewards,
-    refuse_tasks,
-    refuse_unweighted,
-)
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
@@ -48,7 +40,9 @@ from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, write_alarms
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.report.tracking import send_evaluation
-from mmgrpo.requirements import refuse_beside
+from mmgrpo.requirements.blocks import refuse_beside
+from mmgrpo.requirements.policies import refuse_alone, refuse_mismatch, refuse_records, refuse_tasks
+from mmgrpo.requirements.rewards import refuse_rewards, refuse_unweighted
 from mmgrpo.rollout import RoundSettings, sample_round
 from mmgrpo.rounds.callback import Callback, Callbacks
 from mmgrpo.runtime.averaging import InitialWeights

@@ -182,7 +182,7 @@ def lacking(name: str) -> list[str]:
     from mmgrpo.config.reading import build, with_preset
     from mmgrpo.config.settings import config_class
     from mmgrpo.family import family
-    from mmgrpo.requirements import REQUIREMENTS, required
+    from mmgrpo.requirements.blocks import REQUIREMENTS, required
     from mmgrpo.update import LossRecipe
 
     owner = family(OF_TOKENS if CATALOGUE[name].policies == "tokens" else OF_IMAGES)

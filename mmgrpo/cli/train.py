@@ -281,11 +281,11 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     that may have lost their effect (``overridden``)."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.api import started_ledger
-    from mmgrpo.compatibility import refuse_ranges, refuse_start
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.splits import repeated
     from mmgrpo.inputs import facts, ignored, read_prompts
     from mmgrpo.prompts.samplers import Sampling
+    from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
     from mmgrpo.rewards import scorers
     from mmgrpo.rounds import methods
     from mmgrpo.rounds.callback import Callbacks, load_callback

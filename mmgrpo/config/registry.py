@@ -59,7 +59,7 @@ class Block:
     inner: Mapping[str, Mapping[str, Block]] = field(default_factory=dict)
     """Its parameters that are themselves the text of a block, and the table of that."""
     requires: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What a run must have for the block to be what it says (``mmgrpo.requirements.REQUIREMENTS``), each with the
+    """What a run must have for the block to be what it says (``mmgrpo.requirements.blocks``), each with the
     parameters under which it is needed; empty: under all."""
     rewards: tuple[float | str, float | str] = (-math.inf, math.inf)
     """The range of rewards that it can read; a name is that of the parameter that holds the bound."""

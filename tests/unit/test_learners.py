@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mmgrpo.compatibility import refuse_mismatch
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.objectives import OBJECTIVES
 from mmgrpo.policies.boundaries import clean_estimate, renoised
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.requirements.policies import refuse_mismatch
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.trainer import Trainer

@@ -14,7 +14,7 @@ from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import build, load_yaml, preset_settings, with_preset
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import family
-from mmgrpo.requirements import REQUIREMENTS, required
+from mmgrpo.requirements.blocks import REQUIREMENTS, required
 from mmgrpo.update import LossRecipe
 
 POLICIES = {

@@ -12,8 +12,9 @@ from mmgrpo.advantages.estimate import estimate
 from mmgrpo.advantages.select import parts
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.weighting import KL_WEIGHTS
-from mmgrpo.compatibility import refuse_mismatch, refuse_rewards
 from mmgrpo.config.registry import bind
+from mmgrpo.requirements.policies import refuse_mismatch
+from mmgrpo.requirements.rewards import refuse_rewards
 from mmgrpo.rollout import sample_round
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer

@@ -7,7 +7,7 @@ import torch
 
 from mmgrpo.advantages.credit import of_turns, returns, turn_rewards
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
-from mmgrpo.requirements import refuse_unmet
+from mmgrpo.requirements.blocks import refuse_unmet
 from mmgrpo.types import Decisions
 from mmgrpo.update import LossRecipe
 from tests.building import recipe

@@ -16,7 +16,7 @@ from mmgrpo.config.needs import UNSET, sections_of, values_of
 from mmgrpo.config.registry import LEVELS, registered
 from mmgrpo.family import families
 from mmgrpo.prompts.added import ADDITIONS
-from mmgrpo.requirements import refuse_beside
+from mmgrpo.requirements.blocks import refuse_beside
 from mmgrpo.types import RECORDS
 from mmgrpo.update import LossRecipe
 from pipelines import visual

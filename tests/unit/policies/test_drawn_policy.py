@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.compatibility import refuse_mismatch
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.requirements.policies import refuse_mismatch
 from mmgrpo.types import Request, Rollout
 from mmgrpo.update import LossRecipe
 from tests.building import recipe

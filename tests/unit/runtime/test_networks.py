@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from mmgrpo.compatibility import refuse_mismatch, refuse_tasks
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.registry import bind
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.requirements.policies import refuse_mismatch, refuse_tasks
 from mmgrpo.runtime.networks import NETWORKS, Move, Networks, bind_networks
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe

@@ -6,8 +6,9 @@ from math import inf
 
 import pytest
 
-from mmgrpo.compatibility import refuse_mismatch, refuse_ranges, refuse_rewards
 from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.requirements.policies import refuse_mismatch
+from mmgrpo.requirements.rewards import refuse_ranges, refuse_rewards
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Prompt

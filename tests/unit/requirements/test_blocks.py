@@ -7,7 +7,7 @@ import pytest
 import mmgrpo
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.settings import Algorithm
-from mmgrpo.requirements import of_algorithm, refuse_unmet, required
+from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, required
 from mmgrpo.update import LossRecipe
 
 
