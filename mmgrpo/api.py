@@ -33,7 +33,7 @@ from mmgrpo.config.advice import PYTHON, argument, in_python
 from mmgrpo.config.conflicts import refuse_conflicts
 from mmgrpo.config.needs import refuse_moot, sections_of
 from mmgrpo.config.reading import build, preset_settings, refuse_preset, setting_names, stated, usual
-from mmgrpo.config.registry import bind
+from mmgrpo.config.schedules import named as scheduled
 from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
@@ -62,7 +62,7 @@ from mmgrpo.requirements.policies import reads_answers
 from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
-from mmgrpo.rounds import methods
+from mmgrpo.rounds import methods, schedules
 from mmgrpo.rounds.callback import Callback, Callbacks, load_callback
 from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
@@ -70,10 +70,8 @@ from mmgrpo.runtime.fingerprint import of_inputs
 from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder, run_id
 from mmgrpo.runtime.heartbeat import watched
 from mmgrpo.runtime.metrics import read_metrics
-from mmgrpo.runtime.optimizers import STEPS
 from mmgrpo.runtime.progress import Checkpoints, unstarted
 from mmgrpo.runtime.sharding import mesh_of, shard
-from mmgrpo.scheduling import named as of_blocks
 from mmgrpo.scoring import Scorer, rules_of
 from mmgrpo.scoring.fitting import checked_by, downloads
 from mmgrpo.trainer import Trainer
@@ -390,8 +388,8 @@ def make_trainer(
     refuse_shape(config, owner, recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
+    changing = schedules(recipe, loss, sampling, reward_scorers, of_settings(config), config.steps)
     refuse_ranges(recipe, sampling.trackers, reward_scorers)
-    bind(config.optim.step, STEPS, "optim.step")
     if config.rollout.max_staleness and config.rollout.engine != "served" and accelerator.is_main_process:
         print(
             f"rollout.max_staleness: rollout.engine={config.rollout.engine} draws in the trainer's process, so that "
@@ -447,8 +445,7 @@ def make_trainer(
         checkpoints=Checkpoints(folder, accelerator, config.save_every, config.save_every_minutes, config.keep),
         again=again,
         write_samples=owner.write_samples if owner else lambda stem, shown: None,
-        schedules=of_settings(config),
-        callbacks=[*attached(given=splits.supervised), *theirs],
+        callbacks=[*attached(given=splits.supervised), *theirs, *changing],
         groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
     )
     skipped = [*inputs.skipped, *(one for callback in trainer.callbacks for one in callback.skipped)]
@@ -462,7 +459,7 @@ def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, 
     """ValueError for blocks and settings that do not go together (``refuse_conflicts``), and for blocks that require of
     the rollouts of a run what its settings do not give (``refuse_unmet``)."""
     algorithm = config.algorithm
-    schedules = {**of_settings(config), **of_blocks(Sampling.of(algorithm.sampler, algorithm.trackers))}
+    schedules = {**of_settings(config), **scheduled(Sampling.of(algorithm.sampler, algorithm.trackers))}
     listed = replace(config, schedules=[f"{name}={one.text}" for name, one in schedules.items()])
     decisions = owner.decisions(config) if owner else ""
     refuse_conflicts(sections_of(listed), traits_of(recipe, loss, schedules), decisions)

@@ -30,6 +30,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import greedy_values, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate, estimate
+from mmgrpo.advantages.step_rewards import begin_step_rewards, judged
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.exploring import sampling_metrics
@@ -42,7 +43,6 @@ from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, j
 from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.scoring.isolation import column_or_nan
-from mmgrpo.step_rewards import begin_step_rewards, judged
 from mmgrpo.types import (
     CONTRAST,
     COUNTED,

@@ -27,7 +27,6 @@ from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.data.streaming import decode_ahead
@@ -44,7 +43,7 @@ from mmgrpo.requirements.blocks import refuse_beside
 from mmgrpo.requirements.policies import refuse_alone, refuse_mismatch, refuse_records, refuse_tasks
 from mmgrpo.requirements.rewards import refuse_rewards, refuse_unweighted
 from mmgrpo.rollout import RoundSettings, sample_round
-from mmgrpo.rounds.callback import Callback, Callbacks
+from mmgrpo.rounds.callback import Callback, Callbacks, Hyperparameters
 from mmgrpo.runtime.averaging import InitialWeights
 from mmgrpo.runtime.distributed import RankSlice, largest, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_tensors
@@ -53,10 +52,8 @@ from mmgrpo.runtime.optimizers import make_optimizer
 from mmgrpo.runtime.progress import Checkpoints, Interrupted, Interruption
 from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.runtime.sharding import whole, whole_state
-from mmgrpo.scheduling import Schedules
 from mmgrpo.scoring import Scorer, rules_of
 from mmgrpo.scoring.progress import report
-from mmgrpo.stepping import take_step
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import VELOCITY_METRICS, Batch, LossRecipe, accumulate_gradients, minibatches, on_device, rescored
 
@@ -90,22 +87,22 @@ class Trainer:
         again: str = "resume=True",
         write_samples: Callable[[Path, Shown], None] = lambda stem, shown: None,
         groups: GroupRecord = NONE,
-        schedules: Mapping[str, Schedule] | None = None,
         ledger: Ledger | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.schedules = Schedules(recipe, loss, scorers, schedules or {}, steps, rounds.samplers)
-        recipe, loss = self.schedules.blocks(0)
-        self.policy, self.scorers, self.recipe, self.loss = policy, scorers, recipe, loss
+        self.callbacks = Callbacks(callbacks)
+        self.reward_weights = RewardWeights(tuple(scorer.weight for scorer in scorers))
+        self.stated = Hyperparameters(recipe, loss, rounds, self.reward_weights)
+        first = self.hyperparameters(0)
+        self.policy, self.scorers, self.recipe, self.loss = policy, scorers, first.recipe, first.loss
+        self.stated = replace(self.stated, rounds=replace(rounds, records=self.loss.records))
         self.prompts, self.evaluation = prompts, evaluation
-        self.rounds = replace(rounds, records=loss.records)
         self.steps, self.optim = steps, optim
         self.folder, self.seed, self.accelerator = folder, seed, accelerator
         self.checkpoints, self.again, self.write_samples, self.groups = checkpoints, again, write_samples, groups
         divided = members(evaluation.prompts) if evaluation.groups else {}
         self.members = {column: divided[column] for column in evaluation.groups if column in divided}
         self.interruption = Interruption()
-        self.callbacks = Callbacks(callbacks)
         self.validate()
         self.trained: Mapping[str, torch.nn.Parameter] = {
             name: one for name, one in policy.network.named_parameters() if one.requires_grad
@@ -127,7 +124,6 @@ class Trainer:
         self.at_boundary = True
         """Whether the weights are those at the end of a round, so that a checkpoint may be written."""
         self.evaluation_due = False
-        self.reward_weights = RewardWeights(tuple(scorer.weight for scorer in scorers))
         self.before: dict[str, Evaluation] = {}
         self.after: dict[str, Evaluation] = {}
         self.shown = self.main_reward = next((f"reward/{one.name}/mean" for one in scorers if one.weight), "")
@@ -143,11 +139,10 @@ class Trainer:
         self.optim.check()
         if self.steps < 1:
             raise ValueError(f"got steps {self.steps}, expected at least 1")
-        if self.rounds.group_size < 2:
-            refuse_alone(self.rounds.group_size, self.recipe, self.loss)
-        self.rounds.samplers.refuse((self.recipe.fields | self.loss.fields) & LEDGER_FIELDS, "algorithm")
-        RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
-        self.schedules.check(self.policy, self.rounds)
+        if self.stated.rounds.group_size < 2:
+            refuse_alone(self.stated.rounds.group_size, self.recipe, self.loss)
+        self.stated.rounds.samplers.refuse((self.recipe.fields | self.loss.fields) & LEDGER_FIELDS, "algorithm")
+        RankSlice.of(self.stated.rounds.prompts, self.accelerator, "the number of prompts per round")
         refuse_mismatch(self.policy, self.recipe, self.loss)
         refuse_tasks(self.loss, self.prompts)
         refuse_records(self.policy, self.recipe, self.loss, self.scorers)
@@ -245,9 +240,8 @@ class Trainer:
         """One round: a rollout and its optimizer steps."""
         bar = tqdm(disable=True) if bar is None else bar
         report(self.step, self.steps)
-        self.recipe, self.loss = self.schedules.blocks(self.step)
-        rounds = self.settings(self.step)
-        self.reward_weights = self.schedules.weights(self.reward_weights, self.step)
+        now = self.hyperparameters(self.step)
+        self.recipe, self.loss, self.reward_weights = now.recipe, now.loss, now.weights
         self.moved, adds = False, self.callbacks.having("on_rows")
         with self.stoppable(), self.callbacks.drawing(self) as drawing:
             if giving := self.callbacks.given(self.step):
@@ -259,7 +253,7 @@ class Trainer:
                     self.recipe,
                     self.prompts,
                     self.order,
-                    rounds,
+                    now.rounds,
                     cursor=self.cursor,
                     number=self.round,
                     seed=self.seed,
@@ -272,7 +266,7 @@ class Trainer:
                 )
             if self.accelerator.is_main_process:
                 self.groups.write(self.step, round_)
-        decode_ahead(self.prompts, self.order.take(round_.cursor, rounds.prompts), self.accelerator)
+        decode_ahead(self.prompts, self.order.take(round_.cursor, now.rounds.prompts), self.accelerator)
         round_.metrics.update(self.callbacks.call("on_rollout_end", self, round_, taken=round_.metrics))
         first_gap, batch = 0.0, on_device(round_.batch, self.accelerator.device)
         self.shown, self.at_boundary = round_.shown or self.main_reward, not self.callbacks.having("learn")
@@ -290,8 +284,7 @@ class Trainer:
                 first_gap = max(first_gap, gap)
                 of_round = {n: 0.0 if lines and n.startswith("time/") else v for n, v in round_.metrics.items()}
                 line = {**of_round, **line, "ratio/first_minus_one": first_gap}
-                line |= self.callbacks.call("on_step_end", self, line, taken=line)
-                self.schedules.observe(line)
+                line = self.callbacks.after_step(self, line)
                 lines.append({"step": self.step, **line})
                 if on_policy and not self.warned_of_gap and (words := gap_warning(first_gap, self.loss, self.optim)):
                     self.warned_of_gap = True
@@ -342,8 +335,7 @@ class Trainer:
         exceeds ``RESCORED`` of the clip range, the batch has the old log-probs as this step computes them.
         """
         started = time.perf_counter()
-        lr, scheduled = self.optim.lr_at(self.step, self.steps), self.schedules.metrics(self.step)
-        _, self.loss = self.schedules.blocks(self.step)
+        lr, self.loss = self.optim.lr_at(self.step, self.steps), self.hyperparameters(self.step).loss
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
@@ -363,8 +355,8 @@ class Trainer:
         if trainable and finite:
             if further and gap > RESCORED * range_in_force(self.loss):
                 batch = rescored(self.policy, batch, self.loss, tally, **settings)
-            everything = (self.optimizer, list(self.trained.values()), batch, rows, self.loss, self.optim)
-            take_step(self.policy, *everything, self.accelerator)
+            if not self.callbacks.moved(self, batch, rows):
+                self.optimizer.step()
             self.moved = True
         self.skipped += not trainable
         self.nonfinite_steps += not finite
@@ -387,14 +379,13 @@ class Trainer:
             "skipped": float(trainable == 0),
             "nonfinite": float(not finite),
             **{name: mean for name in VELOCITY_METRICS if (mean := sums.pop(name) / entries)},
-            **scheduled,
             **sums,
         }
         return batch, gap, line
 
-    def settings(self, step: int) -> RoundSettings:
-        """Size and sampling of the round that begins at an optimizer step."""
-        return self.schedules.round(self.rounds, step)
+    def hyperparameters(self, step: int) -> Hyperparameters:
+        """What an optimizer step, and the round that begins with it, goes by."""
+        return self.callbacks.at(step, replace(self.stated, weights=self.reward_weights))
 
     def measure(self, title: str, prompts: Sequence[Prompt]) -> Evaluation:
         """Evaluate the policy with the weights that are saved, and write values and samples."""
@@ -434,7 +425,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of everything on which the rest of the run depends."""
-        state = {"seed": self.seed, "schedules": self.schedules.memory, **{name: getattr(self, name) for name in KEPT}}
+        state = {"seed": self.seed, **{name: getattr(self, name) for name in KEPT}}
         if self.accelerator.is_main_process:
             self.log.flush()
             self.ledger.write(self.folder, self.prompts, self.step)
@@ -463,7 +454,6 @@ class Trainer:
         if state is not None:
             for name in KEPT:
                 setattr(self, name, state.get(name, getattr(self, name)))
-            self.schedules.memory = state.get("schedules", {})
             self.ledger.load(self.checkpoints.tables.get("ledger", {}))
             self.callbacks.load(state, self.checkpoints.tables, self.step)
         if self.accelerator.is_main_process:

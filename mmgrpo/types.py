@@ -317,7 +317,7 @@ class Rollout:
     evaluations: int = 0
     """Network evaluations of sampling (rows of forward passes, guidance counted twice), completions included."""
     completions: Completions | None = None
-    """Of a policy that records ``step_rewards`` (``mmgrpo.step_rewards``)."""
+    """Of a policy that records ``step_rewards`` (``mmgrpo.advantages.step_rewards``)."""
 
     def with_decisions(self, decisions: Decisions) -> Rollout:
         return replace(self, decisions=decisions)

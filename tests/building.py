@@ -27,6 +27,7 @@ from mmgrpo.prompts.ledger import Measured
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import Round, RoundSettings
 from mmgrpo.rounds import methods
+from mmgrpo.rounds import schedules as following
 from mmgrpo.rounds.callback import Callback, Run
 from mmgrpo.rounds.moving_average import Ema, MovingAverage
 from mmgrpo.runtime.metrics import read_metrics
@@ -156,6 +157,7 @@ def trainer(
         patience=patience,
         patience_reward=patience_reward,
     )
+    texts = {name: schedule for name, text in (schedules or {}).items() if (schedule := read(text, name))}
     return Trainer(
         policy=policy,
         scorers=scorers,
@@ -185,8 +187,8 @@ def trainer(
                 weighting=advantages.weighting,
             ),
             *callbacks,
+            *following(advantages, loss, samplers, scorers, texts, steps),
         ],
-        schedules={name: found for name, text in (schedules or {}).items() if (found := read(text, name))},
     )
 
 

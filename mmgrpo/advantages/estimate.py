@@ -29,6 +29,7 @@ from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS, kl_metrics
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
+from mmgrpo.config.schedules import Schedule
 from mmgrpo.types import COUNTED, OWN, RECORDS, UNTRAINED, Decisions
 
 STANDARD_INPUTS = frozenset(
@@ -74,6 +75,11 @@ class Key:
     """Factor of the advantages under this key."""
     own: bool = True
     """Restrict the statistics to rows that the policy itself sampled."""
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """That of the weight, where it follows one."""
+        return {f"{self.name}.weight": self.weight} if isinstance(self.weight, Schedule) else {}
 
 
 @dataclass(frozen=True)

@@ -269,6 +269,34 @@ class Resolvable(Protocol):
         ...
 
 
+@runtime_checkable
+class Scheduled(Protocol):
+    """What says which schedules it holds."""
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """By ``block.parameter``."""
+        ...
+
+
+def named(*recipes: Any) -> dict[str, Schedule]:
+    """The schedules of recipes, dataclasses of blocks, as ``block.parameter``; ``block#2.parameter`` for a block that
+    stands twice in one."""
+    schedules: dict[str, Schedule] = {}
+    for recipe in recipes:
+        of_recipe: dict[str, Schedule] = {}
+        for one in dataclasses.fields(recipe):
+            value = getattr(recipe, one.name)
+            parts = value if isinstance(value, tuple) else (value,)
+            for part in parts:
+                for name, schedule in (part.schedules if isinstance(part, Scheduled) else {}).items():
+                    block, _, parameter = name.partition(".")
+                    names = [name, *(f"{block}#{count}.{parameter}" for count in range(2, 100))]
+                    of_recipe[next(free for free in names if free not in of_recipe)] = schedule
+        schedules |= of_recipe
+    return schedules
+
+
 @functools.cache
 def _resolvable(kind: type) -> bool:
     """Whether values of a type are; a step asks this of every field of its recipe."""

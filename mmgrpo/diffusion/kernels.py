@@ -108,7 +108,7 @@ def flow_sde(
     """Reverse SDE of a flow at noise level ``s_t = a sqrt(s / (1 - s~))``; a = 0 is Euler.
 
     ``factors``, one for each step of the grid, multiply a (DenseGRPO's calibrated noise, arXiv:2601.20218;
-    ``mmgrpo.step_rewards.calibrate`` makes them).
+    ``mmgrpo.advantages.step_rewards.calibrate`` makes them).
 
     s~ = min(s, the grid's second level): in the first step it is the second level, so that from s = 1 its std is a.
     Flow-GRPO (arXiv:2505.05470) substitutes at s = 1 only; grids that begin just below 1 (UniPC: 1 - 1e-6, DPM-Solver:

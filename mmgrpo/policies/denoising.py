@@ -185,7 +185,8 @@ class DenoisingPolicy:
         also another size), by which rollouts and evaluation samples are drawn. The old log-probs of what ``drawing``
         drew are those of ``model``, which is the policy; those of ``drawing`` are the field ``sampler_log_probs``.
         With ``completion_steps`` the states around decisions are completed in at most so many steps without noise, and
-        rollouts have the fields of ``mmgrpo.step_rewards``. ``plan_per`` "prompt" draws plans anew for each prompt.
+        rollouts have the fields of ``mmgrpo.advantages.step_rewards``. ``plan_per`` "prompt" draws plans anew for each
+        prompt.
         """
         self.model = model
         self.network, self.networks = model.network, Networks(model)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.advantages.step_rewards import STEP_FIELDS
 from mmgrpo.config.registry import parse
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.requirements.blocks import REQUIREMENTS, refuse_unmet
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
-from mmgrpo.step_rewards import STEP_FIELDS
 from mmgrpo.types import RECORDS, Policy, Prompt
 from mmgrpo.update import LossRecipe, all_fields, all_scores
 

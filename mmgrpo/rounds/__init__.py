@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from mmgrpo.config.registry import Bound
+from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.config.registry import Bound, parse
+from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
+from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rounds.callback import Callback
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Prompt
@@ -67,6 +70,10 @@ def methods(
         from mmgrpo.rounds.networks import Learners, NamedNetworks
 
         callbacks += [NamedNetworks(), *([Learners()] if losses(loss) else [])]
+    if parse(optim.step, "optim.step")[0] != "plain":
+        from mmgrpo.rounds.steps import StepRule
+
+        callbacks.append(StepRule(optim.step))
     if optim.ema:
         from mmgrpo.rounds.moving_average import MovingAverage
 
@@ -80,3 +87,21 @@ def methods(
 
         callbacks.append(EarlyStopping.of(patience, patience_reward, scorers))
     return callbacks
+
+
+def schedules(
+    recipe: AdvantageRecipe,
+    loss: LossRecipe,
+    samplers: Sampling,
+    scorers: Sequence[Scorer],
+    settings: Mapping[str, Schedule],
+    steps: int,
+) -> list[Callback]:
+    """The callback that changes numbers during a run of so many steps; none where nothing follows a schedule. It stands
+    behind all others, whose metrics its rules may follow. ``settings``: the schedules of settings, by name."""
+    of_blocks = named(recipe, loss, samplers)
+    if not (of_blocks or settings or any(one.schedule for one in scorers)):
+        return []
+    from mmgrpo.rounds.schedules import Schedules
+
+    return [Schedules(of_blocks, settings, scorers, steps)]

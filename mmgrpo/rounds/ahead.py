@@ -80,7 +80,7 @@ class Ahead(Callback):
         """
         number, step, cursor = run.round, run.step, run.cursor
         self._choose(number, step, cursor)
-        drawing, samplers = self.chosen[number], run.settings(step).samplers
+        drawing, samplers = self.chosen[number], run.hyperparameters(step).rounds.samplers
         again = run.callbacks.having("on_rows")  # the engine may be asked for more rows of this round
         late = again or number not in self.begun or samplers.redraws_ is not None or samplers.stages is not None
         if not late:
@@ -105,7 +105,7 @@ class Ahead(Callback):
                 continue
             if n > number and number not in self.versions:
                 self.versions[number] = {name: stored(one, network) for name, one in self.run.trained.items()}
-            drawing = self._drawing(n, self.run.settings(start), self._front(cursor), number)
+            drawing = self._drawing(n, self.run.hyperparameters(start).rounds, self._front(cursor), number)
             drawing.first()
             self.chosen[n] = drawing
 
@@ -131,7 +131,7 @@ class Ahead(Callback):
                 # Processes may share a server: it keeps its weights until all have what they draw with them.
                 policy.engine.settle(n)
                 self.run.accelerator.wait_for_everyone()
-                settings = self.run.settings(step + (n - number) * self.run.optim.steps_per_round)
+                settings = self.run.hyperparameters(step + (n - number) * self.run.optim.steps_per_round).rounds
                 shares = drawing.first().parts(self.run.accelerator.num_processes, settings.prompts_at_once)
                 with drawing_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
                     for places in shares[self.run.accelerator.process_index]:
@@ -193,7 +193,7 @@ class Ahead(Callback):
             self.versions.setdefault(int(version), {})[name] = put
         for n, saved in sorted((int(n), saved) for n, saved in (state or {}).items()):
             if n - saved["version"] <= self.most:
-                settings = self.run.settings(step + (n - number) * self.run.optim.steps_per_round)
+                settings = self.run.hyperparameters(step + (n - number) * self.run.optim.steps_per_round).rounds
                 drawing = self._drawing(n, settings, saved["cursor"], saved["version"])
                 draw: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in saved["draw"].items()}
                 drawing.draws, drawing.metrics = [Draw(**draw)], dict(saved["metrics"])

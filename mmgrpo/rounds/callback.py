@@ -7,7 +7,8 @@
             on_request          what is asked of the policy, a part of the round at a time
             on_rows             the round is drawn and scored, and further rows may join it
         on_rollout_end          it has its advantages
-        learn                   something else learns from it, before the policy does
+        learn               something else learns from it, before the policy does
+            move                an optimizer step by another rule
             on_step_end         after each of its optimizer steps
         on_round_end            before its checkpoint
     on_train_end
@@ -24,11 +25,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator
+from jaxtyping import Bool
 from torch import Tensor
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
@@ -48,6 +51,17 @@ from mmgrpo.types import Policy, Prompt, Request
 from mmgrpo.update import Batch, LossRecipe
 
 Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What a round, and each optimizer step of it, goes by."""
+
+    recipe: AdvantageRecipe
+    loss: LossRecipe
+    rounds: RoundSettings
+    weights: RewardWeights
+    """Of the rewards."""
 
 
 @runtime_checkable
@@ -84,8 +98,8 @@ class Run(Protocol):
     steps: int
     """Optimizer steps of the whole run."""
 
-    def settings(self, step: int) -> RoundSettings:
-        """Size and sampling of the round that begins at an optimizer step."""
+    def hyperparameters(self, step: int) -> Hyperparameters:
+        """What an optimizer step, and the round that begins with it, goes by."""
         ...
 
 
@@ -113,6 +127,11 @@ class Callback:
     def on_train_begin(self, run: Run) -> None:
         """Before the first evaluation; of a resumed run after its checkpoint was read."""
 
+    def at(self, step: int, stated: Hyperparameters) -> Hyperparameters:
+        """Those of an optimizer step, and of a round that begins with it, from what an earlier callback says. It has no
+        effects: rounds that are drawn ahead ask for theirs before they begin."""
+        return stated
+
     def gives(self, step: int) -> bool:
         """Whether the round that begins at an optimizer step is ``round`` and is not drawn from the policy."""
         return False
@@ -139,8 +158,14 @@ class Callback:
     def learn(self, run: Run, batch: Batch) -> Numbers | None:
         """Learn from a round before the policy does. From here on an interrupted run goes back to its checkpoint."""
 
+    def move(self, run: Run, batch: Batch, rows: Bool[Tensor, " B"]) -> bool:
+        """Move the trained parameters, which hold the gradient of ``run.loss`` over ``rows`` of the batch; False where
+        the optimizer moves them."""
+        return False
+
     def on_step_end(self, run: Run, metrics: Numbers) -> Numbers | None:
-        """After an optimizer step, also a skipped one, with its metrics; ``run.step`` counts it."""
+        """After an optimizer step, also a skipped one, with its metrics and those of earlier callbacks; ``run.step``
+        counts it."""
 
     def on_round_end(self, run: Run, round_: Round) -> None:
         """After the optimizer steps of a round, before its checkpoint and the evaluation that follows it."""
@@ -202,6 +227,21 @@ PREFIX = "callback-"
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
+def _numbers(callback: Callback, hook: str, added: Mapping[str, Any], taken: Numbers) -> dict[str, float]:
+    """The metrics that a hook returned, as numbers."""
+    where, numbers = f"{type(callback).__name__}.{hook}", {}
+    for name, value in added.items():
+        if name in taken:
+            raise ValueError(f"{where}: got the metric '{name}', which the run has already; choose another name")
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: got {value!r:.80} as the metric '{name}', expected a number") from error
+        if not math.isfinite(numbers[name]):
+            raise ValueError(f"{where}: got {numbers[name]} as the metric '{name}', expected a finite number")
+    return numbers
+
+
 class Callbacks:
     """The callbacks of a run, in order."""
 
@@ -224,6 +264,12 @@ class Callbacks:
     def having(self, hook: str) -> bool:
         """Whether a callback defines this hook."""
         return any(getattr(type(one), hook) is not getattr(Callback, hook) for one in self)
+
+    def at(self, step: int, stated: Hyperparameters) -> Hyperparameters:
+        """What an optimizer step, and a round that begins with it, goes by."""
+        for callback in self:
+            stated = callback.at(step, stated)
+        return stated
 
     def given(self, step: int) -> Callback | None:
         """The callback that makes the round which begins at an optimizer step, where it is not drawn."""
@@ -252,23 +298,20 @@ class Callbacks:
         """Call a hook of all callbacks; the numbers that they return. ``taken``: metrics that the run has already."""
         numbers: dict[str, float] = {}
         for callback in self:
-            for name, value in (getattr(callback, hook)(run, *given) or {}).items():
-                numbers[name] = self._checked(
-                    f"{type(callback).__name__}.{hook}", name, value, {**(taken or {}), **numbers}
-                )
+            added = getattr(callback, hook)(run, *given) or {}
+            numbers |= _numbers(callback, hook, added, {**(taken or {}), **numbers})
         return numbers
 
-    def _checked(self, where: str, name: str, value: Any, taken: Numbers) -> float:
-        """The value of a metric as a number."""
-        if name in taken:
-            raise ValueError(f"{where}: got the metric '{name}', which the run has already; choose another name")
-        try:
-            number = float(value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: got {value!r:.80} as the metric '{name}', expected a number") from error
-        if not math.isfinite(number):
-            raise ValueError(f"{where}: got {number} as the metric '{name}', expected a finite number")
-        return number
+    def after_step(self, run: Run, metrics: Numbers) -> dict[str, float]:
+        """The metrics of an optimizer step with those that callbacks add, each of which sees those before it."""
+        line = dict(metrics)
+        for callback in self:
+            line |= _numbers(callback, "on_step_end", callback.on_step_end(run, line) or {}, line)
+        return line
+
+    def moved(self, run: Run, batch: Batch, rows: Bool[Tensor, " B"]) -> bool:
+        """Whether a callback moved the parameters in the optimizer's place."""
+        return any(callback.move(run, batch, rows) for callback in self)
 
     @contextmanager
     def evaluated_weights(self) -> Iterator[None]:

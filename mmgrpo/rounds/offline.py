@@ -73,7 +73,8 @@ class Offline(Callback):
     def round(self, run: Run) -> Round:
         """A round of given answers; the cursor, that of the prompts to sample for, stays as it is."""
         recipe, loss, ledger, accelerator = run.recipe, run.loss, run.ledger, run.accelerator
-        number, seed, policy, count = run.round, run.seed, run.policy, run.settings(run.step).prompts
+        number, seed, policy = run.round, run.seed, run.policy
+        count = run.hyperparameters(run.step).rounds.prompts
         micro_batch_size = run.optim.micro_batch_size
         assert isinstance(policy, Answering)
         started = time.perf_counter()

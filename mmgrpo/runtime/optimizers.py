@@ -11,17 +11,12 @@ In 8 bits (Dettmers et al. 2022, arXiv:2110.02861) both averages are quantized b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Annotated, TypeAlias
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mmgrpo.config.ranges import COUNT, POSITIVE, within
-from mmgrpo.config.registry import block, table_of
 from mmgrpo.config.settings import Optim
-from mmgrpo.runtime.sharding import whole
 
 KINDS = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW", "paged_adamw_8bit": "PagedAdamW8bit"}
 """``optim.optimizer`` to the class of bitsandbytes."""
@@ -45,123 +40,3 @@ def make_optimizer(parameters: Sequence[nn.Parameter], optim: Optim) -> torch.op
     import bitsandbytes
 
     return getattr(bitsandbytes.optim, KINDS[optim.optimizer])(list(parameters), **shared)
-
-
-STEPS = table_of("step")
-"""How one optimizer step is taken: functions that may evaluate the loss several times on the same rollout."""
-
-Evaluate: TypeAlias = Callable[[str], float]
-"""``evaluate("loss")``: the loss at the present parameters, whose gradient it leaves in them, clipped to
-``optim.max_grad_norm``; ``evaluate("squares")``: mean (log p - log p_old)^2 / 2 over the trained decisions, with its
-own gradient, not clipped."""
-Parameters: TypeAlias = Sequence[nn.Parameter]
-
-
-@block(STEPS)
-def plain(optimizer: torch.optim.Optimizer) -> None:
-    """One step of the optimizer."""
-    optimizer.step()
-
-
-@block(STEPS)
-def sfpo(
-    optimizer: torch.optim.Optimizer,
-    parameters: Parameters,
-    evaluate: Evaluate,
-    *,
-    fast: Annotated[int, COUNT],
-    alpha: Annotated[float, within("[0, 1]")],
-) -> None:
-    """``fast`` steps from w_0 on one rollout, w' = w_0 + alpha (w_fast - w_0), and a slow step from there (Slow-Fast
-    Policy Optimization, arXiv:2510.04072). The fast steps keep the old log-probs and the clip.
-
-    SGD with rate .1 on w^2 / 2 from 1, fast 3, alpha .8: .729, .7832, .70488. alpha 0 is one plain step, alpha 1
-    fast + 1 of them. The averages of AdamW go on through all of them and are not put back. The paper's constants were
-    not found, and neither was its rule that sets alpha to 0 for good: a schedule may do that.
-    """
-    if not alpha:
-        return optimizer.step()
-    start = [parameter.detach().clone() for parameter in parameters]
-    for number in range(fast):
-        if number:
-            evaluate("loss")
-        optimizer.step()
-    with torch.no_grad():
-        for parameter, before in zip(parameters, start, strict=True):
-            parameter.copy_(before + alpha * (parameter - before))
-    evaluate("loss")
-    optimizer.step()
-
-
-@block(STEPS)
-def natural(
-    parameters: Parameters,
-    evaluate: Evaluate,
-    *,
-    delta: Annotated[float, POSITIVE] = 0.01,
-    iterations: Annotated[int, COUNT] = 15,
-    damping: Annotated[float, within("[0, inf)")] = 0.1,
-    shrink: Annotated[float, within("(0, 1)")] = 0.8,
-    tries: Annotated[int, COUNT] = 10,
-    probe: Annotated[float, POSITIVE] = 1e-3,
-) -> None:
-    """The step of TRPO (arXiv:1502.05477): s = (F + damping)^-1 g by conjugate gradients, w - sqrt(2 delta / s F s) s,
-    shrunk until mean (log p - log p_old)^2 / 2 is at most delta and the loss is below the one before; else nothing.
-
-    F v is a central difference of the gradient of those squares, over ``probe`` in the direction of v: at w_old their
-    Hessian is the Fisher information of the samples, and they are the KL to second order. Two evaluations for each
-    iteration and two for each try. Constants of Stable-Baselines3. The learning rate, weight decay and averages of
-    ``optim`` have no effect. One logit of p = .5 with g = .25 and F = .25: s = 1, step .283.
-    """
-    start = [parameter.detach().clone() for parameter in parameters]
-    before = evaluate("loss")
-    target = _gradient(parameters)
-
-    def move(direction: Sequence[Tensor], length: float) -> None:
-        with torch.no_grad():
-            for parameter, origin, part in zip(parameters, start, direction, strict=True):
-                parameter.copy_(origin + length * part)
-
-    def fisher(vector: list[Tensor]) -> list[Tensor]:
-        size = math.sqrt(_dot(vector, vector))
-        if size == 0:
-            return [damping * part for part in vector]
-        sides = []
-        for sign in (1.0, -1.0):
-            move(vector, sign * probe / size)
-            evaluate("squares")
-            sides.append(_gradient(parameters))
-        scale = size / (2 * probe)
-        return [scale * (up - down) + damping * part for up, down, part in zip(*sides, vector, strict=True)]
-
-    solution, rest = [torch.zeros_like(part) for part in target], target
-    search, square = rest, _dot(rest, rest)
-    for _ in range(iterations if square > 0 else 0):
-        product = fisher(search)
-        curvature = _dot(search, product)
-        if not curvature > 0:
-            break
-        length = square / curvature
-        solution = [x + length * d for x, d in zip(solution, search, strict=True)]
-        rest = [r - length * p for r, p in zip(rest, product, strict=True)]
-        following = _dot(rest, rest)
-        if following < 1e-10 * square or following == 0:
-            break
-        search = [r + following / square * d for r, d in zip(rest, search, strict=True)]
-        square = following
-    curvature = _dot(solution, fisher(solution))
-    size = -math.sqrt(2 * delta / curvature) if curvature > 0 else 0.0
-    for _ in range(tries if size else 0):
-        move(solution, size)
-        if evaluate("squares") <= delta and evaluate("loss") < before:
-            return
-        size *= shrink
-    move(solution, 0.0)
-
-
-def _gradient(parameters: Parameters) -> list[Tensor]:
-    return [torch.zeros_like(one) if one.grad is None else one.grad.detach().clone() for one in parameters]
-
-
-def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    return sum(float(whole((a.double() * b.double()).sum())) for a, b in zip(one, other, strict=True))

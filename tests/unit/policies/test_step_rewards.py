@@ -7,11 +7,11 @@ import itertools
 import pytest
 import torch
 
+from mmgrpo.advantages.step_rewards import calibrate, recalibrated
 from mmgrpo.diffusion.completions import OUTPUT, completed, completion_evaluations, points_to_end
 from mmgrpo.diffusion.planners import planner
 from mmgrpo.rollout import begin_rollout
 from mmgrpo.scoring import Scorer
-from mmgrpo.step_rewards import calibrate, recalibrated
 from mmgrpo.types import Request
 from tests.building import algorithm_blocks, trainer
 from tests.toys import toy_policy, toy_prompts

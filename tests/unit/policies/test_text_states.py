@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmgrpo.advantages.step_rewards import of_states
 from mmgrpo.policies import text_states
 from mmgrpo.policies.text_states import step_ends
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rollout import begin_rollout
 from mmgrpo.scoring import Scorer
-from mmgrpo.step_rewards import of_states
 from mmgrpo.types import HINT, HINTED, Completions, Prompt, Request, Text
 from pipelines.vlm.causal_lm import toy
 from tests.building import algorithm_blocks, token_policy_over, trainer

@@ -14,6 +14,7 @@ import torch
 from mmgrpo import train
 from mmgrpo.rounds.callback import Callback, Callbacks, load_callback
 from mmgrpo.types import Request
+from mmgrpo.update import LossRecipe
 from tests.building import first_number, trainer
 from tests.toys import toy_policy, toy_prompts
 
@@ -112,6 +113,39 @@ def test_hooks_are_called_in_their_order_and_their_numbers_stand_among_those_of_
     for title in ("before", "step-000002", "after"):
         written = json.loads((tmp_path / "evaluations" / f"{title}.json").read_text())
         assert written["metrics"] == {"best": max(written["values"]["reward"])}
+
+
+class First(Callback):
+    def on_step_end(self, run, metrics) -> dict[str, float]:
+        return {"mine/first": 2.0}
+
+
+class Second(Callback):
+    def on_step_end(self, run, metrics) -> dict[str, float]:
+        return {"mine/second": 3 * metrics["mine/first"]}
+
+
+def test_a_callback_sees_what_earlier_ones_add_to_the_metrics_of_a_step(tmp_path):
+    trainer(toy_policy(), tmp_path, toy_prompts(2), callbacks=[First(), Second()], steps=1).fit()
+    assert [line["mine/second"] for line in lines(tmp_path)] == [6.0]
+
+
+class Slow(Callback):
+    """A tenth of the clip range, and steps that move nothing."""
+
+    def at(self, step, stated):
+        return replace(stated, loss=LossRecipe.of("ppo(low=0.02, high=0.02)", "per_sample"))
+
+    def move(self, run, batch, rows) -> bool:
+        return True
+
+
+def test_a_callback_may_say_what_a_round_goes_by_and_move_the_weights(tmp_path):
+    made = trainer(toy_policy(), tmp_path, toy_prompts(2), callbacks=[Slow()], steps=1)
+    before = [parameter.detach().clone() for parameter in made.trained.values()]
+    made.run_round()
+    assert made.loss.clip_range == 0.02
+    assert all(map(torch.equal, before, made.trained.values()))
 
 
 class Halved(Callback):

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from mmgrpo.config.schedules import read
+from mmgrpo.rounds.schedules import Schedules
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Prompt, Request
 from mmgrpo.update import LossRecipe
-from tests.building import first_number, near_one, recipe, trainer
+from tests.building import attached, first_number, near_one, recipe, trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.unit.policies.test_token_policy import PROMPTS, rescored, token_policy
 
@@ -73,7 +74,7 @@ def test_a_run_with_a_rule_resumes_exactly(tmp_path):
         first.run_round()
     first.save()
     second = made(tmp_path / "b")
-    assert second.resume() and second.schedules.memory == first.schedules.memory != {}
+    assert second.resume() and attached(second, Schedules).memory == attached(first, Schedules).memory != {}
     second.fit()
     assert same(weights(whole), weights(second))
     assert [row["schedule/kl_k3.coef"] for row in read_metrics(tmp_path / "b" / "metrics.jsonl")] == values

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mmgrpo.config.registry import bind
-from mmgrpo.runtime.optimizers import STEPS
+from mmgrpo.rounds.steps import STEPS
 from mmgrpo.update import LossRecipe
 from tests.building import first_number, trainer
 from tests.toys import toy_policy, toy_prompts
