@@ -2,7 +2,7 @@
 
 - Links that leave ``docs/`` lead to pages too: the files that they name become pages under ``repository/``.
 - A fence such as ```` ```python runnable my_rewards.py ```` is a listing of Python with the title my_rewards.py.
-- Tables of presets are made from the catalogue.
+- Tables of settings, presets, recipes, papers and rewards are made from the data: see tables.py.
 - Formulas, ```` ```math ```` and ``$`...`$``, become SVG by matplotlib, so that no script or font is fetched.
 """
 
@@ -22,7 +22,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 sys.path.append(str(Path(__file__).parents[2]))
-from docs.site.presets import filled
+from docs.site.tables import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTING = re.compile(

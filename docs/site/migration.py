@@ -1,24 +1,17 @@
-"""The tables of docs/migration/, made from the tables of ``mmgrpo.cli.migrate``.
-
-python -m docs.site.migration docs/migration       # writes them between the two marks of each page
-"""
+"""The tables of docs/migration/, from those of ``mmgrpo.cli.migrate``."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from mmgrpo.cli.errors import enter
+from docs.site.markdown import grid
 from mmgrpo.cli.migrate.draft import Draft
 from mmgrpo.cli.migrate.losses import WEIGHTS, objective
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
-
-BEGIN = "<!-- Tables: python -m docs.site.migration docs/migration -->"
-END = "<!-- End of the tables. -->"
 
 LOSSES: tuple[dict[str, Any], ...] = (
     *({"loss_type": kind} for kind in ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")),
@@ -30,7 +23,7 @@ LOSSES: tuple[dict[str, Any], ...] = (
 
 
 def tables(name: str) -> str:
-    """The text between the marks of a project's page."""
+    """The tables of a project's page."""
     return "\n\n".join([*([losses()] if name == "trl" else []), section(table(name))])
 
 
@@ -94,37 +87,4 @@ def ours(keys: str) -> str:
     return ", ".join(f"`{key.strip()}`" for key in keys.split(","))
 
 
-def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of Markdown."""
-    head = tuple(head)
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(escaped, line)) + " |" for line in lines)
-
-
-def escaped(cell: str) -> str:
-    """A cell in which bars, and angle brackets outside of code, are text."""
-    parts = cell.replace("|", "\\|").split("`")
-    return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))
-
-
-def filled(page: str, name: str) -> str:
-    """A project's page with the tables between its marks; ValueError where it has none."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page: expected the lines '{BEGIN}' and '{END}' once each")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables(name)}\n\n{END}{rest.split(END)[1]}"
-
-
-def main() -> None:
-    """Write the tables into the pages of the folder that the command line names."""
-    from mmgrpo.files import write_text
-
-    if len(sys.argv) != 2:
-        raise ValueError("usage: python -m docs.site.migration docs/migration")
-    for name in PROJECTS:
-        path = Path(sys.argv[1]) / f"{name}.md"
-        write_text(path, filled(path.read_text(encoding="utf-8"), name))
-
-
-if __name__ == "__main__":
-    enter(main)
+TABLES: Mapping[str, Callable[[], str]] = {f"migration from {name}": partial(tables, name) for name in PROJECTS}

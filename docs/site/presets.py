@@ -1,19 +1,12 @@
-"""The tables of presets, from the catalogue: the site has them where a page has one of the marks of ``TABLES``."""
+"""The tables of presets, from the catalogue."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 from mmgrpo.cli.explain import settings_of
 from mmgrpo.config.presets import BASE, CATALOGUE, KINDS, Preset
-
-
-def filled(markdown: str) -> str:
-    """A page with the tables in the place of their marks."""
-    for mark, table in TABLES.items():
-        if mark in markdown:
-            markdown = markdown.replace(mark, table())
-    return markdown
 
 
 def blocks() -> str:
@@ -45,5 +38,4 @@ def settings() -> str:
     return "| presets | settings |\n| --- | --- |\n" + "".join(rows)
 
 
-TABLES = {"<!-- presets: what differs from the base -->": blocks, "<!-- presets: what they sample with -->": settings}
-"""The mark on a page to the table that stands there."""
+TABLES: Mapping[str, Callable[[], str]] = {"presets": blocks, "what presets sample with": settings}

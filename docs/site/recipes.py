@@ -1,8 +1,10 @@
-"""The tables of docs/recipes.md, from the recipes themselves: ``python -m docs.site.recipes`` prints them."""
+"""The tables of docs/recipes.md, from the recipes themselves."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -40,6 +42,7 @@ def row(name: str, path: Path) -> str:
     return "| " + " | ".join(cells) + " |\n"
 
 
-if __name__ == "__main__":
-    for one in ("visual", "vlm", "speech"):
-        print(table(one))
+TABLES: Mapping[str, Callable[[], str]] = {
+    f"recipes of {modality}": partial(table, modality)
+    for modality in dict.fromkeys(name.partition("/")[0] for name in recipes())
+}

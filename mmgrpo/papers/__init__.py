@@ -13,7 +13,7 @@ A record stands under its id, in the order of the ids, so that two people rarely
       differs: ...                                  from the paper
       missing: ...                                  of the paper
 
-From these are made docs/papers.md (``python -m docs.site.papers``), ``mmgrpo papers`` and ``mmgrpo explain``. A test
+From these are made ``mmgrpo papers``, ``mmgrpo explain`` and the page of papers of the site. A test
 checks that every name exists. This module imports no torch.
 """
 

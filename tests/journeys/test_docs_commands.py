@@ -12,7 +12,6 @@ import pytest
 import tyro
 import yaml
 
-from docs.site.recipes import table
 from mmgrpo.cli import launch, lists, serve_engine, train
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.main import COMMANDS
@@ -125,11 +124,6 @@ def test_a_recipe_in_the_documentation_is_read(page: str, tmp_path: Path, monkey
         if "dots" not in rest + text:
             (tmp_path / "recipe.yaml").write_text(text)
             train.arithmetic(train.read(["--config", "recipe.yaml"], ""))
-
-
-@pytest.mark.parametrize("modality", ["visual", "vlm", "speech"])
-def test_the_tables_of_recipes_are_what_the_recipes_say(modality: str) -> None:
-    assert table(modality) in DOCS["recipes.md"]
 
 
 def test_the_options_of_the_demo_are_in_its_page_with_their_defaults() -> None:

@@ -1,4 +1,4 @@
-"""Records of papers name only what exists; the page, the list and the explanations are made from them."""
+"""Records of papers name only what exists; the list and the explanations are made from them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-from docs.site import papers as site
 from mmgrpo.cli import explain, main
 from mmgrpo.cli.explain import tables
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.registry import Block, bind
-from mmgrpo.papers import AREAS, STATUS, Paper, papers, read
+from mmgrpo.papers import AREAS, Paper, papers, read
 from tests import ROOT
 
 
@@ -62,20 +61,6 @@ def test_records_stand_in_the_order_of_their_ids(area: str) -> None:
     names = [name for name, paper in papers().items() if paper.area == area]
     assert [pair for pair in pairwise(names) if pair[0] >= pair[1]] == []
     assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
-
-
-def test_the_page_is_what_the_records_say() -> None:
-    written = site.PAGE.read_text(encoding="utf-8")
-    assert written == site.page(), "python -m docs.site.papers writes it"
-    assert written.count("<details") == len(papers()) > 280
-
-
-def test_a_record_is_a_line_that_unfolds_and_its_text_is_no_markup() -> None:
-    paper = Paper("a", "core", "A: <b> & `c`", "part", arxiv="2501.00001", uses={"preset": ["grpo"]}, missing="d")
-    head, *facts = site.record(paper).splitlines()
-    assert "<b>A</b> <small>part preset <code>grpo</code></small>" in head
-    assert facts[0].startswith("<dt>title</dt><dd>A: &lt;b&gt; &amp; <code>c</code> (<a href=")
-    assert [line[4:].split("<")[0] for line in facts[:-1]] == ["title", "preset", "missing"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +147,3 @@ def test_a_paper_is_explained_with_a_command_and_its_tests() -> None:
     assert mixed == "mmgrpo train --algorithm.preset grpo_lead --algorithm.transform short_right"
     assert explain.required_of_reward("judge_steps(weight=0)") == "judge_steps(weight=0, judge=...)"
     assert explain.required_of_reward("jpeg_compressibility") == "jpeg_compressibility"
-
-
-def test_every_status_has_a_meaning_on_the_page() -> None:
-    assert all(f"| {word} | " in site.page() for word in STATUS)

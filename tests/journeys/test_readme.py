@@ -62,20 +62,20 @@ def test_the_readmes_commands_are_targets_of_the_makefile():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_the_readme_counts_the_tasks():
-    assert re.findall(r"(\d+) tasks are built in", README) == [str(len(TASKS))]
+def test_the_readme_counts_the_tasks_in_tens():
+    [tens] = re.findall(r"more than (\d+) tasks", README)
+    assert int(tens) == len(TASKS) // 10 * 10
 
 
-def test_the_readme_counts_the_rewards():
-    assert re.findall(r"there are\s(\d+) of them", README) == [str(len(REWARDS))]
+def test_the_readme_counts_the_rewards_in_hundreds():
+    [hundreds] = re.findall(r"there are\smore than (\d+) of them", README)
+    assert int(hundreds) == len(REWARDS) // 100 * 100
 
 
 def test_the_readme_can_be_read_in_one_sitting():
     assert len(README.splitlines()) <= 200 and len(README) <= 10_240
 
 
-def test_recipes_of_the_readme_exist_and_all_are_on_the_page_of_recipes():
+def test_recipes_of_the_readme_exist():
     named = set(re.findall(r"`((?:visual|vlm|speech)/\w+)`", README))
-    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
-    assert named <= set(plugins.recipes())
-    assert set(re.findall(r"^\| `(\w+/\w+)` \|", page, re.MULTILINE)) == set(plugins.recipes())
+    assert len(named) > 5 and named <= set(plugins.recipes())

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from docs.site import migration as page
 from mmgrpo.cli import train
 from mmgrpo.cli.migrate.draft import LINES, Draft, equal
 from mmgrpo.cli.migrate.recipe import CONVERSIONS, FAMILY, recipe_of
@@ -21,7 +20,6 @@ from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.reading import setting_names
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
-from tests import ROOT
 from tests.journeys.cli.running import call
 
 TRL = {
@@ -383,11 +381,3 @@ def test_rows_say_how_they_are_converted_or_why_not():
         assert {row.by for row in rows} - {""} <= {*CONVERSIONS[project]}, project
         assert all(row.to or row.note for row in rows), project
         assert all("," not in row.to or row.by for row in rows), project
-
-
-@pytest.mark.parametrize("project", PROJECTS)
-def test_the_page_of_a_project_holds_its_tables_as_they_are(project: str):
-    text = (ROOT / "docs" / "migration" / f"{project}.md").read_text(encoding="utf-8")
-    assert page.filled(text, project) == text, "python -m docs.site.migration docs/migration"
-    with pytest.raises(ValueError, match="expected the lines"):
-        page.filled("a page without marks", project)

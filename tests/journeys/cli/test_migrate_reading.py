@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any
 
 import pytest
@@ -257,24 +256,9 @@ def test_a_pattern_of_a_table_stands_for_settings_that_have_no_row_of_their_own(
     assert Draft(verl, Source("a"), "qwen_vl").rows == 0
 
 
-def test_the_pages_are_written_between_their_marks(tmp_path, monkeypatch):
-    for name in PROJECTS:
-        (tmp_path / f"{name}.md").write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    monkeypatch.setattr(sys, "argv", ["page", str(tmp_path)])
-    page.main()
-    text = (tmp_path / "trl.md").read_text()
-    assert text.startswith(f"before\n{page.BEGIN}\n\n## Losses of TRL") and text.endswith(f"\n\n{page.END}\nafter\n")
-    assert "Losses of TRL" not in (tmp_path / "verl.md").read_text()
-    assert "old" not in text.split("\n") and page.filled(text, "trl") == text
-    for broken in (text.replace(page.END, ""), text + page.BEGIN, ""):
-        with pytest.raises(ValueError, match="once each"):
-            page.filled(broken, "trl")
-    for words in ([], ["a", "b"]):
-        monkeypatch.setattr(sys, "argv", ["page", *words])
-        with pytest.raises(ValueError, match="usage"):
-            page.main()
+def test_the_page_of_a_project_has_its_columns_and_settings():
+    text = page.tables("trl")
+    assert "| `loss_type: cispo` | `cispo" in text and "`num_generations`" in text
+    assert [*page.TABLES] == [f"migration from {name}" for name in PROJECTS]
 
-
-def test_cells_of_the_page_are_text():
-    assert page.grid(("a", "b"), [("x|y", "`<b>` <c>")]) == "| a | b |\n| --- | --- |\n| x\\|y | `<b>` &lt;c> |"
     assert page.ours("a.b, c") == "`a.b`, `c`" and page.shown(None) == "" and page.shown([1]) == "`[1]`"

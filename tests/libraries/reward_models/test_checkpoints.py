@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import re
 from functools import partial
 
@@ -10,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import reward_models
 from pipelines.speech import whisper
 from pipelines.vlm import causal_lm, smolvlm_tiny
 from reward_models import last_hidden
@@ -151,3 +155,13 @@ def test_missing_weights_are_named(folder):
         weight_file("someone/scorer", "head.pt", "r")
     with pytest.raises(FileNotFoundError, match="r.*weights"):
         read_tensors(folder / "gone.pt", "r")
+
+
+def test_no_function_of_a_reward_unpickles_unasked():
+    found = {}
+    for one in pkgutil.walk_packages(reward_models.__path__, "reward_models."):
+        for name, function in inspect.getmembers(importlib.import_module(one.name), callable):
+            inner = inspect.unwrap(function)  # of a cache
+            if inspect.isfunction(inner) and "allow_pickle" in (parameters := inspect.signature(inner).parameters):
+                found[f"{function.__module__}.{name}"] = parameters["allow_pickle"].default
+    assert len(found) >= 20 and set(found.values()) == {False, inspect.Parameter.empty}

@@ -9,14 +9,13 @@ import pytest
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.cli.train import read as read_command
 from mmgrpo.config.registry import bind, bind_scheduled
-from mmgrpo.config.schedules import RULES, SCHEDULES, Now, Schedule, at, of_settings, read
+from mmgrpo.config.schedules import Now, Schedule, at, of_settings, read
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.objectives import OBJECTIVES, TERMS
 from mmgrpo.prompts.samplers import SAMPLERS
 from mmgrpo.scoring.load import common_parameters
 from mmgrpo.update import LossRecipe
 from tests.building import recipe
-from tests.pages import DOCS
 
 
 def schedule(text: str) -> Schedule:
@@ -157,7 +156,3 @@ def test_a_setting_takes_a_schedule_in_the_place_of_its_number():
     other = SimpleNamespace(schedules=["sampling.max_tokens=linear(1, 2)"], sampling=read_command([], "").sampling)
     with pytest.raises(ValueError, match=r"sampling\.max_tokens"):
         of_settings(other)  # a denoising family draws no tokens
-
-
-def test_every_schedule_is_on_the_page():
-    assert [name for name in {**SCHEDULES, **RULES} if f"`{name}" not in DOCS["algorithms.md"]] == []

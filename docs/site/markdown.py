@@ -1,0 +1,34 @@
+"""Tables of Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["code", "escaped", "grid", "sentence"]
+
+
+def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of Markdown, whose cells are ``escaped``."""
+    head = tuple(head)
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join("| " + " | ".join(map(escaped, line)) + " |\n" for line in lines)
+
+
+def escaped(cell: str) -> str:
+    """A cell in which bars, and angle brackets and stars outside of code, are text."""
+    parts = " ".join(cell.split()).replace("|", "\\|").split("`")
+    marked = (part.replace("<", "&lt;").replace("*", r"\*") for part in parts[::2])
+    parts[::2] = marked
+    return "`".join(parts)
+
+
+def code(names: Iterable[str]) -> str:
+    """Names as code."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def sentence(docstring: str) -> str:
+    """The first sentence of a docstring."""
+    text = " ".join(docstring.replace("``", "`").split())
+    return re.split(r"(?<!\bet al)(?<!\be\.g)(?<!\bi\.e)\. ", text, maxsplit=1)[0].rstrip(".")
