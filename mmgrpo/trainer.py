@@ -92,10 +92,10 @@ class Trainer:
     ) -> None:
         self.callbacks = Callbacks(callbacks)
         self.reward_weights = RewardWeights(tuple(scorer.weight for scorer in scorers))
-        self.stated = Hyperparameters(recipe, loss, rounds, self.reward_weights)
-        first = self.hyperparameters(0)
+        first = self.callbacks.at(0, Hyperparameters(recipe, loss, rounds, self.reward_weights))
         self.policy, self.scorers, self.recipe, self.loss = policy, scorers, first.recipe, first.loss
-        self.stated = replace(self.stated, rounds=replace(rounds, records=self.loss.records))
+        self.rounds = replace(rounds, records=self.loss.records)
+        self.stated = Hyperparameters(recipe, loss, self.rounds, self.reward_weights)
         self.prompts, self.evaluation = prompts, evaluation
         self.steps, self.optim = steps, optim
         self.folder, self.seed, self.accelerator = folder, seed, accelerator
@@ -139,10 +139,10 @@ class Trainer:
         self.optim.check()
         if self.steps < 1:
             raise ValueError(f"got steps {self.steps}, expected at least 1")
-        if self.stated.rounds.group_size < 2:
-            refuse_alone(self.stated.rounds.group_size, self.recipe, self.loss)
-        self.stated.rounds.samplers.refuse((self.recipe.fields | self.loss.fields) & LEDGER_FIELDS, "algorithm")
-        RankSlice.of(self.stated.rounds.prompts, self.accelerator, "the number of prompts per round")
+        if self.rounds.group_size < 2:
+            refuse_alone(self.rounds.group_size, self.recipe, self.loss)
+        self.rounds.samplers.refuse((self.recipe.fields | self.loss.fields) & LEDGER_FIELDS, "algorithm")
+        RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
         refuse_mismatch(self.policy, self.recipe, self.loss)
         refuse_tasks(self.loss, self.prompts)
         refuse_records(self.policy, self.recipe, self.loss, self.scorers)

@@ -177,7 +177,7 @@ def test_a_run_begins_to_decode_what_its_next_round_draws(tmp_path, monkeypatch)
     begun = []
     monkeypatch.setattr("mmgrpo.trainer.decode_ahead", lambda prompts, indices, _: begun.append(indices))
     made = trainer(toy_policy(), tmp_path, toy_prompts(6))
-    drawn = [made.order.take(made.stated.rounds.prompts * number, made.stated.rounds.prompts) for number in range(3)]
+    drawn = [made.order.take(made.rounds.prompts * number, made.rounds.prompts) for number in range(3)]
     made.run_round()
     made.run_round()
     assert begun == drawn[1:]
