@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from docs.site.markdown import grid
-from mmgrpo.papers import AREAS, STATUS, Paper, papers
+from mmgrpo.catalogue.papers import AREAS, STATUS, Paper, papers
 
 SUMMARY = ("preset", "recipe", "reward", "task", "objective", "term", "family")
 """Kinds of which the first that a record has stands in its line."""

@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.catalogue.papers import Paper, papers
 from mmgrpo.cli.errors import enter
 from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.names import nearest
-from mmgrpo.papers import Paper, papers
 
 WIDTH = 116
 """Columns of text."""

@@ -167,8 +167,8 @@ def fits(preset: Preset, kind: str) -> bool:
 
 def of_paper(paper: str) -> set[str]:
     """Presets whose source or notes name the arXiv number, and those that the paper's record names."""
+    from mmgrpo.catalogue.papers import papers
     from mmgrpo.config.presets import CATALOGUE
-    from mmgrpo.papers import papers
 
     number = paper.lower().removeprefix("arxiv:")
     names = {name for name, preset in CATALOGUE.items() if number in arxiv_numbers(f"{preset.source} {preset.notes}")}

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
+from mmgrpo.catalogue.papers import AREAS, STATUS, Paper, papers
 from mmgrpo.cli.errors import enter
 from mmgrpo.config.advice import usage_errors
-from mmgrpo.papers import AREAS, STATUS, Paper, papers
 
 SHORT = 64
 """Characters of a title that a line shows."""

@@ -10,13 +10,13 @@ import pytest
 from docs.site import papers as site
 from docs.site import settings, tables
 from docs.site.markdown import escaped, grid, sentence
+from mmgrpo.catalogue.papers import STATUS, Paper, papers
 from mmgrpo.cli.explain import settings_of
 from mmgrpo.config.presets import BASE, CATALOGUE
 from mmgrpo.config.reading import setting_names
 from mmgrpo.config.registry import Block, registered
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
-from mmgrpo.papers import STATUS, Paper, papers
 from mmgrpo.rewards import entries
 from tests.pages import DOCS, in_code
 

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import pytest
 
+from mmgrpo.catalogue.papers import AREAS, Paper, papers, read
 from mmgrpo.cli import explain, main
 from mmgrpo.cli.explain import tables
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.registry import Block, bind
-from mmgrpo.papers import AREAS, Paper, papers, read
 from tests import ROOT
 
 
