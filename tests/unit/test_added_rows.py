@@ -572,7 +572,11 @@ def last_rewards(help_: str, folder: Path) -> list[float]:
 @pytest.mark.learning
 @pytest.mark.parametrize(
     ("help_", "least", "most"),
-    [("alone", 0.0, 0.05), ("replay", 0.1, 1.0), pytest.param("answers", 0.3, 1.0, marks=pytest.mark.nightly)],
+    [
+        pytest.param("alone", 0.0, 0.05, marks=pytest.mark.nightly),
+        ("replay", 0.1, 1.0),
+        pytest.param("answers", 0.3, 1.0, marks=pytest.mark.nightly),
+    ],
 )
 def test_what_was_found_once_is_learned(help_, least, most, tmp_path):
     """Over three seeds: 0 without any help, .2 with replay, .7 with the answers."""

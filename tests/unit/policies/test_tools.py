@@ -1300,7 +1300,7 @@ def hidden(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     ("turns", "credit", "low", "high"),
     [
         (4, {}, 0.8, 1.0),
-        (1, {}, 0.0, 0.0),
+        pytest.param(1, {}, 0.0, 0.0, marks=pytest.mark.nightly),
         pytest.param(4, {"credit": "state_groups"}, 0.8, 1.0, marks=pytest.mark.nightly),
         pytest.param(4, {"credit": "turn_return(gamma=0.9)", "baseline": "none"}, 0.8, 1.0, marks=pytest.mark.nightly),
     ],
