@@ -30,7 +30,7 @@ from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.advice import PYTHON, argument, in_python
-from mmgrpo.config.conflicts import refuse_conflicts
+from mmgrpo.config.conflicts import DECISIONS, PROCESS, refuse_conflicts
 from mmgrpo.config.needs import refuse_moot, sections_of
 from mmgrpo.config.reading import build, preset_settings, refuse_preset, setting_names, stated, usual
 from mmgrpo.config.schedules import named as scheduled
@@ -461,8 +461,8 @@ def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, 
     algorithm = config.algorithm
     schedules = {**of_settings(config), **scheduled(Sampling.of(algorithm.sampler, algorithm.trackers))}
     listed = replace(config, schedules=[f"{name}={one.text}" for name, one in schedules.items()])
-    decisions = owner.decisions(config) if owner else ""
-    refuse_conflicts(sections_of(listed), traits_of(recipe, loss, schedules), decisions)
+    facts = {DECISIONS: owner.decisions(config) if owner else "", PROCESS: config.process}
+    refuse_conflicts(sections_of(listed), traits_of(recipe, loss, schedules), facts)
     if [*required(recipe, loss)]:
         refuse_unmet(recipe, loss, *given(config, owner, loss))
 
@@ -472,6 +472,7 @@ def given(config: Config, owner: Family | None, loss: LossRecipe) -> tuple[froze
     stated = isinstance(owner, Stating)
     has = owner.has(config) if stated else frozenset[str]()
     data = {"answers": getattr(config.data, "reference_in_group", False), "supervised": config.data.supervised}
+    data |= {"evaluations": config.eval.every, "positive_weights": True}  # the trainer knows prompts and weights
     return has | of_algorithm(loss) | {name for name, there in data.items() if there}, stated
 
 
@@ -490,6 +491,7 @@ def shard_networks(config: Config, owner: Family | None, policy: Policy, acceler
     device."""
     assert isinstance(owner, Blocks)  # refuse_unshardable
     networks = [policy.network, *policy.networks.model.reference.copies]
+    by_engine = config.rollout.engine != "policy"  # it is sent whole weights while rollouts are drawn
     if accelerator.num_processes == 1:
         print("distributed.shard: full has no effect with one process, which holds the whole model", flush=True)
         for network in networks:
@@ -502,7 +504,7 @@ def shard_networks(config: Config, owner: Family | None, policy: Policy, acceler
         # Plans of single prompts differ in their numbers of calls.
         in_step=owner.in_step and getattr(config.sampling, "plan_per", "round") == "round",
         agree=not owner.in_step,
-        whole_rollouts={"auto": None, "blocks": False, "whole": True}[config.distributed.rollout_weights],
+        whole_rollouts={"auto": by_engine or None, "blocks": False, "whole": True}[config.distributed.rollout_weights],
         compute=getattr(torch, getattr(config.model, "dtype", "float32")),
         others=lambda: policy.networks.replacements,
     )

@@ -266,13 +266,6 @@ def refuse_engine(config: Config, owner: Family | None) -> None:
             f"rollout.engine: got {asked}, expected {' or '.join(['policy', *known])}, since family "
             f"'{config.model.family}' draws in no other way; leave it out"
         )
-    if asked != "policy" and config.distributed.shard == "full":
-        weights, in_step = config.distributed.rollout_weights, isinstance(owner, Blocks) and owner.in_step
-        if weights == "blocks" or (weights == "auto" and in_step):
-            raise ValueError(
-                f"distributed.rollout_weights: got {weights} with rollout.engine={asked}, which is sent whole weights "
-                "while rollouts are drawn, expected whole"
-            )
 
 
 def refuse_absent_engine(config: Config) -> None:

@@ -39,9 +39,8 @@ from mmgrpo.report.group_record import NONE, GroupRecord
 from mmgrpo.report.idle import Idle, Watch, gap_warning, range_in_force, write_alarms
 from mmgrpo.report.run_folder import print_alarms
 from mmgrpo.report.tracking import send_evaluation
-from mmgrpo.requirements.blocks import refuse_beside
-from mmgrpo.requirements.policies import refuse_alone, refuse_mismatch, refuse_records, refuse_tasks
-from mmgrpo.requirements.rewards import refuse_rewards, refuse_unweighted
+from mmgrpo.requirements.policies import refuse_alone
+from mmgrpo.requirements.rewards import refuse_unsuited, refuse_unweighted
 from mmgrpo.rollout import RoundSettings, sample_round
 from mmgrpo.rounds.callback import Callback, Callbacks, Hyperparameters
 from mmgrpo.runtime.averaging import InitialWeights
@@ -143,12 +142,8 @@ class Trainer:
             refuse_alone(self.rounds.group_size, self.recipe, self.loss)
         self.rounds.samplers.refuse((self.recipe.fields | self.loss.fields) & LEDGER_FIELDS, "algorithm")
         RankSlice.of(self.rounds.prompts, self.accelerator, "the number of prompts per round")
-        refuse_mismatch(self.policy, self.recipe, self.loss)
-        refuse_tasks(self.loss, self.prompts)
-        refuse_records(self.policy, self.recipe, self.loss, self.scorers)
-        refuse_beside(self.recipe, self.loss, self.policy.kind)
         evaluates = bool(self.evaluation.every and self.evaluation.prompts)
-        refuse_rewards(self.recipe, self.scorers, self.prompts, evaluates, self.loss.networks)
+        refuse_unsuited(self.policy, self.recipe, self.loss, self.scorers, self.prompts, evaluates, self.callbacks.used)
         if self.callbacks.given(self.steps - 1) is None:
             refuse_unweighted(self.scorers)
 

@@ -423,6 +423,16 @@ class Adjustable(Protocol):
 
 
 @runtime_checkable
+class ByHand(Protocol):
+    """A policy that says for which settings it stands, so that one that no recipe made is refused what they exclude."""
+
+    @property
+    def used(self) -> Mapping[str, Any]:
+        """Values of settings, by name."""
+        ...
+
+
+@runtime_checkable
 class Storing(Protocol):
     """A policy whose rows can be stored and scored again in a later round, and that scores answers of a data set."""
 

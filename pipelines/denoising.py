@@ -29,37 +29,13 @@ DECISIONS = {"transitions": "gaussian", "matching": "matching", "neighbors": "ne
 
 
 def check_decisions(config: Config) -> None:
-    """Raise ValueError for more samples than a group has, and for plans that are drawn for each prompt and are the same
-    for all."""
-    from mmgrpo.advantages.estimate import AdvantageRecipe
-
-    recipe = AdvantageRecipe.of(config.algorithm)
-    if config.sampling.explore_steps and config.sampling.explore_keep > config.data.group_size:
-        raise ValueError(
-            f"sampling.explore_keep: got {config.sampling.explore_keep}, expected at most data.group_size="
-            f"{config.data.group_size}, the samples that are explored; lower it or explore more"
-        )
-    if config.sampling.policy == "neighbors" and config.sampling.anchors > config.data.group_size:
-        raise ValueError(
-            f"sampling.anchors: got {config.sampling.anchors}, expected at most data.group_size="
-            f"{config.data.group_size}, the samples among which anchors are drawn"
-        )
+    """Raise ValueError for plans that are drawn for each prompt and are the same for all."""
     transitions = config.sampling.policy == "transitions"
     if transitions and config.sampling.plan_per == "prompt" and not first_plans(config)[1]:
         raise ValueError(
             f"sampling.plan_per: got prompt, which has no effect with sampling.plan={config.sampling.plan}, which is "
             "the same for all prompts; set plan_per=round, or take a "
             "plan that is drawn, e.g. one_step_branch or random_window"
-        )
-    pruned = any(parse(bound.text)[0] == "parent_top1" for bound in recipe.after)
-    if (
-        pruned
-        and config.sampling.policy == "transitions"
-        and not any(prunable(plan) for plan in first_plans(config)[0])
-    ):
-        raise ValueError(
-            f"algorithm.select: parent_top1 has no effect with sampling.plan={config.sampling.plan} and sampling.steps="
-            f"{config.sampling.steps}: no step is trained after the last split; split earlier, or leave it out"
         )
 
 
@@ -70,6 +46,8 @@ def has(config: Config) -> frozenset[str]:
         plans = first_plans(config)[0]
     there = {
         "tree": any(shares_decisions(plan) for plan in plans),
+        "later_steps": any(prunable(plan) for plan in plans),
+        "positions": True,
         "subtrees": any(1 < plan.roots < plan.rows for plan in plans),
         "steps": bool(plans) and bool(sampling.completion_steps),
         "sampler": config.rollout.engine != "policy"
@@ -125,7 +103,7 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
 
 
 def refuse_other_process(name: str, process: Process, sampling: DenoisingSampling) -> None:
-    """ValueError for what is defined for flows only in a diffusion family, and the other way round."""
+    """ValueError for a kernel of another process than the family's."""
     from mmgrpo.diffusion.kernels import DIFFUSION_KERNELS, KERNELS
 
     kernels = [kernel for kernel in KERNELS if (kernel in DIFFUSION_KERNELS) == (process == "diffusion")]
@@ -134,21 +112,6 @@ def refuse_other_process(name: str, process: Process, sampling: DenoisingSamplin
             f"sampling.kernel: got {sampling.kernel}, expected {' or '.join(kernels)}, since '{name}' is a "
             f"family of {process} models"
         )
-    plan = parse(sampling.plan)[1]
-    flows_only = {
-        "grid": (sampling.grid != CHECKPOINT, CHECKPOINT),
-        "solver": (sampling.solver != "euler", "euler"),
-        "plan": (
-            plan.get("tail", "euler") != "euler" or plan.get("tail_ratio", 1) != 1,
-            "it without tail and tail_ratio",
-        ),
-    }
-    for key, (chosen, expected) in flows_only.items():
-        if chosen and process == "diffusion":
-            raise ValueError(
-                f"sampling.{key}: got {getattr(sampling, key)}, expected {expected}, since this is defined for "
-                f"flows only and '{name}' is a family of diffusion models"
-            )
 
 
 def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) -> Arithmetic:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.advice import argument, in_python, meant
-from mmgrpo.config.conflicts import refuse_conflicts
+from mmgrpo.config.conflicts import PROCESS, refuse_conflicts
 from mmgrpo.config.names import nearest
 from mmgrpo.config.needs import moot, refuse
 from mmgrpo.config.plugins import locate
@@ -42,7 +42,7 @@ def make_policy(
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
     config = replace(config, **sections)
     refuse(moot(sections))
-    refuse_conflicts(sections)
+    refuse_conflicts(sections, facts={PROCESS: config.process})
     check_ranges(config, f"policy of '{path}'")
     family.check(config)
     try:

@@ -116,11 +116,6 @@ class LanguageFamily:
         check_trainable(model)
         if not model.path:
             raise ValueError(f"model.path: family '{self.name}' has no embedded model; name a folder or a hub id")
-        low, high = getattr(model, "min_pixels", 0), getattr(model, "max_pixels", 0)
-        if low and high and low > high:
-            raise ValueError(
-                f"model.min_pixels: got {low}, expected at most model.max_pixels={high}; lower it or raise the other"
-            )
         check_walk(config)
         if "states" in {one.name for one in fields(sampling)}:
             check_tools(config, template_of(model))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from mmgrpo.config.conflicts import excludes, reading, where
+from mmgrpo.config.conflicts import excludes, where
 from mmgrpo.config.needs import needs
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE_FRACTION, one_of, within
+from mmgrpo.config.sampling import SAMPLING
 from mmgrpo.config.settings import refuse_missing
 
 SCALE = within("[1, 1000]", note="1 is no guidance")
@@ -17,11 +18,6 @@ SCALE = within("[1, 1000]", note="1 is no guidance")
 TRANSITIONS = needs("sampling.policy", "transitions")
 MATCHING = needs("sampling.policy", "matching")
 NEIGHBORS = needs("sampling.policy", "neighbors")
-BEAM = where("sampling.search", "beam")
-UNREAD = excludes(
-    where("algorithm.credit", lacking="step_rewards"), why="states are completed for credits that read step_rewards"
-)
-"""Of settings by which the states between decisions are completed and scored."""
 
 
 @dataclass
@@ -38,7 +34,16 @@ class ModelOptions:
     """LoRA alpha; the update is scaled by alpha / rank."""
     lora_targets: Annotated[list[str], ANY_TEXT, needs("model.lora_rank")] = field(default_factory=list)
     """Name suffixes of the adapted modules; empty: the family's attention projections."""
-    lora_path: Annotated[str, ANY_TEXT] = ""
+    lora_path: Annotated[
+        str,
+        ANY_TEXT,
+        excludes(
+            where("model.lora_rank", 0),
+            why="existing adapters are continued at their rank or a higher one (model.lora_mode=merge adds them to "
+            "the base)",
+            given=where("model.lora_mode", "continue"),
+        ),
+    ] = ""
     """Existing LoRA adapters to start from: a safetensors file in the format of diffusers, peft, ComfyUI or kohya, a
     folder that contains one, or a hub id (owner/name, owner/name:file.safetensors)."""
     lora_mode: Annotated[str, one_of("continue", "merge"), needs("model.lora_path")] = "continue"
@@ -63,15 +68,9 @@ class ModelOptions:
 
 
 def check_trainable(options: ModelOptions) -> None:
-    """ValueError for existing adapters that would be continued without adapters, and where bitsandbytes is missing."""
-    if options.lora_path and options.lora_mode == "continue" and not options.lora_rank:
-        raise ValueError(
-            f"model.lora_rank: got 0 with model.lora_path={options.lora_path!r}, expected the rank of these adapters "
-            "or more; set it, or model.lora_mode=merge, which adds them to the base"
-        )
-    if options.quantize == "none":
-        return
-    refuse_missing("bitsandbytes", f"model.quantize: '{options.quantize}'", "set model.quantize=none")
+    """ValueError for quantized weights where bitsandbytes is missing."""
+    if options.quantize != "none":
+        refuse_missing("bitsandbytes", f"model.quantize: '{options.quantize}'", "set model.quantize=none")
 
 
 @dataclass
@@ -93,11 +92,7 @@ class TokenSampling:
     """Compute a prompt once for all its samples; False is slower and gives the same numbers."""
     logits_chunk_size: Annotated[int, COUNT] = 4096
     """Memory limit: tokens whose logits are in memory at a time."""
-    draw_batch_size: Annotated[
-        int,
-        COUNT_OR_ZERO,
-        excludes(BEAM, *reading("divergence"), why="the samples of a group are drawn together there"),
-    ] = 0
+    draw_batch_size: Annotated[int, COUNT_OR_ZERO, *SAMPLING["sampling.draw_batch_size"]] = 0
     """Memory limit: completions sampled concurrently, for groups that do not fit in memory; 0 means all. Samples are
     the same up to rounding (micro-sampled groups, Infinite Sampling)."""
     features_kept: Annotated[int, COUNT_OR_ZERO, needs("model.freeze_vision") | needs("model.freeze_encoder")] = 0
@@ -117,7 +112,7 @@ class DenoisingSampling:
     """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan), matching (errors
     at sampled noise levels, with ODE rollouts; options draws and error) or neighbors (which sample of the group an ODE
     step is nearest to; options draws, anchors, spread and temperature)."""
-    plan: Annotated[str, ANY_TEXT, TRANSITIONS] = "every_step"
+    plan: Annotated[str, ANY_TEXT, TRANSITIONS, *SAMPLING["sampling.plan"]] = "every_step"
     """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
     plan_per: Annotated[str, one_of("round", "prompt"), TRANSITIONS] = "round"
@@ -127,7 +122,7 @@ class DenoisingSampling:
     draws_per: Annotated[str, one_of("prompt", "sample"), MATCHING] = "prompt"
     """matching: whether the samples of a prompt share levels and noise, as in DGPO, or each has its own, as in
     DiffusionNFT and AWM."""
-    anchors: Annotated[int, COUNT, NEIGHBORS] = 4
+    anchors: Annotated[int, COUNT, NEIGHBORS, *SAMPLING["sampling.anchors"]] = 4
     """neighbors: samples of a group that take a trained step again."""
     spread: Annotated[float, within("(0, 1]"), NEIGHBORS] = 0.3
     """neighbors: how different the initial noises of a group are; 1 means independent."""
@@ -135,35 +130,26 @@ class DenoisingSampling:
     """neighbors: divisor of the squared distances, which are sums over the latent; about its size for images."""
     noisy_fraction: Annotated[float, POSITIVE_FRACTION, MATCHING, needs("sampling.boundaries", False)] = 1.0
     """matching: fraction of the noise levels, from the noisiest, that are sampled (DGPO: .7 or .5 of 10 steps)."""
-    solver: Annotated[
-        str,
-        one_of("euler", "dpmpp_2m"),
-        MATCHING,
-        excludes("sampling.explore_steps", why="exploration draws by euler", but="euler"),
-    ] = "euler"
+    solver: Annotated[str, one_of("euler", "dpmpp_2m"), MATCHING, *SAMPLING["sampling.solver"]] = "euler"
     """matching: ODE solver of rollouts: euler, or the second-order dpmpp_2m."""
     error: Annotated[str, ANY_TEXT, MATCHING] = "self_normalized"
     """matching: velocity, weighted(power=...) or self_normalized."""
     explore_steps: Annotated[int, within("[0, 10000]"), MATCHING] = 0
     """matching: number of steps for a first, cheap sampling and scoring of groups, of which only the best and worst
     samples are generated in all steps and trained on; 0 generates all in full."""
-    explore_keep: Annotated[int, within("[2, 4096]"), needs("sampling.explore_steps")] = 24
+    explore_keep: Annotated[
+        int, within("[2, 4096]"), needs("sampling.explore_steps"), *SAMPLING["sampling.explore_keep"]
+    ] = 24
     """matching with explore_steps: samples per prompt that are generated in full, half of them the best."""
-    boundaries: Annotated[bool, MATCHING] = False
+    boundaries: Annotated[bool, MATCHING, *SAMPLING["sampling.boundaries"]] = False
     """matching: re-noise the states at the ends of the steps of a few-step sampler, in place of clean samples (TDM)."""
     least_level: Annotated[float, within("[0, 1)"), needs("sampling.boundaries")] = 0.0
     """matching with boundaries: the lowest noise level of a draw."""
-    grid: Annotated[str, ANY_TEXT] = "checkpoint"
+    grid: Annotated[str, ANY_TEXT, *SAMPLING["sampling.grid"]] = "checkpoint"
     """Noise levels: checkpoint (the scheduler's own, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
     evaluation_steps: Annotated[int, within("[1, 10000]")] = 10
     """Denoising steps of an evaluation sample (deterministic)."""
-    completion_steps: Annotated[
-        int,
-        within("[0, 10000]"),
-        TRANSITIONS,
-        UNREAD,
-        excludes(where("sampling.plan", "expand_prune"), why="no states of groups that are pruned are completed"),
-    ] = 0
+    completion_steps: Annotated[int, within("[0, 10000]"), TRANSITIONS, *SAMPLING["sampling.completion_steps"]] = 0
     """Maximum number of deterministic steps to complete the states around each decision, for rewards of single steps
     (credits that read step_rewards). As many as there are steps follow the complete ODE; 0 completes none."""
     forward_batch_size: Annotated[int, COUNT] = 256

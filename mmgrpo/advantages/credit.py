@@ -76,7 +76,7 @@ def tails(log_probs: Matrix, decision_mask: Mask) -> Matrix:
     return own.flip(1).cumsum(1).flip(1) - own
 
 
-@block(CREDITS, level="group", requires={"tree": {}})
+@block(CREDITS, level="group", requires={"tree": {}, "positions": {}})
 def tree_depth(
     advantages: Values,
     key: Key,
@@ -106,7 +106,7 @@ def tree_depth(
     return credit
 
 
-@block(CREDITS, level="group", requires={"tree": {}})
+@block(CREDITS, level="group", requires={"tree": {}, "positions": {}})
 def tree_softmax(
     advantages: Values,
     stat: Rows,

@@ -103,29 +103,6 @@ class AdvantageRecipe:
         """Bind the blocks of a configuration; unknown names and parameters are errors here, before the run."""
         if not blocks.keys:
             raise ValueError("algorithm.keys: got an empty list, expected at least one group key, e.g. ['prompt']")
-        baseline, _ = parse(blocks.baseline, "algorithm.baseline")
-        combine, _ = parse(blocks.combine, "algorithm.combine")
-        changes = {"transform": ", ".join(blocks.transform), "weighting": ", ".join(blocks.weighting)}
-        changes |= {"combine": blocks.combine} if combine != "weighted_sum" else {}
-        credit = bind_scheduled(blocks.credit, CREDITS, "algorithm.credit")
-        of_steps = "step_rewards" in credit.needs
-        if (baseline in ("greedy", "static_reference") or of_steps) and any(changes.values()):
-            line, text = next((line, text) for line, text in changes.items() if text)
-            cause = (
-                f"credit '{credit.text}' reads rewards of steps, which are" if of_steps else f"baseline '{baseline}' is"
-            )
-            raise ValueError(
-                f"algorithm.{line}: got '{text}', expected the plain weighted sum of rewards, since algorithm.{cause} "
-                "one number for all rewards together; choose combine: weighted_sum, no transform and no weighting, or "
-                f"another {'credit' if of_steps else 'baseline'}"
-            )
-        unread = {"baseline": blocks.baseline, "scale": blocks.scale, "shape": ", ".join(blocks.shape) or "none"}
-        if "advantages" not in credit.needs and any(text != "none" for text in unread.values()):
-            line, text = next((line, text) for line, text in unread.items() if text != "none")
-            raise ValueError(
-                f"algorithm.{line}: got '{text}', which has no effect with algorithm.credit '{credit.text}', which "
-                "normalizes the rewards of steps itself; set baseline: none, scale: none and no shape"
-            )
         selectors = [bind_scheduled(text, SELECTORS, "algorithm.select") for text in blocks.select]
         is_before = [parse(text)[0] in BEFORE for text in blocks.select]
         return AdvantageRecipe(
@@ -136,7 +113,7 @@ class AdvantageRecipe:
             baseline=bind_scheduled(blocks.baseline, BASELINES, "algorithm.baseline"),
             scale=bind_scheduled(blocks.scale, SCALES, "algorithm.scale"),
             shape=tuple(bind_scheduled(text, SHAPES, "algorithm.shape") for text in blocks.shape),
-            credit=credit,
+            credit=bind_scheduled(blocks.credit, CREDITS, "algorithm.credit"),
             before=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if early),
             after=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if not early),
             kl_weight=bind_scheduled(blocks.kl_weight, KL_WEIGHTS, "algorithm.kl_weight"),

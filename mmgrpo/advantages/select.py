@@ -300,7 +300,7 @@ def balanced(
     return (right & first_right) | (wrong & first_wrong)
 
 
-@block(AFTER, level="group", requires={"tree": {}})
+@block(AFTER, level="group", requires={"tree": {}, "positions": {}, "later_steps": {}})
 def parent_top1(
     values: Values,
     key: Key,

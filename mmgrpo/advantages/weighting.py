@@ -86,7 +86,7 @@ def dual_ascent(
     return replace(state, values=(*state.values[:index], price, *state.values[index + 1 :]))
 
 
-@block(WEIGHTINGS, level="group")
+@block(WEIGHTINGS, level="group", requires={"positive_weights": {}})
 def least_first(
     state: RewardWeights, round_means: Sequence[float], rate: Annotated[float, POSITIVE] = 0.1
 ) -> RewardWeights:
@@ -107,7 +107,7 @@ def relay(state: RewardWeights, names: Names, *, of: str, by: str, at: Annotated
     return replace(state, values=tuple(values))
 
 
-@block(WEIGHTINGS, level="group")
+@block(WEIGHTINGS, level="group", requires={"positive_weights": {}})
 def gradient(
     state: RewardWeights,
     inner_products: Sequence[Sequence[float]],

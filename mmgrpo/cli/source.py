@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from mmgrpo.cli.prompt_arguments import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
-from mmgrpo.config.conflicts import refuse_conflicts
+from mmgrpo.config.conflicts import PROCESS, refuse_conflicts
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, shown, within
 from mmgrpo.config.reading import build, from_arguments, load_yaml, take_option
@@ -112,7 +112,8 @@ def read_source(options: type[S], arguments: Sequence[str], about: str) -> tuple
             raise ValueError(f"--file {args.file}, --data.heldout {args.data.heldout}: name one file of prompts")
         args = replace(args, file=args.data.heldout)
     config = config_of(args, config)
-    refuse_conflicts({name: getattr(config, name) for name in ("model", "sampling", "data")})
+    read = {name: getattr(config, name) for name in ("model", "sampling", "data")}
+    refuse_conflicts(read, facts={PROCESS: config.process})
     model_family.check(config)
     return args, config, model_family
 

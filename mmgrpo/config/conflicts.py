@@ -3,7 +3,8 @@ why="samples of a tree share their beginnings")]``.
 
 A conflict is read in both directions: a run with both values is refused before anything is loaded, whichever was given
 first, and by whom (``refuse_conflicts``). A conflict may be of all values that are in use, of some, or of the blocks
-that read something, whatever their name.
+that read something, whatever their name. What was made by hand and not from settings, as a policy or a trainer, says
+which settings it stands for and is refused by the same declarations (``refuse_values``).
 
     >>> from mmgrpo.config.conflicts import excludes, where
     >>> excludes("data.offline", where("sampling.search", "beam"), why="its completions have turns").others[1].setting
@@ -27,9 +28,17 @@ from mmgrpo.config.registry import parse
 
 DECISIONS = "decisions"
 """What stands in the place of a setting for the kind of a policy's decisions (``Policy.kind``)."""
+PROCESS = "process"
+"""The same for what a model was trained on: tokens, flow or diffusion."""
+WEIGHTS = "scheduled_weights"
+"""The same for rewards whose weights follow schedules."""
+FACTS = (DECISIONS, PROCESS, WEIGHTS)
+NO_FACTS: Mapping[str, Any] = {}
 ADVANTAGES = ("transform", "combine", "baseline", "scale", "shape", "credit", "select", "kl_weight")
 """Settings whose blocks read the fields of a rollout."""
 
+OTHERS = "*"
+"""A trait of a block that may have any others besides those that are named."""
 Traits = Mapping[tuple[str, str], Set[str]]
 """What blocks have, by their setting and their text: names of inputs, and parameters as ``name=value``."""
 NO_TRAITS: Traits = {}
@@ -55,7 +64,7 @@ class Where:
 
     def _holds(self, value: Any, traits: Traits) -> bool:
         at = self.setting, str(value)
-        if self.lacking and (at not in traits or self.lacking in traits[at]):
+        if self.lacking and (at not in traits or traits[at] & {self.lacking, OTHERS}):
             return False
         if self.having:
             has = traits[at] if at in traits else _written(value)
@@ -85,12 +94,37 @@ class Excludes:
     why: str
     """The reason, as a clause."""
     when: Where
+    given: Where | None = None
+    """A third setting, at such values, without which it is no conflict."""
 
     def __str__(self) -> str:
         has = " or ".join(self.when.having)
         own = f"has {has}" if has else f"is{self.when}".replace("=", " ") if self.when.values or self.when.but else ""
+        own = f"does not read {self.when.lacking}" if self.when.lacking else own
         others = ", ".join(dict.fromkeys(map(str, self.others)))
+        others += f" (where {self.given})" if self.given else ""
         return f"{f'Where it {own}, not' if own else 'Not'} with {others}: {self.why}."
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """A number that is at most that of another setting, where that is not 0."""
+
+    setting: str
+    why: str
+    given: Where | None = None
+    """A third setting, at such values, without which it has no bound."""
+
+    def __str__(self) -> str:
+        return f"At most {self.setting}{f' (where {self.given})' if self.given else ''}: {self.why}."
+
+
+Declaration = Excludes | AtMost
+
+
+def at_most(setting: str, *, why: str, given: str | Where = "") -> AtMost:
+    """The bound of the number that it annotates by that of another ``setting``; ``given`` as in ``excludes``."""
+    return AtMost(setting, why, (where(given) if isinstance(given, str) else given) if given else None)
 
 
 def where(setting: str, *values: Any, but: Any = (), having: str | Sequence[str] = (), lacking: str = "") -> Where:
@@ -101,11 +135,19 @@ def where(setting: str, *values: Any, but: Any = (), having: str | Sequence[str]
 
 
 def excludes(
-    *others: str | Where, why: str, values: Sequence[Any] = (), but: Any = (), having: str | Sequence[str] = ()
+    *others: str | Where,
+    why: str,
+    values: Sequence[Any] = (),
+    but: Any = (),
+    having: str | Sequence[str] = (),
+    lacking: str = "",
+    given: str | Where = "",
 ) -> Excludes:
-    """The conflict of the setting that it annotates, where that is in use or as ``where`` says, with ``others``."""
+    """The conflict of the setting that it annotates, where that is in use or as ``where`` says, with ``others``;
+    ``given``: only beside these values of a third setting."""
     there = tuple(where(one) if isinstance(one, str) else one for one in others)
-    return Excludes(there, why, where("", *values, but=but, having=having))
+    third = where(given) if given and isinstance(given, str) else given
+    return Excludes(there, why, where("", *values, but=but, having=having, lacking=lacking), third or None)
 
 
 def reading(*inputs: str) -> tuple[Where, ...]:
@@ -122,45 +164,96 @@ class Conflict:
     other: str
     beside: Any
     why: str
+    expected: Any = None
+    """A value of the other with which it goes; None: that which is not in use."""
 
     def __str__(self) -> str:
         unused = self.beside in UNSET
-        remedy = f"set {self.other}, or leave {self.name} out" if unused else "leave out one of them"
-        remedy = f"leave {self.name} out" if self.other == DECISIONS else remedy
+        value = "" if self.expected is None else f"={_text(self.expected)}"
+        remedy = f"set {self.other}{value}, or leave {self.name} out" if unused or value else "leave out one of them"
+        remedy = f"leave {self.name} out" if self.other in FACTS else remedy
         return f"{self.name}: got {shown(self.value)} with {self.other}={_text(self.beside)}, but {self.why}; {remedy}"
 
 
+@dataclass(frozen=True)
+class Above:
+    """A number above its bound."""
+
+    name: str
+    value: float
+    other: str
+    bound: float
+    why: str
+
+    def __str__(self) -> str:
+        bound = f"expected at most {self.other}={_text(self.bound)}"
+        return f"{self.name}: got {self.value}, {bound}, {self.why}; lower it, or raise {self.other}"
+
+
 @cache
-def conflicts_of(kind: type) -> dict[str, tuple[Excludes, ...]]:
+def conflicts_of(kind: type) -> dict[str, tuple[Declaration, ...]]:
     """The conflicts that the fields of a dataclass declare, each those of the nearest class that declares any."""
-    declared: dict[str, tuple[Excludes, ...]] = {}
+    declared: dict[str, tuple[Declaration, ...]] = {}
     for parent in reversed(kind.__mro__):
         if dataclasses.is_dataclass(parent):
             for name, hint in typing.get_type_hints(parent, include_extras=True).items():
-                if several := tuple(one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Excludes)):
+                if several := tuple(one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Declaration)):
                     declared[name] = several
     names = {f.name for f in dataclasses.fields(kind)}
     return {name: several for name, several in declared.items() if name in names}
 
 
-def conflicts(sections: Mapping[str, Any], traits: Traits = NO_TRAITS, decisions: str = "") -> list[Conflict]:
-    """The conflicts that the dataclasses ``sections`` declare, the empty name for settings in no section, among the
-    values of their fields; ``decisions``: the kind of those of the policy. What is not known is in no conflict."""
-    there, values = [], {**values_of(sections), DECISIONS: decisions or None}
-    for section, settings in sections.items():
-        for field, declared in conflicts_of(type(settings)).items():
-            name = f"{section}.{field}" if section else field
-            for one in declared:
-                own = replace(one.when, setting=name).among(values.get(name), traits)
-                others = [(other.setting, other.among(values.get(other.setting), traits)) for other in one.others]
-                there += [Conflict(name, own[0], other, had[0], one.why) for other, had in others if own and had]
+def declared_in(kinds: Mapping[str, type]) -> dict[str, tuple[Declaration, ...]]:
+    """The conflicts that the dataclasses of sections declare, by setting; the empty name is of settings in no
+    section."""
+    return {
+        f"{section}.{name}" if section else name: declared
+        for section, kind in kinds.items()
+        for name, declared in conflicts_of(kind).items()
+    }
+
+
+def conflicts(
+    values: Mapping[str, Any], declared: Mapping[str, Sequence[Declaration]], traits: Traits = NO_TRAITS
+) -> list[Conflict | Above]:
+    """The ``declared`` conflicts among the ``values`` of settings. What is not known is in no conflict."""
+
+    def among(place: Where) -> list[Any]:
+        return place.among(values.get(place.setting), traits)
+
+    there: list[Conflict | Above] = []
+    for name, several in declared.items():
+        for one in several:
+            if one.given is not None and not among(one.given):
+                continue
+            if isinstance(one, AtMost):
+                value, bound = values.get(name), values.get(one.setting)
+                there += [Above(name, value, one.setting, bound, one.why)] if value and bound and value > bound else []
+            elif own := among(replace(one.when, setting=name)):
+                others = [(other, among(other)) for other in one.others]
+                there += [
+                    Conflict(name, own[0], other.setting, had[0], one.why, other.but[0] if other.but else None)
+                    for other, had in others
+                    if had
+                ]
     return there
 
 
-def refuse_conflicts(sections: Mapping[str, Any], traits: Traits = NO_TRAITS, decisions: str = "") -> None:
+def refuse_values(
+    values: Mapping[str, Any], declared: Mapping[str, Sequence[Declaration]], traits: Traits = NO_TRAITS
+) -> None:
     """ValueError that names the settings that do not go together, all of them."""
-    if there := conflicts(sections, traits, decisions):
+    if there := conflicts(values, declared, traits):
         raise ValueError("; ".join(dict.fromkeys(map(str, there))))
+
+
+def refuse_conflicts(
+    sections: Mapping[str, Any], traits: Traits = NO_TRAITS, facts: Mapping[str, Any] = NO_FACTS
+) -> None:
+    """The same among the fields of the dataclasses ``sections``, by what these declare, and the ``facts``."""
+    kinds = {name: type(settings) for name, settings in sections.items()}
+    known = {name: value for name, value in facts.items() if value}
+    refuse_values(values_of(sections) | known, declared_in(kinds), traits)
 
 
 def _text(value: Any) -> str:

@@ -12,14 +12,25 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar
 from urllib.parse import urlsplit
 
-from mmgrpo.config.conflicts import DECISIONS, excludes, reading, refuse_conflicts, where
+from mmgrpo.config.conflicts import (
+    DECISIONS,
+    PROCESS,
+    WEIGHTS,
+    Declaration,
+    declared_in,
+    excludes,
+    reading,
+    refuse_conflicts,
+    where,
+)
 from mmgrpo.config.extras import install
-from mmgrpo.config.needs import HELDOUT, needs, sections_of
+from mmgrpo.config.needs import HELDOUT, needs, sections_of, values_of
 from mmgrpo.config.ranges import (
     ANY_TEXT,
     CHECKPOINT,
@@ -34,6 +45,7 @@ from mmgrpo.config.ranges import (
     one_of,
     within,
 )
+from mmgrpo.config.sampling import FURTHER_ROWS, SAMPLING
 from mmgrpo.config.schedules import of_settings
 
 OPTIMIZERS = ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit")
@@ -63,9 +75,9 @@ VLLM = needs("rollout.engine", "vllm", "served")
 
 
 OF_NO_TEXT = where(DECISIONS, but="tokens")
+ONE_REWARD = ("algorithm.transform", "algorithm.weighting", where("algorithm.combine", but="weighted_sum"))
+"""Settings by which several rewards are more than their plain weighted sum."""
 NO_PROBABILITIES = "log-probs of these decisions are no probabilities"
-FURTHER_ROWS = ("algorithm.replay", "algorithm.supervised", "algorithm.hint", "algorithm.added")
-"""Settings that give a round rows besides those that the policy draws."""
 
 
 @dataclass
@@ -80,6 +92,7 @@ class Algorithm:
         list[str],
         ANY_TEXT,
         excludes(*FURTHER_ROWS, why="it compares gradients of the round's own rows", having="inner_products"),
+        excludes(WEIGHTS, why="it changes the weights of rewards too"),
     ] = field(default_factory=list)
     """Rules that change the weights of rewards in a run: dual_ascent(by=...), hypervolume, ...; none by default."""
     combine: Annotated[str, ANY_TEXT] = "weighted_sum"
@@ -90,6 +103,11 @@ class Algorithm:
     baseline: Annotated[
         str,
         ANY_TEXT,
+        excludes(
+            *ONE_REWARD,
+            why="its value is one number for all rewards together",
+            having=("greedy_value", "reference_value"),
+        ),
         excludes(
             where("algorithm.hint", having="shares=*"),
             "algorithm.added",
@@ -105,6 +123,12 @@ class Algorithm:
     credit: Annotated[
         str,
         ANY_TEXT,
+        excludes(*ONE_REWARD, why="rewards of steps are one number for all rewards together", having="step_rewards"),
+        excludes(
+            *(where("algorithm.baseline", but="none"), where("algorithm.scale", but="none"), "algorithm.shape"),
+            why="it normalizes the rewards of steps itself",
+            lacking="advantages",
+        ),
         excludes(
             *("algorithm.replay", "algorithm.hint", "algorithm.added"),
             why="only samples of the round have rewards of steps",
@@ -341,10 +365,20 @@ class Distributed:
     replicate: Annotated[int, COUNT, needs("distributed.shard", "full")] = 1
     """Replicas with distributed.shard full (HSDP), each sharded over (processes / replicate) neighbouring ranks, e.g.
     one per machine. 1 shards over all processes."""
-    rollout_weights: Annotated[str, one_of("auto", "blocks", "whole"), needs("distributed.shard", "full")] = "auto"
+    rollout_weights: Annotated[
+        str,
+        one_of("auto", "blocks", "whole"),
+        needs("distributed.shard", "full"),
+        excludes(
+            where("rollout.engine", but="policy"),
+            why="an engine is sent whole weights while rollouts are drawn",
+            values=("blocks",),
+            given=where("distributed.shard", "full"),
+        ),
+    ] = "auto"
     """Weights gathered during rollouts and evaluations with distributed.shard full. whole: all, once; blocks: one block
     at a time, for every call, which takes less memory and more time; auto: blocks for denoising models with a fixed
-    number of calls, whole for all others."""
+    number of calls, whole for all others and where an engine draws."""
 
     def check(self, processes: int) -> None:
         """ValueError for copies of which so many processes cannot divide each among two or more."""
@@ -521,7 +555,7 @@ class Config(Run):
         """Raise ValueError for a setting outside of its range, that so many processes cannot share, or that does not
         go with another, and for a tracker that is not installed, which accelerate would leave out."""
         check_ranges(self)
-        refuse_conflicts(sections_of(self))
+        refuse_conflicts(sections_of(self), facts={PROCESS: self.process})
         self.optim.check()
         self.distributed.check(processes)
         if self.data.prompts_per_step % processes:
@@ -537,6 +571,14 @@ class Config(Run):
                     f"trackers: got '{tracker}', which is not installed; install it ({install_tracker(tracker)}) "
                     "or leave it out"
                 )
+
+
+COMMON = {"algorithm": Algorithm, "data": Data, "distributed": Distributed, "optim": Optim, "rollout": Engine}
+"""Sections as families have them that add nothing."""
+DECLARED: Mapping[str, tuple[Declaration, ...]] = {**declared_in(COMMON), **SAMPLING}
+"""What settings do not go with, whatever the family."""
+DEFAULTS: Mapping[str, Any] = values_of({name: kind() for name, kind in COMMON.items()})
+"""Settings of these sections that nobody set."""
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,6 @@ class BeamSearch(Completion):
     """The most likely completions that a beam search of the size of the group finds."""
 
     setting = "sampling.search"
-    why = "which searches all members of a group together and takes no random ones"
-    excludes = frozenset({"sampling.contrast", "sampling.variants", "sampling.draw_batch_size"})
 
     @staticmethod
     def search(

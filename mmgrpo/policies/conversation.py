@@ -22,18 +22,16 @@ class Conversation(Completion):
     """Turns of the policy, and of tools."""
 
     setting = "sampling.tools"
-    why = "whose completions have turns that others wrote"
-    excludes = frozenset(
-        {"sampling.tree", "sampling.states", "sampling.variants", "sampling.contrast", "sampling.search"}
-        | {"data.reference_in_group", "data.offline", "rollout.max_staleness", "algorithm.credit", "model.family"}
-        | {f"algorithm.{name}" for name in ("replay", "supervised", "hint", "added")}
-        | {"algorithm"}  # records that read a completion as one text
-    )
     fields = frozenset({*NUMBERS, "step_rewards"})
 
     def __init__(self, value: Tools) -> None:
         super().__init__(value)
         self.tools = value
+
+    @property
+    def text(self) -> list[str]:
+        """The names of the tools."""
+        return [str(getattr(tool, "__name__", tool)) for tool in self.tools.tools]
 
     @property
     def lacks(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages.select import most_varied
+from mmgrpo.config.conflicts import PROCESS
 from mmgrpo.diffusion.completions import OUTPUT, Stage, completed, completion_evaluations, points_to_end
 from mmgrpo.diffusion.kernels import (
     History,
@@ -211,6 +212,16 @@ class DenoisingPolicy:
         self.completion_steps = completion_steps
         if completion_steps:
             self.fields = self.fields | {"step_rewards", "step_values"}
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The settings for which it stands, as far as others exclude them."""
+        return {
+            PROCESS: self.grid.process,
+            "sampling.policy": "transitions",
+            "sampling.completion_steps": self.completion_steps,
+            "rollout.engine": type(self.engine).__name__ if self.engine else "policy",
+        }
 
     def plans(self, group_size: int, round: int, generator: torch.Generator) -> list[Plan]:
         """The plans that a generator draws for a round."""

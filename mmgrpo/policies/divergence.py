@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from mmgrpo.config.conflicts import OTHERS
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.walks import Addition
@@ -16,12 +17,11 @@ class Divergence(Addition):
     """The field ``divergence``, measured while a group is drawn."""
 
     setting = "algorithm.credit"
-    why = "which compares the samples of a group token by token as they are drawn"
-    excludes = frozenset({"sampling.search", "sampling.draw_batch_size"})
     fields = measures = frozenset({"divergence"})
+    traits = frozenset({"divergence", OTHERS})
 
     def __init__(self, value: object = True) -> None:
-        super().__init__("the divergence of samples")
+        super().__init__("divergence")
 
     def numbers(self, queries: Sequence[Query], sequences: Sequences, drawn: Generated) -> dict[str, Tensor]:
         """``divergence`` of each token."""

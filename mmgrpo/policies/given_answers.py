@@ -48,8 +48,6 @@ class GivenAnswers(Addition):
     """One member of each group is the answer of its prompt."""
 
     setting = "data.reference_in_group"
-    why = "whose groups are of one prompt and its answer"
-    excludes = frozenset({"sampling.variants"})
 
     def queries(self, policy: TokenPasses, request: Request, queries: list[Query]) -> list[Query]:
         """One sample fewer of each prompt."""

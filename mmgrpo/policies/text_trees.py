@@ -157,13 +157,6 @@ class Tree(Completion):
     """The leaves of a tree of each prompt."""
 
     setting = "sampling.tree"
-    why = "whose samples share beginnings"
-    excludes = frozenset(
-        {"sampling.states", "sampling.contrast", "sampling.variants", "sampling.search", "sampling.dtype"}
-        | {"sampling.draw_batch_size", "sampling.truncated", "rollout.engine", "algorithm.credit"}
-        | {"data.reference_in_group"}
-        | {f"algorithm.{name}" for name in ("replay", "supervised", "hint", "added")}
-    )
     keys = frozenset({"tree"})
 
     def __init__(self, value: str) -> None:

@@ -16,12 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.config.sampling import SUPPRESSING
 from mmgrpo.files import share
 from mmgrpo.policies.generation import Drawer, Drawing
 from mmgrpo.policies.records import reaching, visual_dependency
 from mmgrpo.policies.token_model import Query, Sequences, TokenModel, Tokens, answers_of
 from mmgrpo.policies.token_passes import MEASURES, USUAL, Memory, TokenPasses
-from mmgrpo.policies.walks import ByEngine, Completion, refuse_beside
+from mmgrpo.policies.walks import Completion, refuse_parts
 from mmgrpo.types import GIVEN, RECORDS, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class TokenPolicy(TokenPasses):
         self.settings: Any = None
         self.walk = Completion() if walk is None else walk
         parts = self.walk.parts
-        refuse_beside(parts, self._used)
+        refuse_parts(parts, self.used)
         self.keys = self.keys.union(*(part.keys for part in parts))
         self.fields = frozenset({"truncated", "entropy"}).union(*(part.fields for part in parts))
         self.fields |= {"sampler_log_probs"} if sampling_dtype else set()
@@ -78,13 +79,14 @@ class TokenPolicy(TokenPasses):
         ).difference(*(part.lacks for part in parts))
 
     @property
-    def _used(self) -> dict[str, Any]:
-        """The settings in use that parts of a walk may exclude."""
+    def used(self) -> dict[str, Any]:
+        """The settings for which it stands, as far as others exclude them."""
         return self.walk.used | {
             "sampling.dtype": self.sampling_dtype,
             "sampling.draw_batch_size": self.memory.draw_batch_size,
-            "sampling.truncated": "" if self.train_truncated else "mask",
-            "model.family": "one that suppresses first tokens" if self.model.begin_suppress_tokens else "",
+            "sampling.truncated": "train" if self.train_truncated else "mask",
+            "model.family": SUPPRESSING if self.model.begin_suppress_tokens else "",
+            "rollout.engine": type(self.engine).__name__ if self.engine else "policy",
         }
 
     @cached_property
@@ -97,7 +99,7 @@ class TokenPolicy(TokenPasses):
     def draw_with(self, engine: Drawer) -> None:
         """Let an engine draw the completions of rollouts; evaluations stay the network's own. Old log-probs are those
         of the network, and the engine's are the field ``sampler_log_probs``."""
-        refuse_beside([ByEngine()], self._used)
+        refuse_parts(self.walk.parts, {**self.used, "rollout.engine": type(engine).__name__})
         self.engine = engine
         self.fields |= {"sampler_log_probs"}
 

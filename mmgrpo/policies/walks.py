@@ -9,21 +9,24 @@ Beside a completion or a beam search stand additions, each of which changes one 
 each group (``given_answers``), forms of a prompt (``variants``), further samples under a changed prompt
 (``contrasts``), the divergence of a group (``divergence``), states that rewards judge (``text_states``).
 
-Each part declares what it cannot stand beside, and ``refuse_beside`` alone reads that. A policy imports the modules of
-its own parts.
+What parts do not go with stands at the settings that ask for them (``mmgrpo/config/sampling.py``). A policy imports the
+modules of its own parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mmgrpo.config.conflicts import refuse_values
+from mmgrpo.config.settings import DECLARED
 from mmgrpo.policies.generation import Drawing, Generated
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import Search, TokenPasses
@@ -60,10 +63,8 @@ class Part:
     """A walk or an addition, as the value ``value`` of one setting asks for it."""
 
     setting: ClassVar[str] = ""
-    why: ClassVar[str] = ""
-    """What it is that others cannot stand beside, a relative clause."""
-    excludes: ClassVar[frozenset[str]] = frozenset()
-    """Settings that it cannot stand beside; it is enough that one of two parts declares it."""
+    traits: ClassVar[frozenset[str]] = frozenset()
+    """What a block that is the value of the setting reads, by which others exclude it."""
     fields: frozenset[str] = frozenset()
     """Fields that it records in every round."""
     keys: frozenset[str] = frozenset()
@@ -73,6 +74,11 @@ class Part:
 
     def __init__(self, value: Any = "") -> None:
         self.value = value
+
+    @property
+    def text(self) -> Any:
+        """The value as a recipe writes it."""
+        return self.value
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -126,7 +132,7 @@ class Completion(Part):
     @property
     def used(self) -> dict[str, Any]:
         """The settings that ask for its parts, with their values."""
-        return {part.setting: part.value for part in self.parts if part.setting}
+        return {part.setting: part.text for part in self.parts if part.setting}
 
     def queries(self, policy: TokenPasses, request: Request) -> tuple[list[Query], Drawing]:
         """What a rollout draws, and how."""
@@ -228,16 +234,6 @@ class Completion(Part):
         return policy.decode(policy.generate(queries, drawing)[0])
 
 
-class ByEngine(Part):
-    """An engine in the place of the policy's network."""
-
-    setting = "rollout.engine"
-    why = "which draws by itself"
-    excludes = frozenset(
-        {"sampling.search", "sampling.tree", "sampling.dtype", "sampling.draw_batch_size", "algorithm.credit"}
-    )
-
-
 def given_beginnings(policy: TokenPasses, request: Request) -> dict[int, Query]:
     """The members of groups that begin with given tokens, by the place of their prompt."""
     members, tokens = (round(request.sampling.get(f"forced_{name}", 0)) for name in ("members", "tokens"))
@@ -302,29 +298,14 @@ def walk_of(
     asked = {"search": search, "reference_in_group": reference_in_group, "contrast": contrast, "variants": variants}
     asked |= {"states": states, "tree": tree, "tools": tools, "divergence": divergence}
     parts = parts_of(asked)
-    refuse_beside(parts, {part.setting: part.value for part in parts})
+    refuse_parts(parts)
     walks = [part for part in parts if isinstance(part, Completion)]
     walk = walks[0] if walks else Completion()
     walk.additions = [part for part in parts if isinstance(part, Addition)]
     return walk
 
 
-def refuse_beside(parts: Iterable[Part], used: Mapping[str, Any]) -> None:
-    """ValueError for settings in use that one of the parts cannot stand beside; a value that is empty or 0 is not in
-    use."""
-    for part in parts:
-        for setting, value in used.items():
-            if value and setting in part.excludes:
-                own = _shown(used.get(part.setting, ""))
-                raise ValueError(
-                    f"{setting}: got '{_shown(value)}' with {part.setting}{own and f' {own!r}'}, {part.why}; leave out "
-                    "one of them"
-                )
-
-
-def _shown(value: Any) -> str:
-    """A value as a recipe writes it."""
-    several = getattr(value, "tools", value)
-    if isinstance(several, list | tuple):
-        return ", ".join(str(getattr(one, "__name__", one)) for one in several)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def refuse_parts(parts: Sequence[Part], values: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """ValueError for parts that do not go together, or not with further ``values`` of settings."""
+    asked = {part.setting: part.text for part in parts if part.setting}
+    refuse_values({**values, **asked}, DECLARED, {(part.setting, str(part.text)): part.traits for part in parts})

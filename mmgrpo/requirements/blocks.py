@@ -8,15 +8,16 @@ requirement is not among that would compute with numbers that mean something els
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.config.conflicts import refuse_conflicts
+from mmgrpo.config.conflicts import refuse_values
 from mmgrpo.config.names import nearest
+from mmgrpo.config.needs import moot, refuse
 from mmgrpo.config.registry import Bound
 from mmgrpo.config.schedules import Schedule
-from mmgrpo.config.settings import Algorithm
+from mmgrpo.config.settings import DECLARED, DEFAULTS, Algorithm
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.update import LossRecipe
 
@@ -42,6 +43,18 @@ REQUIREMENTS: Mapping[str, Requirement] = {
         "several trees of several samples in a group",
         "sampling.plan of denoising models, e.g. one_step_branch(roots=4), or sampling.tree of texts",
     ),
+    "later_steps": Requirement(
+        "a step that is trained after the last split of a tree",
+        "sampling.plan of denoising models to one that splits earlier",
+    ),
+    "positions": Requirement(
+        "decisions that are the same step at one position of every sample",
+        "a family of denoising models, or of texts the credit tree_siblings, or the keys prompt and tree",
+    ),
+    "evaluations": Requirement("evaluations during the run", "eval.every and data.heldout", of_policy=False),
+    "positive_weights": Requirement(
+        "weights of rewards of which none is negative", "them to at least 0", of_policy=False
+    ),
     "steps": Requirement(
         "rewards of single steps",
         "sampling.completion_steps of denoising models, sampling.states or sampling.tools of texts",
@@ -66,6 +79,7 @@ REQUIREMENTS: Mapping[str, Requirement] = {
 """What blocks may require, by name."""
 
 OF_INPUTS: Mapping[str, str] = {
+    "evaluation_means": "evaluations",
     "turn": "turns",
     "step_rewards": "steps",
     "step_values": "steps",
@@ -124,12 +138,16 @@ def traits_of(
     return {at: frozenset(traits) for at, traits in (blocks | changing).items()}
 
 
-def refuse_beside(recipe: AdvantageRecipe, loss: LossRecipe, decisions: str) -> None:
-    """ValueError for blocks of an algorithm that do not go together, or not with the kind of a policy's decisions."""
+def refuse_beside(recipe: AdvantageRecipe, loss: LossRecipe, used: Mapping[str, Any]) -> None:
+    """ValueError for blocks of an algorithm that do not go together, or not with the values ``used`` of other settings
+    and facts, all others having their defaults; and for a block without effect."""
     lines = {line: [one.text for one in several] for line, several in lines_of(recipe, loss).items()}
-    single = {f.name for f in fields(Algorithm) if isinstance(getattr(Algorithm(), f.name), str)}
+    single = {line for line in lines if isinstance(DEFAULTS[f"algorithm.{line}"], str)}
     texts: dict[str, Any] = {line: several[0] if line in single else several for line, several in lines.items()}
-    refuse_conflicts({"algorithm": Algorithm(**texts)}, traits_of(recipe, loss), decisions)
+    algorithm = Algorithm(**texts)
+    refuse(moot({"algorithm": algorithm}))
+    blocks = {f"algorithm.{line}": text for line, text in texts.items()}
+    refuse_values({**DEFAULTS, **used, **blocks}, DECLARED, traits_of(recipe, loss))
 
 
 def of_algorithm(loss: LossRecipe) -> frozenset[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.step_rewards import STEP_FIELDS
-from mmgrpo.config.registry import parse
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.requirements.blocks import REQUIREMENTS, refuse_unmet
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
@@ -16,8 +16,11 @@ from mmgrpo.types import RECORDS, Policy, Prompt
 from mmgrpo.update import LossRecipe, all_fields, all_scores
 
 
-def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
-    """Raise ValueError if the algorithm needs scores, fields or keys that the policy does not provide."""
+def refuse_mismatch(
+    policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe, run: Mapping[str, bool] = MappingProxyType({})
+) -> None:
+    """Raise ValueError if the algorithm needs scores, fields or keys that the policy does not provide, or what the
+    ``run`` has not, by the names of ``REQUIREMENTS``; what is not known of it is left open."""
     scores = all_scores(loss)
     under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in scores if "@" in name}
     same = {name: under_changes.get(name, name) for name in scores}
@@ -35,7 +38,8 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"{', '.join(sorted(policy.provides))}); choose another preset or objective"
             + (f", or add a network of the name '{other}' to algorithm.networks" if other else "")
         )
-    known = {"tree": "tree" in policy.keys, "turns": "turn of samples" in policy.provides}
+    known = {**run, "tree": "tree" in policy.keys, "turns": "turn of samples" in policy.provides}
+    known["positions"] = policy.kind != "tokens"
     known["steps"] = known["turns"] or bool(policy.fields & STEP_FIELDS)
     refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
     if (
@@ -49,16 +53,6 @@ def refuse_mismatch(policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe) -
             f"the algorithm's advantages or aggregation need {', '.join(sorted(absent))}, which this policy does "
             f"not record (it records {', '.join(sorted(policy.fields))}); "
             "choose another preset, shape, credit or aggregation"
-        )
-    if recipe.kl_weight.text != "none" and not any(term.text.startswith("kl_") for term in loss.terms):
-        raise ValueError(
-            f"algorithm.kl_weight: got '{recipe.kl_weight.text}' without a KL term that it weighs, expected one in "
-            "algorithm.terms, e.g. kl_k3(coef=0.04)"
-        )
-    if policy.kind == "tokens" and (ragged := [b for b in recipe.tree_blocks if parse(b)[0] != "tree_siblings"]):
-        raise ValueError(
-            f"algorithm: got '{', '.join(ragged)}', which compares decisions at one position, and in texts a position "
-            "is another step in every sample; take credit tree_siblings, or broadcast with the keys prompt and tree"
         )
     if unknown := {key.name for key in recipe.keys} - policy.keys:
         raise ValueError(

@@ -1,16 +1,19 @@
-"""Whether the rewards of a run suit its algorithm."""
+"""Whether the rewards of a run suit its algorithm, and whether all of it goes together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mmgrpo.advantages.baseline import reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.config.conflicts import DECISIONS
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound, parse
-from mmgrpo.requirements.policies import refuse_alone
+from mmgrpo.requirements.blocks import refuse_beside
+from mmgrpo.requirements.policies import refuse_alone, refuse_mismatch, refuse_records, refuse_tasks
 from mmgrpo.scoring import Scorer
-from mmgrpo.types import Prompt
+from mmgrpo.types import ByHand, Policy, Prompt
 from mmgrpo.update import LossRecipe
 
 
@@ -77,16 +80,6 @@ def refuse_rewards(
                 f"algorithm.{line}: {block.text}: got the member '{name}' of weight 0, expected another "
                 "weight; it puts the member on the scale of the others, e.g. weight=1"
             )
-    for rule in recipe.weighting:
-        if "evaluation_means" in rule.block.needs and not evaluates:
-            raise ValueError(
-                f"algorithm.weighting: {rule.text} follows the evaluations during the run, of which there are none; "
-                "set eval.every and data.heldout"
-            )
-        if rule.text.startswith(("least_first", "gradient")) and min(weights.values()) < 0:
-            raise ValueError(
-                f"algorithm.weighting: {rule.text} multiplies weights, and got a negative one, expected none below 0"
-            )
     for rule in rules:
         if rule.parameters.get("stall") and not evaluates:
             raise ValueError(
@@ -101,3 +94,23 @@ def refuse_rewards(
         reference_values(prompts)
     if "reference_rewards" in recipe.fields:
         reference_rewards(prompts, list(weights), recipe.referenced({name for name, w in weights.items() if w}))
+
+
+def refuse_unsuited(
+    policy: Policy,
+    recipe: AdvantageRecipe,
+    loss: LossRecipe,
+    scorers: Sequence[Scorer],
+    prompts: Sequence[Prompt],
+    evaluates: bool,
+    used: Mapping[str, Any],
+) -> None:
+    """ValueError for an algorithm that does not suit a run, however it was made. ``evaluates``: held-out prompts are
+    evaluated during it. ``used``: settings for which callbacks stand; the policy may stand for others (``ByHand``)."""
+    run = {"evaluations": evaluates, "positive_weights": all(one.weight >= 0 for one in scorers)}
+    refuse_mismatch(policy, recipe, loss, run)
+    refuse_tasks(loss, prompts)
+    refuse_records(policy, recipe, loss, scorers)
+    of_policy = policy.used if isinstance(policy, ByHand) else {}
+    refuse_beside(recipe, loss, {DECISIONS: policy.kind, **of_policy, **used})
+    refuse_rewards(recipe, scorers, prompts, evaluates, loss.networks)

@@ -33,11 +33,6 @@ def methods(
     data.supervised. ``offline``: the share of the run's ``steps`` that is made from given answers. ``weighting``:
     the rules by which the weights of rewards change."""
     callbacks: list[Callback] = []
-    if "category_weight" in loss.fields and offline != 1:  # which only rounds of given answers measure
-        raise ValueError(
-            f"data.offline: got {offline:g} with algorithm.aggregation '{loss.aggregation.text}', whose weights follow "
-            "the losses of given answers, expected 1; set it, or choose another aggregation, e.g. per_prompt"
-        )
     if offline:
         from mmgrpo.rounds.offline import Offline
 

@@ -60,7 +60,7 @@ class Ahead(Callback):
     groups: ClassVar[tuple[str, ...]] = (TABLE,)
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.most, self.used = most, {"rollout.max_staleness": most}
         """``rollout.max_staleness``."""
         self.chosen: dict[int, Drawing] = {}
         """What rounds draw, by their number."""

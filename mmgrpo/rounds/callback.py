@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -118,6 +119,8 @@ class Callback:
     groups: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the names of its groups of tensors, where it has several: its tensors are named group/name."""
 
+    used: Mapping[str, Any] = MappingProxyType({})
+    """Settings for which it stands, with their values, so that a trainer made by hand is refused what they exclude."""
     skipped: Sequence[Skipped] = ()
     """Prompts that it leaves out, which the folder of the run names."""
 
@@ -260,6 +263,11 @@ class Callbacks:
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self.callbacks.values())
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The settings for which they stand."""
+        return {name: value for one in self for name, value in one.used.items()}
 
     def having(self, hook: str) -> bool:
         """Whether a callback defines this hook."""

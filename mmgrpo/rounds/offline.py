@@ -47,6 +47,7 @@ class Offline(Callback):
     """Makes the first rounds of a run from given answers."""
 
     def __init__(self, share: float, steps: int) -> None:
+        self.used = {"data.offline": share}
         self.share, self.steps = share, round(share * steps)
         """Optimizer steps, from the first, that are made from them."""
         self.usable: Sequence[int] = ()

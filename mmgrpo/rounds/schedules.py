@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from mmgrpo.config.conflicts import WEIGHTS
 from mmgrpo.config.schedules import RULES, Now, Schedule, at
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds.callback import Callback, Hyperparameters, Numbers, Run
@@ -38,6 +39,7 @@ class Schedules(Callback):
         self.named = {**of_blocks, **weights, **of_settings}
         """All, by name."""
         self.settings, self.scorers, self.steps = of_settings, scorers, steps
+        self.used = {WEIGHTS: [f"{one.name} ({one.schedule.text})" for one in scorers if one.schedule]}
         self.memory: dict[str, list[float]] = {}
         """What rules remember, by their text."""
 
@@ -50,12 +52,6 @@ class Schedules(Callback):
                     f"{name}: got {schedule.text}, expected one value for the whole run: this policy cannot change it "
                     f"(it can change {', '.join(sorted(adjustable)) or 'none of its settings'})"
                 )
-        weights = [f"{one.name} ({one.schedule.text})" for one in self.scorers if one.schedule]
-        if weights and run.recipe.weighting:
-            raise ValueError(
-                f"rewards: the weight of {', '.join(weights)} follows a schedule, and algorithm.weighting changes "
-                f"weights too ({run.recipe.weighting[0].text}); choose one of them"
-            )
         for schedule in self.named.values():
             if schedule.by.startswith(("time/", "memory", "seconds")):
                 raise ValueError(f"{schedule.text}: got by='{schedule.by}', expected a metric that repeats itself")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from mmgrpo.config.conflicts import excludes, reading, where
+from mmgrpo.config.conflicts import at_most
 from mmgrpo.config.needs import IMAGES, MEDIA, VIDEOS, needs
 from mmgrpo.config.ranges import (
     ANY_TEXT,
@@ -18,8 +18,9 @@ from mmgrpo.config.ranges import (
     one_of,
     within,
 )
-from mmgrpo.config.settings import FURTHER_ROWS, Data, Eval
-from pipelines.options import BEAM, UNREAD, ModelOptions, TokenSampling
+from mmgrpo.config.sampling import SAMPLING
+from mmgrpo.config.settings import Data, Eval
+from pipelines.options import ModelOptions, TokenSampling
 
 SEEN = needs(MEDIA) | needs("sampling.tools")
 """Media of prompts, or images that tools return."""
@@ -63,7 +64,9 @@ class QwenVlOptions(SmolVlmOptions):
     """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:vlm/questions/base"
     """Folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
-    min_pixels: Annotated[int, COUNT_OR_ZERO, SEEN] = 0
+    min_pixels: Annotated[
+        int, COUNT_OR_ZERO, SEEN, at_most("model.max_pixels", why="to which larger images are scaled down")
+    ] = 0
     """Smaller images are scaled up to this number of pixels; 0: the checkpoint's limit."""
     frame_pixels: Annotated[int, COUNT_OR_ZERO, needs(VIDEOS)] = 0
     """Maximum number of pixels per frame of a video; 0: the family's default."""
@@ -113,44 +116,19 @@ class VlmSampling(TokenSampling):
     top_p: Annotated[float, POSITIVE_FRACTION, needs("sampling.search", "sample")] = 1.0
     """Top-p (nucleus) sampling in rollouts; below 1 the gradient is biased, since log-probabilities are of the full
     distribution."""
-    contrast: Annotated[str, ANY_TEXT, excludes(BEAM, why="contrasts are of samples")] = ""
+    contrast: Annotated[str, ANY_TEXT, *SAMPLING["sampling.contrast"]] = ""
     """Additional samples of a modified prompt, scored but not trained on: shuffled_frames(fraction=0.5) for T-GRPO;
     paraphrase, or view(change=...), whose votes label the others."""
-    variants: Annotated[
-        str, ANY_TEXT, excludes(BEAM, "data.reference_in_group", why="only samples of the policy are divided")
-    ] = ""
+    variants: Annotated[str, ANY_TEXT, *SAMPLING["sampling.variants"]] = ""
     """Variants of each prompt over which its group is divided, all trained on: budgets(tokens=[512, 1024]) (HBPO),
     instructions(texts=["...", "..."]) (GCPO); empty: the prompt as it is."""
-    states: Annotated[str, ANY_TEXT, UNREAD] = ""
+    states: Annotated[str, ANY_TEXT, *SAMPLING["sampling.states"]] = ""
     """How the state after each step of a completion is scored, for credits that read step_rewards: judged(by=...)
     scores the text so far, completed(count=9) completions sampled from there (VinePPO); empty: not at all."""
-    tree: Annotated[
-        str,
-        ANY_TEXT,
-        excludes(
-            *("sampling.states", "sampling.contrast", "sampling.variants"),
-            *("sampling.dtype", "sampling.draw_batch_size", BEAM),
-            *(where("sampling.truncated", "mask"), where("rollout.engine", but="policy")),
-            *("data.reference_in_group", *FURTHER_ROWS),
-            why="samples of a tree share their beginnings",
-        ),
-    ] = ""
+    tree: Annotated[str, ANY_TEXT, *SAMPLING["sampling.tree"]] = ""
     """Tree sampling, in which the samples of a prompt share prefixes: text_tree(children=2, depth=3, tokens=64)
     (TreeRPO), with one sample per leaf; empty: independent samples."""
-    tools: Annotated[
-        list[str],
-        ANY_TEXT,
-        excludes(
-            *("sampling.tree", "sampling.states", "sampling.variants", "sampling.contrast", BEAM),
-            *("data.reference_in_group", "data.offline", "rollout.max_staleness", *FURTHER_ROWS),
-            *reading("answer_probability", "segment", "gradient_feature", "visual_dependency", "divergence"),
-            why="its completions have turns that others wrote",
-        ),
-        excludes(
-            where("algorithm.credit", having=("step_rewards", "step_values"), lacking="turn"),
-            why="its rewards of steps are those of turns, for credits such as turn_return",
-        ),
-    ] = field(default_factory=list)
+    tools: Annotated[list[str], ANY_TEXT, *SAMPLING["sampling.tools"]] = field(default_factory=list)
     """Tools that completions may call, functions or classes of your own: my_tools:search. Calls and results are parts
     of one completion, of which only the model's own tokens are trained on; empty: none."""
     turns: Annotated[int, within("[1, 1e4]"), needs("sampling.tools")] = 4

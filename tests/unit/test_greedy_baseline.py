@@ -10,8 +10,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.config.settings import Algorithm
 from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.rollout import Round, RoundSettings, begin_rollout, sample_round
@@ -74,14 +72,6 @@ def test_a_group_whose_greedy_sample_cannot_be_scored_is_not_trained(weight):
     trained = {prompt.id for prompt, some in zip(made.rollouts[0].prompts, made.batch.loss_mask[:, 0]) if some}
     assert trained == ({"1", "2"} if weight else {"0", "1", "2"})
     assert bool(torch.isfinite(made.batch.advantages).all())
-
-
-def test_one_number_for_all_rewards_cannot_be_compared_with_each_of_them():
-    with pytest.raises(
-        ValueError,
-        match="combine.*'gdpo'.*algorithm.baseline 'greedy'",
-    ):
-        AdvantageRecipe.of(Algorithm(baseline="greedy", combine="gdpo"))
 
 
 def test_rows_of_a_changed_prompt_need_no_greedy_sample_of_their_own():

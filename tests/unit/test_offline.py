@@ -325,7 +325,7 @@ def test_ties_and_rows_without_answers():
     ("policy", "prompts", "preset", "words"),
     [
         (tokens, texts, "grpo", "objective 'ppo"),
-        (toy_policy, images, "dpo", "sampling.policy matching"),
+        (toy_policy, images, "dpo", "sampling.policy.matching"),
         (tokens, images, "dpo", "prompt '0' has an answer without text"),
         (matching, texts, "dpo", "prompt '0' has the answer the text .*expected an image"),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.config.conflicts import PROCESS, refuse_conflicts
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.embedded_media import MEMORY
 from mmgrpo.family import family
@@ -176,14 +177,20 @@ def test_as_many_draws_as_noise_levels_and_no_more():
             "sampling.plan.*sliding_",
         ),
         ("plan", "sliding_window(tail_ratio=0.5)", "sampling.plan.*sliding_"),
+        ("solver", "dpmpp_2m", "sampling.solver.*dpmpp_2m"),
     ],
 )
 def test_what_is_defined_for_flows_is_refused_for_diffusion(key, value, message):
     sampling = config_class(family("sdxl").sections)().sampling
-    check_sampling("sdxl", "diffusion", sampling)
+
+    def refuse():
+        check_sampling("sdxl", "diffusion", sampling)
+        refuse_conflicts({"sampling": sampling}, facts={PROCESS: "diffusion"})
+
+    refuse()
     setattr(sampling, key, value)
     with pytest.raises(ValueError, match=message):
-        check_sampling("sdxl", "diffusion", sampling)
+        refuse()
 
 
 @pytest.mark.parametrize("key", ["grid", "kernel", "plan", "error"])

@@ -20,9 +20,6 @@ from mmgrpo.config.settings import Algorithm
         ({"keys": []}, "algorithm.keys"),
         ({"keys": ["prompt(wait=2)"]}, "algorithm.keys.*'prompt'.*'wait'"),
         ({"keys": ["prompt(weight='two')"]}, "algorithm.keys.*weight.*prompt"),
-        ({"baseline": "greedy", "combine": "minimum"}, "algorithm.combine.*'minimum'"),
-        ({"baseline": "greedy", "weighting": ["hypervolume"]}, "algorithm.weighting.*'hypervolume'"),
-        ({"baseline": "greedy", "transform": ["clip(low=0, high=1)"]}, "algorithm.transform.*clip"),
     ],
 )
 def test_a_mistake_in_the_recipe_is_found_at_the_start(blocks, message):

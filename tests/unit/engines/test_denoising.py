@@ -14,7 +14,7 @@ import torch
 from mmgrpo.config.settings import Config, Distributed, Engine, config_class
 from mmgrpo.engines.denoising import OwnDenoiser, SynchronizedDenoiser
 from mmgrpo.engines.engine import Drift, EngineFailure, Forgotten, parameters
-from mmgrpo.family import families, refuse_engine
+from mmgrpo.family import families
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.trajectories import Trajectories
 from mmgrpo.types import Request
@@ -189,6 +189,7 @@ def config_with(sampling: dict[str, Any], engine: str = "sampler") -> Config:
 
 def test_an_engine_is_sent_whole_weights():
     config = replace(config_with({}), distributed=Distributed("full"))
-    with pytest.raises(ValueError, match="distributed.rollout_weights"):
-        refuse_engine(config, families()["sd3"])
-    refuse_engine(replace(config, distributed=Distributed("full", 1, "whole")), families()["sd3"])
+    config.check()  # auto, which is whole where an engine draws
+    with pytest.raises(ValueError, match="distributed.rollout_weights.*blocks.*rollout.engine=sampler"):
+        replace(config, distributed=Distributed("full", 1, "blocks")).check()
+    replace(config, distributed=Distributed("full", 1, "whole")).check()

@@ -10,9 +10,11 @@ import torch
 
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
+from mmgrpo.requirements.blocks import refuse_unmet
 from mmgrpo.types import Request
-from pipelines.denoising import check_decisions
-from tests.building import algorithm_blocks, trainer
+from mmgrpo.update import LossRecipe
+from pipelines.denoising import has
+from tests.building import algorithm_blocks, recipe, trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.unit.policies.test_denoising_policy import rescored
 
@@ -99,7 +101,9 @@ def test_flash_grpo_trains(tmp_path):
 def test_pruning_needs_a_trained_step_behind_the_last_split(splits, effect):
     """Of 8 steps the last, number 7, is deterministic."""
     config = config_class(family("sd3").sections)()
-    config.algorithm.select, config.data.group_size = ["parent_top1"], 16
+    config.data.group_size = 16
     config.sampling.steps, config.sampling.plan = 8, f"branch_tree(splits={splits})"
-    with nullcontext() if effect else pytest.raises(ValueError, match=r"parent_top1.*splits=\[0, 2, 4, 6\]"):
-        check_decisions(config)
+    assert ("later_steps" in has(config)) == effect
+    blocks = recipe(select=["parent_top1"]), LossRecipe.of("ppo", "per_sample")
+    with nullcontext() if effect else pytest.raises(ValueError, match=r"algorithm\.select.*parent_top1.*last split"):
+        refuse_unmet(*blocks, has(config))

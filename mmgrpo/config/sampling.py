@@ -1,0 +1,82 @@
+"""What the settings of sampling do not go with.
+
+Families annotate their options with these (``pipelines/options.py``), and a policy or a trainer that was made by hand
+is refused by the same (``mmgrpo.config.settings.DECLARED``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mmgrpo.config.conflicts import PROCESS, Declaration, at_most, excludes, reading, where
+
+BEAM = where("sampling.search", "beam")
+OF_DIFFUSION = where(PROCESS, "diffusion")
+SUPPRESSING = "one that suppresses first tokens"
+"""What ``model.family`` is of a policy by hand over such a model (Whisper)."""
+FURTHER_ROWS = ("algorithm.replay", "algorithm.supervised", "algorithm.hint", "algorithm.added")
+"""Settings that give a round rows besides those that the policy draws."""
+UNREAD = excludes(
+    where("algorithm.credit", lacking="step_rewards"), why="states are completed for credits that read step_rewards"
+)
+"""Of settings by which the states between decisions are completed and scored."""
+
+SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
+    "sampling.draw_batch_size": (
+        excludes(BEAM, *reading("divergence"), why="the samples of a group are drawn together there"),
+    ),
+    "sampling.contrast": (excludes(BEAM, why="contrasts are of samples"),),
+    "sampling.variants": (excludes(BEAM, "data.reference_in_group", why="only samples of the policy are divided"),),
+    "sampling.states": (UNREAD,),
+    "sampling.tree": (
+        excludes(
+            *("sampling.states", "sampling.contrast", "sampling.variants"),
+            *("sampling.dtype", "sampling.draw_batch_size", BEAM, *reading("divergence")),
+            *(where("sampling.truncated", "mask"), where("rollout.engine", but="policy")),
+            *("data.reference_in_group", *FURTHER_ROWS),
+            why="samples of a tree share their beginnings",
+        ),
+    ),
+    "sampling.tools": (
+        excludes(
+            *("sampling.tree", "sampling.states", "sampling.variants", "sampling.contrast", BEAM),
+            *("data.reference_in_group", "data.offline", "rollout.max_staleness", *FURTHER_ROWS),
+            where("model.family", SUPPRESSING),
+            *reading("answer_probability", "segment", "gradient_feature", "visual_dependency", "divergence"),
+            why="its completions have turns that others wrote",
+        ),
+        excludes(
+            where("algorithm.credit", having=("step_rewards", "step_values"), lacking="turn"),
+            why="its rewards of steps are those of turns, for credits such as turn_return",
+        ),
+    ),
+    "sampling.completion_steps": (
+        UNREAD,
+        excludes(where("sampling.plan", "expand_prune"), why="no states of groups that are pruned are completed"),
+    ),
+    "sampling.solver": (
+        excludes("sampling.explore_steps", why="exploration draws by euler", but="euler"),
+        excludes(OF_DIFFUSION, why="it is defined for flows only", but="euler"),
+    ),
+    "sampling.grid": (excludes(OF_DIFFUSION, why="it is defined for flows only", but="checkpoint"),),
+    "sampling.plan": (
+        excludes(OF_DIFFUSION, why="a tail is defined for flows only", having=("tail=dpmpp_2m", "tail_ratio=*")),
+    ),
+    "sampling.explore_keep": (
+        at_most("data.group_size", why="the samples that are explored", given="sampling.explore_steps"),
+    ),
+    "sampling.anchors": (
+        at_most(
+            "data.group_size",
+            why="the samples among which anchors are drawn",
+            given=where("sampling.policy", "neighbors"),
+        ),
+    ),
+    "sampling.boundaries": (
+        excludes(
+            *("sampling.explore_steps", where("sampling.solver", "dpmpp_2m"), OF_DIFFUSION),
+            why="its states are those of Euler steps of a flow",
+        ),
+    ),
+}
+"""By setting; those of other sections stand at their fields (``mmgrpo/config/settings.py``)."""
