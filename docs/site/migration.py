@@ -9,7 +9,7 @@ from typing import Any
 
 from docs.site.markdown import grid
 from mmgrpo.cli.migrate.draft import Draft
-from mmgrpo.cli.migrate.losses import WEIGHTS, objective
+from mmgrpo.cli.migrate.rules import apply
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
 
@@ -29,12 +29,12 @@ def tables(name: str) -> str:
 
 def losses() -> str:
     """The losses of TRL as ours."""
-    rows = []
+    rows, trl = [], table("trl")
     for settings in LOSSES:
-        blocks = objective(Draft(table("trl"), Source("", dict(settings)), "causal_lm"))
+        blocks = apply(Draft(trl, Source("", dict(settings)), "causal_lm"), trl.rules["loss"])
         theirs = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
         rows.append((theirs, f"`{blocks['objective'][0]}`", f"`{blocks['aggregation'][0]}`"))
-    assert {one["loss_type"] for one in LOSSES} == {*WEIGHTS, "dr_grpo"}
+    assert {one["loss_type"] for one in LOSSES} == {*trl.rules["loss"][0]["words"]["loss_type"]}
     return f"## Losses of TRL\n\n{LOSSES_TEXT}\n\n" + grid(("TRL", "objective", "aggregation"), rows)
 
 

@@ -63,22 +63,20 @@ class Draft:
         """Whether one of the settings is in their configuration."""
         return any(key in self.source.values for key in keys)
 
-    def number(self, key: str, low: int | float = 0, high: int | float = 1e12) -> Any:
-        """A number in [low, high]; ValueError for anything else."""
-        value = self[key]
+    def number(self, key: str, low: float | None = None) -> Any:
+        """A number from ``low``, else the table's or 0, to the table's largest; ValueError for any other."""
+        value, row = self[key], self.table.rows[key]
+        low, high = low if low is not None else row.low or 0, row.high
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ValueError(
                 f"{self.source.name}: {key}: got {text_of(value)}, expected a number from {low:g} to {high:g}"
             )
         return value
 
-    def fraction(self, key: str) -> Any:
-        """A number in [0, 1]; ValueError for anything else."""
-        return self.number(key, 0, 1)
-
-    def count(self, key: str, low: int = 1) -> int:
-        """A whole number of at least ``low``; ValueError for anything else."""
-        value = self.number(key, low)
+    def count(self, key: str, low: float | None = None) -> int:
+        """A whole number of at least ``low``, else the table's or 1; ValueError for anything else."""
+        row = self.table.rows[key]
+        value = self.number(key, low if low is not None else row.low if row.low is not None else 1)
         if value != int(value):
             raise ValueError(f"{self.source.name}: {key}: got {text_of(value)}, expected a whole number")
         return int(value)
@@ -87,7 +85,8 @@ class Draft:
         """One of some words; ValueError for any other."""
         value = self[key]
         if value not in (known := list(words)):
-            raise ValueError(f"{self.source.name}: {key}: got {text_of(value)}, expected one of {', '.join(known)}")
+            names = ", ".join(word for word in known if isinstance(word, str))
+            raise ValueError(f"{self.source.name}: {key}: got {text_of(value)}, expected one of {names}")
         return value
 
     def processes(self) -> int:

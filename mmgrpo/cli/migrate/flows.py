@@ -1,14 +1,13 @@
-"""Conversions of the settings of Flow-GRPO, whose models denoise."""
+"""Conversions of the settings of Flow-GRPO and DanceGRPO, whose models denoise."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
-from mmgrpo.cli.migrate.losses import Blocks
+from mmgrpo.cli.migrate.rules import convert
 from mmgrpo.cli.migrate.sources import Source
-from mmgrpo.cli.migrate.tokens import name, weighted
+from mmgrpo.cli.migrate.tokens import Conversions, name, weighted
 from mmgrpo.config.names import plural
 
 FAMILIES = (
@@ -27,9 +26,6 @@ FAMILIES = (
 )
 """Words in the name of a model or a script, and our families."""
 
-WAN = ("wan", "wan_i2v")
-"""Families whose noise Flow-GRPO draws at a level of its own (wan_pipeline_with_logprob.py)."""
-
 VIDEO = ("wan", "wan_i2v", "hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v")
 
 
@@ -47,98 +43,37 @@ def family_of_flow_grpo(source: Source) -> str:
     return family
 
 
-def clipped(draft: Draft, low: tuple[str, ...], high: tuple[str, ...]) -> Blocks:
-    """The clipped ratio, and the limit of advantages."""
-    first, second = draft.number(low[0]), draft.number(high[0])
-    limit = "train.adv_clip_max" if low[0].startswith("train.") else "adv_clip_max"
-    return {
-        "objective": (f"ppo(low={first}, high={second})", tuple(dict.fromkeys((*low, *high)))),
-        "shape": ([f"clamp(limit={draft.number(limit)})"], (limit,)),
-    }
-
-
-def flow_loss(draft: Draft) -> None:
-    """Objective, advantages and KL of its training scripts."""
-    low, high = (f"train.clip_range_{end}" for end in ("lt", "gt"))
-    both = ("train.clip_range",)
-    blocks = clipped(draft, (low,) if draft.given(low) else both, (high,) if draft.given(high) else both)
-    of = ("sample.global_std", "per_prompt_stat_tracking")
-    blocks["scale"] = (f"{'batch_std' if draft[of[0]] else 'group_std'}(ddof=0, eps=1e-4)", of)
-    if not draft[of[1]]:
-        blocks["baseline"] = ("batch_mean", of[1:])
-        blocks["scale"] = ("batch_std(ddof=0, eps=1e-4)", of[1:])
-    beta = draft.number("train.beta")
-    blocks["terms"] = ([f"kl_gaussian_dt_free(coef={beta})"] if beta else [], ("train.beta",))
-    if draft.number("sample.kl_reward"):
-        draft.leave("sample.kl_reward", "the KL is a term of the loss here: algorithm.terms")
-        draft.ask(
-            "algorithm.terms", "sample.kl_reward puts the KL into the reward; ours is a term of the loss (train.beta)"
-        )
-    draft.algorithm("flow_grpo", blocks)
-
-
-def flow_sampling(draft: Draft) -> None:
-    """Kernel and plan: which steps draw noise."""
-    steps = draft.count("sample.num_steps")
-    draft.set("sampling.steps", steps, "sample.num_steps")
-    level, kind = draft.number("sample.noise_level"), draft.word("sample.sde_type", ["sde", "cps"])
-    of = ("sample.noise_level", "sample.sde_type")
-    if draft.family in WAN:
-        draft.set("sampling.kernel", "flow_sde_wan", *of, note="of train_wan2_1.py")
-        for key in filter(draft.given, of):
-            draft.leave(key, "train_wan2_1.py does not read it; the paper's level is sampling.kernel flow_sde(a=...)")
-    else:
-        draft.set("sampling.kernel", f"cps(a={level})" if kind == "cps" else f"flow_sde(a={level})", *of)
-    shared = draft["sample.same_latent"]
+def flow_plan(draft: Draft) -> None:
+    """Which steps draw noise: all, or a window, which is drawn among those of its range."""
+    steps, shared = draft.count("sample.num_steps"), draft["sample.same_latent"]
     size = draft.count("sample.train_num_steps", 0)
     if draft.given("sample.sde_window_size"):
         size = draft.count("sample.sde_window_size", 0)
     of = ("sample.sde_window_size", "sample.sde_window_range", "sample.same_latent")
     if size:
-        ends = draft["sample.sde_window_range"]
+        ends = draft[of[1]]
         if not isinstance(ends, list | tuple) or len(ends) != 2 or not all(type(end) is int for end in ends):
             raise ValueError(f"{draft.source.name}: {of[1]}: got {text_of(ends)}, expected two whole numbers")
         last = max(0, ends[1] - size)
         before = last / steps if int(last / steps * steps) == last else (last + 0.5) / steps
         plan = f"random_window(size={size}, before={before:g}, shared_noise={shared})"
-        draft.set(
-            "sampling.plan", plan, "sample.train_num_steps", *of, note="uniform over the first step of the window"
-        )
+        note = "uniform over the first step of the window"
+        draft.set("sampling.plan", plan, "sample.train_num_steps", *of, note=note)
         if ends[0]:
             draft.warn(f"the window begins at step {ends[0]} there at the earliest, at step 0 here", of[1])
     else:
         draft.set("sampling.plan", f"every_step(shared_noise={shared})", "sample.same_latent")
-        fraction = draft.fraction("train.timestep_fraction")
-        if int(steps * fraction) >= steps:
+        key = "train.timestep_fraction"
+        trained = int(steps * draft.number(key))
+        if trained >= steps:
+            draft.warn("timestep_fraction 1 trains the last step too, which is always deterministic here", key)
+        elif trained < steps - 1:
             draft.warn(
-                "timestep_fraction 1 trains the last step too, which is always deterministic here",
-                "train.timestep_fraction",
-            )
-        elif int(steps * fraction) < steps - 1:
-            draft.warn(
-                f"timestep_fraction {fraction} trains the first {int(steps * fraction)} steps; here all but the last "
-                "are trained, or a random part of them (random_subset)", "train.timestep_fraction",
+                f"timestep_fraction {draft.number(key)} trains the first {trained} steps; here all but the last are "
+                "trained, or a random part of them (random_subset)", key,
             )  # fmt: skip
     if draft.given("train.timestep_fraction"):
         draft.leave("train.timestep_fraction", "all stochastic steps are trained, and the last is never one")
-    draft.set("sampling.evaluation_steps", draft.count("sample.eval_num_steps"), "sample.eval_num_steps")
-    guidance = draft.number("sample.guidance_scale")
-    evaluation, embedded = draft.number("sample.eval_guidance_scale"), draft.family in ("flux", "flux_kontext")
-    policy = float(guidance) if draft["train.cfg"] or embedded else 1.0
-    draft.set("model.guidance", policy, "sample.guidance_scale", "train.cfg")
-    if policy != guidance:  # trained without guidance, sampled with it
-        draft.set("sampling.rollout_guidance", float(guidance), "sample.guidance_scale", "train.cfg")
-    if draft.given("sample.eval_guidance_scale") and embedded and evaluation != guidance:
-        draft.warn(
-            "guidance of evaluation differs there; here the guidance that is an input is the same",
-            "sample.eval_guidance_scale",
-        )
-    elif evaluation != policy and not embedded and (policy != guidance or draft.given("sample.eval_guidance_scale")):
-        draft.set("sampling.evaluation_guidance", float(evaluation), "sample.eval_guidance_scale")
-    if draft.given("train.cfg"):
-        draft.leave("train.cfg", "true: model.guidance; false: model.guidance 1 and sampling.rollout_guidance")
-    if draft.given("sample.eval_guidance_scale") and evaluation == guidance == policy:
-        draft.leave("sample.eval_guidance_scale", "evaluation has the guidance of the policy, model.guidance")
 
 
 def flow_batch(draft: Draft) -> None:
@@ -182,28 +117,6 @@ def flow_batch(draft: Draft) -> None:
         draft.ask("steps", "it trains until it is stopped (num_epochs 100000)")
 
 
-def flow_model(draft: Draft) -> None:
-    """Size, LoRA, precision and average of weights."""
-    if draft.given("height", "width", "frames"):
-        for key in ("height", "width", "frames"):
-            if draft[key] is not None:
-                draft.set(f"model.{key}", draft.count(key), key)
-    else:
-        draft.set("model.height", draft.count("resolution"), "resolution")
-        draft.set("model.width", draft.count("resolution"), "resolution")
-    used = draft["use_lora"]
-    draft.set("model.lora_rank", 32 if used else 0, "use_lora", note="of train_sd3.py" if used else "")
-    if used:
-        draft.set("model.lora_alpha", 64.0, "use_lora", note="of train_sd3.py")
-    if used and draft.family != "sd3":
-        draft.warn(
-            "rank and alpha of LoRA stand in its training script: 32 and 64 in train_sd3.py; look for those of yours"
-        )
-    draft.set("optim.ema", 0.9 if draft["train.ema"] else 0.0, "train.ema", note="0.9 every 8 steps in its scripts")
-    if draft["train.ema"]:
-        draft.set("optim.ema_every", 8, "train.ema")
-
-
 def flow_data(draft: Draft) -> None:
     """Prompt files and rewards."""
     folder, kind = draft["dataset"], draft["prompt_fn"]
@@ -227,36 +140,98 @@ def flow_data(draft: Draft) -> None:
             raise ValueError(
                 f"{draft.source.name}: reward_fn: got weight {text_of(weight)} of {text_of(reward)}, expected a number"
             )
-        if reward not in FLOW_REWARDS:
+        if reward not in draft.table.rewards:
             draft.ask(
                 "rewards",
                 f"{text_of(reward)} (weight {weight:g}) has no counterpart, or needs parameters: 'mmgrpo rewards' "
                 "lists ours",
             )
             continue
-        text = FLOW_REWARDS[reward]
+        text = draft.table.rewards[reward]
         if draft.family in VIDEO and reward != "video_ocr":
             text = f'frames(reward="{text.replace(chr(34), chr(39))}")'
         found.append(weighted(text, weight))
     draft.rewards(found, "reward_fn", left="no reward of it has a counterpart without parameters")
 
 
-FLOW_REWARDS = {
-    "ocr": "ocr",
-    "video_ocr": 'frames(reward="ocr")',
-    "pickscore": "pickscore(scale='over26')",
-    "clipscore": "clip_score(scale='cosine')",
-    "imagereward": "image_reward",
-    "jpeg_compressibility": "jpeg_compressibility",
-    "jpeg_incompressibility": "jpeg_incompressibility",
-}
-"""Rewards of its rewards.py that need no further parameter here."""
+def family_of_dance_grpo(source: Source) -> str:
+    """Our family for the script, else for the model; flux without either."""
+    if "train_grpo_sd.py" in source.program:
+        raise ValueError(
+            f"{source.name}: train_grpo_sd.py has its settings in fastvideo/config_sd/dgx.py, which is not read; "
+            "our recipe visual/dance_grpo_sd14 is its counterpart"
+        )
+    script = re.search(r"train_grpo_(\w+?)(_lora)?\.py", source.program)
+    model = str(source.values.get("pretrained_model_name_or_path", ""))
+    return matching(script[1] if script else "") or matching(model) or "flux"
 
-FLOW_GRPO: Mapping[str, Callable[[Draft], None]] = {
-    "model": flow_model,
-    "data": flow_data,
-    "sampling": flow_sampling,
-    "batch": flow_batch,
-    "loss": flow_loss,
-    "name": name,
-}
+
+def dance_loss(draft: Draft) -> None:
+    """Objective and advantages, and the samples that are trained."""
+    best = best_of(draft) // 2
+    convert(draft, "loss", {"select": ([f"best_worst(best={best}, worst={best})"], ("bestofn",))} if best else {})
+
+
+def best_of(draft: Draft) -> int:
+    """Samples of a group that are trained, where these are not all."""
+    if draft.family != "hunyuan_video" and not draft.given("bestofn"):
+        return 0
+    best = draft.count("bestofn")
+    return best if best != draft["num_generations"] else 0
+
+
+def dance_batch(draft: Draft) -> None:
+    """Prompts of an iteration, which is one rollout, and its updates; what is counted in iterations there."""
+    size, group = draft.count("train_batch_size"), draft.count("num_generations")
+    processes = draft.processes()
+    parallel = draft.count("sp_size")
+    prompts = max(1, size * processes // parallel)
+    trained = size * (best_of(draft) or group)
+    updates = max(1, trained // draft.count("gradient_accumulation_steps"))
+    note = f"{plural(processes, 'process', 'processes')}, a batch of {plural(size, 'prompt')} each"
+    draft.set("data.prompts_per_step", prompts, "train_batch_size", "sp_size", note=note)
+    draft.set("data.group_size", group, "num_generations")
+    of = ("gradient_accumulation_steps", "num_generations", "train_batch_size")
+    if updates > prompts:
+        draft.warn(
+            f"{updates} updates of {plural(prompts, 'prompt')}: theirs take a part of each group, ours whole groups, "
+            "so that optim.updates is lowered"
+        )
+        updates = prompts
+    draft.set("optim.updates", updates, *of, note="theirs take a part of each group, ours whole groups")
+    draft.set("optim.micro_batch_size", draft.count("train_sp_batch_size"), "train_sp_batch_size", note="memory only")
+    note = f"iterations x {plural(updates, 'optimizer step')}"
+    if draft["max_train_steps"] is None:
+        draft.ask("steps", "max_train_steps is not given", "max_train_steps")
+    else:
+        draft.set("steps", draft.count("max_train_steps") * updates, "max_train_steps", note=note)
+    draft.set("save_every", draft.count("checkpointing_steps") * updates, "checkpointing_steps", note=note)
+    if draft["use_ema"]:
+        draft.set("optim.ema", draft.number("ema_decay"), "use_ema", "ema_decay")
+        draft.set("optim.ema_every", updates, "use_ema", note="once an iteration")
+
+
+def dance_data(draft: Draft) -> None:
+    """Prompts, and the rewards that its switches name."""
+    if draft.given("data_json_path"):
+        draft.leave("data_json_path", "a list of captions with encoded prompts: see data.train")
+    draft.ask(
+        "data.train",
+        "a .txt file of prompts, one a line (its assets/prompts.txt), is read as it is; videos2caption.json and its "
+        "encoded prompts are not, since prompts are encoded at the start",
+    )
+    video = draft.family in VIDEO
+    found = []
+    for key, text in draft.table.rewards.items():
+        if draft[key]:
+            found.append((f'frames(reward="{text}")' if video else text, key))
+    if draft["use_videoalign"]:
+        for key, dimension in (("vq_coef", "VQ"), ("mq_coef", "MQ")):
+            if weight := draft.number(key):
+                found.append((f"videoalign(weight={weight:g}, dimension='{dimension}')", key))
+    of = (*draft.table.rewards, "use_videoalign", "vq_coef", "mq_coef")
+    draft.rewards([text for text, _ in found], *filter(draft.given, of))
+
+
+FLOW_GRPO: Conversions = {"data": flow_data, "plan": flow_plan, "batch": flow_batch, "name": name}
+DANCE_GRPO: Conversions = {"data": dance_data, "batch": dance_batch, "loss": dance_loss}

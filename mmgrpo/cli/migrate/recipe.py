@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.cli.migrate import dance, flows, tokens, verl
+from mmgrpo.cli.migrate import flows, rules, tokens, verl
 from mmgrpo.cli.migrate.draft import Draft, say, text_of, yaml_of
 from mmgrpo.cli.migrate.python_file import from_python
 from mmgrpo.cli.migrate.sources import Source, from_words, read
@@ -28,14 +28,15 @@ CONVERSIONS: Mapping[str, Mapping[str, Conversion]] = {
     "easyr1": verl.CONVERSIONS,
     "verl": verl.CONVERSIONS,
     "flow_grpo": flows.FLOW_GRPO,
-    "dance_grpo": dance.DANCE_GRPO,
+    "dance_grpo": flows.DANCE_GRPO,
 }
-"""Project to its conversions, by the names that the rows of its table give."""
+"""Project to its conversions that compute or search, by the names that the rows of its table give; all others are rules
+of the table."""
 
 FAMILY: Mapping[str, Callable[[Source], str]] = {
     **dict.fromkeys(("trl", "ms_swift", "easyr1", "verl"), tokens.family_of),
     "flow_grpo": flows.family_of_flow_grpo,
-    "dance_grpo": dance.family_of_dance_grpo,
+    "dance_grpo": flows.family_of_dance_grpo,
 }
 
 
@@ -153,7 +154,10 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
         if row.to and not row.by and "*" not in row.key:
             direct(draft, row)
     for name in dict.fromkeys(row.by for row in draft.table.rows.values() if row.by):
-        conversions[name](draft)
+        if name in conversions:
+            conversions[name](draft)
+        else:
+            rules.convert(draft, name)
     needed = {
         "model.path": "no model is named: the folder of a model, or its name on the hub",
         "data.train": "no data set is named (docs/data.md)",
@@ -207,6 +211,8 @@ def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
             continue
         outer, _, inner = key.partition(".")
         ours = defaults[outer][inner] if inner else defaults[outer]
+        if isinstance(ours, float) and type(setting.value) is int:
+            setting = draft.settings[key] = replace(setting, value=float(setting.value))
         if not setting.given and setting.value == ours and outer != "algorithm":
             del draft.settings[key]
             continue

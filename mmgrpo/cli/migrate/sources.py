@@ -209,9 +209,10 @@ def unquoted(text: str) -> str:
 
 
 def plain(text: str) -> Any:
-    """The value that a word means: true, false, null, a number, JSON or YAML brackets, else the text itself."""
+    """The value that a word means: true, false, null, None, a number, JSON or YAML brackets, else the text itself, of
+    which ``none`` is a choice of several settings."""
     words = {"true": True, "false": False, "null": None, "none": None}
-    if text.lower() in words:
+    if text.lower() in words and text != "none":
         return words[text.lower()]
     if re.fullmatch(r"[+-]?\d{1,18}", text):
         return int(text)

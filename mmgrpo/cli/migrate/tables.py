@@ -1,14 +1,15 @@
 """The settings of other projects against ours, as tables: ``<project>.yaml`` next to this file.
 
-A table has ``settings``, each of which becomes one or several settings of ours, and ``none``, groups of settings that
-have no counterpart, with the reason; where a group ``matters``, a recipe with another value than the default is
-refused until the user has dealt with it. From these tables both the command and the pages of docs/migration/ are made.
+A table has ``settings``, each of which becomes one or several settings of ours, by itself or with others (``rules``),
+and ``none``, groups of settings that have no counterpart, with the reason; where a group ``matters``, a recipe with
+another value than the default is refused until the user has dealt with it. From these tables both the command and the
+pages of docs/migration/ are made.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,13 +30,17 @@ class Row:
     """Our settings, separated by commas; empty where there is none."""
     default: Any = None
     by: str = ""
-    """The conversion (``conversions``) that reads it together with others; empty: the value is taken as it is."""
+    """The conversion that reads it with others, in ``rules`` or in code; empty: the value is taken as it is."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Their words, in lower case, to ours, where a setting is one of several words or true or false."""
     note: str = ""
     """What differs in meaning, or why there is no counterpart and what to do instead."""
     matters: bool = False
     """Whether a value other than the default changes what is trained, although there is no counterpart."""
+    low: float | None = None
+    """The smallest number; None: 0, or 1 of what is counted."""
+    high: float = 1e12
+    """The largest number."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,14 @@ class Table:
     """Old names of settings to present ones."""
     columns: tuple[Mapping[str, str], ...]
     """Data columns: ``theirs``, ``ours``, ``note``."""
+    rules: Mapping[str, Sequence[Mapping[str, Any]]]
+    """Conversions by name: what follows from several settings (``mmgrpo.cli.migrate.rules``)."""
+    preset: str
+    """The preset that the lines of the algorithm are compared with first."""
+    rewards: Mapping[str, str]
+    """Their rewards that have a counterpart; of DanceGRPO the switch of each."""
+    shared: Mapping[str, str]
+    """Names of settings that verl and EasyR1 have under different ones."""
 
     def find(self, key: str) -> Row | None:
         """The row of a setting; a key of the table may be a pattern (``critic.*``), whose row is then for all that
@@ -81,4 +94,8 @@ def table(name: str) -> Table:
         for key, default in group["keys"].items():
             assert key not in rows, key
             rows[key] = Row(key, default=default, note=group["why"], matters=group.get("matters", False))
-    return Table(read["project"], read["source"], read["forms"], rows, read.get("renamed", {}), tuple(read["columns"]))
+    optional = {key: read.get(key, {}) for key in ("renamed", "rules", "rewards", "shared")}
+    return Table(
+        read["project"], read["source"], read["forms"], rows, columns=tuple(read["columns"]),
+        preset=read["preset"], **optional
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """Conversions of TRL's settings, most of which ms-swift shares.
 
-Those of the loss stand in ``losses.py``.
+Those that are no arithmetic and no search are rules of the tables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
-from mmgrpo.cli.migrate.losses import loss
+from mmgrpo.cli.migrate.rules import counterpart
 from mmgrpo.cli.migrate.sources import Source, plain
 from mmgrpo.config.names import plural
 from mmgrpo.config.ranges import PATH_COMPONENT
@@ -48,7 +48,7 @@ def batch(draft: Draft) -> None:
     A generation is of per_device_train_batch_size x processes x steps_per_generation completions, num_generations for
     each prompt; an optimizer step takes per_device_train_batch_size x processes x gradient_accumulation_steps of them.
     """
-    size, group = draft.count("per_device_train_batch_size"), draft.count("num_generations", 2)
+    size, group = draft.count("per_device_train_batch_size"), draft.count("num_generations")
     key = "gradient_accumulation_steps"
     accumulated = 1 if draft[key] is None else draft.count(key)
     processes = draft.processes()
@@ -106,7 +106,7 @@ def warmup(draft: Draft) -> None:
     of = [key for key in ("warmup_steps", "warmup_ratio") if key in draft.table.rows]
     value = draft.number("warmup_steps")
     if "warmup_ratio" in of and not value:
-        value = draft.fraction("warmup_ratio")
+        value = draft.number("warmup_ratio")
     if 0 < value < 1:
         warmup_share(draft, value, *of)
     else:
@@ -122,90 +122,12 @@ def warmup_share(draft: Draft, share: float, *of: str) -> None:
     draft.left.update({key: "a fraction of an unknown number of steps" for key in of if draft.given(key)})
 
 
-def saving(draft: Draft) -> None:
-    """How often checkpoints are written and how many are kept."""
-    if draft["save_strategy"] == "steps":
-        if not draft.number("save_steps") >= 1:
-            draft.warn("save_steps is a fraction of the steps: set save_every", "save_steps")
-            draft.left["save_steps"] = "a fraction of the steps"
-        else:
-            draft.set("save_every", draft.count("save_steps"), "save_steps", "save_strategy")
-    else:
-        draft.leave("save_strategy", "checkpoints are written every save_every steps, and at the end in any case")
-    if draft["save_total_limit"] is not None:
-        draft.set("keep", draft.count("save_total_limit"), "save_total_limit")
-    elif draft.given("save_total_limit"):
-        draft.leave("save_total_limit", "not set there; keep has our default, 2")
-
-
 # ---- model, data, reports
-
-
-def precision(draft: Draft) -> None:
-    """``model.dtype``: bfloat16 by default, as TRL trains."""
-    key = "torch_dtype" if "torch_dtype" in draft.table.rows else "dtype"
-    half = draft["fp16"] is True
-    bf16 = draft["bf16"] if draft["bf16"] is not None else not half
-    dtype = str(draft[key]).removeprefix("torch.")
-    names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16"}
-    if names.get(dtype) and not draft.given("bf16", "fp16"):
-        value = names[dtype]
-    else:
-        value = "float16" if half else "bfloat16" if bf16 else "float32"
-    draft.set("model.dtype", value, "bf16", "fp16", key)
-
-
-def lora(draft: Draft) -> None:
-    """LoRA, or all weights."""
-    swift = draft.table.project == "ms-swift"
-    rank, targets = ("lora_rank", "target_modules") if swift else ("lora_r", "lora_target_modules")
-    switch = "tuner_type" if swift else "use_peft"
-    used = draft.word("tuner_type", ["lora", "full"]) == "lora" if swift else draft["use_peft"]
-    if not used:
-        draft.set("model.lora_rank", 0, switch)
-        return
-    draft.set("model.lora_rank", draft.count(rank), rank, switch)
-    draft.set("model.lora_alpha", float(draft.number("lora_alpha")), "lora_alpha")
-    adapters(draft, listed(draft[targets]), targets)
 
 
 def listed(value: Any) -> list[str]:
     """One text, several, or none, as a list."""
     return [value] if isinstance(value, str) else [str(one) for one in value or []]
-
-
-def quantize(draft: Draft) -> None:
-    """``model.quantize``: the base under LoRA in 8 or 4 bits of bitsandbytes."""
-    if draft.table.project == "ms-swift":
-        keys = ("quant_method", "quant_bits")
-        method, bits = (draft[key] for key in keys)
-        if (method or bits) and (method != "bnb" or str(bits) not in ("4", "8")):
-            why = f"quant_method {text_of(method)} with quant_bits {text_of(bits)}, and ours is bnb with 4 or 8"
-            draft.ask("model.quantize", f"{why}: choose none, 8bit or 4bit", *keys)
-            return
-    else:
-        keys = ("load_in_8bit", "load_in_4bit")
-        if draft[keys[0]] and draft[keys[1]]:
-            raise ValueError(
-                f"{draft.source.name}: load_in_8bit: got true with load_in_4bit true, expected one of them"
-            )
-        bits = 8 if draft[keys[0]] else 4 if draft[keys[1]] else None
-    if draft.given(*keys):
-        draft.set("model.quantize", f"{bits}bit" if bits else "none", *keys)
-
-
-ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""The linear layers of a block of Llama, Qwen, Mistral, Gemma and their kin."""
-
-
-def adapters(draft: Draft, names: list[str], key: str) -> None:
-    """``model.lora_targets``: names of layers; all linear layers are those of the blocks of the language model."""
-    if names == ["all-linear"]:
-        draft.set("model.lora_targets", ALL_LINEAR, key, note="all linear layers of the language model's blocks")
-    elif names == ["all-router"]:
-        draft.ask("model.lora_targets", f"{key} all-router: name the layers", key)
-    elif names:
-        draft.set("model.lora_targets", names, key)
 
 
 def data(draft: Draft) -> None:
@@ -248,12 +170,6 @@ def where(name: str, config: str = "", split: str = "train") -> str:
     return name if name.endswith(FILES) else f"hf:{name.removeprefix('hf::')}{config}@{split}"
 
 
-def evaluation(draft: Draft) -> None:
-    """Samples per held-out prompt."""
-    if draft["num_generations_eval"] is not None:
-        draft.set("eval.samples", draft.count("num_generations_eval"), "num_generations_eval")
-
-
 def rewards(draft: Draft) -> None:
     """Rewards that have a counterpart here, with their weights."""
     swift = draft.table.project == "ms-swift"
@@ -267,13 +183,13 @@ def rewards(draft: Draft) -> None:
     if draft[model]:
         draft.leave(model, "a reward model is a reward by name ('mmgrpo rewards'), or a function of your own")
         draft.ask("rewards", f"{model} {text_of(draft[model])}: name its counterpart", model)
-    found, table = [], swift_rewards(draft) if swift else TRL_REWARDS
+    found = []
     for number, name in enumerate(names):
         weight = weights[number] if number < len(weights) else 1.0
         if not isinstance(weight, int | float) or isinstance(weight, bool):
             raise ValueError(f"{draft.source.name}: reward_weights: got {text_of(weight)}, expected numbers")
-        if name in table:
-            found.append(weighted(table[name], weight))
+        if known := counterpart(draft, name):
+            found.append(weighted(known, weight))
         elif own := OWN.fullmatch(name):
             found.append(weighted(f"{own[1]}:{own[2]}", weight))
         else:
@@ -287,15 +203,6 @@ def rewards(draft: Draft) -> None:
     draft.rewards(found, "reward_funcs", "reward_weights", left="no reward of it has a counterpart")
 
 
-TRL_REWARDS = {
-    "accuracy_reward": "math(tags=False)",
-    "reasoning_accuracy_reward": "math(tags='after_thought')",
-    "think_format_reward": "format(style='think')",
-    "get_soft_overlong_punishment": "soft_overlong(max_tokens=1280, buffer=256)",
-}
-"""Rewards that TRL names, with the constants of its script."""
-
-
 OPEN_R1 = {
     "accuracy": "open_r1.rewards:accuracy_reward",
     "format": "open_r1.rewards:format_reward",
@@ -304,27 +211,6 @@ OPEN_R1 = {
     "length": "open_r1.rewards:len_reward",
 }
 """Rewards that configurations of open-r1 name, which are functions in TRL's form."""
-
-
-def swift_rewards(draft: Draft) -> dict[str, str]:
-    """Rewards that ms-swift names, with their parameters."""
-    longest = draft.count("max_completion_length")
-    ends = [
-        draft.number(f"cosine_{edge}_len_value_{kind}", -1e6)
-        for kind in ("correct", "wrong")
-        for edge in ("min", "max")
-    ]
-    words = "cosine_length(max_tokens={}, right_short={}, right_long={}, wrong_short={}, wrong_long={})"
-    table = {
-        "accuracy": "math(tags='answer_or_whole')",
-        "format": "format(style='think_answer_end')",
-        "cosine": words.format(draft["cosine_max_len"] or longest, *ends),
-        "repetition": f"repetition(n={draft.count('repetition_n_grams')})",
-    }
-    if draft["soft_cache_length"] is not None:
-        most = draft["soft_max_length"] or longest
-        table["soft_overlong"] = f"soft_overlong(max_tokens={most}, buffer={draft.count('soft_cache_length')})"
-    return table
 
 
 def weighted(reward: str, weight: int | float) -> str:
@@ -460,31 +346,6 @@ def neighbour(draft: Draft, name: str) -> str | None:
     return None
 
 
-def tokens(draft: Draft) -> None:
-    """The longest completion."""
-    draft.set("sampling.max_tokens", draft.count("max_completion_length"), "max_completion_length")
-
-
-TRL: Conversions = {
-    "precision": precision,
-    "lora": lora,
-    "quantize": quantize,
-    "data": data,
-    "evaluation": evaluation,
-    "rewards": rewards,
-    "name": name,
-    "batch": batch,
-    "steps": steps,
-    "warmup": warmup,
-    "saving": saving,
-    "trackers": trackers,
-    "tools": tools,
-    "tokens": tokens,
-    "prompt": prompt,
-    "loss": loss,
-}
-
-
 def swift_data(draft: Draft) -> None:
     """Training and evaluation prompts of ms-swift, which names them ID[:subset]#rows."""
     for key, ours in (("dataset", "data.train"), ("val_dataset", "data.heldout")):
@@ -500,7 +361,7 @@ def swift_data(draft: Draft) -> None:
             draft.ask("data.train", "no data set is named (docs/data.md)", key)
         if places[1:]:
             draft.set("data.extra_train" if ours == "data.train" else "eval.extra", places[1:], key)
-    if draft.fraction("split_dataset_ratio"):
+    if draft.number("split_dataset_ratio"):
         draft.warn(
             "held-out rows are a file of their own here: split the data, and set data.heldout", "split_dataset_ratio"
         )
@@ -528,26 +389,15 @@ SWIFT_COLUMNS = {
 """Columns of ms-swift under our names; others are given to rewards by name."""
 
 
-def swift_lr(draft: Draft) -> None:
-    """The learning rate, whose default depends on LoRA there."""
-    value = draft["learning_rate"]
-    if value is None:
-        value = 1e-4 if draft["tuner_type"] == "lora" else 1e-5
-    else:
-        value = draft.number("learning_rate")
-    draft.set("optim.lr", value, "learning_rate")
-
-
-def swift_pixels(draft: Draft) -> None:
-    """The sizes of images, which stand in the environment or in the command."""
-    most = [key for key in ("max_pixels", "MAX_PIXELS") if draft[key] is not None]
-    if most:
-        draft.set("model.max_pixels", draft.count(most[0]), *most)
-
-
-MS_SWIFT: Conversions = {
-    **TRL,
-    "data": swift_data,
-    "learning_rate": swift_lr,
-    "pixels": swift_pixels,
+TRL: Conversions = {
+    "data": data,
+    "rewards": rewards,
+    "name": name,
+    "batch": batch,
+    "steps": steps,
+    "warmup": warmup,
+    "trackers": trackers,
+    "tools": tools,
+    "prompt": prompt,
 }
+MS_SWIFT: Conversions = {**TRL, "data": swift_data}

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmgrpo.cli.migrate import rules
 from mmgrpo.cli.migrate.draft import Draft
 from mmgrpo.cli.migrate.recipe import CONVERSIONS
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import table
 
+ALL_LINEAR = (
+    ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "all linear layers of the language model's blocks",
+)
+"""Layers of a block of Llama, Qwen, Mistral, Gemma and their kin, with the note that stands behind them."""
 MEMORY = "memory only"
 ASSUMED = "the number of processes is not known, and 1 is assumed"
 FAMILIES = {"flow_grpo": "sd3", "dance_grpo": "flux"}
@@ -21,7 +27,10 @@ def convert(
     source = Source("theirs.yaml", dict(settings), processes=processes)
     draft = Draft(table(project), source, family or FAMILIES.get(project, "qwen_vl"), rows)
     for name in names.split():
-        CONVERSIONS[project][name](draft)
+        if name in CONVERSIONS[project]:
+            CONVERSIONS[project][name](draft)
+        else:
+            rules.convert(draft, name)
     return draft
 
 

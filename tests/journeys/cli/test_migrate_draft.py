@@ -88,14 +88,16 @@ def test_a_value_of_another_type_is_refused_unless_it_is_one_of_some_words(value
 
 def test_numbers_have_bounds_that_belong_to_them():
     for value in (0, 1, 0.5):
-        assert draft(delta=value).number("delta", 0, 1) == draft(delta=value).fraction("delta") == value
-    for value in (-0.1, 1.1, True, "x", None):
-        with pytest.raises(ValueError, match="a.yaml.*delta.*0.*1"):
-            draft(delta=value).fraction("delta")
+        assert draft(warmup_ratio=value).number("warmup_ratio") == value
+    for value in (-0.1, 1.1, None):
+        with pytest.raises(ValueError, match="a.yaml.*warmup_ratio.*0.*1"):
+            draft(warmup_ratio=value).number("warmup_ratio")
     assert draft(delta=0).number("delta") == 0 and draft(delta=1e12).number("delta") == 1e12
     for value in (-1, 1.1e12):
         with pytest.raises(ValueError, match=r"0.*1e\+12"):
             draft(delta=value).number("delta")
+    with pytest.raises(ValueError, match="delta.*true"):
+        draft(delta=True).number("delta")
 
 
 def test_counts_are_whole_and_words_are_known():
@@ -225,7 +227,7 @@ def test_unread_unknown_and_needless_settings_are_left():
     one = draft(tokne=1, vllm_mode="x", config="b.yaml", beta=1)
     one.source.unread["seed"] = "${SEED}"
     ran = []
-    convert(one, dict.fromkeys((row.by for row in one.table.rows.values()), ran.append))
+    convert(one, dict.fromkeys((row.by for row in one.table.rows.values()), ran.append))  # rules too: none runs
     assert "nothing is executed" in one.left["seed"] and one.left["tokne"].startswith("unknown to TRL as it was read")
     assert one.left["vllm_mode"].startswith("rollouts are sampled by the trained network")
     assert one.left["config"].endswith(one.table.rows["config"].note)

@@ -35,6 +35,7 @@ def lines(draft) -> dict[str, Any]:
         ({"delta": 4}, {"objective": "two_sided_clip(low=0.2, high=0.2, ceiling=4)"}, []),
         (SEQUENCE, {"objective": "gspo(low=0.2, high=0.2)"}, []),
         (SEQUENCE | {"delta": 4}, {"objective": "gspo(low=0.2, high=0.2)"}, ["delta of a ratio per sequence"]),
+        ({"loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4} | SEQUENCE, {"preset": "gspo"}, []),
         ({"loss_type": "cispo", "epsilon_high": 5}, {"preset": "cispo"}, []),
         ({"loss_type": "cispo"} | SEQUENCE, {"objective": "cispo_cap(cap=0.2)"}, [f"cispo {UNMATCHED}"]),
         (
@@ -72,6 +73,7 @@ def lines(draft) -> dict[str, Any]:
         ({"scale_rewards": "batch"}, {"preset": "lite_ppo"}, []),
         ({"scale_rewards": "batch", "beta": 1}, {"scale": BATCH, "terms": ["kl_unbiased(coef=1.0)"]}, []),
         ({"scale_rewards": "false"}, {"scale": "none"}, []),
+        ({"scale_rewards": "none"}, {"scale": "none"}, []),
         ({"scale_rewards": "true"}, {"scale": "group_std(ddof=1, eps=1e-4)"}, []),
         (
             {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
@@ -169,6 +171,7 @@ def test_a_line_names_the_settings_that_it_was_made_of(project: str, terms: tupl
         ("trl", {"top_entropy_quantile": 2}, "top_entropy_quantile"),
         ("trl", {"multi_objective_aggregation": "sum"}, "multi_objective_aggregation"),
         ("ms_swift", {"advantage_estimator": "gae"}, "advantage_estimator"),
+        ("easyr1", {"algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator"),
         ("easyr1", {"worker.actor.loss_type": "ppo"}, "worker.actor.loss_type"),
         ("easyr1", {"worker.actor.loss_avg_mode": "mean"}, "worker.actor.loss_avg_mode"),
         ("verl", {"algorithm.adv_estimator": "best"}, "algorithm.adv_estimator"),
@@ -176,7 +179,7 @@ def test_a_line_names_the_settings_that_it_was_made_of(project: str, terms: tupl
     ],
 )
 def test_choices_that_a_project_does_not_have_are_refused(project: str, settings: dict[str, Any], key: str):
-    with pytest.raises(ValueError, match=rf"theirs\.yaml.*{key}.*(one of|from 0 to 1$|from -1 )"):
+    with pytest.raises(ValueError, match=rf"theirs\.yaml.*{key}.*(one: |one of|from 0 to 1$|from -1 )"):
         convert(project, "loss", settings)
 
 
@@ -333,6 +336,11 @@ def test_the_filtering_of_easyr1(settings: dict[str, Any], sampler: str | None, 
         ({"kl_loss_coef": 0.1}, {}, []),
         ({"use_kl_loss": True, "kl_loss_type": "k1"}, {"terms": ["kl_k1(coef=0.001)"]}, []),
         ({"entropy_coeff": 0.1}, {"terms": ["entropy_bonus(coef=0.1)"]}, []),
+        (
+            {"use_kl_loss": True, "entropy_coeff": 0.1},
+            {"terms": ["kl_k3(coef=0.001)", "entropy_bonus(coef=0.1)"]},
+            [],
+        ),
     ],
 )
 def test_losses_of_verl(settings: dict[str, Any], changes: dict[str, Any], words: list[str]):
@@ -366,8 +374,8 @@ def test_losses_of_verl(settings: dict[str, Any], changes: dict[str, Any], words
 )
 def test_the_correction_of_verl_is_for_an_engine_of_its_own(settings: dict[str, Any], mismatch: str, left: list[str]):
     given = {f"algorithm.rollout_correction.{key}": value for key, value in settings.items()}
-    draft = convert("verl", "loss", {"algorithm.adv_estimator": "grpo"} | given)
-    assert "mismatch" not in lines(draft) or lines(draft)["mismatch"] == "none"
+    draft = convert("verl", "correction", given)
+    assert "mismatch" not in lines(draft)
     assert [*draft.left] == [f"algorithm.rollout_correction.{key}" for key in left]
     assert all(mismatch in why for why in draft.left.values())
 

@@ -172,7 +172,15 @@ def test_words_are_settings(words: list[str], values: dict[str, Any]):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("None", None), ("1" * 18, int("1" * 18)), ("[]", []), ("[a", "[a"), ("[{a}]", "[{a}]"), ("+5", 5)],
+    [
+        ("None", None),
+        ("none", "none"),
+        ("1" * 18, int("1" * 18)),
+        ("[]", []),
+        ("[a", "[a"),
+        ("[{a}]", "[{a}]"),
+        ("+5", 5),
+    ],
 )
 def test_a_word_means_a_value(text: str, value: Any):
     assert repr(plain(text)) == repr(value)

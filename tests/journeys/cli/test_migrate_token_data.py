@@ -126,12 +126,6 @@ def test_data_of_ms_swift(settings: dict[str, Any], expected: dict[str, Any], wo
         convert("ms_swift", "data", {"split_dataset_ratio": 2})
 
 
-def test_held_out_samples_and_the_longest_completion():
-    assert values(convert("trl", "evaluation tokens", {})) == {"sampling.max_tokens": 512}
-    draft = convert("trl", "evaluation tokens", {"num_generations_eval": 4, "max_completion_length": 7})
-    assert values(draft) == {"eval.samples": 4, "sampling.max_tokens": 7}
-
-
 @pytest.mark.parametrize(
     ("settings", "lr"),
     [({}, 1e-4), ({"tuner_type": "full"}, 1e-5), ({"learning_rate": 3e-6, "tuner_type": "full"}, 3e-6)],

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mmgrpo.cli.migrate.sources import Source
-from mmgrpo.cli.migrate.tokens import ALL_LINEAR, family_of
+from mmgrpo.cli.migrate.tokens import family_of
 from mmgrpo.config.names import plural
-from tests.journeys.cli.migrating import ASSUMED, MEMORY, convert, same, values, warned
+from tests.journeys.cli.migrating import ALL_LINEAR, ASSUMED, MEMORY, convert, same, values, warned
 
 BOTH = ["trl", "ms_swift"]
 
@@ -167,6 +167,7 @@ def test_checkpoints(settings: dict[str, Any], expected: dict[str, Any], words: 
         ({"dtype": "half"}, "float16"),
         ({"dtype": "bf16"}, "bfloat16"),
         ({"dtype": "auto"}, "bfloat16"),
+        ({"dtype": "float16", "bf16": True}, "bfloat16"),
     ],
 )
 def test_the_precision(project: str, settings: dict[str, Any], dtype: str):
@@ -175,7 +176,7 @@ def test_the_precision(project: str, settings: dict[str, Any], dtype: str):
     assert values(draft) == {"model.dtype": dtype} and draft.settings["model.dtype"].of == ("bf16", "fp16", key)
 
 
-LINEAR = {"model.lora_targets": (ALL_LINEAR, "all linear layers of the language model's blocks")}
+LINEAR = {"model.lora_targets": ALL_LINEAR}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ LINEAR = {"model.lora_targets": (ALL_LINEAR, "all linear layers of the language 
 )
 def test_lora(project: str, settings: dict[str, Any], expected: dict[str, Any], left: list[str]):
     draft = convert(project, "lora", settings)
-    assert same(values(draft), expected) and [*draft.left] == left
+    assert values(draft) == expected and [*draft.left] == left
     assert draft.settings["model.lora_rank"].of[-1] == ("use_peft" if project == "trl" else "tuner_type")
 
 
