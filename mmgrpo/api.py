@@ -29,6 +29,7 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.advice import PYTHON, argument, in_python
 from mmgrpo.config.conflicts import DECISIONS, PROCESS, refuse_conflicts
 from mmgrpo.config.needs import refuse_moot, sections_of
@@ -38,6 +39,7 @@ from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
+from mmgrpo.data.streaming import shows_images
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import (
     Blocks,
@@ -52,18 +54,19 @@ from mmgrpo.family import (
 )
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
-from mmgrpo.prompts.ledger import Ledger, by_number, measured_before
+from mmgrpo.prompts.ledger import Ledger, TrainingPrompts, by_number, measured_before
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
 from mmgrpo.report.group_record import GroupRecord, displayed
+from mmgrpo.report.run_record import RunRecord
 from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, required, traits_of
 from mmgrpo.requirements.policies import reads_answers
 from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds import methods, schedules
-from mmgrpo.rounds.callback import Callback, Callbacks, load_callback
+from mmgrpo.rounds.callback import Callback, Callbacks, Hyperparameters, load_callback
 from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.fingerprint import of_inputs
@@ -415,17 +418,16 @@ def make_trainer(
     ledger, known = started_ledger(config, sampling, splits, reward_scorers)
     if config.data.ledger and accelerator.is_main_process:
         print(f"data.ledger: rewards of {known} of {len(splits.train)} training prompts are known", flush=True)
+    sizes = config.data.prompts_per_step, config.data.group_size, config.data.prompts_at_once
+    rounds = RoundSettings(*sizes, samplers=sampling)
     trainer = Trainer(
         policy=inputs.policy,
         scorers=reward_scorers,
-        recipe=recipe,
-        loss=loss,
-        prompts=splits.train,
-        rounds=RoundSettings(
-            config.data.prompts_per_step, config.data.group_size, config.data.prompts_at_once, samplers=sampling
-        ),
-        steps=config.steps,
+        hyperparameters=Hyperparameters(recipe, loss, rounds, RewardWeights.of(reward_scorers)),
+        prompts=TrainingPrompts(splits.train, ledger),
         optim=config.optim,
+        steps=config.steps,
+        seed=config.seed,
         evaluation=EvalSettings(
             prompts=splits.heldout,
             every=evaluation.every,
@@ -438,15 +440,13 @@ def make_trainer(
             patience=evaluation.patience,
             patience_reward=evaluation.patience_reward,
         ),
-        folder=folder,
-        ledger=ledger,
-        seed=config.seed,
-        accelerator=accelerator,
-        checkpoints=Checkpoints(folder, accelerator, config.save_every, config.save_every_minutes, config.keep),
-        again=again,
-        write_samples=owner.write_samples if owner else lambda stem, shown: None,
-        callbacks=[*attached(given=splits.supervised), *theirs, *changing],
-        groups=GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
+        record=RunRecord(
+            Checkpoints(folder, accelerator, config.save_every, config.save_every_minutes, config.keep),
+            GroupRecord(folder, config.groups_kept, config.steps, config.optim.steps_per_round, small),
+            owner.write_samples if owner else lambda stem, shown: None,
+            again,
+        ),
+        callbacks=[*attached(given=splits.supervised, images=shows_images(splits.train)), *theirs, *changing],
     )
     skipped = [*inputs.skipped, *(one for callback in trainer.callbacks for one in callback.skipped)]
     # Last, so that a run that cannot start leaves its folder as it was.

@@ -64,6 +64,11 @@ class EvalSettings:
         """All nonempty sets of prompts by name."""
         return {name: prompts for name, prompts in {HELDOUT: self.prompts, **self.extra}.items() if prompts}
 
+    def members(self) -> dict[str, dict[str, list[int]]]:
+        """``members`` of the held-out prompts, of the columns ``groups``."""
+        columns = members(self.prompts) if self.groups else {}
+        return {column: columns[column] for column in self.groups if column in columns}
+
 
 @dataclass(frozen=True)
 class ErrorCounts:

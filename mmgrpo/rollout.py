@@ -206,7 +206,7 @@ def sample_round(
     """Sample round ``number``; all its randomness comes from (seed, number) and the ledger, by default an empty one.
     Weights are by default the scorers', ``drawing`` that which begins at the cursor. ``changed``: what is asked of the
     policy for a request. ``extend`` adds further rows after those that were drawn, and returns metrics."""
-    now = reward_weights or RewardWeights(tuple(scorer.weight for scorer in scorers))
+    now = reward_weights or RewardWeights.of(scorers)
     ledger = ledger or settings.samplers.ledger(prompts)
     drawing = drawing or Drawing(settings, ledger, order, cursor, number, seed, accelerator.num_processes)
     plain = Request((), (), 0, derive(seed, "round", number), number, settings.sampling)

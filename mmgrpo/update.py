@@ -425,6 +425,15 @@ def _coupled(step: Step) -> None:
         backward(torch.stack(products).sum(), step.policy.network, step.accelerator)
 
 
+def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of an optimizer step from the sums of its tally: those of its decisions become means."""
+    entries = max(1.0, sums["entries"])
+    means = {name: sums[name] / entries for name in ("clip/low", "clip/high", *VELOCITY_METRICS)}
+    others = {name: value for name, value in sums.items() if name != "entries" and name not in means}
+    kl = sum(value for name, value in sums.items() if name.startswith("term/kl"))
+    return {**{name: mean for name, mean in means.items() if mean or name not in VELOCITY_METRICS}, "kl": kl, **others}
+
+
 def minibatches(key: Int[Tensor, "B"], updates: int, generator: torch.Generator) -> list[Bool[Tensor, "B"]]:
     """Divide whole groups (rows of one ``key``) among ``updates`` minibatches at random; the rows of each, on the host
     as the key."""

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.reading import build
 from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Algorithm, Optim
@@ -23,12 +24,13 @@ from mmgrpo.family import families, family
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_passes import Memory
 from mmgrpo.policies.walks import walk_of
-from mmgrpo.prompts.ledger import Measured
+from mmgrpo.prompts.ledger import Measured, TrainingPrompts
 from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.report.run_record import RunRecord
 from mmgrpo.rollout import Round, RoundSettings
 from mmgrpo.rounds import methods
 from mmgrpo.rounds import schedules as following
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Hyperparameters, Run
 from mmgrpo.rounds.moving_average import Ema, MovingAverage
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints
@@ -158,21 +160,17 @@ def trainer(
         patience_reward=patience_reward,
     )
     texts = {name: schedule for name, text in (schedules or {}).items() if (schedule := read(text, name))}
+    rounds = RoundSettings(prompts_per_step, group_size, samplers=samplers)
     return Trainer(
         policy=policy,
         scorers=scorers,
-        recipe=advantages,
-        loss=loss,
-        prompts=prompts,
-        rounds=RoundSettings(prompts_per_step, group_size, samplers=samplers),
-        steps=steps,
+        hyperparameters=Hyperparameters(advantages, loss, rounds, RewardWeights.of(scorers)),
+        prompts=TrainingPrompts(prompts, ledger),
         optim=optim_settings,
-        evaluation=evaluation,
-        folder=folder,
+        steps=steps,
         seed=seed,
-        accelerator=accelerator,
-        checkpoints=Checkpoints(folder, accelerator, save_every),
-        ledger=ledger,
+        evaluation=evaluation,
+        record=RunRecord(Checkpoints(folder, accelerator, save_every)),
         callbacks=[
             *methods(
                 loss,

@@ -26,6 +26,7 @@ from mmgrpo.advantages.select import hypervolume as volume
 from mmgrpo.advantages.select import parts
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
 from mmgrpo.config.registry import Bound, block, table_of
+from mmgrpo.scoring import Scorer
 
 WEIGHTINGS = table_of("weighting")
 
@@ -46,6 +47,11 @@ class RewardWeights:
     """Means of the weighted rewards at evaluations that added hypervolume; the first is the reference point."""
     rounds: int = 0
     """Rounds that lie behind."""
+
+    @staticmethod
+    def of(scorers: Sequence[Scorer]) -> RewardWeights:
+        """Those that a run begins with."""
+        return RewardWeights(tuple(scorer.weight for scorer in scorers))
 
     @staticmethod
     def read(record: Mapping[str, Any]) -> RewardWeights:

@@ -152,6 +152,14 @@ def in_blocks(prompts: Sequence[Prompt], choose: Choose) -> tuple[Sequence[Promp
     return prompts.filtered(choose) if isinstance(prompts, StoredPrompts) else choose(list(prompts))
 
 
+def shows_images(prompts: Sequence[Prompt]) -> bool:
+    """Whether prompts show images of files, which may be decoded ahead; of stored ones it is not known, and True."""
+    if isinstance(prompts, StoredPrompts | Joined):
+        return True
+    media = (medium for prompt in prompts for medium in prompt.media)
+    return any(medium.kind == "image" and isinstance(medium.source, str) for medium in media)
+
+
 WORKERS = ThreadPoolExecutor(2, "images")
 """Threads that decode images while a round is trained on."""
 

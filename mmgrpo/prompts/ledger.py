@@ -131,6 +131,14 @@ class Measured:
         return Measured(float(values.mean()), float(values.var(correction=0)), float(values.max()), len(values))
 
 
+@dataclass(frozen=True)
+class TrainingPrompts:
+    """The prompts that a run trains on, and what it knows of each."""
+
+    prompts: Sequence[Prompt]
+    ledger: Ledger
+
+
 class Ledger:
     """Tables of numbers by prompt, by category and of the run."""
 

@@ -23,6 +23,7 @@ def methods(
     patience: int = 0,
     patience_reward: str = "",
     given: Sequence[Prompt] = (),
+    images: bool = False,
     offline: float = 0.0,
     steps: int = 0,
     staleness: int = 0,
@@ -30,9 +31,13 @@ def methods(
 ) -> list[Callback]:
     """The callbacks of the methods that settings ask for (sections algorithm, optim and eval), in the order in which
     they act; ValueError for settings that the rewards of the run do not allow. ``given``: the prompts of
-    data.supervised. ``offline``: the share of the run's ``steps`` that is made from given answers. ``weighting``:
-    the rules by which the weights of rewards change."""
+    data.supervised. ``images``: whether prompts show images that may be decoded ahead. ``offline``: the share of the
+    run's ``steps`` that is made from given answers. ``weighting``: the rules by which the weights of rewards change."""
     callbacks: list[Callback] = []
+    if images:
+        from mmgrpo.rounds.decoding import DecodingAhead
+
+        callbacks.append(DecodingAhead())
     if offline:
         from mmgrpo.rounds.offline import Offline
 

@@ -94,6 +94,8 @@ class Run(Protocol):
     seed: int
     step: int
     """Optimizer steps so far."""
+    seconds: float
+    """Of training so far."""
     round: int
     """Rounds so far."""
     steps: int

@@ -43,6 +43,17 @@ def refuse_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
     raise NotFinite(f"{what}: {len(names)} of {len(tensors)} tensors are not finite, e.g. '{names[0]}'")
 
 
+def refuse_skipped(row: int, most: int, step: int) -> None:
+    """Raise ``NotFinite`` where ``row`` optimizer steps in a row were skipped, up to ``step``, and at most ``most`` may
+    be."""
+    if row >= most:
+        raise NotFinite(
+            f"{row} optimizer steps in a row, up to step {step}, had a loss or gradient that is not finite and were "
+            "skipped; go back to a checkpoint before the divergence with --resume-from and lower --optim.lr, or use "
+            "bf16 in place of fp16"
+        )
+
+
 def refuse_nan(values: Tensor, what: str) -> Tensor:
     """The values, which a network computed while sampling; ``NotFinite`` if one of them is NaN.
 

@@ -166,8 +166,9 @@ class Interruption:
     at once. Outside the main thread, which alone receives signals, nothing is noted.
     """
 
-    def __init__(self, grace: float = GRACE) -> None:
-        self.grace = grace
+    def __init__(self, grace: float = GRACE, alone: bool = True) -> None:
+        self.grace, self.alone = grace, alone
+        """``alone``: no other process waits for this one, so that it may stop within ``at_once``."""
         self.requested: int = 0
         """The signal, or 0."""
         self._breakable = False
@@ -193,8 +194,9 @@ class Interruption:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """A ``with`` block that a signal leaves wherever it is, since it changes nothing that is saved."""
-        self.check()
-        self._breakable = True
+        if self.alone:
+            self.check()
+        self._breakable = self.alone
         try:
             yield
         finally:

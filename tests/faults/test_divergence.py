@@ -69,7 +69,7 @@ def test_the_moments_of_the_optimizer_do_not_see_a_skipped_step(tmp_path):
 
 def test_after_several_such_steps_in_a_row_the_run_stops_and_says_how_to_go_on(tmp_path, capsys):
     made = trainer(breaking(toy_policy(), {3, 5, 6, 7}), tmp_path, toy_prompts(2), steps=9, save_every=2)
-    made.again = "COMMAND"
+    made.record.again = "COMMAND"
     with pytest.raises(NotFinite, match="3.*step 7.*--resume-from"):
         made.fit(tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000004", "step-000006"]

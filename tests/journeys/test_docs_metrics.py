@@ -117,7 +117,7 @@ def written(folder: Path) -> set[str]:
     )  # fmt: skip
     for _ in range(3):
         others.run_round()
-    others.log.flush()
+    others.record.log.flush()
     names |= {name for row in read_metrics(folder / "others" / "metrics.jsonl") for name in row}
     group = NeighborPolicy(
         ToyModel(), steps=3, draws=1, anchors=1, spread=0.3, temperature=1.0, evaluation_steps=3, forward_batch_size=9

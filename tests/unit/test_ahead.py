@@ -140,7 +140,7 @@ def test_a_round_is_drawn_with_the_weights_of_k_rounds_before_and_its_old_log_pr
         round_(bar)
 
     def stepped(batch: Any, *rest: Any) -> Any:
-        batches.append((batch, rest[1]))
+        batches.append((batch, not run.moved))
         return step(batch, *rest)
 
     kept: list[dict[str, torch.Tensor]] = []

@@ -81,7 +81,7 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     assert "'voice'" in out and "'level'" not in out, "a column that divides the evaluation is read"
     folder = tmp_path / "mine"
     assert (made.policy, made.prompts, made.steps, made.seed) == (policy, prompts[:2], 7, 3)
-    assert (made.folder, made.again, made.optim) == (folder, "resume=True", settings.optim)
+    assert (made.folder, made.record.again, made.optim) == (folder, "resume=True", settings.optim)
     assert [scorer.name for scorer in made.scorers] == ["first_number"]
     sampling = Sampling.of(["dynamic_sampling(rounds=4)"])
     assert made.rounds == RoundSettings(prompts=6, group_size=5, prompts_at_once=2, samplers=sampling)
@@ -95,9 +95,9 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     assert (kept.folder, kept.every, kept.every_minutes, kept.keep) == (folder, 14, 15.0, 16)
     identity = Identity.read(folder)
     assert identity and kept.run == identity.run != ""
-    groups = made.groups
+    groups = made.record.groups
     assert (groups.folder, groups.kept, groups.steps, groups.per_round) == (folder, 17, 7, 6)
-    assert made.write_samples(folder / "after", SimpleNamespace()) is None  # no family knows how
+    assert made.record.write_samples(folder / "after", SimpleNamespace()) is None  # no family knows how
 
 
 def test_six_frames_lead_from_train_to_the_first_backward(tmp_path, monkeypatch):
@@ -137,8 +137,8 @@ def test_a_run_of_a_family_is_written_and_refused_as_the_family_says(tmp_path):
         return api.make_trainer(settings, theirs, lambda _: inputs, [first_number], accelerator, "say it again")
 
     found: Any = made("gaussian")
-    assert found.groups.displayed("an image") == ("small", "an image")
-    assert found.write_samples(tmp_path, "shown") == (tmp_path, "shown") and found.again == "say it again"
+    assert found.record.groups.displayed("an image") == ("small", "an image")
+    assert found.record.write_samples(tmp_path, "shown") == (tmp_path, "shown") and found.record.again == "say it again"
     with pytest.raises(ValueError, match="'gfpo'"):
         made("gaussian", "gfpo")
 

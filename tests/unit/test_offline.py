@@ -142,7 +142,7 @@ def test_answers_are_compared_with_what_the_policy_before_training_gets(tmp_path
     run = made(tokens(), prompts, tmp_path, "a_lol", steps=2, prompts_per_step=2, measured=measured)
     assert [one.id for one in attached(run, Offline).skipped] == ["2"]
     seen: list[Batch] = []
-    run.groups = cast(Any, SimpleNamespace(write=lambda step, round_: seen.append(round_.batch)))
+    run.record.groups = cast(Any, SimpleNamespace(write=lambda step, round_: seen.append(round_.batch)))
     run.fit()
     batch = seen[0]
     order = batch.decisions.fields["prompt_index"].argsort(stable=True)
@@ -256,7 +256,7 @@ def test_weights_begin_balanced_move_with_the_losses_and_a_resumed_run_repeats_t
 
     whole, parts = run("whole"), run("parts")
     seen: list[Batch] = []
-    whole.groups = cast(Any, SimpleNamespace(write=lambda step, round_: seen.append(round_.batch)))
+    whole.record.groups = cast(Any, SimpleNamespace(write=lambda step, round_: seen.append(round_.batch)))
     whole.fit()
     for _ in range(2):
         parts.run_round()

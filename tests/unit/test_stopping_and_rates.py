@@ -43,7 +43,7 @@ def test_the_optimizer_has_the_settings_of_the_run(tmp_path):
 def test_metrics_are_on_the_disk_before_the_checkpoint_that_follows_them(tmp_path):
     made, order = trainer(toy_policy(), tmp_path, toy_prompts(2)), []
     assert made.at_boundary, "the weights before the first round may be saved"
-    made.log = SimpleNamespace(flush=lambda: order.append("metrics"))
+    made.record.log = SimpleNamespace(flush=lambda: order.append("metrics"))
     made.checkpoints = SimpleNamespace(save=lambda step, *_: order.append(("checkpoint", step)))
     made.save()
     assert order == ["metrics", ("checkpoint", 0)]
@@ -67,7 +67,7 @@ def test_what_can_be_saved_is_saved_before_an_error_ends_the_run(
     error, at_boundary, ranks, saved, tmp_path, monkeypatch, capsys
 ):
     made, found = trainer(toy_policy(), tmp_path, toy_prompts(2)), []
-    made.step, made.at_boundary, made.again = 3, at_boundary, "mmgrpo train"
+    made.step, made.at_boundary, made.record.again = 3, at_boundary, "mmgrpo train"
     made.save = lambda: found.append(made.step)
     monkeypatch.setattr(Accelerator, "num_processes", ranks)
     made._rescue(error)
@@ -81,7 +81,7 @@ def test_what_can_be_saved_is_saved_before_an_error_ends_the_run(
 @pytest.mark.parametrize(("step", "told"), [(0, True), (3, False)])
 def test_a_stop_before_a_step_says_that_nothing_is_lost_and_how_to_go_on(step, told, tmp_path, monkeypatch, capsys):
     made = trainer(toy_policy(), tmp_path, toy_prompts(2))
-    made.step, made.again = step, "mmgrpo train --resume"
+    made.step, made.record.again = step, "mmgrpo train --resume"
     monkeypatch.setattr(Accelerator, "num_processes", 2)  # where no rank saves by itself
     made._rescue(Interrupted(signal.SIGINT))
     assert capsys.readouterr().out.rstrip().endswith("mmgrpo train --resume") == told

@@ -193,7 +193,7 @@ def test_further_updates_of_a_round_compare_with_log_probs_of_training(objective
             toy_policy(plan, steps=6), tmp_path / str(gap), toy_prompts(2),
             steps=4, epochs=2, updates=2, loss=LossRecipe.of(objective, "per_sample"),
         )  # fmt: skip
-        made.warned_of_gap = True
+        made.record.warned_of_gap = True
         made.run_round()
         weights.append(torch.cat([p.detach().flatten() for p in made.policy.network.parameters()]))
         lines = [json.loads(line) for line in (tmp_path / str(gap) / "metrics.jsonl").read_text().splitlines()]

@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 from accelerate import Accelerator
 
-from mmgrpo import trainer as module
 from mmgrpo.evaluation import Evaluation
+from mmgrpo.report import run_record
 from mmgrpo.report.group_record import GroupRecord
+from mmgrpo.rounds import decoding
 from mmgrpo.runtime import metrics
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.progress import Interrupted
@@ -29,7 +30,7 @@ def lines(folder):
 
 def made_with(folder, **settings):
     made = trainer(toy_policy(steps=3), folder / "run", toy_prompts(2), **settings)
-    made.groups = GroupRecord(folder / "run", kept=9, steps=made.steps, per_round=made.optim.steps_per_round)
+    made.record.groups = GroupRecord(folder / "run", kept=9, steps=made.steps, per_round=made.optim.steps_per_round)
     made.checkpoints.folder = folder / "run"
     return made
 
@@ -40,7 +41,7 @@ def test_a_run_writes_its_groups_metrics_evaluations_checkpoints_and_model_in_th
     accelerator.init_trackers("demo")
     made = made_with(tmp_path, heldout=toy_prompts(3), every=2, steps=4, save_every=3, accelerator=accelerator)
     made.checkpoints.run, stems = "5f0c", []
-    made.write_samples = lambda stem, shown: stems.append((stem, len(shown.prompts)))
+    made.record.write_samples = lambda stem, shown: stems.append((stem, len(shown.prompts)))
     made.fit(tmp_path / "run" / "model")
     titles = ["before", "step-000002", "after"]
     assert stems == [(tmp_path / "run" / "samples" / title, 3) for title in titles]
@@ -65,7 +66,7 @@ def test_a_run_writes_its_groups_metrics_evaluations_checkpoints_and_model_in_th
 def test_a_process_that_is_not_the_main_one_writes_and_tells_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Accelerator, "is_main_process", False)
     made = made_with(tmp_path, heldout=toy_prompts(3), every=1, steps=2, save_every=1)
-    made.write_samples = lambda stem, shown: pytest.fail("samples are written")
+    made.record.write_samples = lambda stem, shown: pytest.fail("samples are written")
     made.fit(tmp_path / "run" / "model")
     assert not made.resume() and made.step == 2 and not (tmp_path / "run").exists()
     made._rescue(RuntimeError("a reward"))
@@ -89,8 +90,8 @@ def test_a_resumed_run_drops_the_groups_of_the_steps_that_it_repeats_and_its_bar
 
 def test_what_the_next_round_samples_is_decoded_ahead(tmp_path, monkeypatch):
     ahead, sampled = [], []
-    monkeypatch.setattr(module, "decode_ahead", lambda prompts, places, accelerator: ahead.append([*places]))
-    made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(5), steps=3)
+    monkeypatch.setattr(decoding, "decode_ahead", lambda prompts, places, accelerator: ahead.append([*places]))
+    made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(5), steps=3, callbacks=[decoding.DecodingAhead()])
     rollout = made.policy.rollout
     made.policy.rollout = lambda request: (sampled.append([int(p.id) for p in request.prompts]), rollout(request))[1]
     made.fit()
@@ -177,7 +178,7 @@ def test_evaluations_come_in_the_first_round_that_passes_a_multiple_and_not_at_t
 
 def test_only_held_out_prompts_have_a_say_in_alarms(tmp_path, monkeypatch):
     alarmed = []
-    monkeypatch.setattr(module, "print_alarms", lambda folder, step: alarmed.append(step))
+    monkeypatch.setattr(run_record, "print_alarms", lambda folder, step: alarmed.append(step))
     made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(2), heldout=toy_prompts(2))
     made.measure("before-other", toy_prompts(3))
     assert alarmed == []
@@ -193,12 +194,12 @@ def test_prompts_that_do_not_divide_among_processes_are_refused_before_anything_
 
 @pytest.mark.parametrize(("ranks", "left"), [(1, True), (2, False)])
 def test_a_signal_leaves_work_that_changes_nothing_where_no_other_process_waits(ranks, left, tmp_path, monkeypatch):
-    made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(2))
     monkeypatch.setattr(Accelerator, "num_processes", ranks)
+    made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(2))
     reached = False
     with made.interruption:
         try:
-            with made.stoppable():
+            with made.interruption.at_once():
                 signal.raise_signal(signal.SIGTERM)
                 reached = True
         except Interrupted:
@@ -230,7 +231,7 @@ def test_two_samples_and_one_step_are_the_least(tmp_path):
 
 def test_one_of_several_rewards_may_have_no_weight_and_the_bar_shows_another(tmp_path):
     zero, one = Scorer("zero", first_number, 0.0), Scorer("one", first_number)
-    assert trainer(toy_policy(), tmp_path, toy_prompts(2), scorers=[zero, one]).main_reward == "reward/one/mean"
+    assert trainer(toy_policy(), tmp_path, toy_prompts(2), scorers=[zero, one]).record.main_reward == "reward/one/mean"
     with pytest.raises(ValueError, match="rewards.*weights.*0"):
         trainer(toy_policy(), tmp_path, toy_prompts(2), scorers=[zero])
 
@@ -264,5 +265,5 @@ def test_weights_that_diverged_are_not_saved_and_a_checkpoint_that_cannot_be_wri
 
 def test_a_run_that_shows_no_samples_writes_none(tmp_path):
     made = trainer(toy_policy(steps=4), tmp_path, toy_prompts(2), heldout=toy_prompts(1), steps=1)
-    made.evaluation, made.write_samples = replace(made.evaluation, shown=0), None
+    made.evaluation, made.record.write_samples = replace(made.evaluation, shown=0), None
     assert made.fit()["eval"]["after"]["reward"]["n"] == 1

@@ -29,28 +29,32 @@ def bench_trainer(
     from accelerate import Accelerator
 
     from mmgrpo.advantages.estimate import AdvantageRecipe
+    from mmgrpo.advantages.weighting import RewardWeights
     from mmgrpo.config.reading import build
     from mmgrpo.config.settings import Algorithm, Optim
     from mmgrpo.evaluation import EvalSettings
+    from mmgrpo.prompts.ledger import Ledger, TrainingPrompts
+    from mmgrpo.report.run_record import RunRecord
     from mmgrpo.rollout import RoundSettings
+    from mmgrpo.rounds.callback import Hyperparameters
     from mmgrpo.runtime.progress import Checkpoints
     from mmgrpo.trainer import Trainer
     from mmgrpo.update import LossRecipe
 
     settings = build(Algorithm, algorithm, "the benchmark")
-    accelerator = Accelerator(cpu=True)
     return Trainer(
         policy=policy,
         scorers=[scorer],
-        recipe=AdvantageRecipe.of(settings),
-        loss=LossRecipe.of(settings.objective, settings.aggregation),
-        prompts=prompts,
-        rounds=RoundSettings(prompts_per_step, group_size),
-        steps=steps,
+        hyperparameters=Hyperparameters(
+            AdvantageRecipe.of(settings),
+            LossRecipe.of(settings.objective, settings.aggregation),
+            RoundSettings(prompts_per_step, group_size),
+            RewardWeights.of([scorer]),
+        ),
+        prompts=TrainingPrompts(prompts, Ledger(len(prompts))),
         optim=Optim(lr=lr, weight_decay=0.0, micro_batch_size=micro_batch_size),
-        evaluation=EvalSettings(),
-        folder=folder,
+        steps=steps,
         seed=0,
-        accelerator=accelerator,
-        checkpoints=Checkpoints(folder, accelerator, every=10**9, every_minutes=0.0),
+        evaluation=EvalSettings(),
+        record=RunRecord(Checkpoints(folder, Accelerator(cpu=True), every=10**9, every_minutes=0.0)),
     )

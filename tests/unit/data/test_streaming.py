@@ -14,7 +14,8 @@ from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.splits import read_splits
-from mmgrpo.data.streaming import Joined, StoredPrompts, decode_ahead, in_blocks, joined
+from mmgrpo.data.streaming import Joined, StoredPrompts, decode_ahead, in_blocks, joined, shows_images
+from mmgrpo.rounds import decoding
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.hub import load_stored
 from pipelines.readable import filter_readable
@@ -173,10 +174,16 @@ def test_nothing_is_decoded_ahead_without_a_cache(tmp_path, cache):
     assert work() == []
 
 
+def test_images_are_decoded_ahead_where_prompts_show_some(tmp_path):
+    shown = Media("image", str(tmp_path / "a.png"))
+    assert shows_images([Prompt("a"), Prompt("b", turns=(Turn("user", ("?", shown)),))])
+    assert not shows_images([Prompt("a"), Prompt("b", turns=(Turn("user", ("?", Media("video", "b.mp4"))),))])
+
+
 def test_a_run_begins_to_decode_what_its_next_round_draws(tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr("mmgrpo.trainer.decode_ahead", lambda prompts, indices, _: begun.append(indices))
-    made = trainer(toy_policy(), tmp_path, toy_prompts(6))
+    monkeypatch.setattr(decoding, "decode_ahead", lambda prompts, indices, _: begun.append(indices))
+    made = trainer(toy_policy(), tmp_path, toy_prompts(6), callbacks=[decoding.DecodingAhead()])
     drawn = [made.order.take(made.rounds.prompts * number, made.rounds.prompts) for number in range(3)]
     made.run_round()
     made.run_round()

@@ -1239,7 +1239,7 @@ def test_a_run_whose_completions_call_nothing_says_so(tmp_path):
     run = trainer(quiet, tmp_path, PROMPTS, reward=few_calls, steps=3, **algorithm_blocks("grpo", terms=[]))
     with pytest.warns(UserWarning, match=r"sampling\.tools.*sampling\.turns"):
         run.fit()
-    assert [alarm.cause for alarm in run.present_alarms] == ["uncalled_tools"]
+    assert [alarm.cause for alarm in run.record.alarms] == ["uncalled_tools"]
 
 
 def few_calls(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

@@ -22,7 +22,7 @@ BAD = "</style>\"'><script>alert(1)</script>{{x}}${x}"
 def fresh(folder: Path, kept: int = 3, **changes):
     plan = "one_step_branch(first=0.5, intervals=[1, 2])"
     made = trainer(toy_policy(plan), folder, toy_prompts(3), **{"steps": 6, "save_every": 2, **changes})
-    made.groups = GroupRecord(folder, kept, made.steps, made.optim.steps_per_round)
+    made.record.groups = GroupRecord(folder, kept, made.steps, made.optim.steps_per_round)
     return made
 
 
@@ -77,7 +77,7 @@ def test_files_that_no_run_wrote_stay(tmp_path):
     note = tmp_path / "groups" / "step-000002" / "note.txt"
     note.write_text("mine")
     again = fresh(tmp_path)
-    again.groups.truncate(0)
+    again.record.groups.truncate(0)
     assert sorted((tmp_path / "groups").rglob("*")) == [note.parent, note]
     again.fit()
     assert note.read_text() == "mine" and group_steps(tmp_path) == [0, 2, 4]

@@ -254,7 +254,7 @@ def test_a_resumed_run_knows_of_the_rounds_before(tmp_path: Path):
     again = trainer(toy_policy(), tmp_path, toy_prompts(2), reward=nothing, steps=4)
     again.resume()
     again.run_round()
-    assert again.watch.rounds == 3 and causes(read_alarms(tmp_path)) == ["no_spread", "constant_reward"]
+    assert again.record.watch.rounds == 3 and causes(read_alarms(tmp_path)) == ["no_spread", "constant_reward"]
 
 
 @pytest.mark.parametrize("settings", [{"lr": 0.0}, {"lr": 1e-30}])

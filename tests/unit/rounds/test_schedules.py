@@ -33,7 +33,7 @@ def after(folder: Path, rounds: int = 3, **changes) -> tuple[list[torch.Tensor],
     made.policy.keep_reference()
     for _ in range(rounds):
         made.run_round()
-    made.log.flush()
+    made.record.log.flush()
     return weights(made), read_metrics(folder / "metrics.jsonl")
 
 

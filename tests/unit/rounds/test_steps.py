@@ -97,7 +97,7 @@ def test_a_policy_moves_within_the_trust_region_whatever_the_learning_rate(tmp_p
         run, moved = on_policy("natural(delta=1e-4, iterations=4)", tmp_path / str(number), lr=lr)
         assert any(part.abs().max() > 0 for part in moved.values())
         moves.append(moved)
-        line = run.log.path.read_text().splitlines()[-1]
+        line = run.record.log.path.read_text().splitlines()[-1]
         assert '"nonfinite": 0' in line
     assert all(torch.equal(moves[0][name], moves[1][name]) for name in moves[0])
 

@@ -56,7 +56,7 @@ def test_right_after_a_renewal_the_kl_is_zero_and_so_is_its_gradient(term, tmp_p
     kls = []
     for _ in range(4):
         made.run_round()
-        made.log.flush()
+        made.record.log.flush()
         kls.append(json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])[f"term/{term[:5]}"])
     assert [value == 0 for value in kls] == [True, False, True, False]
 

@@ -1,0 +1,27 @@
+"""Whether a run can train: everything that is known of it before it samples."""
+
+from __future__ import annotations
+
+from mmgrpo.prompts.trackers import LEDGER_FIELDS
+from mmgrpo.requirements.policies import refuse_alone
+from mmgrpo.requirements.rewards import refuse_unsuited, refuse_unweighted
+from mmgrpo.rollout import RoundSettings
+from mmgrpo.rounds.callback import Run
+from mmgrpo.runtime.distributed import RankSlice
+
+
+def refuse_unfit(run: Run, rounds: RoundSettings, evaluates: bool) -> None:
+    """ValueError for every error that is detectable before sampling; ``evaluates``: on held-out prompts, between
+    rounds."""
+    run.optim.check()
+    if run.steps < 1:
+        raise ValueError(f"got steps {run.steps}, expected at least 1")
+    if rounds.group_size < 2:
+        refuse_alone(rounds.group_size, run.recipe, run.loss)
+    rounds.samplers.refuse((run.recipe.fields | run.loss.fields) & LEDGER_FIELDS, "algorithm")
+    RankSlice.of(rounds.prompts, run.accelerator, "the number of prompts per round")
+    refuse_unsuited(run.policy, run.recipe, run.loss, run.scorers, run.prompts, evaluates, run.callbacks.used)
+    if run.callbacks.given(run.steps - 1) is None:
+        refuse_unweighted(run.scorers)
+    if not run.trained:
+        raise ValueError("got a policy without trainable parameters; check its LoRA targets or train the full model")
