@@ -222,7 +222,7 @@ def test_a_run_without_spread_warns_while_it_runs_and_leaves_an_alarm(tmp_path: 
     made, said = run_of(tmp_path, nothing, steps=4)
     assert causes(read_alarms(tmp_path)) == ["no_spread", "constant_reward"]
     assert sum("trains nothing" in one for one in said) == 1 and sum("'reward'" in one for one in said) == 1
-    assert "ALARM no_spread" in made._postfix()
+    assert "ALARM no_spread" in made.record.postfix
     page = write_report(tmp_path).read_text()
     assert page.index("his run trains nothing") < page.index('<dl class="facts">')
     assert causes(read_run(tmp_path).alarms) == ["no_spread", "constant_reward"]
