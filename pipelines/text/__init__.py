@@ -1,0 +1,1 @@
+"""Language models that need no media: files that they are read from."""
