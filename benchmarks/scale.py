@@ -273,7 +273,7 @@ def measure(case: Case) -> dict[str, Any]:
 
     from mmgrpo.api import make_trainer
     from mmgrpo.data.splits import Splits
-    from mmgrpo.family import Blocks, family
+    from mmgrpo.family import family
     from mmgrpo.inputs import RunInputs
     from mmgrpo.runtime.sharding import SHARDED, local
 
@@ -322,7 +322,7 @@ def measure(case: Case) -> dict[str, Any]:
             trainer.run_round(bar)
     return {
         "processes": world,
-        "in step": isinstance(owner, Blocks) and owner.in_step,
+        "in step": owner.in_step,
         "weights": sum(one.numel() * one.element_size() for one in own),
         "trained bytes": 4 * sum(one.numel() for one in trained),
         "trained outside": 4 * sum(one.numel() for one in rest if one.requires_grad),

@@ -42,11 +42,8 @@ from mmgrpo.data.splits import Splits
 from mmgrpo.data.streaming import shows_images
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import (
-    Blocks,
-    Drawable,
     Family,
     Settings,
-    Stating,
     family,
     refuse_absent_engine,
     refuse_engine,
@@ -291,8 +288,8 @@ def engine_ended(owner: Family | None, trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if isinstance(owner, Drawable):
-            owner.end_engine(trainer.policy)
+        if owner and owner.engines:
+            owner.engines.end(trainer.policy)
         raise
 
 
@@ -349,8 +346,8 @@ def finish(
         summary["alarms"] = [alarm.as_dict() for alarm in raised]
         write_text(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False))
         write_report(folder)
-    if isinstance(owner, Drawable):
-        owner.end_engine(trainer.policy)
+    if owner and owner.engines:
+        owner.engines.end(trainer.policy)
     accelerator.end_training()
     return Result(folder, summary, trainer.policy)
 
@@ -411,9 +408,9 @@ def make_trainer(
     origin = of_inputs(splits, inputs.policy.network)  # of the whole network, however many processes divide it
     if config.distributed.shard == "full":
         shard_networks(config, owner, inputs.policy, accelerator)
-    if config.rollout.engine != "policy" and isinstance(owner, Drawable):
+    if config.rollout.engine != "policy" and owner and owner.engines:
         place = accelerator.num_processes, accelerator.process_index
-        owner.draw_with_engine(config, inputs.policy, str(accelerator.device), *place, run)
+        owner.engines.draw(owner, config, inputs.policy, str(accelerator.device), *place, run)
     small = owner.displayed if owner else displayed
     ledger, known = started_ledger(config, sampling, splits, reward_scorers)
     if config.data.ledger and accelerator.is_main_process:
@@ -469,11 +466,11 @@ def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, 
 
 def given(config: Config, owner: Family | None, loss: LossRecipe) -> tuple[frozenset[str], bool]:
     """What the settings of a run give to its blocks, and whether that tells all that its policy has."""
-    stated = isinstance(owner, Stating)
-    has = owner.has(config) if stated else frozenset[str]()
-    data = {"answers": getattr(config.data, "reference_in_group", False), "supervised": config.data.supervised}
+    stated = owner.has if owner else None
+    has = stated(config) if stated else frozenset[str]()
+    data = {"answers": config.data.reference_in_group, "supervised": config.data.supervised}
     data |= {"evaluations": config.eval.every, "positive_weights": True}  # the trainer knows prompts and weights
-    return has | of_algorithm(loss) | {name for name, there in data.items() if there}, stated
+    return has | of_algorithm(loss) | {name for name, there in data.items() if there}, stated is not None
 
 
 def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: Sequence[Scorer]) -> tuple[Ledger, int]:
@@ -489,7 +486,7 @@ def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: 
 def shard_networks(config: Config, owner: Family | None, policy: Policy, accelerator: Accelerator) -> None:
     """Divide the networks of a policy among the processes as ``distributed`` says; by one process they are moved to its
     device."""
-    assert isinstance(owner, Blocks)  # refuse_unshardable
+    assert owner is not None  # refuse_unshardable
     networks = [policy.network, *policy.networks.model.reference.copies]
     by_engine = config.rollout.engine != "policy"  # it is sent whole weights while rollouts are drawn
     if accelerator.num_processes == 1:
@@ -502,7 +499,7 @@ def shard_networks(config: Config, owner: Family | None, policy: Policy, acceler
         owner.blocks,
         mesh_of(accelerator.device.type, config.distributed.replicate),
         # Plans of single prompts differ in their numbers of calls.
-        in_step=owner.in_step and getattr(config.sampling, "plan_per", "round") == "round",
+        in_step=owner.in_step and config.sampling.plan_per == "round",
         agree=not owner.in_step,
         whole_rollouts={"auto": by_engine or None, "blocks": False, "whole": True}[config.distributed.rollout_weights],
         compute=getattr(torch, getattr(config.model, "dtype", "float32")),

@@ -1,8 +1,8 @@
-"""The interface of a model family to the commands, none of which names a modality."""
+"""A model family as the commands know it, none of which names a modality: one record of facts and functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,92 +24,26 @@ if TYPE_CHECKING:
     from mmgrpo.types import Audio, Media, Policy, Prompt
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """The cost of one rollout, which a run prints before it starts."""
+
+    lines: tuple[str, ...]
+    """The rollout in words."""
+    groups: int
+    """Groups that are divided among updates."""
+    totals: Mapping[str, int]
+    """Counts per rollout by name; a run's are these times its number of rollouts."""
+
+
 @runtime_checkable
-class Family(Protocol):
-    """One model family as commands see it. ``config`` has at least the sections model, data and sampling."""
+class Load(Protocol):
+    """Loads a model as a policy; ``weights`` is a folder that training saved. ``prompts`` are all prompts of the run,
+    where they are known before."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def about(self) -> str:
-        """One line for ``mmgrpo families``."""
-        ...
-
-    @property
-    def modality(self) -> str:
-        """The package of its recipes, and its name in reports."""
-        ...
-
-    @property
-    def module(self) -> str:
-        """Name of the module with its ``load`` and ``tiny``."""
-        ...
-
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        """Names in its checkpoints: the class of the pipeline (diffusers) or the type of the model (transformers)."""
-        ...
-
-    @property
-    def sections(self) -> Sections:
-        """Its options."""
-        ...
-
-    def check(self, config: Config) -> None:
-        """Raise ValueError for inconsistent settings; loads nothing."""
-        ...
-
-    def decisions(self, config: Config) -> str:
-        """The kind of the policy's decisions, on which presets depend: tokens, gaussian or matching."""
-        ...
-
-    def arithmetic(self, config: Config) -> Arithmetic:
-        """The cost of a rollout."""
-        ...
-
-    def policy(
+    def __call__(
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
-    ) -> Policy:
-        """Load the model as a policy; ``weights`` is a folder that training saved. ``prompts`` are all prompts of the
-        run, where they are known before."""
-        ...
-
-    def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
-        """The prompts of a file, and the skipped ones, each with its reason."""
-        ...
-
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
-        """The prompts whose media can be read, and the skipped ones; ``name`` says where they come from."""
-        ...
-
-    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts that the loaded model accepts, and the skipped ones, each with its reason."""
-        ...
-
-    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
-        """Prompts from a command line: texts, or files."""
-        ...
-
-    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """All prompts with blank media in place of theirs; an empty list if none has media."""
-        ...
-
-    def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Write samples for the report: ``<stem>.png``, or ``<stem>.jsonl`` and files next to it."""
-        ...
-
-    def displayed(self, medium: Media | Audio) -> PilImage | Sound:
-        """A medium of a prompt, or a generated audio clip, small enough for a page."""
-        ...
-
-    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """Write samples as a page into a folder, each set under its title, ``samples`` per prompt; the file to open."""
-        ...
-
-    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """Additional entries of summary.json after training; called on every process."""
-        ...
+    ) -> Policy: ...
 
 
 @runtime_checkable
@@ -140,83 +74,134 @@ class Elsewhere(Protocol):
         ...
 
 
-@runtime_checkable
-class Stating(Protocol):
-    """A family that says, before a model is loaded, what blocks of an algorithm may require of its rollouts."""
+@dataclass(frozen=True)
+class Engines:
+    """What may draw the rollouts of a family in place of the policy."""
 
-    def has(self, config: Config) -> frozenset[str]:
-        """Names of ``mmgrpo.requirements.blocks`` that depend on the policy; ValueError for a plan that the run
-        cannot draw."""
-        ...
-
-
-@runtime_checkable
-class Exporter(Protocol):
-    """A family whose trained models can be written for other programs (``mmgrpo export``)."""
-
-    @property
-    def elsewhere(self) -> Elsewhere: ...
+    names: tuple[str, ...]
+    """The values of ``rollout.engine`` that the family takes."""
+    make: Callable[[Family, Config, str], Engine | Denoiser]
+    """The engine ``config.rollout.engine`` with the model of the configuration on a device, in this process."""
+    draw: Callable[[Family, Config, Policy, str, int, int, str], None]
+    """Lets the engine of ``config.rollout`` draw the rollouts of a policy on a device, of the process of this number
+    among so many, for the run of this id."""
+    end: Callable[[Policy], None]
+    """Ends the engine with the run; nothing where there is none."""
 
 
-@runtime_checkable
-class Inspector(Protocol):
-    """A family that can say of a path without reading weights that it is none of its models."""
-
-    def refuse_model(self, config: Config, path: str) -> None:
-        """FileNotFoundError or ValueError for a folder or a hub id that is no model, or another family's, as far as its
-        index shows, and for settings that its configuration does not allow."""
-        ...
+def anything(config: Config) -> None:
+    """Consistent, whatever the settings are."""
 
 
-@runtime_checkable
-class Blocks(Protocol):
-    """A family whose networks can be sharded."""
-
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        """Class names of the parts of its networks that become units; ``*`` stands for any letters."""
-        ...
-
-    @property
-    def in_step(self) -> bool:
-        """Whether equal numbers of rows make equally many calls of the network, whatever the rows are."""
-        ...
+def any_model(config: Config, path: str) -> None:
+    """A model of the family, as far as its path shows."""
 
 
-@runtime_checkable
-class Drawable(Protocol):
-    """A family whose rollouts an engine may draw."""
+def every_row(config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """Every prompt can be read."""
+    return prompts, []
 
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """The values of ``rollout.engine`` that it takes."""
-        ...
 
-    def make_engine(self, config: Config, device: str) -> Engine | Denoiser:
-        """The engine ``config.rollout.engine`` with the model of the configuration, in this process."""
-        ...
+def every_prompt(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    """The model accepts every prompt."""
+    return list(prompts), []
 
-    def draw_with_engine(
-        self, config: Config, policy: Policy, device: str, processes: int, process: int, run: str = ""
-    ) -> None:
-        """Let the engine of ``config.rollout`` draw this process's rollouts, for the ``run`` of this id."""
-        ...
 
-    def end_engine(self, policy: Policy) -> None:
-        """End the engine with the run; nothing where there is none."""
-        ...
+def texts(config: Config, arguments: Sequence[str]) -> list[Prompt]:
+    """Texts of a command line as prompts."""
+    from mmgrpo.types import Prompt
+
+    return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
+
+
+def without_media(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """No prompt has media that could be blank."""
+    return []
+
+
+def displayed_in_memory(medium: Media | Audio) -> PilImage | Sound:
+    """A thumbnail, a strip of frames, or a WAV file, of media in memory."""
+    from mmgrpo.report.group_record import displayed
+
+    return displayed(medium)
+
+
+def nothing_more(config: Config, trainer: Trainer) -> dict[str, Any]:
+    """No further entries."""
+    return {}
 
 
 @dataclass(frozen=True)
-class Arithmetic:
-    """The cost of one rollout, which a run prints before it starts."""
+class Family:
+    """One model family. ``config`` has at least the sections model, data and sampling."""
 
-    lines: tuple[str, ...]
-    """The rollout in words."""
-    groups: int
-    """Groups that are divided among updates."""
-    totals: Mapping[str, int]
-    """Counts per rollout by name; a run's are these times its number of rollouts."""
+    name: str
+    about: str
+    """One line for ``mmgrpo families``."""
+    modality: str
+    """The package of its recipes, and its name in reports."""
+    sections: Sections
+    """Its options."""
+    load: Load
+    """Loads its model as a policy; commands call ``policy``."""
+    decisions: Callable[[Config], str]
+    """The kind of the policy's decisions, on which presets depend: tokens, gaussian or matching."""
+    arithmetic: Callable[[Config], Arithmetic]
+    """The cost of a rollout."""
+    read: Callable[[Config, str], tuple[Sequence[Prompt], list[Skipped]]]
+    """The prompts of a file, and the skipped ones, each with its reason."""
+    write_samples: Callable[[Path, Shown], None]
+    """Writes samples for the report: ``<stem>.png``, or ``<stem>.jsonl`` and files next to it."""
+    write_page: Callable[[Path, Mapping[str, Shown], int, int], Path]
+    """Writes samples as a page into a folder, each set under its title, so many per prompt and in a row; the file to
+    open."""
+    module: str = ""
+    """The module of its model, in which commands look up ``LORA_TARGETS`` and ``EXAMPLE``, a hub id that errors
+    name."""
+    architectures: tuple[str, ...] = ()
+    """Names in its checkpoints: the class of the pipeline (diffusers) or the type of the model (transformers)."""
+    check: Callable[[Config], None] = anything
+    """Raises ValueError for inconsistent settings; loads nothing."""
+    refuse_model: Callable[[Config, str], None] = any_model
+    """Raises FileNotFoundError or ValueError for a folder or a hub id that is no model, or another family's, as far as
+    its index shows, and for settings that its configuration does not allow; reads no weights."""
+    has: Callable[[Config], frozenset[str]] | None = None
+    """Names of ``mmgrpo.requirements.blocks`` that its rollouts meet, before a model is loaded; ValueError for a
+    plan that the run cannot draw. None: only the policy knows."""
+    readable: Callable[[Config, Sequence[Prompt], str], tuple[Sequence[Prompt], list[Skipped]]] = every_row
+    """The prompts whose media can be read, and the skipped ones; the text says where they come from."""
+    accept: Callable[[Config, Policy, Sequence[Prompt]], tuple[list[Prompt], list[Skipped]]] = every_prompt
+    """The prompts that the loaded model accepts, and the skipped ones, each with its reason."""
+    prompts: Callable[[Config, Sequence[str]], list[Prompt]] = texts
+    """Prompts from a command line: texts, or files."""
+    blank: Callable[[Sequence[Prompt]], list[Prompt]] = without_media
+    """All prompts with blank media in place of theirs; an empty list if none has media."""
+    displayed: Callable[[Media | Audio], PilImage | Sound] = displayed_in_memory
+    """A medium of a prompt, or a generated audio clip, small enough for a page."""
+    summary: Callable[[Config, Trainer], dict[str, Any]] = nothing_more
+    """Additional entries of summary.json after training; called on every process."""
+    guidance: str = ""
+    """The option of its model that doubles the network evaluations where it is not 1; empty: none is known."""
+    image_input: str = ""
+    """The image in a prompt of a generator: ``required``, ``optional``, or empty where it takes none."""
+    blocks: tuple[str, ...] = ()
+    """Class names of the parts of its networks that become units where they are sharded, ``*`` for any letters; empty
+    where they cannot be."""
+    in_step: bool = False
+    """Whether equal numbers of rows make equally many calls of the network, whatever the rows are, under plans that
+    are drawn once a round (``sampling.plan_per``)."""
+    engines: Engines | None = None
+    """What may draw its rollouts in place of the policy."""
+    elsewhere: Callable[[], Elsewhere] | None = None
+    """How its trained models are written for other programs (``mmgrpo export``)."""
+
+    def policy(
+        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+    ) -> Policy:
+        """The policy of a configuration, which records both, so that a command can load it again."""
+        policy = self.load(config, device, prompts, training=training, weights=weights)
+        policy.settings = Settings(self, config)
+        return policy
 
 
 @dataclass(frozen=True)
@@ -245,22 +230,21 @@ def refuse_unshardable(config: Config, owner: Family | None) -> None:
     """ValueError, before a model is loaded, for ``distributed.shard`` full with what cannot be divided."""
     if config.distributed.shard == "none":
         return
-    if not isinstance(owner, Blocks):
+    if owner is None or not owner.blocks:
         raise ValueError(
             f"distributed.shard: got full, expected none, since family '{config.model.family}' names no blocks of its "
             "network to divide"
         )
-    plans = getattr(config.sampling, "plan_per", "round")
-    if config.distributed.rollout_weights == "blocks" and owner.in_step and plans != "round":
+    if config.distributed.rollout_weights == "blocks" and owner.in_step and config.sampling.plan_per != "round":
         raise ValueError(
-            f"distributed.rollout_weights: got blocks with sampling.plan_per={plans}, by which processes call the "
-            "network differently often, expected whole; or set sampling.plan_per=round"
+            f"distributed.rollout_weights: got blocks with sampling.plan_per={config.sampling.plan_per}, by which "
+            "processes call the network differently often, expected whole; or set sampling.plan_per=round"
         )
 
 
 def refuse_engine(config: Config, owner: Family | None) -> None:
     """ValueError, before a model is loaded, for a ``rollout.engine`` that the family does not take."""
-    asked, known = config.rollout.engine, owner.engines if isinstance(owner, Drawable) else ()
+    asked, known = config.rollout.engine, owner.engines.names if owner and owner.engines else ()
     if asked != "policy" and asked not in known:
         raise ValueError(
             f"rollout.engine: got {asked}, expected {' or '.join(['policy', *known])}, since family "
@@ -278,11 +262,15 @@ def refuse_absent_engine(config: Config) -> None:
         )
 
 
+def a_family(value: Any) -> str:
+    """Empty for a ``Family``, else what was expected instead (``plugins.Kind``)."""
+    return "" if isinstance(value, Family) else "a Family, the record of a model (docs/extending_models.md)"
+
+
 def family(name: str) -> Family:
-    """A family by name, or one of one's own as ``module:Class`` or ``module:OBJECT``; an unknown one is an error that
-    names the nearest."""
+    """A family by name, or one of one's own as ``module:OBJECT``; an unknown one is an error that names the nearest."""
     if ":" in name:
-        return plugins.load_instance(name, "model.family", Family)
+        return plugins.load_object(name, "model.family", kind=a_family)
     table = families()
     if name not in table:
         raise ValueError(f"model.family: unknown family {name!r}.{nearest(name, table, 'mmgrpo families')}")

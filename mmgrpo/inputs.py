@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from mmgrpo.config import plugins
@@ -140,9 +141,19 @@ def facts(config: Config, splits: Splits) -> dict[str, bool]:
 
 def keys_of_family(owner: Family) -> frozenset[str] | None:
     """The keys of ``Prompt.meta`` that a family reads; None where it has no source."""
-    kind = type(owner)
-    own, model = keys_read(kind.__module__, kind.__name__), keys_read(owner.module)
-    return own if model is None else model if own is None else own | model
+    answers = [value for one in fields(owner) if (value := getattr(owner, one.name)) is not one.default]
+    functions = [function for answer in answers for function in functions_in(answer)]
+    places = {(owner.module, ""), *((one.__module__, one.__name__) for one in functions)}
+    known = [keys for place in places if (keys := keys_read(*place)) is not None]
+    return frozenset[str]().union(*known) if known else None
+
+
+def functions_in(value: Any) -> Iterator[FunctionType]:
+    """The functions of a field, those inside of partial applications included."""
+    if isinstance(value, partial):
+        yield from (one for part in (value.func, *value.args) for one in functions_in(part))
+    elif isinstance(value, FunctionType):
+        yield value
 
 
 def keys_of_reward(spec: Any) -> frozenset[str] | None:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mmgrpo.config.registry import bind, parse
 from mmgrpo.config.settings import Config
-from mmgrpo.family import Arithmetic, Family, families
-from pipelines.factory import with_settings
+from mmgrpo.family import Arithmetic, families
 from pipelines.options import DenoisingSampling
 
 if TYPE_CHECKING:
@@ -39,6 +38,11 @@ def check_decisions(config: Config) -> None:
         )
 
 
+def decisions(config: Config) -> str:
+    """``gaussian`` transitions, flow-``matching`` errors at sampled noise levels, or ``neighbors``."""
+    return DECISIONS[config.sampling.policy]
+
+
 def has(config: Config) -> frozenset[str]:
     """What blocks may require of the rollouts of a denoising policy (``mmgrpo.requirements``)."""
     sampling, plans = config.sampling, []
@@ -50,8 +54,7 @@ def has(config: Config) -> frozenset[str]:
         "positions": True,
         "subtrees": any(1 < plan.roots < plan.rows for plan in plans),
         "steps": bool(plans) and bool(sampling.completion_steps),
-        "sampler": config.rollout.engine != "policy"
-        or (bool(plans) and bool(getattr(sampling, "rollout_guidance", 0.0))),
+        "sampler": config.rollout.engine != "policy",
     }
     return frozenset(name for name, known in there.items() if known)
 
@@ -168,16 +171,16 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
 
 def policy_over(
     model: Any,
-    family: Family,
     config: Config,
     device: str,
     drawing: Any = None,
     evaluation: Any = None,
     referring: Any = None,
+    reference_guidance: float = 1.0,
 ) -> Policy:
     """The policy over a loaded model's transitions, or over its errors at sampled noise levels; ``drawing`` and
     ``evaluation`` are variants of the model that draw rollouts and evaluation samples in its place, ``referring`` one
-    that is the reference of errors."""
+    that is the reference of errors, with ``reference_guidance``."""
     from mmgrpo.policies.denoising import DenoisingPolicy
     from mmgrpo.policies.flow_matching import FlowMatchingPolicy
     from mmgrpo.policies.neighbors import NeighborPolicy
@@ -195,7 +198,7 @@ def policy_over(
         of_draws = {"draws": sampling.draws, "noisy_fraction": sampling.noisy_fraction, "solver": sampling.solver}
         of_draws |= {"boundaries": sampling.boundaries, "least_level": sampling.least_level}
         of_draws["draws_per"] = sampling.draws_per
-        of_draws["guidance"] = float(vars(sampling).get("reference_guidance", 0.0) or 1.0)
+        of_draws["guidance"] = reference_guidance
         of_draws |= {"explore_steps": sampling.explore_steps, "explore_keep": sampling.explore_keep}
         policy: Any = FlowMatchingPolicy(model, error=sampling.error, referring=referring, **of_draws, **arguments)
     elif sampling.policy == "neighbors":
@@ -205,7 +208,7 @@ def policy_over(
     else:
         of_steps = {"kernel_text": sampling.kernel, "completion_steps": sampling.completion_steps}
         policy = DenoisingPolicy(model, plan=sampling.plan, plan_per=sampling.plan_per, **of_steps, **arguments)
-    return with_settings(policy, family, config)
+    return policy
 
 
 def refuse_other_architectures(name: str, architectures: Sequence[str], path: str) -> None:

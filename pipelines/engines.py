@@ -20,14 +20,14 @@ from pipelines.training import torch_dtype
 from pipelines.vllm_engine import media_of
 
 if TYPE_CHECKING:
-    from mmgrpo.family import Drawable, Family
+    from mmgrpo.family import Family
 
 GAPS = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 """``rollout.max_gap`` by precision: kernels differ by 5e-7 to 1e-6 in fp32, and by about 0.01 in half of it."""
 
 
 def draw_with_engine(
-    owner: Drawable, config: Config, policy: Any, device: str, processes: int, process: int, run: str = ""
+    owner: Family, config: Config, policy: Any, device: str, processes: int, process: int, run: str = ""
 ) -> None:
     """Let the engine of ``config.rollout`` draw a policy's rollouts: completions, or trajectories of denoising; a
     server draws for the ``run`` of this id."""
@@ -41,7 +41,8 @@ def draw_with_engine(
             times = {"timeout": rollout.timeout, "patience": rollout.patience}
             engines.append(Client(url, token, **times, run=run, title=title_of(config)))
     else:
-        engines.append(owner.make_engine(config, device))
+        assert owner.engines is not None
+        engines.append(owner.engines.make(owner, config, device))
     dtype, network, gap = torch_dtype(config.model.dtype), policy.network, rollout.max_gap or GAPS[config.model.dtype]
     if isinstance(policy, DenoisingPolicy):
         if len(engines) > 1:

@@ -14,7 +14,7 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import check_ranges
 from mmgrpo.config.reading import build, setting_names, with_preset
 from mmgrpo.config.settings import config_class
-from mmgrpo.family import Family, Settings
+from mmgrpo.family import Family
 from pipelines.tools import named
 
 if TYPE_CHECKING:
@@ -84,9 +84,3 @@ def device_of(device: str) -> str:
     from mmgrpo.runtime.devices import accelerator
 
     return str(accelerator(device).device)
-
-
-def with_settings(policy: Any, family: Family, config: Any) -> Any:
-    """The policy with the family and configuration that constructed it, which checkpoints record."""
-    policy.settings = Settings(family, config)
-    return policy

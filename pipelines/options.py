@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from mmgrpo.config.conflicts import excludes, where
 from mmgrpo.config.needs import needs
@@ -65,6 +66,8 @@ class ModelOptions:
     allow_pickle: bool = False
     """Read weights from pickles (pytorch_model.bin) where a checkpoint has no safetensors. torch then unpickles tensors
     only (weights_only=True), but a pickle is a program, and a gap in that restriction would run it: convert instead."""
+    head_dtype: ClassVar[str] = ""
+    """Fixed where a family has no such option: the output layer is of dtype."""
 
 
 def check_trainable(options: ModelOptions) -> None:
@@ -75,7 +78,8 @@ def check_trainable(options: ModelOptions) -> None:
 
 @dataclass
 class TokenSampling:
-    """Sampling of completions in rollouts and in evaluation."""
+    """Sampling of completions in rollouts and in evaluation. What only some families let a recipe choose is fixed for
+    the others."""
 
     max_tokens: Annotated[int, within("[1, 1e6]")] = 64
     """Maximum length of a completion."""
@@ -97,6 +101,13 @@ class TokenSampling:
     the same up to rounding (micro-sampled groups, Infinite Sampling)."""
     features_kept: Annotated[int, COUNT_OR_ZERO, needs("model.freeze_vision") | needs("model.freeze_encoder")] = 0
     """Prompts whose media features are cached between rollouts, with a frozen encoder only; costs memory."""
+    top_p: ClassVar[float] = 1.0
+    contrast: ClassVar[str] = ""
+    variants: ClassVar[str] = ""
+    states: ClassVar[str] = ""
+    tree: ClassVar[str] = ""
+    tools: ClassVar[Sequence[str]] = ()
+    dtype: ClassVar[str] = ""
 
 
 @dataclass

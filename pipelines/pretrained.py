@@ -20,7 +20,6 @@ from mmgrpo.runtime.weight_files import check_weight_files, read_object, variant
 from mmgrpo.scoring.manifest import cached_on_hub
 
 if TYPE_CHECKING:
-    from mmgrpo.family import Family
     from pipelines.training import Training
 
 INDEX = ("model_index.json", "config.json", "transformer/config.json")
@@ -88,12 +87,12 @@ def locate(path: str | Path, example: str, *marks: str) -> str:
     )
 
 
-def refuse_none(owner: Family, source: str) -> None:
+def refuse_none(source: str, options: type, module: str) -> None:
     """FileNotFoundError for what is no model, as far as its folder or the hub shows without weights; it names one of
-    the family."""
+    the family, the default of its ``options`` or the ``EXAMPLE`` of its ``module``."""
     folder = Path(source)
     if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
-        example = owner.sections.model().path or getattr(importlib.import_module(owner.module), "EXAMPLE", "owner/name")
+        example = options().path or getattr(importlib.import_module(module), "EXAMPLE", "owner/name")
         locate(source, example, *INDEX, "words")
     if not folder.is_dir() and cached_on_hub(source) is None:
         read_json(source, INDEX[0])

@@ -111,7 +111,7 @@ def tools_of(config: Config, model: Any) -> Tools | None:
     from mmgrpo.policies.tools import Tools
 
     sampling = config.sampling
-    if not getattr(sampling, "tools", ()):
+    if not sampling.tools:
         return None
     tokenizer, chat = model.tokenizer, model.chat
     if model.turn_end is None:

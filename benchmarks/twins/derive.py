@@ -14,7 +14,7 @@ from mmgrpo.config.plugins import recipe, recipes
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import build, load_yaml
 from mmgrpo.config.settings import Algorithm, Config, config_class
-from mmgrpo.family import Family, family
+from mmgrpo.family import Family, Settings, family
 from mmgrpo.types import Policy
 
 if TYPE_CHECKING:
@@ -250,7 +250,11 @@ def plane_policy(twin: Twin, config: Config) -> Policy:
         None if (other := float(vars(sampling).get(f"{use}_guidance", 0.0)) or own) == own else model.variant(other)
         for use in ("rollout", "evaluation", "reference")
     )
-    return policy_over(model, owner, config, "cpu", drawing, evaluation, reference)
+    policy = policy_over(
+        model, config, "cpu", drawing, evaluation, reference, float(vars(sampling).get("reference_guidance", 0.0) or 1)
+    )
+    policy.settings = Settings(owner, config)
+    return policy
 
 
 def prompts_of(twin: Twin) -> dict[str, Any]:

@@ -567,8 +567,6 @@ def counter(args: Args) -> tuple[Callable[[Prompt, Sequence[Measure]], int] | No
 def generator_check(path: str, most: int) -> Callable[[Prompt], None] | None:
     """What raises ValueError for a prompt of which the text encoders of a generator of images or clips would cut
     something: those that read at most ``most`` tokens, 0: as many as by default. None for another model."""
-    from dataclasses import fields
-
     from pipelines.pretrained import architecture
     from pipelines.visual.families import FAMILIES
     from pipelines.visual.tokenizers import word_check
@@ -577,8 +575,7 @@ def generator_check(path: str, most: int) -> Callable[[Prompt], None] | None:
     family = next((one for one in FAMILIES.values() if kind in one.architectures), None)
     if family is None:
         return None
-    own = next((one.default for one in fields(family.options) if one.name == "max_sequence_length"), 0)
-    return word_check(family.module, locate(path), most or int(own))  # type: ignore[arg-type]
+    return word_check(family.module, locate(path), most or family.sections.model.max_sequence_length)
 
 
 def statistics_of(

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.cli.source import run_section
     from mmgrpo.config.reading import build
     from mmgrpo.config.settings import config_class
-    from mmgrpo.family import Exporter, family
+    from mmgrpo.family import family
     from mmgrpo.runtime.saved_model import check_model
 
     args = options(Args, run_first(arguments), __doc__, "mmgrpo export")
@@ -65,15 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not name:
         raise ValueError(f"'{args.run}' was trained from Python with a custom policy, which commands cannot export")
     owner = family(name)
-    if not isinstance(owner, Exporter):
-        raise ValueError(f"family '{name}' has no property elsewhere, which says how its models are exported")
+    if owner.elsewhere is None:
+        raise ValueError(f"family '{name}' has no elsewhere, which says how its models are exported")
     config = build(config_class(owner.sections), section, str(folder / "config.yaml"))
     if args.prompts:
         config = replace(config, data=replace(config.data, heldout=args.prompts))
     model = folder / "model"
     if not model.is_dir():
         raise FileNotFoundError(f"'{model}' does not exist, so the run is incomplete; finish it with --resume")
-    elsewhere = owner.elsewhere
+    elsewhere = owner.elsewhere()
     elsewhere.check(owner, model, args.format)
     check_model(model)
     output = Path(args.output or folder / f"export-{args.format}")

@@ -49,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise ModuleNotFoundError(f"a server of engines needs {' and '.join(missing)}: {install('serve')}")
     from mmgrpo.cli.train import read
-    from mmgrpo.family import Drawable, family, refuse_absent_engine, refuse_engine
+    from mmgrpo.family import family, refuse_absent_engine, refuse_engine
 
     config = read(run, "The options of the run.")
     config = replace(config, rollout=replace(config.rollout, engine=args.engine, url=[]))
     owner = family(config.model.family)
     refuse_engine(config, owner)
     refuse_absent_engine(config)
-    assert isinstance(owner, Drawable)
+    assert owner.engines is not None
     config.check()
     owner.check(config)
     import torch
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    engine = owner.make_engine(config, str(devices.accelerator(config.model.device).device))
+    engine = owner.engines.make(owner, config, str(devices.accelerator(config.model.device).device))
     server = Running(application(engine, token), args.host, args.port, 60.0)
     print(f"{engine.name} of {config.model.path}: {server.url}", flush=True)
     server.run()

@@ -46,7 +46,7 @@ from mmgrpo.config.reading import (
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
-from mmgrpo.family import Blocks, Inspector, family, refuse_absent_engine, refuse_engine, refuse_unshardable
+from mmgrpo.family import family, refuse_absent_engine, refuse_engine, refuse_unshardable
 from mmgrpo.runtime.devices import processes_of, refuse_launcher
 from mmgrpo.runtime.identity import MARKER
 
@@ -397,15 +397,14 @@ def counted_in(config: Config) -> dict[str, Any]:
     from mmgrpo.update import LossRecipe
 
     owner = family(config.model.family)
-    targets = getattr(config.model, "lora_targets", ()) or getattr(
-        importlib.import_module(owner.module), "LORA_TARGETS", TARGETS
-    )
+    model = vars(importlib.import_module(owner.module)) if owner.module else {}
+    targets = vars(config.model).get("lora_targets") or model.get("LORA_TARGETS", TARGETS)
     return {
-        "in_step": isinstance(owner, Blocks) and owner.in_step,
+        "in_step": owner.in_step,
         "targets": tuple(targets),
         "reference": LossRecipe.read(config.algorithm).needs_reference,
-        "guided": getattr(config.model, getattr(owner, "guidance", ""), 1.0) != 1,
-        "given": bool(getattr(owner, "image_input", "")) and not hasattr(config.model, "frames"),
+        "guided": bool(owner.guidance) and getattr(config.model, owner.guidance) != 1,
+        "given": bool(owner.image_input) and owner.sections.outputs == "Image",
     }
 
 
@@ -414,7 +413,7 @@ def check_model(config: Config) -> None:
     its weights: a folder without an index, another family's model, a hub id that is unknown or cannot be reached; and
     for settings that the model does not take, as far as its configuration shows."""
     path, owner = config.model.path, family(config.model.family)
-    if not path or path.startswith(PYPI) or not isinstance(owner, Inspector):
+    if not path or path.startswith(PYPI):
         return
     try:
         owner.refuse_model(config, locate(path))

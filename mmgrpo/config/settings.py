@@ -317,6 +317,8 @@ class Data:
     ] = 0.0
     """Fraction of the optimizer steps, from the start, that train on the answers in data.train (chosen and rejected
     ones: docs/data.md) instead of samples: 1 trains offline, without rewards; below 1 the run continues online."""
+    reference_in_group: ClassVar[bool] = False
+    """Fixed for families that have no such option."""
 
 
 @dataclass

@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmgrpo.family import Arithmetic
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 EXAMPLE = "facebook/wav2vec2-base-960h"
 """A hub id, for errors."""
 
-__all__ = ["LORA_TARGETS", "Ctc", "arithmetic", "load", "policy", "tiny"]
+__all__ = ["LORA_TARGETS", "Ctc", "load", "policy", "tiny"]
 
 LORA_TARGETS: Mapping[str, Sequence[str]] = {"wavlm": ("intermediate_dense", "output_dense")}
 """Model type to the adapted modules, where these are not queries and values. WavLM reads the weights of its attention
@@ -165,15 +164,3 @@ def policy(model: Ctc, config: Config, device: str) -> CtcPolicy:
         evaluation_temperature=sampling.evaluation_temperature,
         device=device,
     )
-
-
-def arithmetic(config: Config) -> Arithmetic:
-    """Clips x transcripts."""
-    data = config.data
-    samples, trained = data.prompts_per_step * data.group_size, data.prompts_per_step * config.optim.epochs
-    lines = (
-        f"{data.prompts_per_step} clips x {data.group_size} transcripts = {samples:,} transcripts",
-        f"{data.prompts_per_step:,} clips read to sample, {trained:,} forward and backward",
-    )
-    totals = {"transcripts": samples, "clips read to sample": data.prompts_per_step, "clips to train": trained}
-    return Arithmetic(lines, groups=data.prompts_per_step, totals=totals)

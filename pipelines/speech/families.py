@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
-from mmgrpo.family import Arithmetic, Family
-from pipelines.factory import with_settings
-from pipelines.language import Check, LanguageFamily
+from mmgrpo.family import Arithmetic, Engines, Family, Load
+from pipelines.families import SAMPLER, displayed, write_page, write_speech
+from pipelines.language import Check, language_family, load_model, load_policy, refuse_model
 from pipelines.speech.options import (
     AudioTextOptions,
     CaptionData,
@@ -35,14 +36,7 @@ from pipelines.speech.options import (
     WhisperOptions,
     WindowedOptions,
 )
-from pipelines.speech.spoken import (
-    DenoisedAudio,
-    Spoken,
-    captions_of,
-    check_voices,
-    with_texts,
-    without_media,
-)
+from pipelines.speech.spoken import audio_family, captions_of, check_voices, with_texts, without_media
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -69,9 +63,9 @@ def longest(options: Any) -> tuple[float, str]:
     """Seconds of the longest recording that a family's options allow, and the setting that admits longer ones."""
     from pipelines.speech.audio import LONGEST, MAX_SECONDS, setting_to_raise
 
-    windows = getattr(options, "windows", 0)
     most = LONGEST if isinstance(options, AudioTextOptions) else MAX_SECONDS
-    return options.seconds * max(1, windows), setting_to_raise(options.seconds, most=most, windows=bool(windows))
+    seconds = options.seconds * max(1, options.windows)
+    return seconds, setting_to_raise(options.seconds, most=most, windows=bool(options.windows))
 
 
 ACCENTED, LOANS = re.compile(r"[^\W\d_a-zA-Z]"), 0.1
@@ -159,134 +153,108 @@ def clips(files: Sequence[str]) -> list[Prompt]:
     return [Prompt("", id=Path(file).name, turns=(Turn("user", (Media("audio", file),)),)) for file in files]
 
 
-@dataclass(frozen=True)
-class DurationFamily(Spoken):
-    """Policies that choose the duration of an utterance, which any synthesizer renders."""
-
-    name: str = "duration"
-    about: str = "a policy that speaks: it chooses durations, which any synthesizer renders (DMOSpeech 2)"
-    modality: str = "speech"
-    module: str = "pipelines.speech.duration"
-    architectures: tuple[str, ...] = ("duration",)
-
-    @property
-    def sections(self) -> Sections:
-        return Sections(
-            model=DurationOptions,
-            sampling=CategoricalSampling,
-            data=DurationData,
-            eval=SpeechEval,
-            rewards=("spoken_log_prob", "words_a_second(weight=0)"),
-            outputs="Audio",
+def refuse_width(config: Config) -> None:
+    """Raise ValueError for a width that the attention heads do not divide."""
+    model = config.model
+    if not model.path and model.width % (2 * model.heads):
+        raise ValueError(
+            f"model.width: got {model.width}, expected a multiple of twice model.heads={model.heads}; change either"
         )
 
-    @property
-    def elsewhere(self) -> Elsewhere:
-        """It has no adapters."""
-        from pipelines.export import Elsewhere
 
-        return Elsewhere((), whole=True)
+def refuse_no_network(config: Config, path: str) -> None:
+    """FileNotFoundError for a folder without the files of a duration network: one of its own runs, never from the
+    hub."""
+    from pipelines.speech.duration import refuse_incomplete
 
-    def check(self, config: Config) -> None:
-        """Raise ValueError for a width that the attention heads do not divide."""
-        model = config.model
-        if not model.path and model.width % (2 * model.heads):
-            raise ValueError(
-                f"model.width: got {model.width}, expected a multiple of twice model.heads={model.heads}; change either"
-            )
+    refuse_incomplete(Path(path))
 
-    def refuse_model(self, config: Config, path: str) -> None:
-        """FileNotFoundError for a folder without the files of a duration network: one of its own runs, never from the
-        hub."""
-        from pipelines.speech.duration import refuse_incomplete
 
-        refuse_incomplete(Path(path))
+def tokens(config: Config) -> str:
+    """One class, which is a token."""
+    return "tokens"
 
-    def decisions(self, config: Config) -> str:
-        """One class, which is a token."""
-        return "tokens"
 
-    def has(self, config: Config) -> frozenset[str]:
-        """Nothing: one choice has no steps, and is drawn by the policy itself."""
-        return frozenset()
+def nothing(config: Config) -> frozenset[str]:
+    """Nothing: one choice has no steps, and is drawn by the policy itself."""
+    return frozenset()
 
-    def arithmetic(self, config: Config) -> Arithmetic:
-        """Texts x durations."""
-        data, model = config.data, config.model
-        samples = data.prompts_per_step * data.group_size
-        longest = (model.classes - 1) * model.frames_a_class * 256 / 24_000
-        durations = f"those of {model.path}" if model.path else f"{model.classes} durations of up to {longest:.1f} s"
-        lines = (
-            f"{data.prompts_per_step} texts x {data.group_size} durations = {samples:,} choices, each of {durations}",
-            "each pair of a text and a duration is rendered and scored once, however often it is sampled",
+
+def count_durations(config: Config) -> Arithmetic:
+    """Texts x durations."""
+    data, model = config.data, config.model
+    samples = data.prompts_per_step * data.group_size
+    longest = (model.classes - 1) * model.frames_a_class * 256 / 24_000
+    durations = f"those of {model.path}" if model.path else f"{model.classes} durations of up to {longest:.1f} s"
+    lines = (
+        f"{data.prompts_per_step} texts x {data.group_size} durations = {samples:,} choices, each of {durations}",
+        "each pair of a text and a duration is rendered and scored once, however often it is sampled",
+    )
+    return Arithmetic(lines, groups=data.prompts_per_step, totals={"choices": samples})
+
+
+def load_durations(
+    config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+) -> Policy:
+    """Load the network, or pretrain a new one on the lengths of the training texts."""
+    from mmgrpo.policies.categorical import CategoricalPolicy
+    from pipelines.speech.duration import Shape, create, family, load, pretrain
+    from pipelines.speech.renderers import renderer
+    from pipelines.training import Training
+
+    options = config.model
+    if path := weights or options.path:
+        model = load(replace(options, path=locate(path)), Training(device=device))
+    else:
+        shape = Shape(
+            classes=options.classes,
+            frames_a_class=options.frames_a_class,
+            width=options.width,
+            layers=options.layers,
+            heads=options.heads,
+            inner=options.inner,
         )
-        return Arithmetic(lines, groups=data.prompts_per_step, totals={"choices": samples})
+        voice = renderer(options.renderer)  # before pretraining, so that a missing one is reported at once
+        network = create(shape, config.seed).to(device)
+        # Not of all ``prompts``: held-out texts would be among them, and other commands could not make it again.
+        texts = [prompt.text for prompt in read_texts(config, config.data.train)[0]]
+        pretrain(
+            network, texts, pace=options.pace, spread=options.spread, steps=options.pretrain_steps, seed=config.seed
+        )
+        model = family(network, voice, device=device)
+    return CategoricalPolicy(model, temperature=config.sampling.temperature, device=device)
 
-    def policy(
-        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
-    ) -> Policy:
-        """Load the network, or pretrain a new one on the lengths of the training texts."""
-        from mmgrpo.policies.categorical import CategoricalPolicy
-        from pipelines.speech.duration import Shape, create, family, load, pretrain
-        from pipelines.speech.renderers import renderer
-        from pipelines.training import Training
 
-        options = config.model
-        if path := weights or options.path:
-            model = load(replace(options, path=locate(path)), Training(device=device))
-        else:
-            shape = Shape(
-                classes=options.classes,
-                frames_a_class=options.frames_a_class,
-                width=options.width,
-                layers=options.layers,
-                heads=options.heads,
-                inner=options.inner,
-            )
-            voice = renderer(options.renderer)  # before pretraining, so that a missing one is reported at once
-            network = create(shape, config.seed).to(device)
-            # Not of all ``prompts``: held-out texts would be among them, and other commands could not make it again.
-            texts = [prompt.text for prompt in self.read(config, config.data.train)[0]]
-            pretrain(
-                network,
-                texts,
-                pace=options.pace,
-                spread=options.spread,
-                steps=options.pretrain_steps,
-                seed=config.seed,
-            )
-            model = family(network, voice, device=device)
-        policy = CategoricalPolicy(model, temperature=config.sampling.temperature, device=device)
-        return with_settings(policy, self, config)
+def read_texts(config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
+    """The texts of a file; none is skipped."""
+    from mmgrpo.data.columns import columns_for
+    from pipelines.hub import load_prompts
 
-    def read(self, config: Config, path: str) -> tuple[list[Prompt], list[Skipped]]:
-        """The texts of a file; none is skipped."""
-        from mmgrpo.data.columns import columns_for
-        from pipelines.hub import load_prompts
+    return with_texts(load_prompts(locate(path), columns=columns_for(path, config.data.columns))), []
 
-        return with_texts(load_prompts(locate(path), columns=columns_for(path, config.data.columns))), []
 
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[list[Prompt], list[Skipped]]:
-        """Every prompt."""
-        return list(prompts), []
+def whole_network() -> Elsewhere:
+    """It has no adapters."""
+    from pipelines.export import Elsewhere
 
-    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-        """Every text."""
-        return list(prompts), []
+    return Elsewhere((), whole=True)
 
 
 CTC = ("parakeet_ctc", "wav2vec2", "hubert", "wavlm")
 """The tested architectures with a CTC head."""
 
 
-def _hearing(
+def hearing_family(
     name: str,
     about: str,
     architectures: tuple[str, ...],
     options: type,
     sampling: type = HearingSampling,
     check: Check = check_sounds,
-) -> LanguageFamily:
+    load: Load | None = None,
+    engines: Engines | None = SAMPLER,
+) -> Family:
+    """The record of a family that is given recordings and answers in text."""
     sections = Sections(
         model=options,
         sampling=sampling,
@@ -296,9 +264,52 @@ def _hearing(
         outputs="Text",
         samples_shown=100,
     )
-    module = f"pipelines.speech.{name}"
-    own_policy = sampling is not HearingSampling
-    return LanguageFamily(name, about, "speech", module, architectures, sections, check, clips, own_policy)
+    more: Any = {"load": load, "from_files": clips, "engines": engines}
+    return language_family(name, about, "speech", f"pipelines.speech.{name}", architectures, sections, check, **more)
+
+
+def load_ctc(
+    config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+) -> Policy:
+    """Load a recognizer as a policy over whole transcripts."""
+    from pipelines.speech.ctc import policy
+
+    return policy(load_model(config, device, training, weights, "ctc", "pipelines.speech.ctc"), config, device)
+
+
+def beams(config: Config) -> frozenset[str]:
+    """The most likely transcripts, where these are searched."""
+    return frozenset({"beam"} if config.sampling.search == "beam" else ())
+
+
+def count_transcripts(config: Config) -> Arithmetic:
+    """Clips x transcripts."""
+    data = config.data
+    samples, trained = data.prompts_per_step * data.group_size, data.prompts_per_step * config.optim.epochs
+    lines = (
+        f"{data.prompts_per_step} clips x {data.group_size} transcripts = {samples:,} transcripts",
+        f"{data.prompts_per_step:,} clips read to sample, {trained:,} forward and backward",
+    )
+    totals = {"transcripts": samples, "clips read to sample": data.prompts_per_step, "clips to train": trained}
+    return Arithmetic(lines, groups=data.prompts_per_step, totals=totals)
+
+
+def load_rendered(
+    config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+) -> Policy:
+    """Load a model of speech tokens as a policy whose completions a vocoder renders."""
+    from mmgrpo.policies.rendered import RenderedTokenPolicy
+
+    policy: Any = load_policy(
+        config,
+        device,
+        training=training,
+        weights=weights,
+        name="codec_speech",
+        module="pipelines.speech.codec_speech",
+    )
+    rendered: Any = RenderedTokenPolicy(policy, policy.model.render, policy.model.reading)
+    return rendered
 
 
 def texts_of(config: Config, path: str) -> Sequence[Prompt]:
@@ -308,33 +319,61 @@ def texts_of(config: Config, path: str) -> Sequence[Prompt]:
     return read_texts(config, path)
 
 
-def refuse_codec(config: Config) -> None:
-    """FileNotFoundError where the vocoder is a codec and ``model.vocoder_path`` names none."""
+def read_voices(config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """The texts of a file, and those whose recording of a voice cannot be read."""
+    return check_voices(config, texts_of(config, path), path)
+
+
+def refuse_codec(config: Config, path: str) -> None:
+    """FileNotFoundError or ValueError for what is no model of the family, and where the vocoder is a codec and
+    ``model.vocoder_path`` names none."""
+    refuse_model("codec_speech", "pipelines.speech.codec_speech", CodecOptions, config, path)
     if config.model.vocoder == "codec":
         from pipelines.speech.vocoders import source_of
 
         source_of(config.model.vocoder_path)
 
 
-def _exports(*formats: str, **options: Any) -> Elsewhere:
+def exports_of_sounds() -> Elsewhere:
+    """Adapters as diffusers and peft name them."""
     from pipelines.export import Elsewhere
 
-    return Elsewhere(formats, **options)
+    return Elsewhere(("diffusers", "peft"))
+
+
+def exports_of_voices() -> Elsewhere:
+    """Adapters as peft names them, and a whole folder."""
+    from pipelines.export import Elsewhere
+
+    return Elsewhere(("peft",), whole=True, reset={"folder": ""})
 
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        _hearing("ctc", "CTC recognizers: one clip in, its transcript out", CTC, CtcOptions, CtcSampling, check_clips),
-        _hearing(
+        replace(
+            hearing_family(
+                "ctc",
+                "CTC recognizers: one clip in, its transcript out",
+                CTC,
+                CtcOptions,
+                CtcSampling,
+                check_clips,
+                load_ctc,
+                None,
+            ),
+            arithmetic=count_transcripts,
+            has=beams,
+        ),
+        hearing_family(
             "whisper",
             "Whisper: one clip in, its transcript out",
             ("whisper",),
             WhisperOptions,
             check=check_transcripts,
         ),
-        _hearing("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), WindowedOptions),
-        _hearing(
+        hearing_family("qwen_audio", "Qwen2-Audio: clips and text in, text out", ("qwen2_audio",), WindowedOptions),
+        hearing_family(
             "audio_text",
             "any other audio-language model of transformers: Voxtral, Granite-Speech, Qwen2.5-Omni, ...",
             (
@@ -344,8 +383,33 @@ FAMILIES: Mapping[str, Family] = {
             ),
             AudioTextOptions,
         ),
-        DurationFamily(),
-        DenoisedAudio(
+        Family(
+            "duration",
+            "a policy that speaks: it chooses durations, which any synthesizer renders (DMOSpeech 2)",
+            "speech",
+            Sections(
+                model=DurationOptions,
+                sampling=CategoricalSampling,
+                data=DurationData,
+                eval=SpeechEval,
+                rewards=("spoken_log_prob", "words_a_second(weight=0)"),
+                outputs="Audio",
+            ),
+            load=load_durations,
+            decisions=tokens,
+            arithmetic=count_durations,
+            read=read_texts,
+            write_samples=write_speech,
+            write_page=partial(write_page, write_speech),
+            module="pipelines.speech.duration",
+            architectures=("duration",),
+            check=refuse_width,
+            refuse_model=refuse_no_network,
+            has=nothing,
+            displayed=displayed,
+            elsewhere=whole_network,
+        ),
+        audio_family(
             "stable_audio",
             "Stable Audio Open: text-to-audio (sound effects and music) of a given duration",
             "pipelines.speech.stable_audio",
@@ -359,33 +423,38 @@ FAMILIES: Mapping[str, Family] = {
                 outputs="Audio",
                 process="diffusion",
             ),
+            "diffusion",
             captions_of,
             without_media,
-            process="diffusion",
-            exports=lambda: _exports("diffusers", "peft"),
-            blocks=("*Block", "*TransformerBlock"),
+            exports_of_sounds,
+            ("*Block", "*TransformerBlock"),
             waves=True,
         ),
-        LanguageFamily(
-            "codec_speech",
-            "text to speech by a language model over codec tokens, with a vocoder (Llasa, CosyVoice 2)",
-            "speech",
-            "pipelines.speech.codec_speech",
-            ("llama", "qwen2", "qwen3"),
-            Sections(
-                CodecOptions,
-                CodecSampling,
-                CodecData,
-                SpeechEval,
-                ("spoken_neg_wer", "words_a_second(weight=0)"),
-                outputs="Audio",
+        replace(
+            language_family(
+                "codec_speech",
+                "text to speech by a language model over codec tokens, with a vocoder (Llasa, CosyVoice 2)",
+                "speech",
+                "pipelines.speech.codec_speech",
+                ("llama", "qwen2", "qwen3"),
+                Sections(
+                    CodecOptions,
+                    CodecSampling,
+                    CodecData,
+                    SpeechEval,
+                    ("spoken_neg_wer", "words_a_second(weight=0)"),
+                    outputs="Audio",
+                ),
+                check_voices,
+                load=load_rendered,
+                engines=None,
             ),
-            check_voices,
-            rendered=True,
-            load_rows=texts_of,
-            refuse_parts=refuse_codec,
+            read=read_voices,
+            refuse_model=refuse_codec,
+            write_samples=write_speech,
+            write_page=partial(write_page, write_speech),
         ),
-        DenoisedAudio(
+        audio_family(
             "flow_speech",
             "F5-TTS: a text and a clip of a voice in, the text in that voice out",
             "pipelines.speech.flow_speech",
@@ -399,11 +468,11 @@ FAMILIES: Mapping[str, Family] = {
                 outputs="Audio",
                 process="flow",
             ),
+            "flow",
             texts_of,
             check_voices,
-            process="flow",
-            exports=lambda: _exports("peft", whole=True, reset={"folder": ""}),
-            blocks=("Block",),
+            exports_of_voices,
+            ("Block",),
         ),
     )
 }

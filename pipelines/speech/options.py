@@ -26,6 +26,8 @@ class HearingOptions(ModelOptions):
     )
     """Precision of the output layer; empty is that of dtype. float32 with a dtype or a sampling.dtype of 16 bits
     keeps log-probs of sampling and training together (ScaleRL); its weights are then stored in fp32."""
+    windows: ClassVar[int] = 0
+    """Fixed where recordings are read in one part."""
 
 
 @dataclass
@@ -59,6 +61,8 @@ class CtcOptions(ModelOptions):
     """Maximum duration of a clip, at most 30."""
     freeze_front_end: bool = True
     """Leave the convolutions that read the recording as they are."""
+    windows: ClassVar[int] = 0
+    """Fixed: recordings are read in one part."""
 
 
 @dataclass
@@ -71,6 +75,8 @@ class CtcSampling:
     """How a group is generated: sample, or beam, the most likely transcripts (for the preset mwer_n_best)."""
     evaluation_temperature: Annotated[float, within("0", "[0.001, 1000]")] = 0.0
     """Temperature of evaluation samples; 0 takes the most likely label of every frame."""
+    max_tokens: ClassVar[int] = 0
+    """Fixed: a transcript is one decision."""
 
 
 @dataclass
@@ -255,6 +261,8 @@ class CodecOptions(ModelOptions):
     """For the term diffro: package.module:attribute, a frozen model from speech tokens to text."""
     reader_temperature: Annotated[float, within("[0.001, 1000]"), needs("model.reader")] = 1.0
     """Temperature of the Gumbel-softmax through which the reader's gradient passes."""
+    seconds: ClassVar[float] = 0.0
+    """Fixed: recordings of voices may have any length."""
 
 
 @dataclass
@@ -272,8 +280,6 @@ class CodecData(Data):
     """Utterances per text."""
     media_root: Annotated[str, ANY_TEXT] = ""
     """Root of relative paths of recordings; empty: the folder of the file."""
-    reference_in_group: ClassVar[bool] = False
-    """Fixed: rows have no speech tokens."""
     stream: ClassVar[bool] = False
     """Fixed: texts are small."""
     skip_limit: Annotated[float, FRACTION] = 0.05

@@ -1,38 +1,35 @@
-"""Families whose prompts are texts and whose outputs are recordings: what commands know of them."""
+"""The record of a family of denoising models of audio, and the rows of families that speak."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
-from mmgrpo.family import Arithmetic
+from mmgrpo.family import Arithmetic, Elsewhere, Family
 from pipelines.denoising import (
-    DECISIONS,
     Process,
     check_decisions,
     check_sampling,
     cost_of_a_rollout,
+    decisions,
     has,
     policy_over,
     read_whole,
     refuse_other_architectures,
 )
+from pipelines.families import displayed, write_page, write_speech
 from pipelines.options import check_trainable
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as PilImage
-
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
-    from mmgrpo.report.audio_player import Sound
-    from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Audio, Media, Policy, Prompt
-    from pipelines.export import Elsewhere
+    from mmgrpo.types import Media, Policy, Prompt
     from pipelines.language import Check
 
 
@@ -66,13 +63,13 @@ def captions_of(config: Config, path: str) -> Sequence[Prompt]:
 
 
 def check_voices(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
-    """The prompts whose recordings can be read, of at most ``model.seconds`` where the family has that option, and the
-    skipped ones; an error if these are too many."""
+    """The prompts whose recordings can be read, of at most ``model.seconds`` where that is no 0, and the skipped ones;
+    an error if these are too many."""
     from pipelines.readable import check_skip_limit, filter_readable
     from pipelines.speech.audio import read_audio
 
     def inspect(media: Media) -> object:
-        if seconds := getattr(config.model, "seconds", 0.0):
+        if seconds := config.model.seconds:
             return read_audio(media, max_seconds=seconds, setting="model.seconds")
         return read_audio(media)
 
@@ -90,127 +87,113 @@ def without_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple
     return list(prompts), []
 
 
-class Spoken:
-    """The part of a ``Family`` that is the same for all of them."""
+def audio_family(
+    name: str,
+    about: str,
+    module: str,
+    architectures: tuple[str, ...],
+    sections: Sections,
+    process: Process,
+    load_rows: Callable[[Config, str], Sequence[Prompt]],
+    check_media: Check,
+    elsewhere: Callable[[], Elsewhere],
+    blocks: tuple[str, ...],
+    *,
+    waves: bool = False,
+) -> Family:
+    """The record of a family of denoising models of audio, whose ``module`` has its ``load``.
 
-    def prompts(self, config: Config, arguments: Sequence[str]) -> list[Prompt]:
-        """Texts of a command line."""
-        from mmgrpo.types import Prompt
-
-        return [Prompt(text, id=f"prompt-{number}") for number, text in enumerate(arguments)]
-
-    def blank(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """None: what is spoken does not depend on media."""
-        return []
-
-    def write_samples(self, stem: Path, shown: Shown) -> None:
-        """Texts and their recordings, ``<stem>.jsonl`` and recordings next to it."""
-        from pipelines.samples import write_speech
-
-        write_speech(stem, shown)
-
-    def displayed(self, medium: Media | Audio) -> PilImage | Sound:
-        """A thumbnail, a strip of frames, or a small audio file."""
-        from pipelines.samples import displayed
-
-        return displayed(medium)
-
-    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """``completions.html`` with players, and its content as JSON lines."""
-        from pipelines.samples import write_completions_page
-
-        return write_completions_page(folder, sets, samples, self.write_samples)
-
-    def summary(self, config: Config, trainer: Trainer) -> dict[str, Any]:
-        """No further entries."""
-        return {}
+    ``load_rows`` reads the prompts of a file, which ``check_media`` splits into those whose media can be read, and the
+    skipped ones. With ``waves`` its page also has every recording as a 16-bit wav file.
+    """
+    return Family(
+        name,
+        about,
+        "speech",
+        sections,
+        load=partial(load, name=name, module=module, architectures=architectures),
+        decisions=decisions,
+        arithmetic=arithmetic,
+        read=partial(read, load_rows, check_media),
+        write_samples=write_speech,
+        write_page=write_page_of_waves if waves else partial(write_page, write_speech),
+        module=module,
+        architectures=architectures,
+        check=partial(check, name, process),
+        refuse_model=partial(refuse_model, name, module, architectures, sections.model),
+        has=has,
+        readable=check_media,
+        accept=accept,
+        displayed=displayed,
+        guidance="guidance",
+        blocks=blocks,
+        elsewhere=elsewhere,
+    )
 
 
-@dataclass(frozen=True)
-class DenoisedAudio(Spoken):
-    """A family of denoising models of audio; ``module`` has its ``load`` and ``tiny``."""
+def check(name: str, process: Process, config: Config) -> None:
+    """Raise ValueError for settings that no denoising model takes, and for those of another process."""
+    check_trainable(config.model)
+    check_sampling(name, process, config.sampling)
+    check_decisions(config)
 
-    name: str
-    about: str
-    module: str
-    architectures: tuple[str, ...]
-    sections: Sections
-    load_rows: Callable[[Config, str], Sequence[Prompt]]
-    """Reads the prompts of a file."""
-    check_media: Check
-    """Splits prompts into those whose media can be read, and the skipped ones."""
-    process: Process
-    exports: Callable[[], Elsewhere]
-    blocks: tuple[str, ...]
-    """Class names of the parts of its network that are sharded."""
-    """Raises ValueError for settings that this family alone does not take."""
-    waves: bool = False
-    """``write_page`` also writes every recording as a 16-bit wav file."""
-    modality: str = "speech"
-    in_step: bool = False
 
-    @property
-    def elsewhere(self) -> Elsewhere:
-        """How adapters are written for other programs."""
-        return self.exports()
+def refuse_model(
+    name: str, module: str, architectures: tuple[str, ...], options: type, config: Config, path: str
+) -> None:
+    """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
+    from pipelines.pretrained import refuse_none
 
-    def check(self, config: Config) -> None:
-        """Raise ValueError for settings that no denoising model takes, and for those of another process."""
-        check_trainable(config.model)
-        check_sampling(self.name, self.process, config.sampling)
-        check_decisions(config)
+    refuse_none(path, options, module)
+    refuse_other_architectures(name, architectures, path)
 
-    def refuse_model(self, config: Config, path: str) -> None:
-        """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
-        from pipelines.pretrained import refuse_none
 
-        refuse_none(self, path)
-        refuse_other_architectures(self.name, self.architectures, path)
+def arithmetic(config: Config) -> Arithmetic:
+    """Texts x samples x branch points -> samples, network evaluations and decisions."""
+    return cost_of_a_rollout(config, 2 if config.model.guidance != 1 else 1)
 
-    def decisions(self, config: Config) -> str:
-        """``gaussian`` transitions, or flow-``matching`` errors at sampled noise levels."""
-        return DECISIONS[config.sampling.policy]
 
-    def has(self, config: Config) -> frozenset[str]:
-        """What blocks may require of its rollouts."""
-        return has(config)
+def load(
+    config: Config,
+    device: str,
+    prompts: Sequence[Prompt] = (),
+    *,
+    training: bool = True,
+    weights: str = "",
+    name: str,
+    module: str,
+    architectures: tuple[str, ...],
+) -> Policy:
+    """Load the model as a policy over transitions or over sampled noise levels."""
+    from pipelines.training import Training
 
-    def arithmetic(self, config: Config) -> Arithmetic:
-        """Texts x samples x branch points -> samples, network evaluations and decisions."""
-        return cost_of_a_rollout(config, 2 if config.model.guidance != 1 else 1)
+    options, path = config.model, locate(config.model.path)
+    refuse_other_architectures(name, architectures, path)
+    shard = config.distributed.shard
+    model = importlib.import_module(module).load(
+        replace(options, path=path),
+        Training.of(options, seed=config.seed, device=device, weights=weights, training=training, shard=shard),
+    )
+    model.levels = config.sampling.grid
+    return policy_over(model, config, device)
 
-    def policy(
-        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
-    ) -> Policy:
-        """Load the model as a policy over transitions or over sampled noise levels."""
-        from pipelines.training import Training
 
-        options, path = config.model, locate(config.model.path)
-        refuse_other_architectures(self.name, self.architectures, path)
-        shard = config.distributed.shard
-        model = importlib.import_module(self.module).load(
-            replace(options, path=path),
-            Training.of(options, seed=config.seed, device=device, weights=weights, training=training, shard=shard),
-        )
-        model.levels = config.sampling.grid
-        return policy_over(model, self, config, device)
+def read(
+    load_rows: Callable[[Config, str], Sequence[Prompt]], check_media: Check, config: Config, path: str
+) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """The prompts of a file, and those whose recording cannot be read."""
+    return check_media(config, load_rows(config, path), path)
 
-    def read(self, config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
-        """The prompts of a file, and those whose recording cannot be read."""
-        return self.readable(config, self.load_rows(config, path), path)
 
-    def readable(self, config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
-        """The prompts whose recordings can be read, and the others."""
-        return self.check_media(config, prompts, name)
+def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts that the model can speak or play: within its duration and its characters."""
+    return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 
-    def accept(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-        """The prompts that the model can speak or play: within its duration and its characters."""
-        return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 
-    def write_page(self, folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
-        """``completions.html`` with players, its content as JSON lines, and with ``waves`` wav files."""
-        from pipelines.samples import write_waves
+def write_page_of_waves(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
+    """``completions.html`` with players, its content as JSON lines, and wav files."""
+    from pipelines.samples import write_waves
 
-        for title, shown in sets.items() if self.waves else ():
-            write_waves(folder / (title or "after"), shown)
-        return super().write_page(folder, sets, samples, columns)
+    for title, shown in sets.items():
+        write_waves(folder / (title or "after"), shown)
+    return write_page(write_speech, folder, sets, samples, columns)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelines.visual.family import VisualFamily
+from mmgrpo.family import Family
+from pipelines.visual.family import visual_family
 from pipelines.visual.options import (
     FluxOptions,
     HunyuanVideoOptions,
@@ -23,16 +24,16 @@ from pipelines.visual.options import (
     ZImageOptions,
 )
 
-FAMILIES: Mapping[str, VisualFamily] = {
+FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        VisualFamily(
+        visual_family(
             "sd3",
             "Stable Diffusion 3 and 3.5, and small models of their architecture",
             "pipelines.visual.sd3",
             ("StableDiffusion3Pipeline", "SD3Transformer2DModel"),
         ),
-        VisualFamily(
+        visual_family(
             "flux",
             "FLUX.1 dev and schnell",
             "pipelines.visual.flux",
@@ -40,7 +41,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             FluxOptions,
             guidance="true_cfg_scale",
         ),
-        VisualFamily(
+        visual_family(
             "stable_diffusion",
             "Stable Diffusion 1.x and 2.x",
             "pipelines.visual.stable_diffusion",
@@ -49,7 +50,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             process="diffusion",
             blocks=("BasicTransformerBlock", "ResnetBlock2D"),
         ),
-        VisualFamily(
+        visual_family(
             "sdxl",
             "Stable Diffusion XL",
             "pipelines.visual.sdxl",
@@ -58,7 +59,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             process="diffusion",
             blocks=("BasicTransformerBlock", "ResnetBlock2D"),
         ),
-        VisualFamily(
+        visual_family(
             "flux_kontext",
             "FLUX.1 Kontext, image editing",
             "pipelines.visual.flux_kontext",
@@ -68,7 +69,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             image_input="optional",
             in_step=False,
         ),
-        VisualFamily(
+        visual_family(
             "flux2_klein",
             "FLUX.2 klein, generation and image editing",
             "pipelines.visual.flux2_klein",
@@ -77,15 +78,15 @@ FAMILIES: Mapping[str, VisualFamily] = {
             image_input="optional",
             in_step=False,
         ),
-        VisualFamily("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
-        VisualFamily(
+        visual_family("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
+        visual_family(
             "qwen_image",
             "Qwen-Image",
             "pipelines.visual.qwen_image",
             ("QwenImagePipeline",),
             QwenImageOptions,
         ),
-        VisualFamily(
+        visual_family(
             "qwen_image_edit",
             "Qwen-Image-Edit and -Plus (2509, 2511), which edit one given image",
             "pipelines.visual.qwen_image_edit",
@@ -94,14 +95,14 @@ FAMILIES: Mapping[str, VisualFamily] = {
             image_input="required",
             in_step=False,
         ),
-        VisualFamily(
+        visual_family(
             "z_image",
             "Z-Image and Z-Image-Turbo",
             "pipelines.visual.z_image",
             ("ZImagePipeline",),
             ZImageOptions,
         ),
-        VisualFamily(
+        visual_family(
             "hunyuan_video",
             "HunyuanVideo, text-to-video",
             "pipelines.visual.hunyuan_video",
@@ -109,7 +110,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             HunyuanVideoOptions,
             guidance="true_cfg_scale",
         ),
-        VisualFamily(
+        visual_family(
             "skyreels_i2v",
             "SkyReels-V1, a HunyuanVideo, image-to-video",
             "pipelines.visual.skyreels_i2v",
@@ -118,14 +119,14 @@ FAMILIES: Mapping[str, VisualFamily] = {
             guidance="true_cfg_scale",
             image_input="required",
         ),
-        VisualFamily(
+        visual_family(
             "ltx_video",
             "LTX-Video, text-to-video",
             "pipelines.visual.ltx_video",
             ("LTXPipeline",),
             LtxVideoOptions,
         ),
-        VisualFamily(
+        visual_family(
             "ltx_i2v",
             "LTX-Video, image-to-video",
             "pipelines.visual.ltx_i2v",
@@ -133,7 +134,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             LtxImageOptions,
             image_input="required",
         ),
-        VisualFamily(
+        visual_family(
             "wan",
             "Wan 2.1 and 2.2, text-to-video, and small models of their architecture",
             "pipelines.visual.wan",
@@ -141,7 +142,7 @@ FAMILIES: Mapping[str, VisualFamily] = {
             WanOptions,
             blocks=("WanTransformerBlock", "WanTransformer3DModel"),
         ),
-        VisualFamily(
+        visual_family(
             "wan_i2v",
             "Wan 2.1 and 2.2, image-to-video",
             "pipelines.visual.wan_i2v",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from mmgrpo.config.conflicts import excludes, where
 from mmgrpo.config.needs import REFERENCE, needs
@@ -43,6 +43,10 @@ class MemoryOptions(ModelOptions):
     ] = False
     """Compile the blocks of the network with torch.compile: faster passes, after some minutes at the start and for
     every new batch size; numbers differ by rounding."""
+    frames: ClassVar[int] = 0
+    """Fixed for families of images."""
+    max_sequence_length: ClassVar[int] = 0
+    """Fixed where the text encoder has one length."""
 
 
 @dataclass

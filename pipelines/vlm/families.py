@@ -3,15 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.names import nearest
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.registry import bind, parse
 from mmgrpo.config.settings import Config, Sections
-from pipelines.language import LanguageFamily
+from mmgrpo.family import Arithmetic, Family, texts
+from pipelines import language
+from pipelines.families import WITH_VLLM
+from pipelines.language import language_family, load_model, refuse_other_architectures, rows_of, token_policy
+from pipelines.tools import check_template, check_tools, schemas, tools_of, unread
 from pipelines.vlm.options import QwenVlOptions, SmolVlmOptions, TextOptions, VlmData, VlmEval, VlmSampling
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
-    from mmgrpo.types import Prompt
+    from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Policy, Prompt
+
+CheckShowing = Callable[[str, Mapping[str, Any]], None]
+"""Raises for a checkpoint that, with these arguments of its chat template, cannot be shown images."""
+
+TRUTHS: Mapping[Any, Any] = {"true": True, "false": False}
+"""Values of model.template as YAML writes them, on a command line too, where they are texts."""
+
+
+def vlm_family(
+    name: str,
+    about: str,
+    module: str,
+    architectures: tuple[str, ...],
+    options: type,
+    check_showing: CheckShowing | None,
+) -> Family:
+    """The record of a family that is asked in words, about images and videos where its models read these.
+    ``check_showing`` raises for a checkpoint that cannot be shown images that tools return; None where none can."""
+    sections = Sections(
+        model=options,
+        sampling=VlmSampling,
+        data=VlmData,
+        eval=VlmEval,
+        rewards=("task", "format(weight=0.5)"),
+        outputs="Text",
+    )
+    return replace(
+        language_family(name, about, "vlm", module, architectures, sections, check_media, engines=WITH_VLLM),
+        load=partial(load, name=name, module=module, check_showing=check_showing),
+        check=partial(check, name, check_showing),
+        arithmetic=arithmetic,
+        read=read,
+        readable=readable,
+        accept=accept,
+        prompts=prompts,
+        summary=summary,
+    )
 
 
 def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
@@ -30,55 +78,193 @@ def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[S
     return usable, skipped
 
 
-def _every_checkpoint(path: str, template: Mapping[str, Any]) -> None:
+def check(name: str, check_showing: CheckShowing | None, config: Config) -> None:
+    """Raise ValueError for a missing path, an unknown contrast, and options that contradict each other, and
+    ModuleNotFoundError for a ``data.video_reader`` that is not installed."""
+    model, sampling = config.model, config.sampling
+    if config.data.video_reader != "av":
+        from pipelines.vlm.frames import use_video_reader
+
+        use_video_reader(config)
+    language.check(name, config)
+    check_walk(config)
+    check_tools(config, template_of(model))
+    check_images(name, check_showing, config, model.path if Path(model.path).is_dir() else "")
+    if not sampling.tools:
+        check_states(config)
+
+
+def check_images(name: str, check_showing: CheckShowing | None, config: Config, path: str) -> None:
+    """ValueError for tools that say they return images, where the model in a folder cannot be shown any."""
+    from mmgrpo.policies.tool_table import load_tools, returning_images
+
+    tools = load_tools(config.sampling.tools)
+    if not (names := returning_images(tools)):
+        return
+    if check_showing is None:
+        raise ValueError(
+            f"sampling.tools: '{names[0]}' returns images, which a model of family '{name}' cannot be shown; set "
+            "model.family to qwen_vl, smolvlm or image_text"
+        )
+    if path:
+        check_showing(path, {**template_of(config.model), "tools": schemas(tools)})
+
+
+def check_states(config: Config) -> None:
+    """ValueError for judged states by an unknown reward."""
+    from mmgrpo.policies.text_states import STATES
+
+    if not (text := config.sampling.states):
+        return
+    by = bind(text, STATES, "sampling.states")({}).by
+    names = [str(more.get("log_as", name.split(":")[-1])) for name, more in map(parse, config.rewards)]
+    if by and by not in names:
+        raise ValueError(
+            f"sampling.states: unknown reward '{by}'.{nearest(by, names)} Add it to rewards, with weight=0"
+        )
+
+
+def check_walk(config: Config) -> None:
+    """ValueError for unknown blocks of what walks, and for a tree that does not fit the size of groups, or the length
+    of completions."""
+    from mmgrpo.policies.walks import parts_of
+
+    sampling = config.sampling
+    asked = {name: getattr(sampling, name) for name in ("tree", "variants", "contrast", "states")}
+    for part in parts_of(asked):
+        part.check_sizes(config.data.group_size, sampling.max_tokens)
+
+
+def template_of(options: Any) -> dict[str, Any]:
+    """The arguments of the chat template."""
+    return {name: TRUTHS.get(value, value) for name, value in options.template.items()}
+
+
+def load(
+    config: Config,
+    device: str,
+    prompts: Sequence[Prompt] = (),
+    *,
+    training: bool = True,
+    weights: str = "",
+    name: str,
+    module: str,
+    check_showing: CheckShowing | None,
+) -> Policy:
+    """Load the model as a policy over tokens, which may call tools."""
+    from mmgrpo.policies.tool_table import load_tools
+    from pipelines.vlm.frames import use_video_reader
+
+    use_video_reader(config)
+    template, path = template_of(config.model), locate(config.model.path)
+    if tools := config.sampling.tools:
+        refuse_other_architectures(name, path)  # before its template is read
+        template["tools"] = schemas(load_tools(tools))
+        check_template(path, template)
+        check_images(name, check_showing, config, path)
+    model = load_model(config, device, training, weights, name, module, template=template)
+    return token_policy(model, config, device, tools_of(config, model))
+
+
+def arithmetic(config: Config) -> Arithmetic:
+    """Prompts x samples x tokens, with the turns of tools and the samples of changed prompts."""
+    cost, sampling = language.arithmetic(config), config.sampling
+    further = []
+    if tools := sampling.tools:
+        further.append(f"in at most {sampling.turns} turns each, which call {', '.join(tools)}{unread(config)}")
+    if sampling.contrast:
+        further.append(f"and those of changed prompts ({sampling.contrast}), scored but not trained on")
+    return replace(cost, lines=(cost.lines[0], *further, *cost.lines[1:]))
+
+
+def worded(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts with ``data.system`` and ``data.template``, in files if they are there."""
+    if not (config.data.system or config.data.template):
+        return prompts
+    from mmgrpo.data.messages import worded
+    from mmgrpo.data.streaming import StoredPrompts
+
+    change = partial(worded, system=config.data.system, template=config.data.template)
+    return prompts.changed(change) if isinstance(prompts, StoredPrompts) else [change(one) for one in prompts]
+
+
+def read(config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """The prompts of a file whose media can be read, and the skipped ones."""
+    return readable(config, rows_of(config, path), path)
+
+
+def readable(config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """The prompts whose media can be read, and the skipped ones."""
+    return check_media(config, worded(config, prompts), name)
+
+
+def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    """With ``data.too_long=filter`` the prompts of at most ``model.max_prompt_tokens`` tokens, and the skipped."""
+    limit = config.model.max_prompt_tokens
+    if not limit or config.data.too_long != "filter":
+        return list(prompts), []
+    from pipelines.readable import filter_by_length
+
+    return filter_by_length(prompts, policy.model.prompt_length, limit)  # type: ignore[attr-defined]
+
+
+def prompts(config: Config, arguments: Sequence[str]) -> list[Prompt]:
+    """Texts of a command line."""
+    return list(worded(config, texts(config, arguments)))
+
+
+def summary(config: Config, trainer: Trainer) -> dict[str, Any]:
+    """``blind``: held-out rewards after training with all images and clips blank."""
+    if not config.eval.blind or not (blank := language.blank(trainer.evaluation.prompts)):
+        return {}
+    return {"blind": trainer.measure("blind", blank).intervals()}
+
+
+def every_checkpoint(path: str, template: Mapping[str, Any]) -> None:
     """Every checkpoint can be shown images that tools return."""
 
 
-def _some_checkpoints(path: str, template: Mapping[str, Any]) -> None:
+def some_checkpoints(path: str, template: Mapping[str, Any]) -> None:
+    """ValueError for a checkpoint that cannot be shown images that tools return."""
     from pipelines.vlm.image_text import check_showing
 
     check_showing(path, template)
 
 
-def _family(
-    name: str,
-    about: str,
-    architectures: tuple[str, ...],
-    options: type,
-    check_showing: Callable[[str, Mapping[str, Any]], None] | None,
-) -> LanguageFamily:
-    sections = Sections(
-        model=options,
-        sampling=VlmSampling,
-        data=VlmData,
-        eval=VlmEval,
-        rewards=("task", "format(weight=0.5)"),
-        outputs="Text",
-    )
-    module = f"pipelines.vlm.{name}"
-    return LanguageFamily(name, about, "vlm", module, architectures, sections, check_media, check_showing=check_showing)
-
-
-FAMILIES: Mapping[str, LanguageFamily] = {
+FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        _family("qwen_vl", "Qwen2.5-VL: images, videos and text", ("qwen2_5_vl",), QwenVlOptions, _every_checkpoint),
-        _family(
-            "smolvlm", "SmolVLM, SmolVLM2 and Idefics3", ("smolvlm", "idefics3"), SmolVlmOptions, _every_checkpoint
+        vlm_family(
+            "qwen_vl",
+            "Qwen2.5-VL: images, videos and text",
+            "pipelines.vlm.qwen_vl",
+            ("qwen2_5_vl",),
+            QwenVlOptions,
+            every_checkpoint,
         ),
-        _family(
+        vlm_family(
+            "smolvlm",
+            "SmolVLM, SmolVLM2 and Idefics3",
+            "pipelines.vlm.smolvlm",
+            ("smolvlm", "idefics3"),
+            SmolVlmOptions,
+            every_checkpoint,
+        ),
+        vlm_family(
             "image_text",
             "any other image-text-to-text model of transformers: Qwen2-VL, Qwen3-VL, InternVL, LLaVA, Gemma 3, ...",
+            "pipelines.vlm.image_text",
             (
                 *("qwen2_vl", "qwen3_vl", "internvl", "llava", "llava_next", "llava_onevision", "gemma3", "gemma4"),
                 *("mistral3", "aya_vision", "paligemma", "idefics2", "mllama", "glm4v", "ovis2", "lfm2_vl", "kimi_k25"),
             ),
             SmolVlmOptions,
-            _some_checkpoints,
+            some_checkpoints,
         ),
-        _family(
+        vlm_family(
             "causal_lm",
             "plain language models of any architecture that transformers knows",
+            "pipelines.vlm.causal_lm",
             ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"),
             TextOptions,
             None,

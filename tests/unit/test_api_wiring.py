@@ -20,7 +20,7 @@ from mmgrpo.config.reading import build
 from mmgrpo.config.settings import Algorithm, Data, Eval, Optim, Sections, config_class
 from mmgrpo.data.splits import Splits
 from mmgrpo.evaluation import EvalSettings
-from mmgrpo.family import Settings
+from mmgrpo.family import Settings, family
 from mmgrpo.inputs import RunInputs
 from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.rollout import RoundSettings
@@ -28,7 +28,6 @@ from mmgrpo.runtime.identity import Identity
 from mmgrpo.runtime.progress import Checkpoints
 from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import Trainer
-from pipelines.visual.family import VisualFamily
 from tests.building import first_number
 from tests.toys import toy_policy, toy_prompts
 
@@ -122,15 +121,15 @@ def test_a_run_of_a_handmade_policy_has_no_family_no_path_and_any_device():
 
 def owner(**given):
     """A family of images, but for what is given."""
-    return type("Owner", (VisualFamily,), given)(name="mine", about="", module="", architectures=())
+    return replace(family("sd3"), name="mine", **given)
 
 
 def test_a_run_of_a_family_is_written_and_refused_as_the_family_says(tmp_path):
     def made(kind, preset="grpo"):
         theirs = owner(
-            decisions=lambda self, config: kind,
-            displayed=lambda self, medium: ("small", medium),
-            write_samples=lambda self, stem, shown: (stem, shown),
+            decisions=lambda config: kind,
+            displayed=lambda medium: ("small", medium),
+            write_samples=lambda stem, shown: (stem, shown),
         )
         settings, accelerator = config(tmp_path, algorithm=Algorithm(preset=preset)), Accelerator(cpu=True)
         inputs = RunInputs(toy_policy(), Splits(toy_prompts(2)))
@@ -211,11 +210,11 @@ def test_the_summary_is_what_the_run_was(tmp_path, monkeypatch):
 
 
 def test_a_family_says_its_modality_and_adds_to_the_summary(tmp_path, monkeypatch):
-    theirs = owner(summary=lambda self, config, trainer: {"sum": trainer.step + config.seed})
+    theirs = owner(summary=lambda config, trainer: {"sum": trainer.step + config.seed})
     summary, _, _ = ran(config(tmp_path), monkeypatch, owner=theirs)
     assert (summary["modality"], summary["sum"]) == ("visual", 7 + 3)
     with pytest.raises(ValueError, match="JSON"):
-        ran(config(tmp_path), monkeypatch, owner=owner(summary=lambda self, config, trainer: {"sum": float("nan")}))
+        ran(config(tmp_path), monkeypatch, owner=owner(summary=lambda config, trainer: {"sum": float("nan")}))
 
 
 def test_another_process_of_the_run_writes_neither_summary_nor_report(tmp_path, monkeypatch):

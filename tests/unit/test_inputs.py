@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from mmgrpo.config.settings import Config, Data, Eval
 from mmgrpo.data.media import Skipped, file_of
-from mmgrpo.family import family
+from mmgrpo.family import Family, family
 from mmgrpo.inputs import load
 from mmgrpo.types import Media, Prompt, Text
-from pipelines.visual.family import VisualFamily
 from tests.toys import toy_policy
 
 
@@ -41,26 +40,26 @@ def test_a_column_that_no_held_out_row_has_is_named(tmp_path, capsys):
     assert "eval.groups: no held-out row has a text or number in 'voice'" in capsys.readouterr().out
 
 
-@dataclass(frozen=True)
-class Choosy(VisualFamily):
+def choosy(heard: list[Any]) -> Family:
     """It cannot read what is marked with !, and its model does not accept what is marked with ?."""
 
-    heard: list[Any] = field(default_factory=list)
+    def read(config, path):
+        return readable(config, FILES[path], "a file")
 
-    def read(self, config, path):
-        return self.readable(config, FILES[path], "a file")
+    def readable(config, prompts, name):
+        heard.append(name)
+        return without("!", prompts)
 
-    def readable(self, config, prompts, name):
-        self.heard.append(name)
-        return self.without("!", prompts)
+    def accept(config, policy, prompts):
+        heard.append(policy)
+        return without("?", prompts)
 
-    def accept(self, config, policy, prompts):
-        self.heard.append(policy)
-        return self.without("?", prompts)
+    return replace(family("sd3"), read=read, readable=readable, accept=accept)
 
-    def without(self, mark, prompts):
-        bad = [prompt for prompt in prompts if mark in prompt.text]
-        return [prompt for prompt in prompts if prompt not in bad], [Skipped(one.id, "", mark) for one in bad]
+
+def without(mark, prompts):
+    bad = [prompt for prompt in prompts if mark in prompt.text]
+    return [prompt for prompt in prompts if prompt not in bad], [Skipped(one.id, "", mark) for one in bad]
 
 
 FILES = {"train": [Prompt("a", "1"), Prompt("b!", "2")], "heldout": [Prompt("c?", "3")], "x": [Prompt("d", "4")]}
@@ -72,7 +71,8 @@ def test_a_family_reads_the_files_checks_the_rows_and_accepts_with_its_policy():
         return policy
 
     made_for, policy = [], toy_policy()
-    owner = Choosy(**{name: getattr(family("sd3"), name) for name in ("name", "about", "module", "architectures")})
+    heard: list[Any] = []
+    owner = choosy(heard)
     config = replace(Config(), data=Data(train="train", heldout="heldout"), eval=Eval(extra=["x"]))
     inputs = load(config, owner, make, {"heldout": ["e", "f!", "g?"]})
     assert inputs.policy is policy and made_for == ["a", "e", "g?", "d"]
@@ -80,7 +80,7 @@ def test_a_family_reads_the_files_checks_the_rows_and_accepts_with_its_policy():
     texts = {name: [prompt.text for prompt in prompts] for name, prompts in splits.items()}
     assert texts == {"train": ["a"], "heldout": ["e"], "x": ["d"]}
     assert [(one.id, one.reason) for one in inputs.skipped] == [("2", "!"), ("prompt-1", "!"), ("prompt-2", "?")]
-    assert owner.heard == ["a file", "heldout", "a file", policy, policy, policy, policy]
+    assert heard == ["a file", "heldout", "a file", policy, policy, policy, policy]
 
 
 def test_columns_are_those_of_the_settings_and_evaluation_is_cut_to_its_number(tmp_path):

@@ -39,7 +39,6 @@ from mmgrpo.cli.demo.parts import (
 from mmgrpo.report.audio_player import KINDS, Word, alignment, errors
 from mmgrpo.report.render import render
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
-from pipelines.language import LanguageFamily
 
 HEAR = """Record or upload speech, and read what the recognizer hears before and after training. Words that differ from
 the reference are marked; without one, those that differ between the two."""
@@ -53,7 +52,7 @@ BARS = 120
 
 def hears(pair: Pair) -> bool:
     """Whether a pair transcribes recordings; otherwise it speaks."""
-    return isinstance(pair.family, LanguageFamily)
+    return pair.family.sections.outputs == "Text"
 
 
 def transcribe(

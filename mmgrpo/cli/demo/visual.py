@@ -127,7 +127,7 @@ def prompt_of(pair: Pair, text: str, image: str = "") -> Prompt:
 
 def takes_image(pair: Pair) -> str:
     """The image that a prompt has in addition: ``required``, ``optional``, or empty where the model takes none."""
-    return getattr(pair.family, "image_input", "")
+    return pair.family.image_input
 
 
 def embedded_prompt(pair: Pair, text: str) -> Prompt:

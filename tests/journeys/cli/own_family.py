@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 from mmgrpo.config.settings import Config, Sections
+from mmgrpo.family import Family
 from mmgrpo.types import Output, Policy, Prompt, Request, Text
-from pipelines.language import LanguageFamily
+from pipelines.language import language_family
 from pipelines.speech.options import HearingSampling, SpeechData, SpeechEval, WhisperOptions
 from pipelines.vlm.families import check_media
 from pipelines.vlm.options import QwenVlOptions, VlmData, VlmEval, VlmSampling
@@ -44,22 +46,22 @@ def is_blank(prompt: Prompt) -> bool:
     return any(not isinstance(medium.source, str) for medium in prompt.media)
 
 
-class Counting(LanguageFamily):
+def load(
+    config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+) -> Any:
     """Counts from the number that is the name of the model, or from that in its saved weights."""
-
-    def policy(
-        self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
-    ) -> Any:
-        assert not training, "nothing is trained here"
-        return Counts(float((Path(weights) / "number").read_text() if weights else config.model.path))
-
-    def refuse_model(self, config: Config, path: str) -> None:
-        """Any number is a model."""
-        float(path)
+    assert not training, "nothing is trained here"
+    return Counts(float((Path(weights) / "number").read_text() if weights else config.model.path))
 
 
-def counting(sections: Sections) -> Counting:
-    return Counting("counting", "counts", "vlm", "none", (), sections, check_media)
+def refuse_model(config: Config, path: str) -> None:
+    """Any number is a model."""
+    float(path)
+
+
+def counting(sections: Sections) -> Family:
+    one = language_family("counting", "counts", "vlm", "none", (), sections, check_media, load=load)
+    return replace(one, refuse_model=refuse_model)
 
 
 LOOKING = counting(Sections(QwenVlOptions, VlmSampling, VlmData, VlmEval, ("exact(tags=False)",)))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mmgrpo
-from mmgrpo.family import Drawable, families
+from mmgrpo.family import families
 from mmgrpo.types import Output, Prompt
 from pipelines import vlm
 from pipelines.vlm import qwen_vl
@@ -63,7 +63,7 @@ def test_every_family_takes_an_engine_or_refuses_it_before_it_loads(name, tmp_pa
     owner = families()[name]
     config = config_class(owner.sections)()
     config.model.family, config.rollout = name, Engine(engine="vllm")
-    if isinstance(owner, Drawable) and "vllm" in owner.engines:
+    if owner.engines and "vllm" in owner.engines.names:
         refuse_engine(config, owner)
     else:
         with pytest.raises(ValueError, match="rollout.engine"):
@@ -94,10 +94,10 @@ def test_a_denoising_family_draws_with_a_network_of_its_own(name):
     from tests.libraries.families.test_battery import config_of, rollout_of
 
     owner = families()[name]
-    assert isinstance(owner, Drawable)
+    assert owner.engines is not None
     config = replace(config_of(name, str(tiny_checkpoint(module(name).tiny))), rollout=Engine(engine="sampler"))
     alone, served = (owner.policy(config, "cpu", EXAMPLES[name].prompts) for _ in range(2))
-    owner.draw_with_engine(config, served, "cpu", 1, 0)
+    owner.engines.draw(owner, config, served, "cpu", 1, 0, "")
     for policy in (alone, served):
         with torch.no_grad():
             for one in policy.network.parameters():
@@ -105,7 +105,7 @@ def test_a_denoising_family_draws_with_a_network_of_its_own(name):
     one, other = rollout_of(name, alone), rollout_of(name, served)
     assert torch.equal(one.decisions.log_probs, other.decisions.fields["sampler_log_probs"])
     torch.testing.assert_close(one.decisions.log_probs, other.decisions.log_probs, rtol=0, atol=1e-4)
-    owner.end_engine(served)
+    owner.engines.end(served)
 
 
 @pytest.mark.slow

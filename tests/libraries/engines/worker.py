@@ -19,7 +19,7 @@ import mmgrpo
 from mmgrpo.config.settings import Engine, config_class
 from mmgrpo.engines.engine import EngineFailure
 from mmgrpo.engines.served import application
-from mmgrpo.family import Drawable, families
+from mmgrpo.family import families
 from mmgrpo.scoring.server import Running
 from mmgrpo.types import Image, Media, Prompt, Request, Turn, Video
 from pipelines import vlm
@@ -69,7 +69,7 @@ def main(folder: Path, lora: str) -> None:
         min_pixels=64,
     )
     owner = families()["qwen_vl"]
-    assert isinstance(owner, Drawable)
+    assert owner.engines is not None
     config = config_class(owner.sections)()
     adapters = {} if whole else {"lora_rank": 4, "lora_targets": ["q_proj", "down_proj"]}
     called: Any = {"max_tokens": 96, "tools": ["tests.libraries.engines.worker:look"], "turns": 3}
@@ -82,7 +82,7 @@ def main(folder: Path, lora: str) -> None:
     policy: Any = owner.policy(config, "cpu")
     decode = policy.model.decode
     policy.model.decode = lambda ids: re.sub(r"\b[a-h]\w*", CALL, decode(ids))  # many words read as a call
-    owner.draw_with_engine(config, policy, "cpu", 1, 0)
+    owner.engines.draw(owner, config, policy, "cpu", 1, 0, "")
     engine, weights = policy.engine, policy.engine.weights
     number, found = 0, {}
 
@@ -144,7 +144,7 @@ def main(folder: Path, lora: str) -> None:
     if lora == "adapter":  # whose end ends the process groups of this process
         found["ahead"] = ahead(folder, engine.engine, config)
     else:
-        owner.end_engine(policy)
+        owner.engines.end(policy)
     (folder / "found.json").write_text(json.dumps(found))
 
 

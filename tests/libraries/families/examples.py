@@ -173,7 +173,7 @@ OWN: Mapping[str, Example] = {
 def usual(owner: Any) -> Example:
     """The row of a family that has none of its own: small samples of few steps, and prompts with an image where it
     takes one."""
-    prompts = {"visual": EDITED if getattr(owner, "image_input", "") else TEXTS, "speech": ASKED}
+    prompts = {"visual": EDITED if owner.image_input else TEXTS, "speech": ASKED}
     options, sampling = ({one.name for one in fields(kind)} for kind in (owner.sections.model, owner.sections.sampling))
     small = {**SMALL, "frames": 5}
     return Example(

@@ -143,7 +143,7 @@ def test_every_row_is_of_a_family() -> None:
 def test_a_family_that_takes_pictures_says_so(name) -> None:
     if families()[name].modality == "visual":
         shown = [bool(one.media) for one in EXAMPLES[name].prompts]
-        assert all(shown) if getattr(families()[name], "image_input", "") else not any(shown)
+        assert all(shown) if families()[name].image_input else not any(shown)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -284,7 +284,7 @@ def test_a_size_is_the_model_s_own_or_a_multiple_of_its_unit(name, tiny):
 @pytest.mark.parametrize("name", DRAWN)
 def test_guidance_doubles_the_evaluations_of_a_row(name, tiny):
     """By the option that the family names, which therefore has the scale of classifier-free guidance."""
-    option = families()[name].guidance  # type: ignore[attr-defined]
+    option = families()[name].guidance
     for scale, evaluations in ((1.0, 1), (2.0, 2)):
         assert shared_policy(name, tiny(name), **{option: scale}).model.evaluations_per_row == evaluations  # type: ignore[attr-defined]
 
@@ -329,7 +329,7 @@ def test_the_network_is_told_time_and_guidance_in_its_own_units(name, tiny):
 
 
 DENOISERS = [name for name in NAMES if family(name).decisions(config_of(name, "")) == "gaussian"]
-GUIDED = {name: getattr(families()[name], "guidance", "guidance") for name in DENOISERS}
+GUIDED = {name: families()[name].guidance for name in DENOISERS}
 """Family to the option that is its scale of guidance."""
 
 
@@ -502,6 +502,6 @@ def test_a_number_of_frames_is_refused_by_the_configuration_alone(name, tiny):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "guidance" in options_of(name)])
 def test_a_scale_of_guidance_below_one_is_refused_with_the_value_that_is_none(name, tmp_path):
-    option = getattr(families()[name], "guidance", "guidance")
+    option = families()[name].guidance
     with pytest.raises(ValueError, match=rf"model\.{option}.*0\.5.*\b1 is no guidance"):
         check_ranges(config_of(name, str(tmp_path), **{option: 0.5}))

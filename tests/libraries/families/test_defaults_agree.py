@@ -26,7 +26,7 @@ def defaults(function: Any) -> dict[str, Any]:
     return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
 
 
-@pytest.mark.parametrize("name", [name for name in families() if hasattr(family(name), "guidance")])
+@pytest.mark.parametrize("name", [name for name in families() if family(name).guidance])
 def test_the_guidance_that_doubles_evaluations_is_the_one_with_a_second_pass(name):
     """Where ``guidance`` is a number that the network reads, ``true_cfg_scale`` asks it twice."""
     options = asdict(config_class(family(name).sections)().model)

@@ -46,7 +46,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     ],
 )
 def test_what_is_written_for_others_is_read_back(name, form, tiny, tmp_path):
-    if form not in family(name).elsewhere.formats:  # type: ignore[attr-defined]
+    if form not in family(name).elsewhere().formats:  # type: ignore
         pytest.skip(f"{name} has no {form}")
     policy, config, model = trained(name, tiny(name), tmp_path)
     folder = written(name, config, model, form, tmp_path / "out")

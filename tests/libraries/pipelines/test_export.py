@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmgrpo.family import Exporter, families, family
+from mmgrpo.family import Elsewhere, Family, families, family
 from mmgrpo.runtime.saved_model import write_model
 from pipelines.engines import check_untied
 from pipelines.export import merge_adapters, some_prompts
@@ -49,11 +49,15 @@ def trained(name: str, path: str, folder: Path, rank: int = 2) -> Any:
     return policy, config, folder / "model"
 
 
+def elsewhere_of(one: Family) -> Elsewhere:
+    assert one.elsewhere is not None
+    return one.elsewhere()
+
+
 def written(name: str, config: Any, model: Path, form: str, output: Path, **options: Any) -> Path:
     one = family(name)
-    assert isinstance(one, Exporter)
     given = {"dtype": "float32", "device": "cpu", "check": 0, **options}
-    one.elsewhere.export(one, config, model, form, output, **given)
+    elsewhere_of(one).export(one, config, model, form, output, **given)
     return output
 
 
@@ -300,7 +304,7 @@ def test_a_merged_model_is_compared_with_the_policy_before_it_is_written(tiny, t
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"text": prompt.text}) + "\n" for prompt in EXAMPLES["causal_lm"].prompts))
     config = replace(config, data=replace(config.data, heldout=str(file)))
-    done = one.elsewhere.export(
+    done = elsewhere_of(one).export(
         one, config, model, "merged", tmp_path / "right", dtype="float32", device="cpu", check=2
     )
     assert "log-probabilities" in done
@@ -314,7 +318,9 @@ def test_a_merged_model_is_compared_with_the_policy_before_it_is_written(tiny, t
 
     monkeypatch.setattr("pipelines.export.merge_adapters", halved)
     with pytest.raises(RuntimeError, match="merged"):
-        one.elsewhere.export(one, config, model, "merged", tmp_path / "wrong", dtype="float32", device="cpu", check=2)
+        elsewhere_of(one).export(
+            one, config, model, "merged", tmp_path / "wrong", dtype="float32", device="cpu", check=2
+        )
     assert not (tmp_path / "wrong").exists() and not list(tmp_path.glob(".export-*"))
 
 
@@ -373,7 +379,7 @@ def test_a_run_without_a_data_file_is_compared_on_texts_of_ours(content, tiny, t
         Path("constraints.txt").write_text(content)
     one: Any = family("causal_lm")
     options = {"dtype": "float32", "device": "cpu", "check": 2}
-    assert "log-probabilities" in one.elsewhere.export(one, config, model, "merged", tmp_path / "out", **options)
+    assert "log-probabilities" in elsewhere_of(one).export(one, config, model, "merged", tmp_path / "out", **options)
 
 
 def test_a_run_without_a_data_file_whose_prompts_have_media_names_the_option(tiny, tmp_path):
@@ -386,18 +392,17 @@ def test_a_run_without_a_data_file_whose_prompts_have_media_names_the_option(tin
 def test_formats_are_refused_before_anything_is_loaded(tiny, tmp_path):
     for name in NAMES:
         one = family(name)
-        assert isinstance(one, Exporter)
         with pytest.raises(ValueError, match="--format.*comfy"):
-            one.elsewhere.check(one, tmp_path, "comfy")
+            elsewhere_of(one).check(one, tmp_path, "comfy")
         if name not in WRITERS:
             with pytest.raises(ValueError, match=f"--format.*'{name}'"):
-                one.elsewhere.check(one, tmp_path, "comfyui")
+                elsewhere_of(one).check(one, tmp_path, "comfyui")
     _, _, model = trained("sd3", tiny("sd3"), tmp_path, rank=0)
     sd3: Any = family("sd3")
     for form in ("diffusers", "comfyui", "peft"):
         with pytest.raises(ValueError, match=f"--format.*{form}"):
-            sd3.elsewhere.check(sd3, model, form)
-    sd3.elsewhere.check(sd3, model, "merged")
+            elsewhere_of(sd3).check(sd3, model, form)
+    elsewhere_of(sd3).check(sd3, model, "merged")
 
 
 def test_an_output_that_exists_is_left_alone(tiny, tmp_path):
@@ -421,4 +426,4 @@ def test_a_module_without_a_name_elsewhere_is_named(tmp_path):
 
 
 def test_every_family_can_be_exported():
-    assert all(isinstance(one, Exporter) for one in families().values())
+    assert all(one.elsewhere for one in families().values())

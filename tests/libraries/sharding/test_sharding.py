@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from mmgrpo.config.settings import Distributed, config_class
-from mmgrpo.family import Blocks, families, refuse_unshardable
+from mmgrpo.family import families, refuse_unshardable
 from mmgrpo.runtime.identity import Identity
 from pipelines.training import Training
 from tests.libraries.families.test_battery import ADAPTED
@@ -35,9 +35,7 @@ RARE = [
     *("whisper:lora", "whisper:unfrozen"),
 ]
 EVERY = [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in RARE)]
-BATTERY = [
-    f"{name}:{'lora' if name in ADAPTED else 'full'}" for name, one in families().items() if isinstance(one, Blocks)
-]
+BATTERY = [f"{name}:{'lora' if name in ADAPTED else 'full'}" for name, one in families().items() if one.blocks]
 COPIED = ["sd3:full", "qwen_vl:one-image"]
 
 
@@ -127,7 +125,7 @@ def test_a_network_waits_on_the_cpu_only_where_it_is_divided(world, training, wa
 
 
 def test_every_family_but_the_smallest_names_its_blocks():
-    assert {name for name, one in families().items() if not isinstance(one, Blocks)} == {"duration"}
+    assert {name for name, one in families().items() if not one.blocks} == {"duration"}
 
 
 @pytest.mark.slow

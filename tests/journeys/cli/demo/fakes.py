@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -26,7 +26,6 @@ from mmgrpo.policies.token_model import FeatureCache
 from mmgrpo.runtime.identity import MARKER
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Audio, Image, Output, Prompt, Request, Text, Video
-from pipelines.visual.family import VisualFamily
 
 EVIL = "<img src=x onerror=alert(1)> {{#each a}} ${1+1} \"'"
 NAN = math.nan
@@ -87,15 +86,11 @@ class Answering(TokenPolicy):
         return [self.answer(before + number) for number in range(size)]
 
 
-@dataclass(frozen=True)
-class Painter(VisualFamily):
-    """A family whose models paint a colour that their noise says."""
-
-    def accept(self, config: Any, policy: Any, prompts: Any) -> Any:
-        """Refuse one word."""
-        if "unreadable" in prompts[0].text:
-            raise ValueError(f"the prompt {prompts[0].text!r} cannot be read in full")
-        return prompts, []
+def accept(config: Any, policy: Any, prompts: Any) -> Any:
+    """Every prompt without one word."""
+    if "unreadable" in prompts[0].text:
+        raise ValueError(f"the prompt {prompts[0].text!r} cannot be read in full")
+    return prompts, []
 
 
 class Painting:
@@ -154,8 +149,7 @@ def answering(one: Pair, *answers: Callable[[int], Output]) -> tuple[Opened, lis
 
 def painters(sides: Sequence[str] = (BEFORE, AFTER), videos: bool = False) -> Opened:
     """An opened pair 'a' of two painters, whose rewards are brightness and one that fails."""
-    like = family("sd3")
-    painter = Painter(**{name: getattr(like, name) for name in ("name", "about", "module", "architectures")})
+    painter = replace(family("sd3"), accept=accept)
     one = replace(pair(prompts=None, weights="b" if AFTER in sides else ""), family=painter)
     opened = holding(one)
     opened.loaded.update(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,8 @@ from mmgrpo.cli.demo.models import (
 )
 from mmgrpo.cli.train import read
 from mmgrpo.config.reading import write_yaml
-from mmgrpo.family import family
+from mmgrpo.family import Family, family
 from mmgrpo.types import Policy, Request
-from pipelines.visual.family import VisualFamily
 from tests.journeys.cli import quick
 from tests.journeys.cli.demo.fakes import Model
 from tests.journeys.cli.demo.fakes import pair as pair_of
@@ -258,33 +257,28 @@ def test_prompts_that_cannot_be_read_are_no_examples(folder, words_folder):
     assert run(other).examples(3) == []
 
 
-@dataclass(frozen=True)
-class Loader(VisualFamily):
+def loader(asked: list[Any]) -> Family:
     """A family that notes which models it is asked for, and makes one that does nothing of each."""
 
-    name: str = "own"
-    about: str = ""
-    module: str = ""
-    architectures: tuple[str, ...] = ()
-    asked: list[Any] = field(default_factory=list)
-
-    def policy(self, config: Any, device: str, prompts: Any = (), *, training: bool = True, weights: str = "") -> Any:
-        self.asked.append((config.model.path, device, training, weights))
+    def load(config: Any, device: str, prompts: Any = (), *, training: bool = True, weights: str = "") -> Any:
+        asked.append((config.model.path, device, training, weights))
         return Model()
 
+    return replace(family("sd3"), load=load)
 
-def loading(name: str, loader: Any, weights: str = "") -> Pair:
+
+def loading(name: str, owner: Any, weights: str = "") -> Pair:
     """A pair of the model ``name`` and its ``weights`` after training, if there are any."""
-    return Pair(name, read(["--model.family", "sd3", "--model.path", name], ""), loader, weights=weights)
+    return Pair(name, read(["--model.family", "sd3", "--model.path", name], ""), owner, weights=weights)
 
 
 def test_a_pair_without_a_run_is_loaded_to_be_sampled_from(tmp_path):
-    loader = Loader()
-    one = loading("a/base", loader, str(tmp_path))
+    asked: list[Any] = []
+    one = loading("a/base", loader(asked), str(tmp_path))
     one.load(BEFORE, "cpu")
     one.load(AFTER, "cuda:1")
     one.load(AFTER, "cpu", "b/tuned")
-    assert loader.asked == [
+    assert asked == [
         ("a/base", "cpu", False, ""),
         ("a/base", "cuda:1", False, str(tmp_path)),
         ("b/tuned", "cpu", False, ""),
@@ -292,21 +286,21 @@ def test_a_pair_without_a_run_is_loaded_to_be_sampled_from(tmp_path):
 
 
 def test_of_three_models_the_one_that_was_used_longest_ago_is_given_up(monkeypatch):
-    loader, freed = Loader(), []
+    asked, freed = [], []
     monkeypatch.setattr(opening, "free_memory", freed.append)
-    found = Opened({}, {name: loading(name, loader) for name in "abc"}, Path("v"), device="cuda:0")
+    found = Opened({}, {name: loading(name, loader(asked)) for name in "abc"}, Path("v"), device="cuda:0")
     assert not found.holds("a", BEFORE)
     first = found.policy("a", BEFORE)
     found.policy("b", BEFORE)
     assert found.policy("a", BEFORE) is first and list(found.loaded) == [("b", BEFORE, ""), ("a", BEFORE, "")]
     found.policy("c", BEFORE)
     assert list(found.loaded) == [("a", BEFORE, ""), ("c", BEFORE, "")] and found.policy("a", BEFORE) is first
-    assert [path for path, *_ in loader.asked] == ["a", "b", "c"] and freed == ["cuda:0"] * 3
+    assert [path for path, *_ in asked] == ["a", "b", "c"] and freed == ["cuda:0"] * 3
     assert found.holds("a", BEFORE) and not found.holds("a", AFTER) and not found.holds("b", BEFORE)
 
 
 def test_a_model_in_memory_is_that_of_its_weights():
-    found = Opened({}, {"a": loading("a", Loader(), "tuned")}, Path("v"))
+    found = Opened({}, {"a": loading("a", loader([]), "tuned")}, Path("v"))
     found.policy("a", AFTER)
     found.policy("a", BEFORE)
     assert list(found.loaded) == [("a", AFTER, "tuned"), ("a", BEFORE, "")]
@@ -315,7 +309,7 @@ def test_a_model_in_memory_is_that_of_its_weights():
 def test_the_version_of_weights_is_when_the_model_of_a_run_was_written(tmp_path):
     (tmp_path / "model").mkdir()
     os.utime(tmp_path / "model", ns=(5, 7))
-    without = loading("p", Loader())
+    without = loading("p", loader([]))
     of_run = replace(without, run=tmp_path)
     assert (of_run.version("model"), of_run.version("12"), without.version("model")) == ("model 7", "12", "model")
     assert without.run is None and without.weights == without.trained == ""

@@ -26,6 +26,7 @@ from pipelines.speech import (
     vocoders,
     whisper,
 )
+from pipelines.speech.families import clips
 from pipelines.speech.mel import GriffinLim, MelFormat
 from pipelines.training import Training
 from reward_models import REWARDS
@@ -237,7 +238,7 @@ def test_a_clip_is_as_long_as_the_model_hears(name):
 
 
 def test_clips_of_a_command_line_are_files():
-    first, second = family("whisper").from_files(["x/a.wav", "b.wav"])
+    first, second = clips(["x/a.wav", "b.wav"])
     assert (first.text, first.id, first.media) == ("", "a.wav", (Media("audio", "x/a.wav"),)) and second.id == "b.wav"
     assert first.turns[0].role == "user"
 
