@@ -381,6 +381,7 @@ def make_trainer(
     loss = LossRecipe.read(algorithm)
     refuse_start(config.data.group_size, recipe, loss, reward_scorers, offline)
     stopping: Any = {"patience": config.eval.patience, "patience_reward": config.eval.patience_reward}
+    stopping["every"] = config.eval.every
     kind: Any = {"offline": offline, "steps": config.steps, "staleness": config.rollout.max_staleness}
     attached = partial(methods, loss, config.optim, reward_scorers, weighting=recipe.weighting, **stopping, **kind)
     theirs = [load_callback(spec) for spec in callbacks]

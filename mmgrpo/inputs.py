@@ -111,10 +111,6 @@ def read_prompts(config: Config, owner: Family | None, rows: Mapping[str, Any] |
     files = ("", ()) if evaluation.skip else (heldout, evaluation.extra)
     limits = {"limit": evaluation.prompts, "unlabelled": data.unlabelled, "supervised": data.supervised}
     splits = read_splits(read, [train, *data.extra_train], *files, **limits)
-    if evaluation.patience:
-        from mmgrpo.rounds.early_stopping import refuse_patience
-
-        refuse_patience(evaluation, config.steps, bool(splits.heldout))
     outputs, allowed = (owner.sections.outputs if owner else ""), float(vars(data).get("skip_limit", 0.0))
     named = {"data.train": splits.train, "data.heldout": splits.heldout, **splits.extra}
     notes = refuse_rows({name: prompts for name, prompts in named.items() if prompts}, outputs, allowed)

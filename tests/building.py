@@ -178,6 +178,7 @@ def trainer(
                 scorers,
                 patience=patience,
                 patience_reward=patience_reward,
+                every=every,
                 given=given,
                 offline=offline,
                 steps=steps,

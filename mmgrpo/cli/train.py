@@ -312,6 +312,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
         sampling = Sampling.of(config.algorithm.sampler, config.algorithm.trackers)
         refuse_ranges(recipe, sampling.trackers, rewards)
         patience: Any = {"patience": config.eval.patience, "patience_reward": config.eval.patience_reward}
+        patience |= {"every": config.eval.every, "steps": config.steps}
         methods(loss, config.optim, rewards, **patience, offline=config.data.offline)
     except (ValueError, OSError, RewardFailure) as error:
         problems.append(str(error))

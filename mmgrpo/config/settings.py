@@ -339,7 +339,7 @@ class Eval:
     """Seed of the evaluation samples. It is separate from the seed of the run, so that all evaluations are paired."""
     batch_size: Annotated[int, COUNT] = 64
     """Samples generated at a time. Limits memory."""
-    patience: Annotated[int, COUNT_OR_ZERO] = 0
+    patience: Annotated[int, COUNT_OR_ZERO, needs("eval.skip", False), needs(HELDOUT), needs("eval.every")] = 0
     """Early stopping: the run ends after this many evaluations in a row without a new best mean of a reward on the
     held-out prompts (eval.every; the one before training counts as the first); 0: never."""
     patience_reward: Annotated[str, ANY_TEXT, needs("eval.patience")] = ""

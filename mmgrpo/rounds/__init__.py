@@ -2,91 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.config.registry import Bound, parse
+from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.samplers import Sampling
-from mmgrpo.rounds.callback import Callback
+from mmgrpo.rounds.callback import Callback, Choices
 from mmgrpo.scoring import Scorer
-from mmgrpo.types import Prompt
-from mmgrpo.update import LossRecipe, losses
+from mmgrpo.update import LossRecipe
+
+METHODS: Mapping[str, Callable[[Choices], Any]] = {
+    "decoding": lambda choices: choices.images,
+    "offline": lambda choices: choices.offline,
+    "ahead": lambda choices: choices.staleness,
+    "hints": lambda choices: choices.loss.hint.text != "none",
+    "added": lambda choices: choices.loss.added.text != "none",
+    "replay": lambda choices: choices.loss.replay.text != "none",
+    "supervised": lambda choices: choices.loss.supervised.text != "none",
+    "reward_weights": lambda choices: choices.weighting,
+    "networks": lambda choices: choices.loss.networks,
+    "steps": lambda choices: parse(choices.optim.step, "optim.step")[0] != "plain",
+    "moving_average": lambda choices: choices.optim.ema,
+    "interpolation": lambda choices: choices.optim.interpolation != 1,
+    "early_stopping": lambda choices: choices.patience,
+}
+"""The modules of methods, in the order in which they act, and whether a recipe asks for one. Each has a function
+``callbacks``."""
 
 
-def methods(
-    loss: LossRecipe,
-    optim: Optim,
-    scorers: Sequence[Scorer],
-    *,
-    patience: int = 0,
-    patience_reward: str = "",
-    given: Sequence[Prompt] = (),
-    images: bool = False,
-    offline: float = 0.0,
-    steps: int = 0,
-    staleness: int = 0,
-    weighting: Sequence[Bound] = (),
-) -> list[Callback]:
-    """The callbacks of the methods that settings ask for (sections algorithm, optim and eval), in the order in which
-    they act; ValueError for settings that the rewards of the run do not allow. ``given``: the prompts of
-    data.supervised. ``images``: whether prompts show images that may be decoded ahead. ``offline``: the share of the
-    run's ``steps`` that is made from given answers. ``weighting``: the rules by which the weights of rewards change."""
-    callbacks: list[Callback] = []
-    if images:
-        from mmgrpo.rounds.decoding import DecodingAhead
-
-        callbacks.append(DecodingAhead())
-    if offline:
-        from mmgrpo.rounds.offline import Offline
-
-        callbacks.append(Offline(offline, steps))
-    if staleness:
-        from mmgrpo.rounds.ahead import Ahead
-
-        callbacks.append(Ahead(staleness))
-    if loss.hint.text != "none":
-        from mmgrpo.rounds.hints import Hints
-
-        callbacks.append(Hints())
-    if loss.added.text != "none":
-        from mmgrpo.rounds.added import AddedRows
-
-        callbacks.append(AddedRows())
-    if loss.replay.text != "none":
-        from mmgrpo.rounds.replay import ReplayedRows
-
-        callbacks.append(ReplayedRows())
-    if loss.supervised.text != "none":
-        from mmgrpo.rounds.supervised import SupervisedRows
-
-        callbacks.append(SupervisedRows(given))
-    if weighting:
-        from mmgrpo.rounds.reward_weights import WeightingRules
-
-        callbacks.append(WeightingRules())
-    if loss.networks:
-        from mmgrpo.rounds.networks import Learners, NamedNetworks
-
-        callbacks += [NamedNetworks(), *([Learners()] if losses(loss) else [])]
-    if parse(optim.step, "optim.step")[0] != "plain":
-        from mmgrpo.rounds.steps import StepRule
-
-        callbacks.append(StepRule(optim.step))
-    if optim.ema:
-        from mmgrpo.rounds.moving_average import MovingAverage
-
-        callbacks.append(MovingAverage(optim.ema, optim.ema_every))
-    if optim.interpolation != 1:
-        from mmgrpo.rounds.interpolation import Interpolation
-
-        callbacks.append(Interpolation(optim.interpolation))
-    if patience:
-        from mmgrpo.rounds.early_stopping import EarlyStopping
-
-        callbacks.append(EarlyStopping.of(patience, patience_reward, scorers))
-    return callbacks
+def methods(loss: LossRecipe, optim: Optim, scorers: Sequence[Scorer], **further: Any) -> list[Callback]:
+    """The callbacks of the methods that the settings of a recipe ask for (``Choices``); ValueError for settings that
+    the rewards or the length of the run do not allow."""
+    choices = Choices(loss, optim, scorers, **further)
+    modules = [import_module(f"{__name__}.{name}") for name, asks in METHODS.items() if asks(choices)]
+    return [callback for module in modules for callback in module.callbacks(choices)]
 
 
 def schedules(

@@ -19,7 +19,7 @@ from mmgrpo.prompts.added import Addition, refining, sources, way, written
 from mmgrpo.prompts.hints import solution_of
 from mmgrpo.randomness import derive, stream
 from mmgrpo.rollout import RoundRows
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import (
     Group,
     Sample,
@@ -257,3 +257,8 @@ def text_of(sample: Sample) -> str:
     output = sample.rollout.outputs[sample.row]
     assert isinstance(output, Text)
     return output.whole
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [AddedRows()]

@@ -34,7 +34,7 @@ from mmgrpo.policies.generation import Drawer
 from mmgrpo.prompts.samplers import Draw, Drawing
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundSettings
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.runtime.sharding import drawing_weights, exchanged, stored, stored_like
 from mmgrpo.types import Request
 
@@ -198,3 +198,8 @@ class Ahead(Callback):
                 draw: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in saved["draw"].items()}
                 drawing.draws, drawing.metrics = [Draw(**draw)], dict(saved["metrics"])
                 self.chosen[n] = drawing
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [Ahead(choices.staleness)]

@@ -39,7 +39,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object
-from mmgrpo.config.registry import parse
+from mmgrpo.config.registry import Bound, parse
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import PromptOrder
@@ -52,6 +52,30 @@ from mmgrpo.types import Policy, Prompt, Request
 from mmgrpo.update import Batch, LossRecipe
 
 Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the settings of a recipe say of methods."""
+
+    loss: LossRecipe
+    optim: Optim
+    scorers: Sequence[Scorer]
+    patience: int = 0
+    patience_reward: str = ""
+    every: int = 0
+    """Optimizer steps between evaluations."""
+    given: Sequence[Prompt] = ()
+    """The prompts of data.supervised."""
+    images: bool = False
+    """Whether prompts show images that may be decoded ahead."""
+    offline: float = 0.0
+    """The share of the run's steps that is made from given answers."""
+    steps: int = 0
+    """Optimizer steps of the run."""
+    staleness: int = 0
+    weighting: Sequence[Bound] = ()
+    """The rules by which the weights of rewards change."""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from mmgrpo.config.names import nearest, plural
-from mmgrpo.config.settings import Eval
 from mmgrpo.evaluation import Evaluation, held_out_means
-from mmgrpo.rounds.callback import Callback, Run
-from mmgrpo.scoring import Scorer
+from mmgrpo.rounds.callback import Callback, Choices, Run
 
 
 @dataclass
@@ -38,19 +36,28 @@ class EarlyStopping(Callback):
     """The steps of the evaluations and the held-out means, in order; None where nothing could be scored."""
 
     @staticmethod
-    def of(patience: int, by: str, scorers: Sequence[Scorer]) -> EarlyStopping:
-        """Of the reward ``by``, or of the first that is trained on; ValueError for one that the run has not. Where its
-        weight is negative a smaller mean is better."""
-        weights = {scorer.name: scorer.weight for scorer in scorers}
+    def of(choices: Choices) -> EarlyStopping:
+        """Of the reward that is named, or of the first that is trained on; where its weight is negative a smaller mean
+        is better. ValueError for a reward that the run has not, and for a patience that could not end it."""
+        by, patience, steps = choices.patience_reward, choices.patience, choices.steps
+        weights = {scorer.name: scorer.weight for scorer in choices.scorers}
         trained = [name for name, weight in weights.items() if weight]
         if by and by not in weights:
             raise ValueError(f"eval.patience_reward: the run has no reward '{by}'.{nearest(by, weights)}")
-        if patience and not by and not trained:
+        if not by and not trained:
             raise ValueError(
                 f"eval.patience: got {patience} in a run without a reward that it could follow; add one to rewards"
             )
-        reward = by or next(iter(trained), "")
-        return EarlyStopping(patience, reward, math.copysign(1, weights[reward] or 1) if reward else 1.0)
+        between = (steps - 1) // choices.every if choices.every else 0
+        if between < patience:
+            most = (steps - 1) // patience
+            raise ValueError(
+                f"eval.patience: got {patience}, and {steps} steps with eval.every={choices.every} have "
+                f"{plural(between, 'evaluation')} between the first and the last, so that the run would never end "
+                f"early; {f'set eval.every to at most {most}' if most else 'lower it'}, or leave it out"
+            )
+        reward = by or trained[0]
+        return EarlyStopping(patience, reward, math.copysign(1, weights[reward] or 1))
 
     def observe(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
         """Take in the evaluation at ``step``: the values of each reward per prompt."""
@@ -94,18 +101,6 @@ class EarlyStopping(Callback):
         )
 
 
-def refuse_patience(settings: Eval, steps: int, heldout: bool) -> None:
-    """ValueError for a patience that could not end a run of so many ``steps``; ``heldout``: it has held-out prompts."""
-    between = (steps - 1) // settings.every if settings.every else 0
-    if settings.skip or not heldout:
-        raise ValueError(
-            f"eval.patience: got {settings.patience} in a run without an evaluation on held-out prompts, which it "
-            f"follows; {'set eval.skip=false' if settings.skip else 'name them by data.heldout'}, or leave it out"
-        )
-    if between < settings.patience:
-        most = (steps - 1) // settings.patience
-        raise ValueError(
-            f"eval.patience: got {settings.patience}, and {steps} steps with eval.every={settings.every} have "
-            f"{plural(between, 'evaluation')} between the first and the last, so that the run would never end early; "
-            f"{f'set eval.every to at most {most}' if most else 'lower it'}, or leave it out"
-        )
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [EarlyStopping.of(choices)]

@@ -13,7 +13,7 @@ import torch
 from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint, with_budget
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundRows
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import give_way, groups_of, numbered, refuse_unstoring, without_success
 from mmgrpo.types import Request
 
@@ -71,3 +71,8 @@ class Hints(Callback):
             again |= {*sampled.tolist()}
         keys = torch.unique(torch.cat([part.keys["prompt"] for part in rows.decisions]))
         return {"hint/groups": len(again) / len(keys)}
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [Hints()]

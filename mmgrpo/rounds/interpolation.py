@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.runtime.averaging import temporary
 
 
@@ -51,3 +51,8 @@ class Interpolation(Callback):
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
         return self.weights.applied()
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [Interpolation(choices.optim.interpolation)]

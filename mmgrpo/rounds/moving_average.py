@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.rounds.callback import Callback, Numbers, Run
+from mmgrpo.rounds.callback import Callback, Choices, Numbers, Run
 from mmgrpo.runtime.averaging import temporary
 from mmgrpo.runtime.sharding import like
 
@@ -86,3 +86,8 @@ class MovingAverage(Callback):
         named = zip(self.names, self.average.parameters, strict=True)
         self.average.shadow = [like(tensors[name].to(value.device), value.detach()) for name, value in named]
         self.average.step = step
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [MovingAverage(choices.optim.ema, choices.optim.ema_every)]

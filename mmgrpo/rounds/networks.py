@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmgrpo.evaluation import Evaluation, directions, held_out_means
 from mmgrpo.rollout import Round
-from mmgrpo.rounds.callback import Callback, Numbers, Run, is_new
+from mmgrpo.rounds.callback import Callback, Choices, Numbers, Run, is_new
 from mmgrpo.runtime.distributed import sum_gradients
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import name_of
@@ -107,3 +107,8 @@ class Learners(Callback):
                 optimizer.zero_grad()
             metrics |= {f"learner/{name}/loss": total, f"learner/{name}/grad_norm": norm}
         return {**metrics, "time/learners": time.perf_counter() - started}
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [NamedNetworks(), *([Learners()] if losses(choices.loss) else [])]

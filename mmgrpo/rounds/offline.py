@@ -28,7 +28,7 @@ from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks, total
 from mmgrpo.runtime.sharding import drawing_weights, scoring_weights
 from mmgrpo.scoring import RewardScores
@@ -283,3 +283,8 @@ def graded(
             "gets of it (data.ledger); grades must be in the units of the reward that was measured"
         )
     return usable, skipped
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [Offline(choices.offline, choices.steps)]

@@ -22,7 +22,7 @@ from mmgrpo.objectives.origins import Replay
 from mmgrpo.prompts.replay import ENDING, Buffer, Stored, files_of
 from mmgrpo.randomness import stream
 from mmgrpo.rollout import Round, RoundRows
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import (
     Group,
     groups_of,
@@ -155,3 +155,8 @@ def gather_stored(stored: Sequence[tuple[int, int, Stored]], accelerator: Accele
         record = {name.partition(".")[2]: value for name, value in tensors.items()}
         found.append((key, place, Stored(prompt, step, reward, scores, record)))
     return found
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [ReplayedRows()]

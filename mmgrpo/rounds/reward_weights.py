@@ -14,7 +14,7 @@ from mmgrpo.advantages.estimate import estimate
 from mmgrpo.advantages.weighting import TENSORS, RewardWeights, advance
 from mmgrpo.evaluation import Evaluation, mean
 from mmgrpo.rollout import Round
-from mmgrpo.rounds.callback import Callback, Run, is_new
+from mmgrpo.rounds.callback import Callback, Choices, Run, is_new
 from mmgrpo.runtime.distributed import sum_gradients
 from mmgrpo.runtime.sharding import whole
 from mmgrpo.update import accumulate_gradients, on_device
@@ -91,3 +91,8 @@ def inner_products(run: Run, round_: Round, weights: Sequence[float], *, tensors
             parameter.grad = None
     matrix = torch.stack(flat).double()
     return (matrix @ matrix.T).tolist()
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [WeightingRules()]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmgrpo.config.ranges import COUNT, POSITIVE, within
 from mmgrpo.config.registry import Block, Bound, bind, block, table_of
 from mmgrpo.objectives.base import Loss, unclipped
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.runtime.distributed import sum_gradients
 from mmgrpo.runtime.sharding import whole
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
@@ -178,3 +178,8 @@ class StepRule(Callback):
 
         self.rule({"optimizer": run.optimizer, "parameters": parameters, "evaluate": evaluate})
         return True
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [StepRule(choices.optim.step)]

@@ -16,7 +16,7 @@ from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.objectives.origins import Supervision
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, RoundRows
-from mmgrpo.rounds.callback import Callback, Run
+from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import refuse_unanswered, refuse_unstoring, unpacked
 from mmgrpo.runtime.distributed import RankSlice
 from mmgrpo.scoring import RewardScores
@@ -93,3 +93,8 @@ class SupervisedRows(Callback):
 
     def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
         self.waiting = tensors["prompts"].tolist() if tensors else []
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [SupervisedRows(choices.given)]

@@ -281,9 +281,3 @@ def test_the_neglected_part_of_the_data_weighs_more():
     # Prompt means 0, .1, .9: the cut of the largest variance is between .1 and .9; parts .05 and .9, centre .475
     third = {"values": real([0, 0.1, 0.9]), "key": torch.arange(3), "stat": torch.ones(3, dtype=torch.bool)}
     assert shape({**third, "advantages": real([1, 1, 1])}).tolist() == near(1.85, 1.85, 0.15)
-
-
-@pytest.mark.parametrize("line", [{"transform": ["clip(low=0, high=1)"]}, {"weighting": ["least_first"]}])
-def test_one_reference_value_cannot_be_compared_with_changed_rewards(line):
-    with pytest.raises(ValueError, match="rewards"):
-        estimated([1, 0, 0, 1], four(), baseline="static_reference", **line)

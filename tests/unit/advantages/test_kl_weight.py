@@ -13,7 +13,7 @@ from mmgrpo.advantages.select import parts
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.weighting import KL_WEIGHTS
 from mmgrpo.config.registry import bind
-from mmgrpo.requirements.policies import refuse_mismatch
+from mmgrpo.requirements.blocks import refuse_beside
 from mmgrpo.requirements.rewards import refuse_rewards
 from mmgrpo.rollout import sample_round
 from mmgrpo.runtime.metrics import read_metrics
@@ -153,9 +153,9 @@ def test_the_factor_keeps_its_digits_whatever_the_precision_of_the_policy(dtype)
 
 
 def test_a_weight_without_a_kl_term_and_members_without_a_weight_are_refused():
-    policy, weighing = toy_policy(), recipe(kl_weight="ensemble_variance(members=['a', 'b'])")
-    with pytest.raises(ValueError, match="'ensemble_variance.*'.*KL"):
-        refuse_mismatch(policy, weighing, LossRecipe.of("ppo", "per_sample", terms=[]))
+    weighing = recipe(kl_weight="ensemble_variance(members=['a', 'b'])")
+    with pytest.raises(ValueError, match=r"algorithm\.kl_weight.*ensemble_variance.*algorithm\.terms=kl_"):
+        refuse_beside(weighing, LossRecipe.of("ppo", "per_sample", terms=[]), {})
     scorers = [Scorer("a", first_number), Scorer("b", near_one, weight=0.0)]
     with pytest.raises(ValueError, match="algorithm.kl_weight.*'b'.*0"):
         refuse_rewards(weighing, scorers, [], False)

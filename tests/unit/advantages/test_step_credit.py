@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.requirements.blocks import refuse_beside
+from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, recipe
 from tests.trees import decisions, plain
 from tests.unit.advantages.test_credit import credit, near
@@ -178,15 +180,16 @@ def test_one_decision_whose_state_before_is_equal_for_all_is_grpo():
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
-        ({"scale": "group_std"}, r"algorithm\.scale.*group_std.*step_return"),
-        ({"shape": ["clamp(limit=5)"]}, r"algorithm\.shape.*clamp.*step_return"),
-        ({"combine": "per_reward"}, r"algorithm\.combine.*per_reward.*step_return"),
-        ({"transform": ["clip(low=0, high=1)"]}, r"algorithm\.transform.*clip.*step_return"),
+        ({"scale": "group_std"}, r"step_return.*algorithm\.scale=group_std"),
+        ({"shape": ["clamp(limit=5)"]}, r"step_return.*algorithm\.shape=clamp"),
+        ({"combine": "per_reward"}, r"step_return.*algorithm\.combine=per_reward"),
+        ({"transform": ["clip(low=0, high=1)"]}, r"step_return.*algorithm\.transform=clip"),
     ],
 )
 def test_what_a_credit_of_step_rewards_would_ignore_is_refused(lines, named):
     with pytest.raises(ValueError, match=named):
-        recipe(**{"baseline": "none", "scale": "none", "credit": "step_return", **lines})
+        blocks = recipe(**{"baseline": "none", "scale": "none", "credit": "step_return", **lines})
+        refuse_beside(blocks, LossRecipe.of("ppo", "per_sample"), {})
 
 
 def test_presets_of_step_rewards_read_them():

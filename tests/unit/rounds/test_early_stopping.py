@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmgrpo.config.settings import Eval
-from mmgrpo.rounds.early_stopping import EarlyStopping, refuse_patience
+from mmgrpo.config.needs import HELDOUT, moot
+from mmgrpo.config.settings import Eval, Optim
+from mmgrpo.rounds.callback import Choices
+from mmgrpo.rounds.early_stopping import EarlyStopping
 from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import Trainer
+from mmgrpo.update import LossRecipe
 from tests.building import near_one, trainer
 from tests.toys import toy_policy, toy_prompts
 
@@ -63,27 +67,40 @@ def score(prompts, outputs):
 
 def test_what_is_followed_is_the_first_trained_reward_or_the_one_that_is_named():
     scorers = [Scorer("seen", score, weight=0.0), Scorer("cost", score, weight=-2.0), Scorer("good", score)]
-    first, seen, good = (EarlyStopping.of(2, name, scorers) for name in ("", "seen", "good"))
+    first, seen, good = (stopping(by=name, scorers=scorers) for name in ("", "seen", "good"))
     assert [(one.reward, one.sign) for one in (first, seen, good)] == [("cost", -1), ("seen", 1), ("good", 1)]
     with pytest.raises(ValueError, match=r"eval\.patience_reward.*'god'.*'good'"):
-        EarlyStopping.of(2, "god", scorers)
+        stopping(by="god", scorers=scorers)
     with pytest.raises(ValueError, match=r"eval\.patience"):
-        EarlyStopping.of(2, "", [])
+        stopping(scorers=[])
+
+
+def stopping(by="", scorers=(), steps=10, every=4) -> EarlyStopping:
+    """Of a patience of two evaluations."""
+    loss = LossRecipe.of("ppo", "per_sample")
+    return EarlyStopping.of(Choices(loss, Optim(), scorers, 2, by, steps=steps, every=every))
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps", "heldout", "message"),
+    ("steps", "every", "message"), [(10, 5, r"eval\.every=5.*1 evaluation .*at most 4"), (2, 1, "lower it")]
+)
+def test_a_patience_that_could_end_nothing_is_refused(steps, every, message):
+    with pytest.raises(ValueError, match=rf"eval\.patience: got 2.*{message}"):
+        stopping(scorers=[Scorer("good", score)], steps=steps, every=every)
+
+
+@pytest.mark.parametrize(
+    ("settings", "heldout", "message"),
     [
-        ({"patience": 2}, 10, True, r"eval\.every=0.*at most 4"),  # after steps 4 and 8
-        ({"patience": 2, "every": 5}, 10, True, r"eval\.every=5.*1 evaluation .*at most 4"),
-        ({"patience": 2, "every": 4}, 10, False, r"data\.heldout"),
-        ({"patience": 2, "every": 4, "skip": True}, 10, True, r"eval\.skip"),
+        ({}, True, r"eval\.every"),
+        ({"every": 4}, False, HELDOUT),
+        ({"every": 4, "skip": True}, True, r"eval\.skip=true"),
     ],
 )
-def test_a_patience_that_could_end_nothing_is_refused(settings, steps, heldout, message):
-    with pytest.raises(ValueError, match=message):
-        refuse_patience(Eval(**settings), steps, heldout)
-    refuse_patience(Eval(patience=2, every=4), 10, True)
+def test_a_patience_needs_evaluations_of_held_out_prompts(settings, heldout, message):
+    without = moot({"eval": Eval(patience=2, **settings)}, {HELDOUT: heldout})
+    assert "eval.patience" in [one.name for one in without if re.search(message, str(one))]
+    assert not moot({"eval": Eval(patience=2, every=4)}, {HELDOUT: True})
 
 
 # ---- runs: a reward that is only logged and never changes
