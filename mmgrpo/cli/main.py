@@ -15,6 +15,7 @@ COMMANDS = {
     "launch": ("mmgrpo.cli.launch", "start a training run as several processes: here, under SLURM or on Ray"),
     "sample": ("mmgrpo.cli.sample", "sample from a trained or an untrained model"),
     "evaluate": ("mmgrpo.cli.evaluate", "evaluate a model on prompts, optionally against another"),
+    "compare": ("mmgrpo.cli.compare", "compare runs, with means over their seeds"),
     "export": ("mmgrpo.cli.export", "write a trained model for diffusers, ComfyUI, peft, or merged"),
     "prompts": ("mmgrpo.cli.prompts", "list the prompts of a run by difficulty, and write them as a data set"),
     "mixture": ("mmgrpo.cli.mixture", "fit the weights of a mixture of data sets to the scores of runs"),

@@ -5,10 +5,14 @@
     mmgrpo train --config my_run.yaml --optim.lr 1e-4        # a file of your own; every field is an option
     mmgrpo train --model.family qwen_vl --help               # the options of another model family
     mmgrpo train --recipe flow_grpo --dry-run                # sizes and costs of the run; nothing is loaded
+    mmgrpo train --seeds 0 1 2 --sweep optim.lr=1e-4,3e-4    # six runs and their comparison (mmgrpo/cli/sweep.py)
     mmgrpo launch --recipe ... --distributed.shard full      # several GPUs; weights divided among them (FSDP2)
 
 Without ``distributed.shard`` weights are replicated on every process. ``accelerate launch`` works too: its FSDP
 settings are translated, DeepSpeed is refused.
+
+--seeds and --sweep train every combination as a run of its own, one after another, or --at-once N of them together;
+the same command with --resume trains what is left, and ``mmgrpo compare`` compares them again.
 
 A recipe can name functions of your own (rewards, renderers): it is code, so run only recipes that you trust.
 """
@@ -25,6 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.cli import sweep
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.extras import install
@@ -64,7 +69,11 @@ KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "neighbors": ("prompt",)
 
 
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
-    """Read the options, print the sizes and costs of the run, and run it."""
+    """Read the options, print the sizes and costs of the run, and run it; or start the runs of a sweep."""
+    if sweep.is_asked(words(arguments)):
+        refuse_launched(os.environ)
+        sweep.main(words(arguments), lambda given: checked(given, about or str(__doc__), default))
+        return
     config = read(words(arguments), about or str(__doc__), default)
     refuse_launcher(os.environ)
     refuse_toys(words(arguments), config)
@@ -91,6 +100,24 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
         print(closing(result.summary), f"\nreport: {result.folder / 'report.html'}", flush=True)
         extra = "" if find_spec("gradio") else f", after {install('demo')}"
         print(f"demo:   mmgrpo demo {shlex.quote(str(result.folder))}{extra}", flush=True)
+
+
+def refuse_launched(environment: Mapping[str, str]) -> None:
+    """ValueError for a sweep that a launcher has started, in which every process would start all runs."""
+    if "RANK" in environment:
+        raise ValueError("--seeds, --sweep: a launcher starts the processes of one run; start it once for each run")
+
+
+def checked(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config:
+    """The configuration of a run that could start, as far as is known before anything is loaded."""
+    config = read(arguments, about, default)
+    refuse_toys(arguments, config)
+    arithmetic(config)
+    if missing := missing_data(arguments, config):
+        raise FileNotFoundError(missing)
+    check_model(config)
+    check_adapters(config)
+    return config
 
 
 def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config:

@@ -367,6 +367,14 @@ def write_yaml(path: Path, config: Any) -> None:
     write_text(path, yaml.safe_dump(section, sort_keys=False, allow_unicode=True))
 
 
+def dotted(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level of ``section.key``."""
+    values: dict[str, Any] = {}
+    for key, value in section.items():
+        values |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return values
+
+
 def without_launch(section: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings of a file without those of a start, which older files hold; ValueError for one that is set, since a
     run that reads the file would replace or continue another without being asked."""

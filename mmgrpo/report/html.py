@@ -26,7 +26,7 @@ from mmgrpo.report.group_page import newest_group
 from mmgrpo.report.ledger import NOTE as NOTE_OF_PROMPTS
 from mmgrpo.report.ledger import Hardness, read_hardness
 from mmgrpo.report.media import MediaFolder, Medium, contained, image_uri, shown_image
-from mmgrpo.report.plots import curve_figure, figure_png, sample_grid, series
+from mmgrpo.report.plots import curve_figure, figure_file, sample_grid, series
 from mmgrpo.report.render import render
 from mmgrpo.report.run_folder import SIDES, RunFolder, read_run
 from mmgrpo.report.untrusted import brief, mapping
@@ -220,7 +220,7 @@ def difficulty_curve(hardness: Hardness | None) -> Medium | None:
     """The distribution of the rewards of prompts over the rounds."""
     if hardness is None:
         return None
-    return Medium("image", "Distribution of mean rewards of prompts", image_uri(figure_png(hardness.figure)))
+    return Medium("image", "Distribution of mean rewards of prompts", image_uri(figure_file(hardness.figure)))
 
 
 def _count(estimate: Any) -> Cell:
@@ -339,7 +339,7 @@ def curves(run: RunFolder) -> list[Medium]:
         rates = [{n if n == "step" else f"held-out {n}": value for n, value in row.items()} for row in run.rates]
         plots = [(rates, n) for n in dict.fromkeys(n for row in rates for n in row if n != "step")] + plots
     return [
-        Medium("image", f"Curve of {key}", image_uri(figure_png(curve_figure(rows, [key]))))
+        Medium("image", f"Curve of {key}", image_uri(figure_file(curve_figure(rows, [key]))))
         for rows, key in plots[:CURVES]
     ]
 

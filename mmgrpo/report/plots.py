@@ -60,6 +60,35 @@ def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], colu
     return figure
 
 
+def heldout_figure(curves: Mapping[str, Mapping[str, tuple[Sequence[int], np.ndarray]]]) -> Figure:
+    """One plot per reward: held-out means over optimizer steps, of several kinds of runs.
+
+    ``curves`` are reward to label to steps [T] and means [S, T] of S seeds: the mean over seeds is a line, and the
+    smallest and largest of them a band around it.
+    """
+    columns = min(2, len(curves))
+    rows = math.ceil(len(curves) / columns)
+    figure = Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
+    for number, (reward, lines) in enumerate(curves.items(), start=1):
+        axes = figure.add_subplot(rows, columns, number)
+        axes.set_title(reward, fontsize=10, color=INK, loc="left", parse_math=False)
+        axes.tick_params(colors=INK, labelsize=8, length=3)
+        axes.grid(color=INK, alpha=0.18, linewidth=0.6)
+        axes.set_facecolor("none")
+        for label, (steps, means) in lines.items():
+            if not len(steps):
+                continue
+            [line] = axes.plot(steps, means.mean(axis=0), linewidth=1.8, marker="o", markersize=3)
+            line.set_label(label.replace("$", "\\$"))  # a name between dollar signs would be a formula
+            if len(means) > 1:
+                axes.fill_between(steps, means.min(axis=0), means.max(axis=0), color=line.get_color(), alpha=0.2)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.set_xlabel("optimizer step", fontsize=8, color=INK)
+        if len(lines) > 1:
+            axes.legend(fontsize=7, frameon=False, labelcolor=INK)
+    return figure
+
+
 def band_figure(steps: np.ndarray, levels: np.ndarray, title: str) -> Figure:
     """The middle of a distribution over steps, and two bands around it; ``levels`` [steps, 5] are the quantiles .1,
     .25, .5, .75, .9."""
@@ -112,10 +141,10 @@ def running_mean(values: np.ndarray, percent: int = 10) -> np.ndarray:
     return np.where(number > 0, (total[high] - total[low]) / np.maximum(number, 1), math.nan)
 
 
-def figure_png(figure: Figure) -> bytes:
-    """The figure as a PNG at 160 dpi with a transparent background."""
+def figure_file(figure: Figure, form: str = "png") -> bytes:
+    """The figure as a file (png, svg, pdf) with a transparent background, at 160 dpi where it has pixels."""
     buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, transparent=True)
+    figure.savefig(buffer, format=form, dpi=160, transparent=True)
     return buffer.getvalue()
 
 

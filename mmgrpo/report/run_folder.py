@@ -191,21 +191,51 @@ def _rates(folder: Path) -> list[dict[str, Any]]:
     return [{"step": step, **rates[step]} for step in sorted(rates)]
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """An evaluation of a run folder."""
+
+    step: int
+    prompts: Sequence[str]
+    """Ids of its prompts, in the order of the values."""
+    values: Mapping[str, npt.NDArray[np.float64]]
+    """By reward and prompt, NaN where none could be scored."""
+    directions: Mapping[str, float]
+    """The rewards that the run trains on: 1 for those that are to rise, -1 for those that are to fall."""
+
+
+def read_evaluation(folder: Path, title: str) -> Recorded | None:
+    """The evaluation ``before``, ``after``, ``step-000050``, ... of a run; None where it is not there."""
+    path = folder / "evaluations" / f"{title}.json"
+    if not path.is_file():
+        return None
+    record = mapping(_json(folder, f"evaluations/{path.name}", "null"), path)
+    ids = record.get("prompts")
+    return Recorded(
+        step=_step(record, path),
+        prompts=[str(one) for one in ids] if isinstance(ids, list) else [],
+        values={n: _array(v) for n, v in mapping(record.get("values"), f"{path}: values").items()},
+        directions={
+            n: -1.0 if is_number(d) and d < 0 else 1.0
+            for n, d in mapping(record.get("trained", {}), f"{path}: trained").items()
+        },
+    )
+
+
 def read_measured(folder: Path) -> list[Measured]:
     """The evaluations of the held-out prompts that say which rewards are trained on, if all are of the same prompts."""
-    found, ids, total = [], None, 0
+    found, ids, total = list[Measured](), None, 0
     for path in _files(folder, "evaluations/*.json"):
         moment, name = split_title(path.stem)
         if name != HELDOUT or not (moment in ("before", "after") or moment.startswith("step-")):
             continue
-        record = mapping(_json(folder, f"evaluations/{path.name}", "null"), path)
-        trained = mapping(record.get("trained", {}), f"{path}: trained")
-        values = {n: _array(v) for n, v in mapping(record.get("values"), f"{path}: values").items()}
-        total += sum(column.size for column in values.values())
-        ids = record.get("prompts") if ids is None else ids
-        if trained and record.get("prompts") == ids and total <= MAX_VALUES:
-            directions = {n: -1.0 if is_number(d) and d < 0 else 1.0 for n, d in trained.items()}
-            found.append(Measured(_step(record, path), values, directions, final=moment == "after"))
+        one = read_evaluation(folder, path.stem)
+        if one is None:
+            continue
+        total += sum(column.size for column in one.values.values())
+        ids = one.prompts if ids is None else ids
+        if one.directions and one.prompts == ids and total <= MAX_VALUES:
+            found.append(Measured(one.step, one.values, one.directions, final=moment == "after"))
     return found
 
 

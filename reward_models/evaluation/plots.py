@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mmgrpo.report.media import Medium, image_uri
-from mmgrpo.report.plots import ACCENT, INK, figure_png, title_of
+from mmgrpo.report.plots import ACCENT, INK, figure_file, title_of
 
 
 def figures(result: Mapping[str, Any]) -> list[Medium]:
@@ -30,7 +30,7 @@ def figures(result: Mapping[str, Any]) -> list[Medium]:
         plots["Agreement: share of pairs with the same sign"] = matrix_plot(values, names, names)
     if any(len(one["selection"]["best_of"]) > 2 for one in rewards.values()):
         plots["Win rate of the best of n"] = selection_plot(rewards)
-    return [Medium("image", title, image_uri(figure_png(_titled(plot, title)))) for title, plot in plots.items()]
+    return [Medium("image", title, image_uri(figure_file(_titled(plot, title)))) for title, plot in plots.items()]
 
 
 def _titled(figure: Figure, title: str) -> Figure:

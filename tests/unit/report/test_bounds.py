@@ -100,7 +100,7 @@ def test_evaluations_are_compared_up_to_a_number_of_values(tmp_path, monkeypatch
 
 def test_a_page_has_60_curves(tmp_path, monkeypatch):
     monkeypatch.setattr(html, "curve_figure", lambda rows, keys: None)
-    monkeypatch.setattr(html, "figure_png", lambda figure: b"")
+    monkeypatch.setattr(html, "figure_file", lambda figure: b"")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **{f"reward/{n}/mean": 0.5 for n in range(61)}}))
     assert [one.text for one in curves(read_run(tmp_path))] == [f"Curve of reward/{n}/mean" for n in range(60)]
 

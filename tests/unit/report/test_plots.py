@@ -14,7 +14,7 @@ from mmgrpo.report.plots import (
     ACCENT,
     INK,
     curve_figure,
-    figure_png,
+    figure_file,
     fit,
     running_mean,
     sample_grid,
@@ -119,7 +119,7 @@ def test_a_name_with_dollar_signs_is_no_formula():
     # As a formula, \\frac lacks its arguments.
     figure = curve_figure(ROWS, ["reward/$\\frac$/mean"])
     assert figure.axes[0].get_title(loc="left") == "reward/$\\frac$/mean"
-    assert figure_png(figure).startswith(b"\x89PNG")
+    assert figure_file(figure).startswith(b"\x89PNG")
 
 
 def test_long_lines_are_thinned_to_every_kth_row_and_names_are_drawable():
