@@ -56,10 +56,7 @@ def main(arguments: Sequence[str], read_run: Callable[[Sequence[str]], Config]) 
     ``read_run`` reads the configuration of a run as ``mmgrpo train`` does, and raises for what could not start.
     ChildProcessError if some of the runs failed.
     """
-    seeds, rest = values_of(arguments, "--seeds")
-    sweeps, rest = values_of(rest, "--sweep")
-    together, rest = take_option(rest, "--at-once")
-    runs = planned(rest, [whole(seed, "--seeds", 0) for seed in seeds], [swept(one) for one in sweeps], read_run)
+    runs, together = plan(arguments, read_run)
     if runs[0].config.dry_run:
         for run in runs:
             print(f"\n== {run.folder}", flush=True)
@@ -71,7 +68,7 @@ def main(arguments: Sequence[str], read_run: Callable[[Sequence[str]], Config]) 
     for run in runs:
         state = "has ended" if run not in left else "goes on" if run.folder.is_dir() and resumed else "begins"
         print(f"  {run.folder}  {state}", flush=True)
-    failed = start(left, whole(together or "1", "--at-once", 1))
+    failed = start(left, together)
     if ended := [run.folder for run in runs if run.ended]:
         print(f"\n{len(ended)} of {len(runs)} runs ended:", flush=True)
         try:
@@ -82,9 +79,18 @@ def main(arguments: Sequence[str], read_run: Callable[[Sequence[str]], Config]) 
         print(f"again: mmgrpo compare {' '.join(map(str, ended))}", flush=True)
     if failed:
         raise ChildProcessError(
-            f"{len(failed)} of {len(left)} runs failed: {', '.join(str(run.folder) for run in failed)}; the same command "
-            "with --resume trains what is left"
+            f"{len(failed)} of {len(left)} runs failed: {', '.join(str(run.folder) for run in failed)}; the same "
+            "command with --resume trains what is left"
         )
+
+
+def plan(arguments: Sequence[str], read_run: Callable[[Sequence[str]], Config]) -> tuple[list[Planned], int]:
+    """The runs that a command line asks for, and how many of them train together."""
+    seeds, rest = values_of(arguments, "--seeds")
+    sweeps, rest = values_of(rest, "--sweep")
+    together, rest = take_option(rest, "--at-once")
+    count = whole(together or "1", "--at-once", 1)
+    return planned(rest, [whole(seed, "--seeds", 0) for seed in seeds], [swept(one) for one in sweeps], read_run), count
 
 
 def values_of(arguments: Sequence[str], option: str) -> tuple[list[str], list[str]]:

@@ -188,7 +188,17 @@ def _passes(reward: str, runs: Sequence[Run]) -> dict[int, float]:
     }
 
 
-HEADINGS = ("runs", "reward", "seeds", "before", "after", "gain [95 %]", "by seed", "against the first [95 %]", "pass@k")
+HEADINGS = (
+    "runs",
+    "reward",
+    "seeds",
+    "before",
+    "after",
+    "gain [95 %]",
+    "by seed",
+    "against the first [95 %]",
+    "pass@k",
+)
 
 
 def cells(row: Row) -> list[str]:

@@ -12,9 +12,11 @@ import pytest
 import tyro
 import yaml
 
-from mmgrpo.cli import launch, lists, serve_engine, train
+from mmgrpo.cli import compare, launch, lists, serve_engine, sweep, train
+from mmgrpo.cli.compare import Compare
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.main import COMMANDS
+from mmgrpo.cli.options import options
 from mmgrpo.cli.sample import Sample
 from mmgrpo.cli.source import read_source
 from mmgrpo.config import plugins
@@ -61,13 +63,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(command: str, arguments: Sequence[str]) -> None:
     """Read a command line as the command does, without running it; SystemExit or ValueError for one that it refuses."""
-    if command == "train":
+    if command == "train" and sweep.is_asked(arguments):
+        sweep.plan(arguments, lambda words: train.read(words, ""))
+    elif command == "train":
         train.arithmetic(train.read(arguments, ""))
     elif command == "launch":
         args, run = launch.read(arguments)
         launch.refuse_settings(run, max(1, args.nodes * args.processes))
     elif command == "serve-engine":
         train.arithmetic(train.read(serve_engine.split(arguments)[1], ""))
+    elif command == "compare":
+        options(Compare, compare.split(arguments)[1], "")
     elif command in ("sample", "evaluate"):
         read_source({"sample": Sample, "evaluate": Evaluate}[command], arguments, "")
     elif command in ("bench", "benchmarks"):
