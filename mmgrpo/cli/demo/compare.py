@@ -21,7 +21,7 @@ from mmgrpo.evaluation import annotate
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.isolation import score_column
-from mmgrpo.types import Output, Policy, Prompt, Request
+from mmgrpo.types import Output, Policy, Prompt, Request, Turn
 
 TITLES = {BEFORE: "Base", AFTER: "Trained"}
 """Headings of the sides of a pair."""
@@ -314,3 +314,12 @@ def card(side: Side, place: int, parts_of: Sequence[str], *facts: str) -> str:
 def shown_answer(answer: Any) -> str:
     """A reference answer as the page shows it; empty for none."""
     return "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+
+
+def edited(example: Prompt, question: str, answer: str, reference: Any) -> Prompt:
+    """An example with the question and the reference answer as the visitor left them: the text of the field of the
+    answer, and what it means."""
+    if question != example.text:
+        system = [turn for turn in example.turns if turn.role == "system"]
+        example = replace(example, text=question, turns=(*system, Turn("user", (*example.media, question))))
+    return example if answer == shown_answer(example.answer) else replace(example, answer=reference)

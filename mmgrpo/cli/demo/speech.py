@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from mmgrpo.cli.demo.compare import (
     at_run,
     card,
     compare,
+    edited,
     look_up,
     running,
     sections,
@@ -72,11 +72,7 @@ def heard_prompt(pair: Pair, example: Prompt | None, file: str | None, question:
     question = checked_text(question, "question", MAX_TEXT).strip()
     reference = checked_text(reference, "reference", MAX_TEXT).strip()
     if example:
-        kept = reference == shown_answer(example.answer)
-        example = example if kept else replace(example, answer=reference or None)
-        if question == example.text:
-            return example
-        return replace(example, text=question, turns=(Turn("user", (*example.media, question)),))
+        return edited(example, question, reference, reference or None)
     if not file:
         raise ValueError("recording: got none, expected a recording; record or upload one, or choose an example")
     audio = read_upload(pair, file)

@@ -23,6 +23,7 @@ from mmgrpo.cli.demo.compare import (
     at_run,
     card,
     compare,
+    edited,
     look_up,
     running,
     sections,
@@ -126,13 +127,7 @@ def prompt_of(
     question = checked_text(question, "question", MAX_TEXT).strip()
     reference = answer_of(checked_text(answer, "reference answer", MAX_TEXT).strip())
     if example:
-        if question != example.text:
-            media = tuple(part for part in example.media)
-            kept = tuple(turn for turn in example.turns if turn.role == "system")
-            example = replace(example, text=question, turns=(*kept, Turn("user", (*media, question))))
-        if answer != shown_answer(example.answer):
-            example = replace(example, answer=reference)
-        return replace(example, task=task.strip())
+        return replace(edited(example, question, answer, reference), task=task.strip())
     if not question:
         raise ValueError("question: got no text, expected a question; write one, or choose an example")
     media = (read_upload(file),) if file else ()
