@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+from mmgrpo.cli.migrate.expressions import Unread, name_of, value
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.config.names import nearest
-
-ARITHMETIC = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
-"""What is computed of numbers, so that sizes that are written as fractions of each other can be read."""
-
-LARGEST = 1e9
 
 
 def from_python(source: Source, text: str, chosen: str) -> None:
     """Put ``config.a.b = value`` of the function ``chosen`` of a file, after those of functions that it begins with.
 
-    A value that is neither a literal nor arithmetic of numbers (``folded``) is kept as text in ``source.unread``.
+    A value that is not in the text is kept as text in ``source.unread``.
     """
     tree = parsed(source, text)
     functions = {
@@ -61,58 +50,39 @@ def put(
     source: Source, body: Iterable[ast.stmt], functions: dict[str, ast.FunctionDef], within: tuple[str, ...]
 ) -> None:
     """Put the assignments of some statements; ``config = other()`` puts those of ``other`` first."""
-    aliases, known = {"config": ""}, {}
-    for target, value, line in assignments(body):
+    aliases, variables = {"config": ""}, {}
+
+    def known(node: ast.expr, depth: int) -> Any:
+        """A variable, or a setting, that was assigned before."""
+        name = name_of(node)
+        table, key = (source.values, name.removeprefix("config.")) if "." in name else (variables, name)
+        if key not in table:
+            raise Unread
+        return table[key]
+
+    for target, node, line in assignments(body):
         if isinstance(target, ast.Name):
-            known[target.id] = folded(value, known)
-            if target.id in ("gpu_number", "n_gpus", "num_gpus") and isinstance(known[target.id], int):
-                source.processes = source.processes or int(known[target.id])
-            inner = value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
+            variables.pop(target.id, None)
+            with contextlib.suppress(Unread):
+                variables[target.id] = value(node, known)
+            if target.id in ("gpu_number", "n_gpus", "num_gpus") and isinstance(variables.get(target.id), int):
+                source.processes = source.processes or variables[target.id]
+            inner = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
             if target.id == "config" and inner in functions and inner not in within:
                 put(source, functions[inner].body, functions, (*within, inner))
             continue
-        *path, root = reversed(dotted(target))
+        root, *path = name_of(target).split(".")
         if root not in aliases:
             continue
-        key = ".".join(filter(None, [aliases[root], *reversed(path)]))
-        if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("ConfigDict") and not value.args:
-            aliases[path[0]] = key  # config.sample = sample = ConfigDict()
+        key = ".".join(filter(None, [aliases[root], *path]))
+        if isinstance(node, ast.Call) and name_of(node.func).endswith("ConfigDict") and not node.args:
+            aliases[path[-1]] = key  # config.sample = sample = ConfigDict()
             continue
-        result = folded(value, known | {f"config.{one}": found for one, found in source.values.items()})
-        if result is None and not (isinstance(value, ast.Constant) and value.value is None):
+        try:
+            source.put(key, value(node, known))
+        except Unread:
             source.values.pop(key, None)
-            source.unread[key] = f"{ast.unparse(value)[:200]} (line {line})"
-        else:
-            source.put(key, result)
-
-
-def folded(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """The value of a literal, of a setting that was assigned before, and of + - * / // and int() of such numbers; None
-    for anything else. Numbers are at most ``LARGEST``."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        pass
-    if isinstance(node, ast.Name | ast.Attribute):
-        return known.get(ast.unparse(node))
-    if isinstance(node, ast.Tuple):
-        items = [folded(item, known) for item in node.elts]
-        return None if None in items else tuple(items)
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "int" and len(node.args) == 1:
-        value = folded(node.args[0], known)
-        return int(value) if isinstance(value, int | float) else None
-    if (
-        isinstance(node, ast.Call)
-        and ast.unparse(node).startswith("os.path.join(os.getcwd(), ")
-        and len(node.args) == 2
-    ):
-        return folded(node.args[1], known)
-    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-        left, right = folded(node.left, known), folded(node.right, known)
-        if all(type(one) in (int, float) and abs(one) <= LARGEST for one in (left, right)):
-            with contextlib.suppress(ZeroDivisionError):
-                return ARITHMETIC[type(node.op)](left, right)
-    return None
+            source.unread[key] = f"{ast.unparse(node)[:200]} (line {line})"
 
 
 def assignments(body: Iterable[ast.stmt]) -> Iterable[tuple[ast.expr, ast.expr, int]]:
@@ -120,14 +90,5 @@ def assignments(body: Iterable[ast.stmt]) -> Iterable[tuple[ast.expr, ast.expr, 
     for node in body:
         if isinstance(node, ast.Assign):
             for target in sorted(node.targets, key=lambda one: isinstance(one, ast.Name)):
-                if isinstance(target, ast.Name) or dotted(target):
+                if isinstance(target, ast.Name) or not name_of(target).startswith("."):
                     yield target, node.value, node.lineno
-
-
-def dotted(node: ast.expr) -> list[str]:
-    """The names of ``a.b.c``; empty for anything else, and for a name alone."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    return [node.id, *reversed(names)] if isinstance(node, ast.Name) and names else []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import operator
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from mmgrpo.cli.migrate.expressions import Unread, value
 
 Variables: TypeAlias = "dict[str, str | tuple[str, ...]]"
 """Variables of a script by name: a text, or the items of an array."""
@@ -299,27 +300,10 @@ def substitute(word: str, variables: Mapping[str, str | tuple[str, ...]]) -> lis
 
 
 def computed(match: re.Match[str], variables: Mapping[str, str | tuple[str, ...]]) -> str:
-    """``$((...))`` of whole numbers and variables; as it is where it is anything else."""
+    """``$((...))`` of whole numbers and variables, whose division is whole; as it is where it is anything else."""
     text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[0])), match[1])
     try:
-        result = whole(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError):
+        result = value(ast.parse(text.replace("/", "//"), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, Unread):
         return match[0]
-    return str(result)
-
-
-def whole(node: ast.expr) -> int:
-    """The value of a sum or product of whole numbers; ValueError for anything else, and for large numbers."""
-    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**12:
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -whole(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in SUMS:
-        result = SUMS[type(node.op)](whole(node.left), whole(node.right))
-        if abs(result) < 10**12:
-            return result
-    raise ValueError("no sum of whole numbers")
-
-
-SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
-SUMS |= {ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+    return str(result) if type(result) is int else match[0]

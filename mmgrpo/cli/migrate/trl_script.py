@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.cli.migrate.python_file import ARITHMETIC, LARGEST, parsed
+from mmgrpo.cli.migrate.expressions import Unread, name_of, value
+from mmgrpo.cli.migrate.python_file import parsed
 from mmgrpo.cli.migrate.sources import Source, plain
 from mmgrpo.cli.migrate.tables import table
 
@@ -39,10 +40,6 @@ TRAINER = {"callbacks": "", "processing_class": "", "tokenizer": "", "reward_pro
 TRAINER |= {"model": "", "reward_funcs": "", "train_dataset": "", "eval_dataset": "", "peft_config": "", "config": ""}
 TRAINER |= {"tools": "", "environment_factory": ""}
 """Parameters of ``GRPOTrainer`` that are read elsewhere, or that change nothing of what is trained."""
-
-
-class Unread(Exception):
-    """An expression whose value is not in the text."""
 
 
 @dataclass(frozen=True)
@@ -189,48 +186,13 @@ class Script:
 
     def value(self, node: ast.expr | None, depth: int = 0) -> Any:
         """The value of an expression; ``Unread`` where the text does not say it."""
-        if node is None or depth > 20:
-            raise Unread
-        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            return ast.literal_eval(node)
-        if isinstance(node, ast.Name):
-            return self.value(self.only(node.id), depth + 1)
+        return value(node, self.known, depth)
+
+    def known(self, node: ast.expr, depth: int) -> Any:
+        """What a name or an attribute stands for."""
         if isinstance(node, ast.Attribute):
             return self.attribute(node, depth)
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self.value(one, depth + 1) for one in node.elts]
-        if isinstance(node, ast.Dict) and None not in node.keys:
-            return {
-                self.value(k, depth + 1): self.value(v, depth + 1) for k, v in zip(node.keys, node.values, strict=True)
-            }
-        if isinstance(node, ast.Subscript):
-            holder, key = self.value(node.value, depth + 1), self.value(node.slice, depth + 1)
-            try:
-                return holder[key]
-            except (LookupError, TypeError) as error:
-                raise Unread from error
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            value = self.value(node.operand, depth + 1)
-            if isinstance(value, bool):
-                return not value
-        if isinstance(node, ast.JoinedStr):
-            parts = []
-            for part in node.values:
-                value = self.value(part.value if isinstance(part, ast.FormattedValue) else part, depth + 1)
-                if isinstance(value, Theirs) or (isinstance(part, ast.FormattedValue) and part.format_spec):
-                    raise Unread
-                parts.append(str(value))
-            return "".join(parts)[:10_000]
-        if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-            left, right = self.value(node.left, depth + 1), self.value(node.right, depth + 1)
-            if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
-                return (left + right)[:10_000]
-            if all(isinstance(one, int | float) and abs(one) <= LARGEST for one in (left, right)):
-                with contextlib.suppress(ZeroDivisionError):
-                    return ARITHMETIC[type(node.op)](left, right)
-        if isinstance(node, ast.Call):
-            return self.called(node, depth)
-        raise Unread
+        return self.value(self.only(node.id) if isinstance(node, ast.Name) else None, depth + 1)
 
     def only(self, name: str) -> ast.expr:
         """What a name is assigned, where that is known."""
@@ -265,33 +227,6 @@ class Script:
             if kind == "" and node.attr in self.arguments and found is None:
                 return None  # argparse's default
             return self.value(found, depth + 1)
-        raise Unread
-
-    def called(self, node: ast.Call, depth: int) -> Any:
-        """Calls whose value follows from their arguments."""
-        name = name_of(node.func)
-        if name in ("str", "int", "float", "bool", "Path", "list", "tuple") and len(node.args) == 1:
-            value = self.value(node.args[0], depth + 1)
-            kinds = {"str": str, "int": int, "float": float, "bool": bool, "Path": str, "list": list, "tuple": list}
-            with contextlib.suppress(ValueError, TypeError, OverflowError):
-                if not isinstance(value, Theirs):
-                    return kinds[name](value)
-        if name == "dict" and not node.args and all(one.arg for one in node.keywords):
-            return {str(one.arg): self.value(one.value, depth + 1) for one in node.keywords}
-        if name in ("os.environ.get", "os.getenv", "environ.get") and len(node.args) == 2:
-            return self.value(node.args[1], depth + 1)
-        if name == "os.path.join" and node.args:
-            return "/".join(str(self.value(one, depth + 1)) for one in node.args)
-        if name.endswith(("is_bf16_supported", "is_bfloat16_supported")):
-            return True
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "split" and len(node.args) == 1:
-            holder, mark = self.value(node.func.value, depth + 1), self.value(node.args[0], depth + 1)
-            if isinstance(holder, str) and isinstance(mark, str) and mark:
-                return holder.split(mark)
-        if name.endswith(".get") and isinstance(node.func, ast.Attribute) and node.args:
-            holder, key = self.value(node.func.value, depth + 1), self.value(node.args[0], depth + 1)
-            if isinstance(holder, dict):
-                return holder[key] if key in holder else self.value(node.args[1], depth + 1) if node.args[1:] else None
         raise Unread
 
     def call_of(self, node: ast.expr | None, depth: int = 0) -> ast.Call | None:
@@ -572,15 +507,6 @@ def from_trl_script(source: Source, text: str, flags: Mapping[str, Any]) -> set[
     return script.used - {*table("trl").rows}
 
 
-def name_of(node: ast.expr) -> str:
-    """``a.b.c`` of names; what is called in between is left out (``Parser().parse`` is ``.parse``)."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.append(node.attr)
-        node = node.value
-    return ".".join([node.id if isinstance(node, ast.Name) else "", *reversed(names)])
-
-
 def is_reward(node: ast.AST) -> bool:
     """Whether a function is a reward in TRL's form."""
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
@@ -594,5 +520,5 @@ def flags_of(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     from mmgrpo.cli.migrate.sources import from_words
 
     from_words(source, words)
-    for key, value in source.values.items():
-        yield key, plain(value) if isinstance(value, str) else value
+    for key, theirs in source.values.items():
+        yield key, plain(theirs) if isinstance(theirs, str) else theirs
