@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from mmgrpo.cli.migrate.tables import PROJECTS
 from pipelines.visual import flux, sd3_tiny
@@ -98,6 +99,9 @@ def example(project: str, folder: Path) -> list[list[str]]:
         rows = [{key: value for key, value in row.items() if key != "question"} for row in rows]
     else:
         rows = [{key: value for key, value in row.items() if key != "prompt"} for row in rows]
+    if project in ("ms_swift", "easyr1", "verl"):  # whose sizes of images have no effect without one
+        Image.new("RGB", (56, 56), "red").save(folder / "dot.png")
+        rows = [{**row, "images": ["dot.png"]} for row in rows]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "dataset" / "demo").mkdir(parents=True)
     for file in ("prompts.txt", "dataset/demo/train.txt"):
