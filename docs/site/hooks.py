@@ -3,6 +3,7 @@
 - Links that leave ``docs/`` lead to pages too: the files that they name become pages under ``repository/``.
 - A fence such as ```` ```python runnable my_rewards.py ```` is a listing of Python with the title my_rewards.py.
 - Tables of settings, presets, recipes, papers and rewards are made from the data: see tables.py.
+- The search shows pages of reference below the guides.
 - Formulas, ```` ```math ```` and ``$`...`$``, become SVG by matplotlib, so that no script or font is fetched.
 """
 
@@ -35,6 +36,10 @@ DISPLAYED = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"\$`([^`]+)`\$")
 CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
 NAME = re.compile(r"(?<=<code>)[^<>]+(?=</code>)")
+REFERENCE = ("api/", "papers.md", "settings.md", "reward_catalogue.md", "benchmarks.md", "repository/")
+"""Pages to look things up in, which the search shows below the guides."""
+NOT_SEARCHED = ("index.md", "repository/CHANGELOG.md")
+"""Pages that name all subjects and answer no question."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", "Makefile": "makefile"}
 
 
@@ -105,6 +110,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The page as mkdocs reads it."""
     uri = page.file.src_uri
+    page.meta.setdefault("search", {"exclude": uri in NOT_SEARCHED, "boost": 0.1 if uri.startswith(REFERENCE) else 1})
 
     def lead(match: re.Match[str]) -> str:
         before, target, after = match.groups()

@@ -53,12 +53,12 @@ def section(one: Table) -> str:
         "## Data columns",
         f"Columns and settings are those of {one.source}.",
         grid(("theirs", "ours", "read as it is?"), [(c["theirs"], c["ours"], c["note"]) for c in one.columns]),
-        "## Settings",
+        "## Settings {data-search-exclude}",
         grid(
             ("theirs", "their default", "ours", "what differs"),
             [(f"`{row.key}`", shown(row.default), ours(row.to), note_of(row)) for row in mapped],
         ),
-        "## Settings without a counterpart",
+        "## Settings without a counterpart {data-search-exclude}",
         "Another value than the default of those that are marked (!) changes what is trained: `mmgrpo train` refuses "
         "it until it is dealt with.",
         grid(

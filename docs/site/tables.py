@@ -10,10 +10,12 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 
-from docs.site import migration, papers, presets, recipes, settings
+from docs.site import checkpoints, migration, papers, presets, recipes, settings
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    name: table for module in (presets, recipes, papers, migration, settings) for name, table in module.TABLES.items()
+    name: table
+    for module in (presets, recipes, papers, migration, settings, checkpoints)
+    for name, table in module.TABLES.items()
 }
 """Names of tables to what makes them."""
 

@@ -391,7 +391,8 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
 
 def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str]:
     """The memory that the run needs on each process and how much it computes, by the headers of its model's files, on
-    this machine or (``on_hub``) on the hub."""
+    this machine or (``on_hub``) on the hub, or by the record of a published checkpoint."""
+    from mmgrpo.catalogue.checkpoints import checkpoints
     from mmgrpo.runtime import memory, work
     from mmgrpo.scoring.manifest import cached_on_hub
     from pipelines.pretrained import headers_on_hub
@@ -407,11 +408,19 @@ def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str
     if read is None and not path.startswith(PYPI):
         folder = cached_on_hub(path) or Path(locate(path))
         read = memory.read_folder(folder) if folder.is_dir() else None
+    beginning: list[str] = []
+    if read is None and path in checkpoints():
+        from pipelines.published import folder_of
+
+        read = folder_of(checkpoints()[path])
+        beginning = [
+            f"model:     the files of '{path}' {reason}: its network by its configuration, no encoders, no VAE"
+        ]
     if read is None:
         return [f"memory:    not computed, since the files of '{path}' {reason}"]
     known, totals = counted_in(config), family(config.model.family).arithmetic(config).totals
     rollouts = -(-config.steps // (config.optim.updates * config.optim.epochs))
-    lines = memory.report(read, config, processes, **known)
+    lines = [*beginning, *memory.report(read, config, processes, **known)]
     if config.data.offline:  # given answers are of other numbers and lengths
         return lines
     two = {name: known[name] for name in ("reference", "given")}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -44,12 +46,18 @@ class Targets(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Targets]:
-    """The pages of the built site by their path in it; a warning of mkdocs is an error."""
-    folder = ROOT / "build" / "site"  # where `make docs` puts it
-    if not is_new(folder / "index.html"):
-        folder = tmp_path_factory.mktemp("site")
-        build(folder)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; a warning of mkdocs is an error."""
+    made = ROOT / "build" / "site"  # where `make docs` puts it
+    if not is_new(made / "index.html"):
+        made = tmp_path_factory.mktemp("site")
+        build(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> dict[str, Targets]:
+    """The pages of the built site by their path in it."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     files.remove(folder / "404.html")  # for servers only: its links begin at their root
     return {
@@ -107,6 +115,48 @@ def test_nothing_is_fetched_from_elsewhere(site: dict[str, Targets]) -> None:
 def test_what_is_linked_outside_of_docs_is_a_page(site: dict[str, Targets]) -> None:
     assert {"repository/benchmarks/vlm.html", "repository/mmgrpo/update.py.html", "repository/index.html"} <= set(site)
     assert "repository/benchmarks/plane_learning.png" in site
+
+
+# ---- search
+
+QUESTIONS = {
+    "FLUX on one 24 GB card": ("hardware.html", "visual.html#memory"),
+    "my reward does not move": ("troubleshooting.html",),
+    "two GPUs": ("scaling.html#several-gpus",),
+    "what does clip mean": ("algorithms.html#what-a-clip-range-means", "mathematics.html#ratio-and-clipping"),
+    "resume a run": ("reliability.html#resume-a-run",),
+    "out of memory": ("troubleshooting.html#out-of-memory",),
+    "my own reward": ("rewards.html", "quickstart.html#a-reward-of-your-own"),
+    "LoRA or full": ("hardware.html#lora-or-full-fine-tuning",),
+    "use it in ComfyUI": ("visual.html#exporting",),
+    "start from TRL": ("migration/trl.html",),
+}
+"""Questions as people type them, and where the answer stands."""
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, list[str]]:
+    """What the search of the site finds for each question, in its order: one section a page, as it shows them."""
+    node = shutil.which("node")
+    if node is None:  # that of the browser's driver
+        node = pytest.importorskip("playwright._impl._driver").compute_driver_executable()[0]
+    command = [node, str(ROOT / "tests/journeys/search.js"), str(folder), *QUESTIONS]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_answer_to_a_question_is_among_the_first_three_results(question: str, found: dict[str, list[str]]) -> None:
+    first = found[question][:3]
+    assert [place for place in first if place.startswith(QUESTIONS[question])], first
+
+
+@pytest.mark.slow
+def test_no_page_lists_the_questions(folder: Path) -> None:
+    docs = json.loads((folder / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    for section in docs:
+        text = f"{section['title']} {section['text']}".lower()
+        assert sum(question.lower() in text for question in QUESTIONS) <= 1, section["location"]
 
 
 def test_a_link_that_leaves_docs_leads_to_a_page_of_the_site() -> None:
