@@ -143,7 +143,7 @@ def prepare(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
         names = [f"--data.{name}" for name in ("train", "heldout")]
         more["question"] = [w for name in names for w in (name, str(folder / "questions" / f"{name[7:]}.jsonl"))]
     if "text" in more:
-        from pipelines.vlm.causal_lm_tiny import tiny
+        from tests.tiny.causal_lm import tiny
 
         more["text"] = ["--model.path", tiny(folder / "text")]
         for name, frames in (("train", FRAMES[:4]), ("heldout", FRAMES[4:])):

@@ -1,8 +1,7 @@
 """Model families: each file implements the interface of a policy for one family of models.
 
-A family is a module with ``load(options)``, which reads an ordinary checkpoint, and ``tiny(folder)``, which writes a
-small random checkpoint of the same architecture. The packages ``visual``, ``vlm`` and ``speech`` list theirs in
-``FAMILIES`` and construct policies:
+A family is a module with ``load(options)``, which reads an ordinary checkpoint, and a record in ``FAMILIES`` of the
+package ``visual``, ``vlm`` or ``speech``, which construct policies:
 
     from pipelines import visual
     policy = visual.policy("stabilityai/stable-diffusion-3.5-medium", lora_rank=32, plan="sliding_window")

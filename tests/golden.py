@@ -29,10 +29,9 @@ from mmgrpo.toy import scenes
 from pipelines.speech import whisper
 from pipelines.visual import sd3
 from pipelines.vlm import qwen_vl, qwen_vl_tiny
-from tests.building import module
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import COMMAND, metrics, run
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 LAUNCH = [sys.executable, "-m", "mmgrpo.cli.launch", "--processes", "2", "--"]
 TRAIN = [*COMMAND, "train"]
@@ -66,7 +65,7 @@ def recipe(name: str, *more: object) -> Golden:
 
     def options(folder: Path, media: Path) -> list[object]:
         family = quick.contents(f"visual/{name}")["model"]["family"]
-        model = tiny_checkpoint(module(family).tiny)
+        model = tiny_checkpoint(maker(family))
         return [*quick.visual_recipe(name, model, folder, media), *more]
 
     return Golden(options)

@@ -14,13 +14,14 @@ from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Rollout, Turn, Video
 from pipelines.vlm import smolvlm
 from tests.building import load, module
+from tests.tiny import maker
 
 NAMES = ("qwen_vl", "smolvlm")
 
 
 def write_model(name: str, folder: Path) -> str:
     """The family's tiny model, but one that prefers some words to others and looks at what it is shown."""
-    loaded = load(module(name), module(name).tiny(folder))
+    loaded = load(module(name), maker(name)(folder))
     with torch.no_grad():
         for i, (which, parameter) in enumerate(loaded.network.named_parameters()):
             size = 0.3 if "embed_tokens" in which else 0.2

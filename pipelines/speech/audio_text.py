@@ -7,7 +7,6 @@ on the recording, and a duration beyond which its processor drops the end of a c
 
     load(options)  an ordinary folder or hub id: mistralai/Voxtral-Mini-3B-2507, ibm-granite/granite-speech-3.3-2b,
                    Qwen/Qwen2.5-Omni-3B (its thinker, which hears and writes), zai-org/GLM-ASR-Nano-2512, ...
-    tiny(folder)   the real architecture with random weights and a small vocabulary (audio_text_tiny.py)
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from pipelines.conversation import conversation
 from pipelines.generic_lm import OwnForward, Read, choose_way, train_decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import LONGEST, clip_samples, setting_to_raise
-from pipelines.speech.audio_text_tiny import tiny
 from pipelines.speech.granite import read_granite
 from pipelines.speech.options import AudioTextOptions
 from pipelines.speech.processors import chat_of_processor, processed, read_hearing_processor
@@ -37,7 +35,7 @@ from pipelines.training import PLAIN, Training
 EXAMPLE = "mistralai/Voxtral-Mini-3B-2507"
 """A hub id, for errors."""
 
-__all__ = ["AudioText", "load", "tiny"]
+__all__ = ["AudioText", "load"]
 
 THINKERS = {"qwen2_5_omni": "Qwen2_5OmniThinker", "qwen3_omni_moe": "Qwen3OmniMoeThinker"}
 """Models that also speak, and the beginning of the class of their part that hears and writes."""

@@ -7,7 +7,6 @@ log-probs are those of the sampled distribution.
 
     load(options)  an ordinary folder or hub id: HKUSTAudio/Llasa-1B, or CosyVoice 2's converted by its own script
                    (examples/grpo/cosyvoice2/pretrained_to_huggingface.py)
-    tiny(folder)   a random Qwen2 over digits and tones (codec_speech_tiny.py)
 """
 
 from __future__ import annotations
@@ -31,14 +30,13 @@ from pipelines.conversation import load_tokenizer, pad_left, positions_of
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.speech import vocoders
-from pipelines.speech.codec_speech_tiny import tiny
 from pipelines.speech.options import CodecOptions
 from pipelines.training import PLAIN, Training, make_trainable
 
 EXAMPLE = "HKUSTAudio/Llasa-1B"
 """A hub id, for errors."""
 
-__all__ = ["LORA_TARGETS", "CodecSpeech", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "CodecSpeech", "load"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """The attention of the model."""

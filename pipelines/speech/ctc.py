@@ -5,7 +5,6 @@ Every clip goes through the network alone, since padding changes what some of th
 normalization over time), and once for all transcripts of its group.
 
     load(options)        an ordinary folder or hub id: facebook/wav2vec2-base-960h, nvidia/parakeet-ctc-0.6b
-    tiny(folder, kind)   a small model of a real architecture with random weights
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import clip_samples, setting_to_raise
-from pipelines.speech.ctc_tiny import tiny
 from pipelines.speech.options import CtcOptions
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 EXAMPLE = "facebook/wav2vec2-base-960h"
 """A hub id, for errors."""
 
-__all__ = ["LORA_TARGETS", "Ctc", "load", "policy", "tiny"]
+__all__ = ["LORA_TARGETS", "Ctc", "load", "policy"]
 
 LORA_TARGETS: Mapping[str, Sequence[str]] = {"wavlm": ("intermediate_dense", "output_dense")}
 """Model type to the adapted modules, where these are not queries and values. WavLM reads the weights of its attention

@@ -5,8 +5,7 @@ Class k stands for k * ``frames_a_class`` frames of ``HOP`` samples at ``RATE`` 
 query token, whose last state is projected to the logits. Unlike the paper's network it reads the text only, not the
 spectrogram of a reference voice.
 
-    load(options)                   a folder that ``save`` or ``tiny`` wrote
-    tiny(folder)                    a random network of the same architecture
+    load(options)                   a folder that ``save`` wrote
     pretrain(network, ...)          cross-entropy to the durations of texts at a given pace
 """
 
@@ -17,7 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,7 +33,7 @@ from pipelines.speech.options import DurationOptions
 from pipelines.speech.renderers import Renderer, renderer
 from pipelines.training import PLAIN, FrozenCopy, Training
 
-__all__ = ["Duration", "DurationNetwork", "Shape", "load", "pretrain", "tiny"]
+__all__ = ["Duration", "DurationNetwork", "Shape", "load", "pretrain"]
 
 RATE, HOP = 24_000, 256
 """Sampling rate in Hz, and samples per frame."""
@@ -148,14 +146,6 @@ def write(folder: Path, network: nn.Module, shape: Shape) -> None:
     write_text(folder / "config.json", json.dumps({"family": "duration", **asdict(shape)}, indent=2) + "\n")
     weights = {name: value.contiguous() for name, value in network.state_dict().items()}
     write_tensors(folder / "model.safetensors", weights)
-
-
-def tiny(folder: str | Path, seed: int = 0, **sizes: Any) -> str:
-    """Write a small random network: 24 classes of 40 frames (0.43 s), width 32; ``sizes`` are fields of ``Shape``."""
-    small = {"classes": 24, "frames_a_class": 40, "width": 32, "layers": 1, "heads": 2, "inner": 64}
-    shape = Shape(**{**small, **sizes})
-    write(Path(folder), create(shape, seed), shape)
-    return str(folder)
 
 
 def create(shape: Shape, seed: int) -> DurationNetwork:

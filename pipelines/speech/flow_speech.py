@@ -11,7 +11,6 @@ the weights are. What is there has no gradient and adds the same constant to old
 means over the whole latent, a frame counts as much in a short utterance as in a long one.
 
     load(options)                   a folder or hub id in the layout of ``SWivid/F5-TTS``
-    tiny(folder)                    a small random checkpoint in that layout
 """
 
 from __future__ import annotations
@@ -44,12 +43,11 @@ from pipelines.speech.f5_checkpoint import (
     write,
 )
 from pipelines.speech.f5_network import F5Network, F5Shape
-from pipelines.speech.flow_speech_tiny import tiny
 from pipelines.speech.mel import MelFormat, Vocoder, vocoder
 from pipelines.speech.options import FlowSpeechOptions
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
-__all__ = ["FlowSpeech", "Utterances", "load", "tiny"]
+__all__ = ["FlowSpeech", "Utterances", "load"]
 
 TARGETS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
 """Modules that adapters adapt unless a run names others."""

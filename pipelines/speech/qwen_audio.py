@@ -6,7 +6,6 @@ cached before the projector: with a frozen audio tower they are computed once fo
 ``features_kept``, once per run), while the projector still trains with the language model.
 
     load(options)  an ordinary folder or hub id: Qwen/Qwen2-Audio-7B-Instruct
-    tiny(folder)   the real architecture with random weights and a small vocabulary (qwen_audio_tiny.py)
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import clip_samples, duration_of, in_windows, setting_to_raise
 from pipelines.speech.options import WindowedOptions
-from pipelines.speech.qwen_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, make_trainable
 
 EXAMPLE = "Qwen/Qwen2-Audio-7B-Instruct"
 """A hub id, for errors."""
 
-__all__ = ["LORA_TARGETS", "QwenAudio", "feature_count", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "QwenAudio", "feature_count", "load"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """Attention of the language model, and of the audio tower unless it is frozen."""

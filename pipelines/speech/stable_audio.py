@@ -15,7 +15,6 @@ it, as in the pipeline. The unconditional branch of guidance has zeros for words
 knows the duration by the global state.
 
     load(options)                           a folder or hub id of diffusers' StableAudioPipeline
-    tiny(folder)                            a random checkpoint of the same classes
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ from pipelines import require
 from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_cut, refuse_media, stacked
 from pipelines.pretrained import locate, read_json, read_network, read_pipeline
 from pipelines.speech.options import StableAudioOptions
-from pipelines.speech.stable_audio_tiny import tiny
 from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
 
-__all__ = ["StableAudio", "load", "tiny"]
+__all__ = ["StableAudio", "load"]
 
 TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""

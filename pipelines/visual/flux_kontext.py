@@ -9,7 +9,6 @@ with 0 it keeps its own (``_auto_resize=False``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -83,8 +82,3 @@ class Kontext(flux.Flux):
 def load(options: KontextOptions, training: Training = PLAIN) -> FlowModel:
     """Load a FLUX.1 Kontext model for training, as ``flux.load`` does FLUX.1."""
     return flux.load(options, training, kind=Kontext)
-
-
-def tiny(folder: str | Path = "", seed: int = 0) -> Path:
-    """Write a complete ``FluxKontextPipeline`` folder (by default a new temporary one) of ``flux.tiny``'s sizes."""
-    return flux.tiny(folder, seed, kind=Kontext)

@@ -21,11 +21,10 @@ from pipelines.conditions import refuse_cut, summarized
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.hunyuan_tiny import tiny
 from pipelines.visual.options import HunyuanVideoOptions
 from pipelines.visual.sizes import latent_frames, latent_size, sides_of
 
-__all__ = ["LORA_TARGETS", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "load"]
 
 LORA_TARGETS = tuple(
     f"attn.{name}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +19,6 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual import ltx_tiny
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.ltx_video import (
@@ -37,7 +35,7 @@ from pipelines.visual.ltx_video import (
 )
 from pipelines.visual.options import LtxImageOptions
 
-__all__ = ["LORA_TARGETS", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "load"]
 
 
 @dataclass(frozen=True)
@@ -127,8 +125,3 @@ def load(options: LtxImageOptions, training: Training = PLAIN) -> FlowModel:
         fps=options.fps or FPS,
         sized=sized,
     )
-
-
-def tiny(folder: str | Path = "", seed: int = 0) -> Path:
-    """Write a complete ``LTXImageToVideoPipeline`` folder; see ``ltx_tiny.tiny``."""
-    return ltx_tiny.tiny(folder, seed, image_input=True)

@@ -21,11 +21,10 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
-from pipelines.visual.ltx_tiny import tiny
 from pipelines.visual.options import LtxVideoOptions
 from pipelines.visual.sizes import latent_frames, latent_size, sides_of
 
-__all__ = ["LORA_TARGETS", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "load"]
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
 """Attention within the clip, and from the clip to the prompt."""

@@ -6,9 +6,7 @@ g gives each token the direction of v_empty + g (v_prompt - v_empty) and the nor
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +20,12 @@ from pipelines import require
 from pipelines.conditions import padded, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual import qwen_tiny
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageOptions
 from pipelines.visual.sizes import latent_size, sides_of
 
-__all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "QwenImage", "load"]
 
 NOTHING = " "
 """The words of the unconditional branch: the negative prompt of Qwen's model card."""
@@ -161,29 +158,3 @@ def check_text_tokens(tokens: int, most: int) -> None:
     """ValueError for more tokens than a model reads."""
     if tokens > most:
         raise ValueError(f"max_sequence_length: got {tokens}, expected at most {most}, which the model reads")
-
-
-def tiny(folder: str | Path = "", seed: int = 0) -> Path:
-    """Write a complete ``QwenImagePipeline`` folder (by default a new temporary one) and return it.
-
-    The architecture of Qwen-Image with 2 blocks of width 32; latents of 4 channels at half the resolution of the
-    images.
-    """
-    require("visual", "diffusers", "transformers")
-    from diffusers import QwenImagePipeline
-
-    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-qwen-image-"))
-    nothing: Any = None
-    template = QwenImagePipeline(nothing, nothing, nothing, nothing, nothing).prompt_template_encode
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        words = qwen_tiny.tokenizer(template)
-        pipeline = QwenImagePipeline(
-            scheduler=qwen_tiny.scheduler(),
-            vae=qwen_tiny.vae(),
-            text_encoder=qwen_tiny.vision_language(words),
-            tokenizer=words,
-            transformer=qwen_tiny.transformer(),
-        )
-    pipeline.save_pretrained(folder)
-    return folder

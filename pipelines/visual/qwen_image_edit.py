@@ -6,11 +6,8 @@ image to be made in the sequence of tokens. It is never noised, and the uncondit
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +18,6 @@ from pipelines import require
 from pipelines.conditions import padded
 from pipelines.pretrained import architecture, locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual import qwen_tiny
 from pipelines.visual.conditioning_image import by_size, conditioning_image
 from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
@@ -29,7 +25,7 @@ from pipelines.visual.options import QwenImageEditOptions
 from pipelines.visual.qwen_image import NOTHING, QwenImage, check_text_tokens, latent_statistics, predicted
 from pipelines.visual.sizes import latent_size, sides_of
 
-__all__ = ["LORA_TARGETS", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "load"]
 
 PLUS = "QwenImageEditPlusPipeline"
 PLUS_READS = 384
@@ -180,31 +176,3 @@ def edit_processor() -> Any:
             super().__init__(image_processor, tokenizer, chat_template=chat_template)
 
     return EditProcessor
-
-
-def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
-    """Write a complete ``QwenImageEditPipeline`` (``QwenImageEditPlusPipeline``) folder, by default a new temporary
-    one, and return it. Its parts are those of ``qwen_image.tiny``; Plus is as of 2511."""
-    require("visual", "diffusers", "transformers")
-    from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
-
-    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-qwen-image-edit-"))
-    kind: Any = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
-    template = kind(None, None, None, None, None, None).prompt_template_encode
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        words = qwen_tiny.tokenizer(template)
-        parts: dict[str, Any] = {
-            "scheduler": qwen_tiny.scheduler(),
-            "vae": qwen_tiny.vae(),
-            "text_encoder": qwen_tiny.vision_language(words),
-            "tokenizer": words,
-            "transformer": qwen_tiny.transformer(zero_cond_t=plus),
-        }
-    processor = edit_processor()(qwen_tiny.images(), words)
-    kind(**parts, processor=processor).save_pretrained(folder)
-    # As in published checkpoints, which name transformers' own class.
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    index["processor"] = ["transformers", "Qwen2VLProcessor"]
-    (folder / "model_index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
-    return folder

@@ -16,9 +16,7 @@ the Euler scheduler keeps its own levels.
 from __future__ import annotations
 
 import inspect
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,6 @@ from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual import tiny_parts
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, latents_of_pixels, pixels_of_latents
 from pipelines.visual.options import SanaOptions
 from pipelines.visual.sizes import latent_size, sides_of
@@ -171,41 +168,3 @@ def load(options: SanaOptions, training: Training = PLAIN) -> FlowModel:
         guidance=float(options.guidance),
         sized=sized,
     )
-
-
-def tiny(folder: str | Path = "", seed: int = 0) -> Path:
-    """Write a complete ``SanaPipeline`` folder (by default a new temporary one) and return it.
-
-    The architecture of Sana 1.5 (normalized queries and keys) with 2 layers of width 32, images of 16 x 16 pixels by
-    default, and latents of 4 channels at a quarter of the resolution.
-    """
-    require("visual", "diffusers", "transformers")
-    from diffusers import DPMSolverMultistepScheduler, SanaPipeline, SanaTransformer2DModel
-
-    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sana-"))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        pipeline = SanaPipeline(
-            tokenizer=tiny_parts.gemma_tokenizer(),
-            text_encoder=tiny_parts.gemma(),
-            vae=tiny_parts.compressing_vae(4, scaling_factor=0.41407),
-            transformer=SanaTransformer2DModel(
-                in_channels=4,
-                out_channels=4,
-                num_attention_heads=2,
-                attention_head_dim=16,
-                num_layers=2,
-                num_cross_attention_heads=2,
-                cross_attention_head_dim=16,
-                cross_attention_dim=32,
-                caption_channels=32,
-                sample_size=4,
-                timestep_scale=0.5,
-                qk_norm="rms_norm_across_heads",
-            ),
-            scheduler=DPMSolverMultistepScheduler(
-                prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-            ),
-        )
-    pipeline.save_pretrained(folder)
-    return folder

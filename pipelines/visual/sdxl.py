@@ -7,9 +7,7 @@ The unconditional branch of classifier-free guidance is zeros where the checkpoi
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +19,11 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.training import PLAIN, Training
-from pipelines.visual import tiny_parts
 from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
 from pipelines.visual.flow import pixels_of_latents
 from pipelines.visual.options import SdxlOptions
 
-__all__ = ["LORA_TARGETS", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "load"]
 
 NOT_READ = {"feature_extractor": None, "image_encoder": None, "add_watermarker": False}
 
@@ -93,30 +90,3 @@ def load(options: SdxlOptions, training: Training = PLAIN) -> DiffusionModel:
         example="stabilityai/stable-diffusion-xl-base-1.0",
         unread=NOT_READ,
     )
-
-
-def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") -> Path:
-    """Write a complete ``StableDiffusionXLPipeline`` folder (by default a new temporary one) and return it.
-
-    The scheduler is that of SDXL base (Euler), with ``prediction`` epsilon or v_prediction; one block with and one
-    without attention, of widths 8 and 16; latents of 4 channels at half the resolution of the images.
-    """
-    require("visual", "diffusers", "transformers")
-    from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
-
-    levels: Any = EulerDiscreteScheduler.from_config(tiny_parts.stable_diffusion_levels(prediction))
-    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sdxl-"))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        pipeline = StableDiffusionXLPipeline(
-            scheduler=levels,
-            unet=tiny_parts.unet(cross_attention_dim=32, pooled_width=16),
-            vae=tiny_parts.vae(4, scaling_factor=0.13025, shift_factor=None),
-            text_encoder=tiny_parts.clip(projection=False, old=True),
-            tokenizer=tiny_parts.clip_tokenizer(),
-            text_encoder_2=tiny_parts.clip(old=True),
-            tokenizer_2=tiny_parts.clip_tokenizer("!"),
-            add_watermarker=False,
-        )
-    pipeline.save_pretrained(folder)
-    return folder

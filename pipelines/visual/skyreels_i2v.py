@@ -9,7 +9,6 @@ image. The latents of an image are the mean of the VAE's posterior, from which d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +19,6 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.visual import hunyuan_tiny
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.hunyuan_video import (
@@ -36,7 +34,7 @@ from pipelines.visual.hunyuan_video import (
 )
 from pipelines.visual.options import SkyreelsOptions
 
-__all__ = ["LORA_TARGETS", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "load"]
 
 FRAMES, HEIGHT, WIDTH = 97, 544, 960
 """The model's own clips."""
@@ -129,8 +127,3 @@ def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
         fps=options.fps or FPS,
         sized=sized,
     )
-
-
-def tiny(folder: str | Path = "", seed: int = 0) -> Path:
-    """Write a complete ``HunyuanSkyreelsImageToVideoPipeline`` folder; see ``hunyuan_tiny.tiny``."""
-    return hunyuan_tiny.tiny(folder, seed, image_input=True)

@@ -6,9 +6,7 @@ checker of a checkpoint is never read.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +17,11 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.training import PLAIN, Training
-from pipelines.visual import tiny_parts
 from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet
 from pipelines.visual.flow import pixels_of_latents
 from pipelines.visual.options import StableDiffusionOptions
 
-__all__ = ["LORA_TARGETS", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "load"]
 
 NOT_READ = {"safety_checker": None, "feature_extractor": None, "image_encoder": None, "requires_safety_checker": False}
 
@@ -80,32 +77,3 @@ def load(options: StableDiffusionOptions, training: Training = PLAIN) -> Diffusi
         example="CompVis/stable-diffusion-v1-4",
         unread=NOT_READ,
     )
-
-
-def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") -> Path:
-    """Write a complete ``StableDiffusionPipeline`` folder (by default a new temporary one) and return it.
-
-    The scheduler is that of SD 1.4 (PNDM), or of 2.1 (DDIM) for ``prediction`` v_prediction; one block with and one
-    without attention, of widths 8 and 16; latents of 4 channels at half the resolution of the images.
-    """
-    require("visual", "diffusers", "transformers")
-    from diffusers import DDIMScheduler, PNDMScheduler, StableDiffusionPipeline
-
-    later = prediction == "v_prediction"
-    kind: Any = DDIMScheduler if later else PNDMScheduler
-    whole: Any = StableDiffusionPipeline  # its annotations do not allow for None
-    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-stable-diffusion-"))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        pipeline = whole(
-            scheduler=kind.from_config(tiny_parts.stable_diffusion_levels(prediction)),
-            unet=tiny_parts.unet(cross_attention_dim=16, later=later),
-            vae=tiny_parts.vae(4, scaling_factor=0.18215, shift_factor=None),
-            text_encoder=tiny_parts.clip(projection=False),
-            tokenizer=tiny_parts.clip_tokenizer("!" if later else "<|endoftext|>"),
-            safety_checker=None,
-            feature_extractor=None,
-            requires_safety_checker=False,
-        )
-    pipeline.save_pretrained(folder)
-    return folder

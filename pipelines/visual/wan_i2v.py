@@ -11,7 +11,6 @@ The image is a condition: no noise is added to it, and no decision concerns it. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -22,13 +21,13 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_json
 from pipelines.training import PLAIN, Training
-from pipelines.visual import wan, wan_tiny
+from pipelines.visual import wan
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import WanImageOptions
 from pipelines.visual.wan import Wan, pretrained
 
-__all__ = ["load", "tiny"]
+__all__ = ["load"]
 
 EXAMPLE = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"
 
@@ -130,8 +129,3 @@ def load(options: WanImageOptions, training: Training = PLAIN) -> FlowModel:
             "text tokens that a network with image tokens takes"
         )
     return pretrained(WanImage, WanImageToVideoPipeline, source, options, training)
-
-
-def tiny(folder: str | Path = "", seed: int = 0, version: str = "2.1") -> Path:
-    """Write a complete ``WanImageToVideoPipeline`` folder; see ``wan_tiny.tiny``."""
-    return wan_tiny.tiny(folder, seed, version, image_input=True)

@@ -1,7 +1,6 @@
 """Plain causal language models: text in, text out.
 
 load(options)  an ordinary folder or hub id: Qwen/Qwen2.5-0.5B-Instruct
-tiny(folder)   a Qwen2 of a few thousand parameters over a small vocabulary of words
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ from pipelines.conversation import (
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
 from pipelines.training import PLAIN, Training, make_trainable
-from pipelines.vlm.causal_lm_tiny import network_of, tiny
 from pipelines.vlm.options import TextOptions
 
 EXAMPLE = "Qwen/Qwen2.5-0.5B-Instruct"
 """A hub id, for errors."""
 
-__all__ = ["LORA_TARGETS", "CausalLm", "load", "tiny", "toy"]
+__all__ = ["LORA_TARGETS", "CausalLm", "load", "toy"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """The attention of the model."""
@@ -133,3 +131,33 @@ def toy(words: Sequence[str], *, width: int = 32, layers: int = 2, seed: int = 0
     """A random Qwen2 of a few thousand parameters over a vocabulary of words."""
     network, tokenizer = network_of(words, width, layers, seed)
     return CausalLm(network, tokenizer, make_trainable(network, PLAIN, LORA_TARGETS))
+
+
+def network_of(words: Sequence[str], width: int = 32, layers: int = 2, seed: int = 0) -> tuple[Any, Any]:
+    """A random Qwen2 of a few thousand parameters over a vocabulary of words, and its tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate(["<pad>", "<end>", *words])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+    return decoder(len(vocabulary), width, layers, seed), tokenizer
+
+
+def decoder(vocabulary: int, width: int = 32, layers: int = 2, seed: int = 0) -> Any:
+    """A random Qwen2."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)

@@ -5,7 +5,6 @@ batches prompts. Here every prompt is read by the network alone, and what the sa
 the model is loaded (``pipelines.generic_lm``).
 
     load(options)  an ordinary folder or hub id: Qwen/Qwen3-VL-4B-Instruct, google/gemma-3-4b-it, ...
-    tiny(folder)   the real architecture with random weights and a small vocabulary (image_text_tiny.py)
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from pipelines.generic_lm import OwnForward, choose_way, train_decoder, typed
 from pipelines.pretrained import locate, read_json, read_network, read_part
 from pipelines.processors import read_processor
 from pipelines.training import PLAIN, Training
-from pipelines.vlm.image_text_tiny import tiny
 from pipelines.vlm.later_images import Joins, LaterImage, counts, process
 from pipelines.vlm.media import eight_bits, read_image, read_video, resize
 from pipelines.vlm.options import SmolVlmOptions
@@ -44,7 +42,7 @@ from pipelines.vlm.qwen_vl import patchify
 EXAMPLE = "Qwen/Qwen3-VL-4B-Instruct"
 """A hub id, for errors."""
 
-__all__ = ["ImageText", "load", "tiny"]
+__all__ = ["ImageText", "load"]
 
 STAMPED = ("qwen3_vl", "qwen3_vl_moe")
 """Models that read a clip as pairs of frames, each behind its time."""

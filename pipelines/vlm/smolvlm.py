@@ -5,7 +5,6 @@ followed by the whole image as one tile. A video is a sequence of frames, one ti
 positions have one axis. Tiles and the text around them are those of the processors of transformers.
 
     load(options)  an ordinary folder or hub id: HuggingFaceTB/SmolVLM2-500M-Video-Instruct
-    tiny(folder)   the real architecture with random weights and a small vocabulary (smolvlm_tiny.py)
 """
 
 from __future__ import annotations
@@ -40,12 +39,11 @@ from pipelines.pretrained import locate, read_network, read_part
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
 from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.options import SmolVlmOptions
-from pipelines.vlm.smolvlm_tiny import tiny
 
 EXAMPLE = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 """A hub id, for errors."""
 
-__all__ = ["LORA_TARGETS", "SmolVlm", "load", "tiny"]
+__all__ = ["LORA_TARGETS", "SmolVlm", "load"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """Attention; where the vision tower is frozen, that of the language model only."""

@@ -26,7 +26,7 @@ from pipelines.visual import flux, sd3, sdxl, stable_diffusion
 from pipelines.vlm import causal_lm, smolvlm
 from tests import ROOT
 from tests.building import load
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 pytest.importorskip("diffusers")
 ALLOWED = Training(allow_pickle=True)
@@ -50,7 +50,7 @@ def marker(tmp_path):
 
 @pytest.fixture
 def network(tmp_path) -> Path:
-    return Path(causal_lm.tiny(tmp_path / "network"))
+    return Path(maker("causal_lm")(tmp_path / "network"))
 
 
 NETWORKS = {sd3: "transformer", flux: "transformer", stable_diffusion: "unet", sdxl: "unet"}
@@ -63,7 +63,7 @@ def named(kind) -> str:
 
 @pytest.fixture(scope="session")
 def pipelines_of_diffusers():
-    return {kind: tiny_checkpoint(kind.tiny) for kind in NETWORKS}
+    return {kind: tiny_checkpoint(maker(kind)) for kind in NETWORKS}
 
 
 def copied(source: Path, target: Path) -> Path:
@@ -136,7 +136,7 @@ def test_safetensors_beside_a_pickle_are_read_and_the_pickle_is_not(network, mar
 
 
 def test_the_run_s_saved_weights_are_checked_too(network, tmp_path, marker):
-    saved = pickled(Path(causal_lm.tiny(tmp_path / "saved")), marker)
+    saved = pickled(Path(maker("causal_lm")(tmp_path / "saved")), marker)
     assert "a pickle" in refusal(load, causal_lm, network, Training(weights=saved))
 
 
@@ -253,7 +253,7 @@ def test_a_module_that_is_called_like_a_library_is_not_run(pipelines_of_diffuser
 
 
 def test_a_folder_of_adapters_does_not_send_transformers_to_another_model(network, tmp_path, marker):
-    other = pickled(Path(causal_lm.tiny(tmp_path / "other")), marker, "adapter_model.bin")
+    other = pickled(Path(maker("causal_lm")(tmp_path / "other")), marker, "adapter_model.bin")
     adapters = {"base_model_name_or_path": str(other), "peft_type": "LORA", "r": 1, "target_modules": ["q_proj"]}
     (network / "adapter_config.json").write_text(json.dumps(adapters))
     torch.save({"weight": Payload(marker)}, network / "adapter_model.bin")
@@ -326,7 +326,7 @@ def test_a_damaged_file_of_the_embedded_model_is_one_line(tmp_path, name, conten
     ],
 )
 def test_a_damaged_duration_network_is_one_line(tmp_path, name, content):
-    folder = Path(duration.tiny(tmp_path / "duration"))
+    folder = Path(maker("duration")(tmp_path / "duration"))
     (folder / name).write_text(content)
     assert str(folder) in refusal(load, duration, folder, renderer="tests.speaking:hummer")
 

@@ -23,9 +23,9 @@ from mmgrpo.toy import scenes
 from mmgrpo.types import Policy
 from pipelines import visual, vlm
 from pipelines.visual import sd3
-from pipelines.vlm import causal_lm
 from tests.journeys.cli.running import call, metrics, read_lines, write_rows
 from tests.seeing import write_model
+from tests.tiny import maker
 
 SMALL: dict[str, Any] = {"steps": 2, "group_size": 4, "prompts_per_step": 2, "trackers": [], "threads": 1}
 TEXTS = ["a red circle", "two blue squares", "a green circle"]
@@ -150,7 +150,7 @@ def test_a_reward_of_trls_kind_is_given_columns_and_may_leave_a_sample_without_a
 
 
 def test_prompts_that_are_too_long_are_left_out_and_listed(tmp_path):
-    policy = vlm.policy(causal_lm.tiny(tmp_path / "model"), max_tokens=4, max_prompt_tokens=3)
+    policy = vlm.policy(maker("causal_lm")(tmp_path / "model"), max_tokens=4, max_prompt_tokens=3)
     reward = from_trl(lambda prompts, completions, **columns: [float(len(text)) for text in completions], name="length")
     run = mmgrpo.train(policy, ["a b", "a b c d a b", "c"], [reward], data={"too_long": "filter"}, **SMALL)
     (line,) = read_lines(run.folder / "skipped.jsonl")
@@ -235,7 +235,7 @@ def greeting(tmp_path, monkeypatch) -> Iterator[str]:
     remembered = (plugins.registered, plugins.table, plugins.packages)
     for function in remembered:
         function.cache_clear()
-    yield causal_lm.tiny(tmp_path / "model")
+    yield maker("causal_lm")(tmp_path / "model")
     for function in remembered:
         function.cache_clear()
     sys.modules.pop("greeting", None)

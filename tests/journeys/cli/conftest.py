@@ -10,9 +10,9 @@ import pytest
 from mmgrpo.toy import scenes
 from pipelines.visual import sd3
 from pipelines.vlm import qwen_vl
-from tests.building import module
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call, once
+from tests.tiny import maker
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def recipe_run(sd3_folder, media, tmp_path_factory) -> Callable[[str], Path]:
     output = tmp_path_factory.mktemp("runs")
 
     def tiny(family: str) -> Path:
-        return sd3_folder if family == "sd3" else module(family).tiny(output / f"tiny-{family}")
+        return sd3_folder if family == "sd3" else maker(family)(output / f"tiny-{family}")
 
     folder = once(tiny)
 

@@ -17,6 +17,7 @@ from pipelines.vlm.estimate import Sizes, of_model, tokens_of
 from pipelines.vlm.media import Measure, measure
 from tests.building import load
 from tests.journeys.cli.running import call
+from tests.tiny import maker
 
 
 @pytest.fixture
@@ -135,13 +136,12 @@ def test_tokens_are_counted_with_a_model_and_prompts_over_the_limit_are_listed(c
 @pytest.mark.parametrize(
     ("family", "kind", "tokens"),
     [
-        ("vlm.causal_lm", "qwen2.5", "per prompt: "),
-        ("speech.whisper", "multilingual", "not counted: .*whisper"),
+        ("causal_lm", "qwen2.5", "per prompt: "),
+        ("whisper", "multilingual", "not counted: .*whisper"),
     ],
 )
 def test_tokens_are_counted_for_language_models_and_not_for_others(check, tmp_path, family, kind, tokens):
-    maker = pytest.importorskip(f"pipelines.{family}_tiny").tiny
-    model = maker(tmp_path / "model", **({"kind": kind} if kind else {}))
+    model = maker(family)(tmp_path / "model", **({"kind": kind} if kind else {}))
     path = write(tmp_path, [{"text": "what is it"}])
     status, text, errors = check(path, "--model", model)
     assert status == 0 and re.search(f"tokens +{tokens}", text), errors

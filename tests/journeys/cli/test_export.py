@@ -13,14 +13,14 @@ from mmgrpo.cli import export
 from mmgrpo.config.reading import write_yaml
 from tests.libraries.families.test_battery import config_of
 from tests.libraries.pipelines.test_export import trained
+from tests.tiny import maker
 
 
 @pytest.fixture
 def run(tmp_path) -> Any:
     """The folder of a run of the tiny SDXL, with its saved adapters."""
-    from pipelines.visual import sdxl
 
-    path = str(sdxl.tiny(tmp_path / "tiny"))
+    path = str(maker("sdxl")(tmp_path / "tiny"))
     folder = tmp_path / "runs" / "a"
     _, config, _ = trained("sdxl", path, folder)
     write_yaml(folder / "config.yaml", config)

@@ -14,9 +14,10 @@ from PIL import Image
 
 from mmgrpo.cli.migrate.tables import PROJECTS
 from pipelines.visual import flux, sd3_tiny
-from pipelines.vlm import causal_lm_tiny, qwen_vl_tiny
+from pipelines.vlm import qwen_vl_tiny
 from tests.journeys.cli.running import call
 from tests.pages import BLOCK, DOCS
+from tests.tiny import causal_lm as causal_lm_tiny
 
 TOKENS = ["--model.dtype", "float32", "--sampling.max-tokens", 5, "--optim.micro-batch-size", 8]
 SMALL = ["--model.dtype", "float32", "--model.height", 16, "--model.width", 16, "--model.max-sequence-length", 48]

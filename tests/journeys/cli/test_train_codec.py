@@ -10,16 +10,16 @@ import pytest
 import soundfile
 import yaml
 
-from pipelines.speech import codec_speech
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call, read_lines, summary
+from tests.tiny import maker
 
 RECIPES = ("cosyvoice2_grpo", "llasa_multi_reward", "llasa_cer_nll")
 
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory) -> str:
-    return codec_speech.tiny(tmp_path_factory.mktemp("codec") / "tiny")
+    return maker("codec_speech")(tmp_path_factory.mktemp("codec") / "tiny")
 
 
 @pytest.fixture(scope="module")

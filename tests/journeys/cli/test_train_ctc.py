@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from pipelines.speech import ctc
 from tests.journeys.cli.running import call, read_lines, summary, write_rows
+from tests.tiny import maker
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ from tests.journeys.cli.running import call, read_lines, summary, write_rows
     [("wav2vec2", ["--algorithm.preset", "mwer_n_best", "--sampling.search", "beam"]), ("parakeet_ctc", [])],
 )
 def test_a_recognizer_trains_on_a_manifest_of_nemo_and_transcribes(kind, options, tmp_path):
-    model, rows = ctc.tiny(tmp_path / "model", kind), []
+    model, rows = maker("ctc")(tmp_path / "model", kind), []
     for number in range(6):
         hum = np.sin(np.arange(8_000 + 1_000 * number) * 0.05 * 1.2**number) / 2
         soundfile.write(tmp_path / f"{number}.wav", hum, 16_000)

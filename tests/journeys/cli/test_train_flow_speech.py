@@ -11,10 +11,10 @@ import pytest
 import soundfile
 import yaml
 
-from pipelines.speech import flow_speech
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call, read_lines, summary, write_rows
 from tests.libraries.reward_models.test_xvector import write
+from tests.tiny import maker
 
 LOW = "tests.libraries.pipelines.speech.test_flow_speech:below_2_khz"
 
@@ -23,7 +23,7 @@ LOW = "tests.libraries.pipelines.speech.test_flow_speech:below_2_khz"
 def model(tmp_path_factory) -> str:
     """SWivid/F5-TTS's layout, tiny: weights, vocabulary and no configuration."""
     folder = tmp_path_factory.mktemp("f5") / "F5TTS_v1_Base"
-    flow_speech.tiny(folder)
+    maker("flow_speech")(folder)
     (folder / "config.json").unlink()
     (folder / "model.safetensors").rename(folder / "model_1250000.safetensors")
     return str(folder)

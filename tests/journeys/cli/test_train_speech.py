@@ -12,9 +12,9 @@ import pytest
 import soundfile
 
 from mmgrpo.config.plugins import locate
-from pipelines.speech import audio_text, qwen_audio
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call, read_lines, summary, write_rows
+from tests.tiny import maker
 
 CLIPS = Path(locate("embedded:speech/clips"))
 
@@ -90,7 +90,7 @@ def test_sound_files_are_transcribed_and_played_on_a_page(whisper_folder, tmp_pa
 
 @pytest.mark.slow
 def test_an_audio_language_model_is_measured_and_sampled(tmp_path):
-    path = qwen_audio.tiny(tmp_path / "tiny")
+    path = maker("qwen_audio")(tmp_path / "tiny")
     clip = str(CLIPS / "heldout-000.opus")
     rows = [{"audio": clip, "text": "Translate.", "answer": a, "id": str(i)} for i, a in enumerate(("un", ["a", "b"]))]
     options = ["--model.family", "qwen_audio", "--model.path", path, "--sampling.max-tokens", 4, "--samples", 2]
@@ -117,7 +117,7 @@ def test_an_audio_language_model_is_measured_and_sampled(tmp_path):
     ],
 )
 def test_any_language_model_that_hears_trains_on_a_manifest_of_nemo(kind, rank, tmp_path):
-    path = audio_text.tiny(tmp_path / "tiny", kind)
+    path = maker("audio_text")(tmp_path / "tiny", kind)
     hum = np.sin(np.arange(16_000) * 0.05) / 2
     for name, numbers in {"train": range(4), "heldout": (4, 5)}.items():
         for number in numbers:

@@ -9,8 +9,8 @@ import pytest
 import soundfile
 import torch
 
-from pipelines.speech import stable_audio
 from tests.journeys.cli.running import call, metrics, read_lines, summary
+from tests.tiny import maker
 
 AUDIOCAPS = "audiocap_id,youtube_id,start_time,caption\n"
 BANDS = "frechet(exemplars={exemplars!r}, embed='bands', over='prompt')"
@@ -20,7 +20,7 @@ BANDS = "frechet(exemplars={exemplars!r}, embed='bands', over='prompt')"
 def small(tmp_path_factory) -> list[object]:
     """A tiny model, captions in the layout of AudioCaps, and exemplars: two noises."""
     folder = tmp_path_factory.mktemp("sounds")
-    stable_audio.tiny(folder / "tiny")
+    maker("stable_audio")(folder / "tiny")
     rows = ['11,r1nicOVtvkQ,130,"A dog barks, then whines"', "12,r1nicOVtvkQ,130,Rain falls", "13,_fVN3lE,30,A bell"]
     (folder / "train.csv").write_text(AUDIOCAPS + "\n".join(rows) + "\n")
     (folder / "heldout.jsonl").write_text('{"audiocap_id": 9, "caption": "A cat", "seconds": 0.25}\n')

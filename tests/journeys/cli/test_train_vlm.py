@@ -13,10 +13,11 @@ import yaml
 from PIL import Image as Pil
 
 from mmgrpo.runtime.identity import Identity
-from pipelines.vlm import causal_lm, image_text, qwen_vl_tiny
+from pipelines.vlm import image_text, qwen_vl_tiny
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call, metrics, read_lines, summary, write_rows
 from tests.journeys.cli.test_recipes import OF_TEXT, TASKS
+from tests.tiny import maker
 
 VIDEOS = {"video_r1": ("video", "image"), "time_r1": ("video",)}
 """Recipe to what its rows show, where that is not pictures alone."""
@@ -73,7 +74,7 @@ def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, qwen_folder, media,
 
 @pytest.mark.slow
 def test_a_model_of_words_trains_in_the_same_way(tmp_path):
-    path = causal_lm.tiny(tmp_path / "model")
+    path = maker("causal_lm")(tmp_path / "model")
     rows = [{"text": "how many", "answer": "1"}, {"text": "how many red", "answer": "2"}]
     files = ["--data.train", write_rows(tmp_path / "train.jsonl", rows)]
     heldout = [{"text": "is a blue red", "answer": "no"}]
@@ -96,7 +97,7 @@ def test_a_recipe_of_a_language_model_trains(name, tmp_path):
     row = {"text": "how many", "database": str(tmp_path / "singers.sqlite"), **OF_TEXT[name]}
     files = [("--data.train", [row]), ("--data.heldout", [{**row, "text": "is a blue red"}])]
     words = [w for option, rows in files for w in (option, write_rows(tmp_path / f"{option[7:]}.jsonl", rows))]
-    path = causal_lm.tiny(tmp_path / "model", "tools" if name in ("otc", "gigpo") else "")
+    path = maker("causal_lm")(tmp_path / "model", "tools" if name in ("otc", "gigpo") else "")
     words += ["--model.path", path, "--sampling.max-tokens", 4, "--trackers"]
     words += ["--data.prompts-per-step", 1, "--steps", 2, "--eval.every", 0, "--output-dir", tmp_path]
     call("train", "--recipe", f"vlm/{name}", *words)
@@ -128,7 +129,7 @@ class Zoom:
 @pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3"])
 def test_a_model_that_zooms_into_its_images_trains_and_resumes(kind, media, tmp_path, monkeypatch):
     monkeypatch.setattr(qwen_vl_tiny, "TAGS", (*qwen_vl_tiny.TAGS, "<tool_call>", "</tool_call>"))
-    folder = image_text.tiny(tmp_path / "model", kind, published=True)
+    folder = maker("image_text")(tmp_path / "model", kind, published=True)
     (tmp_path / "my_zoom.py").write_text(ZOOM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -245,7 +246,7 @@ def test_a_few_unreadable_prompts_are_left_out_and_listed(qwen_folder, media, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gemma3", "internvl", "llava_onevision", "qwen2_vl", "qwen3_vl"])
 def test_any_model_of_pictures_and_text_trains_on_rows_of_easy_r1(kind, media, tmp_path):
-    path = image_text.tiny(tmp_path / "model", kind)
+    path = maker("image_text")(tmp_path / "model", kind)
     for name, numbers in {"train": range(4), "heldout": (4, 5)}.items():
         rows = [{"images": [f"{n}.png"], "problem": "<image> which is it ?", "answer": "red"} for n in numbers]
         write_rows(tmp_path / f"{name}.jsonl", rows)
@@ -286,7 +287,7 @@ class Half:
 def test_the_recipe_of_mazes_trains_a_language_model(tmp_path):
     rows = [{"text": f"go {way}", "task": "maze", "answer": f"<|{way}|>"} for way in ("up", "down")]
     options = ["--data.train", write_rows(tmp_path / "train.jsonl", rows), "--data.heldout", "", "--steps", 2]
-    options += ["--model.path", causal_lm.tiny(tmp_path / "model"), "--model.dtype", "float32", "--trackers"]
+    options += ["--model.path", maker("causal_lm")(tmp_path / "model"), "--model.dtype", "float32", "--trackers"]
     call("train", "--recipe", "vlm/alphamaze", *options, "--output-dir", tmp_path, "--sampling.max-tokens", 4)
     lines = read_lines(tmp_path / "alphamaze" / "metrics.jsonl")
     assert [line["reward/maze_steps/mean"] for line in lines] == [0.0, 0.0]
@@ -298,7 +299,7 @@ def test_a_family_of_ones_own_needs_no_package(tmp_path, monkeypatch):
     (tmp_path / "own_family.py").write_text(OWN_FAMILY)
     rows = write_rows(tmp_path / "train.jsonl", [{"text": "how many", "answer": "1"}])
     options = ["--data.train", rows, "--data.heldout", "", "--rewards", "exact(tags=False)", "--steps", 2]
-    options += ["--model.path", causal_lm.tiny(tmp_path / "model"), "--data.prompts-per-step", 1, "--trackers"]
+    options += ["--model.path", maker("causal_lm")(tmp_path / "model"), "--data.prompts-per-step", 1, "--trackers"]
     options += ["--name", "run"]
     call("train", "--model.family", "own_family:MINE", *options, "--sampling.max-tokens", 4)
     assert yaml.safe_load((tmp_path / "runs/run/config.yaml").read_text())["model"]["family"] == "own_family:MINE"

@@ -18,9 +18,8 @@ from mmgrpo.types import Output, Prompt
 from pipelines import vlm
 from pipelines.vlm import qwen_vl
 from tests import ROOT
-from tests.building import module
 from tests.libraries.families.examples import EXAMPLES, SEEN
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 PYTHON = ROOT / "build" / "engine" / "bin" / "python"
 """Of the environment of ``make engine``; another one by MMGRPO_ENGINE."""
@@ -95,7 +94,7 @@ def test_a_denoising_family_draws_with_a_network_of_its_own(name):
 
     owner = families()[name]
     assert owner.engines is not None
-    config = replace(config_of(name, str(tiny_checkpoint(module(name).tiny))), rollout=Engine(engine="sampler"))
+    config = replace(config_of(name, str(tiny_checkpoint(maker(name)))), rollout=Engine(engine="sampler"))
     alone, served = (owner.policy(config, "cpu", EXAMPLES[name].prompts) for _ in range(2))
     owner.engines.draw(owner, config, served, "cpu", 1, 0, "")
     for policy in (alone, served):

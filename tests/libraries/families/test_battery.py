@@ -27,7 +27,7 @@ from mmgrpo.types import Policy, Prompt, Request, Rollout, Text
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from tests.building import load, module
 from tests.libraries.families.examples import EXAMPLES, OWN
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 GROUP = 4
 NAMES = sorted(families())
@@ -43,7 +43,7 @@ def tiny() -> Any:
 
     def folder(name: str) -> str:
         if name not in folders:
-            folders[name] = str(tiny_checkpoint(module(name).tiny))
+            folders[name] = str(tiny_checkpoint(maker(name)))
         return folders[name]
 
     return folder

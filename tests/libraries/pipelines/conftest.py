@@ -6,15 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[str], str]:
     """The folder of a family's tiny model, made when it is first asked for."""
-    from tests.building import module
 
-    return lambda name: str(tiny_checkpoint(module(name).tiny))
+    return lambda name: str(tiny_checkpoint(maker(name)))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pipelines.factory import recognize
 from pipelines.options import ModelOptions
 from pipelines.pretrained import architecture, locate, read_network
 from pipelines.training import PLAIN, FrozenCopy, Training
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 def visual(**sampling):
@@ -121,10 +121,9 @@ SAMPLING = {
 
 @pytest.mark.filterwarnings("ignore:top_p")
 def test_settings_reach_the_policy_of_a_language_model(tmp_path):
-    from pipelines.vlm import causal_lm
 
     config = config_class(family("causal_lm").sections)(seed=0)
-    config.model.path, config.data.reference_in_group = causal_lm.tiny(tmp_path), True
+    config.model.path, config.data.reference_in_group = maker("causal_lm")(tmp_path), True
     plain = family("causal_lm").policy(config, "cpu")
     for name, value in SAMPLING.items():
         setattr(config.sampling, name, value)
@@ -149,9 +148,8 @@ def test_settings_reach_the_policy_of_a_language_model(tmp_path):
 
 def test_a_policy_of_options_records_them_and_its_family(tmp_path):
     from pipelines import vlm
-    from pipelines.vlm import causal_lm
 
-    path = causal_lm.tiny(tmp_path)
+    path = maker("causal_lm")(tmp_path)
     settings = vlm.policy(path, seed=5, max_tokens=3, lora_rank=2, device="cpu").settings
     model, sampling = settings.config.model, settings.config.sampling
     assert (settings.family.name, model.family, model.path) == ("causal_lm", "causal_lm", path)

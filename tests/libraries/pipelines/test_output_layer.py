@@ -10,12 +10,12 @@ import torch
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
 from mmgrpo.types import Prompt, Request
-from pipelines.vlm import causal_lm
+from tests.tiny import maker
 
 
 def test_an_output_layer_in_fp32_has_the_logits_of_double_precision(tmp_path: Path) -> None:
     config: Any = config_class(family("causal_lm").sections)(seed=0)
-    config.model.path, config.model.dtype, config.model.lora_rank = causal_lm.tiny(tmp_path), "bfloat16", 2
+    config.model.path, config.model.dtype, config.model.lora_rank = maker("causal_lm")(tmp_path), "bfloat16", 2
     rough: Any = family("causal_lm").policy(config, "cpu")
     config.model.head_dtype = "float32"
     exact: Any = family("causal_lm").policy(config, "cpu")

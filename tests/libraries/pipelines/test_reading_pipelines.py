@@ -17,6 +17,7 @@ from pipelines.lora import read_adapters
 from pipelines.pretrained import check_pipeline, check_weights, read_pipeline
 from pipelines.training import Training
 from tests.building import load, module
+from tests.tiny import maker
 
 PARTS = {
     "_class_name": "SomePipeline",
@@ -132,7 +133,7 @@ READ_BY_NAME = ("AutoConfig", "AutoTokenizer", "AutoProcessor", "AutoImageProces
 
 @pytest.mark.parametrize("name", ["qwen_vl", "smolvlm", "image_text", "ctc", "qwen_audio", "audio_text"])
 def test_no_code_of_a_checkpoint_is_trusted(name, tmp_path, monkeypatch):
-    folder, asked, inside = module(name).tiny(tmp_path / "tiny"), set(), []
+    folder, asked, inside = maker(name)(tmp_path / "tiny"), set(), []
 
     def watched(kind: Any) -> Any:
         read = kind.from_pretrained

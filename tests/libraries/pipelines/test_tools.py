@@ -26,11 +26,12 @@ from pipelines import vlm
 from pipelines.tools import check_tools, names_elsewhere, schemas
 from pipelines.vlm import qwen_vl_tiny
 from pipelines.vlm.calculator import calculate
-from pipelines.vlm.causal_lm_tiny import KINDS
-from pipelines.vlm.causal_lm_tiny import tiny as tiny_of_kind
 from pipelines.vlm.rooms import Rooms
-from tests.building import amplify, module
+from tests.building import amplify
 from tests.libraries.families.examples import EXAMPLES, noise
+from tests.tiny import maker
+from tests.tiny.causal_lm import KINDS
+from tests.tiny.causal_lm import tiny as tiny_of_kind
 
 pytestmark = pytest.mark.usefixtures("forked")
 OFFERED = [name for name, one in families().items() if "tools" in one.sections.sampling.__dataclass_fields__]
@@ -113,7 +114,7 @@ def tags(monkeypatch):
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("name", [name for name in OFFERED if name != "causal_lm"])
 def test_every_family_reads_what_its_tools_wrote(name, share, tags, tmp_path):
-    check(policy_of(name, str(module(name).tiny(tmp_path / name)), share_prefix=share), EXAMPLES[name].prompts)
+    check(policy_of(name, str(maker(name)(tmp_path / name)), share_prefix=share), EXAMPLES[name].prompts)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "base"])
@@ -178,7 +179,7 @@ def careless(what: str) -> Any:
 def seeing(request, tags, tmp_path):
     """Makes policies whose tool returns images."""
     name = request.param
-    path = str(module(name).tiny(tmp_path / name))
+    path = str(maker(name)(tmp_path / name))
 
     def made(tool: str = "crop", **settings: Any) -> Any:
         call, given = CALL.replace("count", tool), {"max_tokens": 300, **settings}

@@ -11,9 +11,8 @@ import pytest
 
 from mmgrpo.family import families
 from pipelines.denoising import DECISIONS
-from tests.building import module
 from tests.processes import Forked
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 FAULTS = ["mask", "noise", "index", "embedding", "array", "generator", "write"]
 QUICK = ["sd3", "causal_lm"]
@@ -29,7 +28,7 @@ ADDED = {"decision": 2, "update": 6, "part": 2}
 def on_device(names: list[str], place: Path) -> dict[str, Any]:
     """What the worker found, in a process of its own: the device changes how torch moves modules."""
     out = place / "found.json"
-    several = [f"{name}:{tiny_checkpoint(module(name.split()[0]).tiny)}" for name in names]
+    several = [f"{name}:{tiny_checkpoint(maker(name.split()[0]))}" for name in names]
     worker = Forked("tests.libraries.placement.worker", [out, *several], {})
     printed, _ = worker.communicate(1000)
     worker.kill()

@@ -15,11 +15,12 @@ from torch import nn
 
 import reward_models
 from pipelines.speech import whisper
-from pipelines.vlm import causal_lm, smolvlm_tiny
 from reward_models import last_hidden
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.judges.local import load_judge
 from reward_models.speech import recognizer
+from tests.tiny import maker
+from tests.tiny import smolvlm as smolvlm_tiny
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("maker", "load"),
     [
-        (causal_lm.tiny, lambda folder: last_hidden.load_frozen(str(folder), "cpu")),
+        (maker("causal_lm"), lambda folder: last_hidden.load_frozen(str(folder), "cpu")),
         (whisper.tiny, lambda folder: recognizer.recognizer(str(folder))),
         (partial(smolvlm_tiny.tiny, kind="idefics3"), lambda folder: load_judge(str(folder), 1, "float32", "cpu")),
     ],

@@ -10,20 +10,19 @@ import torch
 from safetensors.torch import load_file
 
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn
-from pipelines.vlm import causal_lm
 from reward_models import last_hidden as module
 from reward_models.evaluation.comparison import FIRST, Comparison
 from reward_models.last_hidden import last_hidden
 from reward_models.pixels import to_pil
 from reward_models.preference import preference, save
 from reward_models.preference_training import train
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def folder() -> str:
     """A language model, tiny."""
-    return str(tiny_checkpoint(causal_lm.tiny))
+    return str(tiny_checkpoint(maker("causal_lm")))
 
 
 def test_rows_are_the_last_state_of_the_whole_conversation(folder):
@@ -99,7 +98,7 @@ def test_a_text_comes_without_pictures_and_a_picture_may_be_a_file(tmp_path):
 @pytest.mark.parametrize(("answer", "pictures"), [("yes", 0), ("", 0), ("", 1), ("yes", 1)])
 @pytest.mark.parametrize("kind", ["qwen2.5", "llama3"])
 def test_turns_are_in_the_form_that_the_template_reads(kind, answer, pictures):
-    from pipelines.vlm.causal_lm_tiny import KINDS, tokenizer_of
+    from tests.tiny.causal_lm import KINDS, tokenizer_of
 
     tokenizer = tokenizer_of(KINDS[kind])
     if pictures:  # a template of lists
@@ -111,7 +110,7 @@ def test_turns_are_in_the_form_that_the_template_reads(kind, answer, pictures):
 
 
 def test_a_conversation_begins_once_where_template_and_tokenizer_both_write_the_beginning():
-    from pipelines.vlm.causal_lm_tiny import KINDS, tokenizer_of
+    from tests.tiny.causal_lm import KINDS, tokenizer_of
 
     tokenizer, ids = tokenizer_of(KINDS["gemma2"]), []
 

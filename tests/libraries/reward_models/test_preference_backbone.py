@@ -11,21 +11,21 @@ from torch.nn import functional
 
 from mmgrpo.cli import train_reward
 from mmgrpo.types import Image, Prompt, Text
-from pipelines.vlm import causal_lm, smolvlm_tiny
 from reward_models import preference_backbone
 from reward_models.evaluation.comparison import FIRST, Comparison
 from reward_models.last_hidden import ADAPTERS, add_adapters, last_hidden, load_frozen, state
 from reward_models.pixels import to_pil
 from reward_models.preference import load, preference, save
 from reward_models.preference_backbone import LAST_HIDDEN, train_backbone
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
+from tests.tiny import smolvlm as smolvlm_tiny
 
 YES, NO = Text("the blue is 3"), Text("2")
 
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return str(tiny_checkpoint(causal_lm.tiny))
+    return str(tiny_checkpoint(maker("causal_lm")))
 
 
 def test_adapters_of_b_zero_leave_the_network_as_it_is_and_they_alone_are_trained(folder):

@@ -13,7 +13,6 @@ from torch import nn
 
 from mmgrpo.cli.train_reward import Args
 from mmgrpo.types import Image, Prompt, Text
-from pipelines.vlm import causal_lm
 from reward_models import preference_training as module
 from reward_models.evaluation.comparison import FIRST, TIE, Comparison
 from reward_models.preference import SCENES, Description, PreferenceModel
@@ -21,6 +20,7 @@ from reward_models.preference_backbone import LAST_HIDDEN, train_backbone
 from reward_models.preference_training import Examples, descend, examples, pairs, standardized, train, untrained
 from reward_models.preference_users import train_groups
 from tests.libraries.reward_models.test_preference import DARK, HERE, LIGHT, PAIRS
+from tests.tiny import maker
 
 RATED = Comparison(Prompt("a"), (LIGHT, DARK), FIRST, "1", ratings=(4.0, 1.0))
 
@@ -120,7 +120,7 @@ def test_the_head_fits_its_features_and_the_tower_its_head():
 
 @pytest.mark.parametrize("function", [train, train_groups, train_backbone])
 def test_only_the_seed_decides_and_the_generator_of_torch_is_left_alone(function, tmp_path):
-    model = str(causal_lm.tiny(tmp_path)) if function is train_backbone else ""
+    model = str(maker("causal_lm")(tmp_path)) if function is train_backbone else ""
     one = Comparison(Prompt("how many"), (Text("2"), Text("the blue is 3")), FIRST, "1", user="a")
     features = {train: ([one], f"{__name__}:length"), train_groups: ([one], 1, 1, f"{__name__}:length")}
     given = features.get(function, ([one], LAST_HIDDEN, {"model": model}, 2))

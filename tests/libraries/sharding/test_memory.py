@@ -20,9 +20,8 @@ from mmgrpo.config.settings import Config, Distributed, config_class
 from mmgrpo.family import families
 from mmgrpo.runtime.memory import Folder, compression, fits, needs, places_of, read_folder, report
 from pipelines.pretrained import headers_on_hub
-from tests.building import module
 from tests.libraries.families.test_battery import config_of, gradients, policy_of, rollout_of
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 NAMES = ("sd3", "wan", "stable_diffusion", "qwen_vl", "whisper")
 CLOSE = (*NAMES, "flux", "ltx_video")
@@ -37,7 +36,7 @@ GIVEN = ("flux_kontext", "flux2_klein")
 
 
 def stated(name: str, **model: Any) -> tuple[dict[str, float], Config]:
-    path = tiny_checkpoint(module(name).tiny)
+    path = tiny_checkpoint(maker(name))
     folder = read_folder(Path(path))
     assert folder is not None
     config = config_of(name, str(path), **model)
@@ -130,7 +129,7 @@ def hub(monkeypatch):
     """A hub of one repository, the tiny FLUX.1, at an address of this machine."""
     from huggingface_hub import constants
 
-    folder = Path(tiny_checkpoint(module("flux").tiny))
+    folder = Path(tiny_checkpoint(maker("flux")))
     files = {one.relative_to(folder).as_posix(): one for one in folder.rglob("*") if one.is_file()}
     asked: list[int] = []
 
@@ -188,7 +187,7 @@ def test_a_model_on_the_hub_is_read_by_its_headers_and_nothing_is_kept(hub):
 
 
 def test_a_model_without_a_part_of_its_weights_is_not_read(tmp_path):
-    shutil.copytree(tiny_checkpoint(module("flux").tiny), tmp_path / "flux")
+    shutil.copytree(tiny_checkpoint(maker("flux")), tmp_path / "flux")
     index = tmp_path / "flux/transformer/diffusion_pytorch_model.safetensors.index.json"
     here, absent = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model-00002-of-00002.safetensors"
     for named, complete in (({"a": here}, True), ({"a": here, "b": absent}, False), ({"b": absent}, True)):

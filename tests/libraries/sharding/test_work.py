@@ -17,9 +17,8 @@ from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
 from mmgrpo.runtime.memory import Folder, Places, compression, places_of, read_folder
 from mmgrpo.runtime.work import completions, forward, report, work
-from tests.building import module
 from tests.libraries.families.test_battery import config_of, policy_of, rollout_of
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 IMAGES = [name for name, family in families().items() if family.modality == "visual"]
 
@@ -35,7 +34,7 @@ def counter() -> FlopCounterMode:
 
 
 def read(name: str) -> tuple[str, Folder]:
-    path = tiny_checkpoint(module(name).tiny)
+    path = tiny_checkpoint(maker(name))
     folder = read_folder(Path(path))
     assert folder is not None
     return str(path), folder

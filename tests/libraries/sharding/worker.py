@@ -29,9 +29,8 @@ from mmgrpo.runtime.sharding import local, mesh_of, shard, whole
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt, Text
 from pipelines.visual import wan_tiny
-from tests.building import module
 from tests.libraries.families.examples import EXAMPLES, TEXTS
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 Variant = dict[str, Any]
 EMA: Variant = {"ema": 0.9, "interpolation": 0.5}
@@ -82,7 +81,7 @@ def measured(prompts: list[Prompt], outputs: list[Output]) -> list[float]:
 def config_of(case: str, folder: Path, mode: str, replicate: int) -> Config:
     name, _, variant = case.partition(":")
     given, example, config = VARIANTS[variant], EXAMPLES[name], config_class(families()[name].sections)()
-    path = given["path"]() if "path" in given else tiny_checkpoint(module(name).tiny)
+    path = given["path"]() if "path" in given else tiny_checkpoint(maker(name))
     options = {"family": name, "path": str(path), "device": "cpu", **example.model, **given.get("model", {})}
     divided = given.get("distributed", {}) if mode == "full" else {}
     settings = {"lr": 1e-3, "eps": 1e-2, "updates": 2, "micro_batch_size": 3, **given.get("optim", {})}

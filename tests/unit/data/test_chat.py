@@ -10,7 +10,7 @@ import pytest
 from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, special_tokens, token_ids, turn_end
 from mmgrpo.data.messages import prompt_of
 from pipelines.conversation import completion_ids, conversation_text
-from pipelines.vlm.causal_lm_tiny import KINDS, tokenizer_of
+from tests.tiny.causal_lm import KINDS, tokenizer_of
 
 TEMPLATES = sorted(name for name, kind in KINDS.items() if kind.template)
 ROLES = {"system": "be brief", "user": "how many", "assistant": "2"}

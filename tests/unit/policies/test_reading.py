@@ -17,6 +17,7 @@ from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from pipelines import speech
 from pipelines.speech import codec_speech
 from tests.building import load
+from tests.tiny import maker
 
 PROMPTS = [Prompt("12", "0"), Prompt("3", "1")]
 CODES = 8
@@ -35,7 +36,7 @@ class Bag:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    return codec_speech.tiny(tmp_path_factory.mktemp("codec") / "tiny", codes=CODES)
+    return maker("codec_speech")(tmp_path_factory.mktemp("codec") / "tiny", codes=CODES)
 
 
 def test_the_sampled_token_wins_under_the_noise_and_the_noise_is_gumbel():

@@ -39,8 +39,8 @@ from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, T
 from pipelines.tools import schemas
 from pipelines.training import PLAIN, make_trainable
 from pipelines.vlm.causal_lm import LORA_TARGETS, CausalLm
-from pipelines.vlm.causal_lm_tiny import KINDS, decoder, tokenizer_of
 from tests.building import algorithm_blocks, killed_and_whole, token_policy_over, trainer
+from tests.tiny.causal_lm import KINDS, decoder, tokenizer_of
 from tests.unit.policies.test_token_policy import kept, rescored
 
 pytest.importorskip("transformers")

@@ -14,13 +14,13 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Prompt, Turn
 from pipelines import generic_lm, speech
 from pipelines.speech import audio_text, qwen_audio, whisper
-from pipelines.speech.audio_text_tiny import BEGINNINGS, BOS, KINDS
 from pipelines.training import Training
 from tests.building import load
 from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.speech.test_qwen_audio import EVERY, LONG, ONE, OTHER, TWO, WORDS, hum
 from tests.seeing import distance, gradient, kept, rescored, rollout
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
+from tests.tiny.audio_text import BEGINNINGS, BOS, KINDS
 
 SINGLE = ("audioflamingo3", "glmasr", "qwen3_asr")
 """Kinds whose processor takes one clip of a prompt only."""
@@ -33,8 +33,8 @@ def prompts_of(kind: str) -> list[Prompt]:
 
 @pytest.fixture(scope="module")
 def folders() -> dict[str, str]:
-    folders = {kind: tiny_checkpoint(audio_text.tiny, kind) for kind in KINDS}
-    return folders | {"qwen2_audio": tiny_checkpoint(qwen_audio.tiny, dropout=0.1)}
+    folders = {kind: tiny_checkpoint(maker("audio_text"), kind) for kind in KINDS}
+    return folders | {"qwen2_audio": tiny_checkpoint(maker("qwen_audio"), dropout=0.1)}
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_the_default_system_prompt_stands_once_unless_the_row_has_its_own(kind, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_begins_once_whoever_writes_the_beginning(kind, beginning, tmp_path):
     """Of template and tokenizer, of which published checkpoints have neither, one, or both."""
-    model = load(audio_text, audio_text.tiny(tmp_path, kind, beginning))
+    model = load(audio_text, maker("audio_text")(tmp_path, kind, beginning))
     ids = model.encode([ONE]).ids[0].tolist()
     tokens = model.tokenizer.convert_ids_to_tokens(ids)
     assert tokens.count(BOS) == bool(beginning)

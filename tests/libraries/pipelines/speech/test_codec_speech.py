@@ -18,9 +18,9 @@ from mmgrpo.family import family
 from mmgrpo.types import Audio, Prompt, Request, Text
 from pipelines import speech
 from pipelines.speech import codec_speech, vocoders
-from pipelines.speech.codec_speech_tiny import INSTRUCTION, SPEECH_START
 from tests.building import algorithm_blocks, load, trainer
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
+from tests.tiny.codec_speech import INSTRUCTION, SPEECH_START
 from tests.tones import codes_of, heard, heard_neg_cer
 
 PROMPTS = [Prompt("one 2", "0"), Prompt("3", "1")]
@@ -28,7 +28,7 @@ PROMPTS = [Prompt("one 2", "0"), Prompt("3", "1")]
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return tiny_checkpoint(codec_speech.tiny)
+    return tiny_checkpoint(maker("codec_speech"))
 
 
 def loaded(folder: str, **options) -> codec_speech.CodecSpeech:
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_cannot_speak_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="model.end.*<end>"):
         loaded(folder, end="<end>")
     with pytest.raises(ValueError, match="64.*65"):
-        loaded(codec_speech.tiny(tmp_path / "many", codes=65))
+        loaded(maker("codec_speech")(tmp_path / "many", codes=65))
     assert loaded(folder, end="<|s_31|>").end_ids == {loaded(folder).tokenizer.convert_tokens_to_ids("<|s_31|>")}
 
 
@@ -246,7 +246,7 @@ def test_a_completion_is_written_as_its_speech_tokens(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_tiny_model_learns_to_say_the_digits_of_its_prompt(seed, tmp_path):
-    made = policy(codec_speech.tiny(tmp_path / "tiny", seed=seed, codes=6), max_tokens=3)
+    made = policy(maker("codec_speech")(tmp_path / "tiny", seed=seed, codes=6), max_tokens=3)
     texts = [Prompt(f"{first}{second}", f"{first}{second}") for first in range(4) for second in range(4)]
     run = trainer(
         made, tmp_path / "run", texts, reward=heard_neg_cer, heldout=texts, prompts_per_step=16, group_size=12,
@@ -277,7 +277,7 @@ def test_samples_are_written_with_their_sounds(tmp_path):
 
 @pytest.fixture(scope="module")
 def llasa() -> str:
-    return tiny_checkpoint(codec_speech.tiny, kind="llasa")
+    return tiny_checkpoint(maker("codec_speech"), kind="llasa")
 
 
 def test_llasa_is_asked_with_one_beginning_one_date_and_the_beginning_of_speech(llasa):

@@ -19,16 +19,16 @@ from mmgrpo.policies.ctc import CtcPolicy
 from mmgrpo.types import Media, Prompt, Request, Rollout
 from pipelines import speech
 from pipelines.speech import ctc, whisper
-from pipelines.speech.ctc_tiny import KINDS
 from pipelines.training import Training
 from tests.building import load
 from tests.libraries.families.examples import HEARD, PICTURE, hum, shown
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
+from tests.tiny.ctc import KINDS
 
 
 @pytest.fixture(scope="module")
 def folders() -> dict[str, str]:
-    return {kind: tiny_checkpoint(ctc.tiny, kind) for kind in KINDS}
+    return {kind: tiny_checkpoint(maker("ctc"), kind) for kind in KINDS}
 
 
 def rollout(policy: CtcPolicy, group_size: int = 4, prompts: list[Prompt] = HEARD) -> Rollout:

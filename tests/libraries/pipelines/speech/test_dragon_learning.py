@@ -17,9 +17,9 @@ from mmgrpo.data.splits import Splits
 from mmgrpo.family import family
 from mmgrpo.inputs import RunInputs
 from mmgrpo.types import Audio, Policy, Prompt, Request
-from pipelines.speech import stable_audio
 from reward_models.sets.audio import BANDS, bands
 from reward_models.sets.rewards import frechet
+from tests.tiny import maker
 
 PROMPTS = [Prompt("rain", "0"), Prompt("a bell", "1")]
 KTO = {"objective": "diffusion_kto(beta=300)", "baseline": "constant(value=0.5)", "scale": "none"}
@@ -60,7 +60,9 @@ def test_a_distance_to_exemplars_falls_whatever_the_seed(seed, trial, tmp_path: 
         output_dir=str(tmp_path / "runs"),
         trackers=[],
         threads=1,
-        model=replace(config.model, path=str(stable_audio.tiny(tmp_path / "tiny", seed)), device="cpu", guidance=1.0),
+        model=replace(
+            config.model, path=str(maker("stable_audio")(tmp_path / "tiny", seed)), device="cpu", guidance=1.0
+        ),
         sampling=replace(config.sampling, steps=4, evaluation_steps=4),
         data=replace(config.data, prompts_per_step=2, group_size=8),
         optim=replace(config.optim, lr=1e-3),

@@ -19,6 +19,7 @@ from pipelines.speech.renderers import renderer, stretch, tempos
 from reward_models.speech.rate import speaking_rate
 from tests.building import algorithm_blocks, load, trainer
 from tests.speaking import RATE, hum, hummer
+from tests.tiny import maker
 
 SENTENCES = ["The kettle is on the stove.", "It rained all night in the valley.", "Where is he?"]
 PROMPTS = [Prompt(text, str(number)) for number, text in enumerate(SENTENCES)]
@@ -107,7 +108,7 @@ def test_pretraining_only_depends_on_its_seed():
 
 
 def test_a_saved_network_gives_equal_logits_and_a_damaged_folder_is_told(tmp_path):
-    folder = duration.tiny(tmp_path / "tiny")
+    folder = maker("duration")(tmp_path / "tiny")
     loaded = load(duration, folder, renderer="tests.speaking:hummer")
     loaded.reference.keep()
     CategoricalPolicy(loaded).save(tmp_path / "saved")

@@ -24,11 +24,12 @@ from pipelines.training import Training
 from tests.building import load
 from tests.libraries.pipelines.speech.test_qwen_audio import ONE, TWO, WORDS, hum
 from tests.seeing import asked, rollout
+from tests.tiny import maker
 
 
 def test_of_a_whole_qwen_omni_the_thinker_is_trained(tmp_path):
     """The talker and the vocoder of the checkpoint are not read."""
-    thinker, whole = Path(audio_text.tiny(tmp_path / "thinker", "qwen2_5_omni")), tmp_path / "whole"
+    thinker, whole = Path(maker("audio_text")(tmp_path / "thinker", "qwen2_5_omni")), tmp_path / "whole"
     shutil.copytree(thinker, whole)
     config = {"model_type": "qwen2_5_omni", "thinker_config": json.loads((thinker / "config.json").read_text())}
     (whole / "config.json").write_text(json.dumps(config))
@@ -48,7 +49,7 @@ def adapted(tmp_path_factory) -> tuple[Path, Any]:
     from peft import LoraConfig
     from transformers import GraniteSpeechForConditionalGeneration
 
-    folder = Path(audio_text.tiny(tmp_path_factory.mktemp("granite"), "granite_speech"))
+    folder = Path(maker("audio_text")(tmp_path_factory.mktemp("granite"), "granite_speech"))
     config = json.loads((folder / "config.json").read_text()) | {"has_lora_adapter": True}
     (folder / "config.json").write_text(json.dumps(config))
     network: Any = GraniteSpeechForConditionalGeneration.from_pretrained(folder)
@@ -204,7 +205,7 @@ def test_voxtral_through_mistral_common_hears_every_sample(tmp_path, monkeypatch
     """Through transformers' own processor; the tokenizer of mistral-common itself is not tried here."""
     from transformers import VoxtralProcessor, WhisperFeatureExtractor
 
-    own = load(audio_text, audio_text.tiny(tmp_path, "voxtral"), seconds=31)
+    own = load(audio_text, maker("audio_text")(tmp_path, "voxtral"), seconds=31)
     tekken = Tekken(own.processor.tokenizer)
     monkeypatch.setattr(VoxtralProcessor, "check_argument_for_proper_class", lambda *_: None)
     processor = VoxtralProcessor(WhisperFeatureExtractor(feature_size=128), tekken)
@@ -223,7 +224,7 @@ def test_voxtral_through_mistral_common_hears_every_sample(tmp_path, monkeypatch
 
 
 def test_a_voxtral_as_published_asks_for_mistral_common(tmp_path):
-    folder = Path(audio_text.tiny(tmp_path, "voxtral"))
+    folder = Path(maker("audio_text")(tmp_path, "voxtral"))
     (folder / "tokenizer.json").rename(folder / "tekken.json")
     with pytest.raises(ImportError, match="tekken.json"):
         load(audio_text, folder)

@@ -18,7 +18,7 @@ from mmgrpo.types import Audio, Image, Media, Prompt, Request
 from pipelines.speech import qwen_audio
 from tests.building import load, token_policy_over
 from tests.seeing import asked, distance, gradient, kept, rescored, rollout
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 RATE = 16_000
 LOG_PROBS = frozenset({"log_probs"})
@@ -41,7 +41,7 @@ EVERY = [ONE, TWO, WORDS, LONG]
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return tiny_checkpoint(qwen_audio.tiny)
+    return tiny_checkpoint(maker("qwen_audio"))
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def test_the_gradient_is_the_same_with_and_without_a_shared_prefix_kept_activati
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout(again, tmp_path):
     """Under a gradient too, and where activations are made again, which the library does in training mode only."""
-    folder = qwen_audio.tiny(tmp_path, dropout=0.5)
+    folder = maker("qwen_audio")(tmp_path, dropout=0.5)
     family = load(qwen_audio, folder, freeze_encoder=False, gradient_checkpointing=again)
     policy = TokenPolicy(family, max_tokens=4)
     family.network.train()

@@ -31,6 +31,7 @@ from pipelines.speech.mel import GriffinLim, MelFormat
 from pipelines.training import Training
 from reward_models import REWARDS
 from tests.building import load
+from tests.tiny import maker
 
 
 class Mute:
@@ -49,7 +50,7 @@ def config(name: str, path: str = "", **model: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def f5(tmp_path_factory) -> str:
-    return flow_speech.tiny(tmp_path_factory.mktemp("f5") / "here" / "inside")
+    return maker("flow_speech")(tmp_path_factory.mktemp("f5") / "here" / "inside")
 
 
 def test_settings_reach_a_model_of_flow_matching(f5):
@@ -149,7 +150,7 @@ def test_a_codec_states_its_size_and_the_rate_of_its_output_which_is_cut_off(con
 
 
 def test_settings_reach_a_model_of_sounds(tmp_path):
-    folder = str(stable_audio.tiny(tmp_path / "tiny"))
+    folder = str(maker("stable_audio")(tmp_path / "tiny"))
     made = config("stable_audio", folder, seconds=0.25, guidance=3.0, decode_batch_size=2, lora_rank=2)
     made.sampling.steps, made.sampling.forward_batch_size = 4, 5
     policy = family("stable_audio").policy(made, "cpu")
@@ -170,7 +171,7 @@ def test_settings_reach_a_model_of_sounds(tmp_path):
 
 
 def test_settings_reach_a_model_of_speech_tokens(tmp_path):
-    folder = codec_speech.tiny(tmp_path / "tiny")
+    folder = maker("codec_speech")(tmp_path / "tiny")
     names = {"begin": "<|s_0|>", "end": "<|s_31|>", "instruction": "say {text}", "vocoder": "tones"}
     made = config("codec_speech", folder, **names, gradient_checkpointing=True, dtype="bfloat16", lora_rank=2)
     policy = family("codec_speech").policy(made, "cpu")

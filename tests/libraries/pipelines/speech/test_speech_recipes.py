@@ -14,10 +14,9 @@ import yaml
 
 from mmgrpo.cli.source import Source, load_weights, run_config
 from mmgrpo.family import family
-from pipelines.speech import qwen_audio
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call, kill_at, read_lines, summary, write_rows
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 PAPERS = ("grpo_asr", "tongyi_asr", "ibm_sqa", "ibm_ast")
 
@@ -25,7 +24,7 @@ PAPERS = ("grpo_asr", "tongyi_asr", "ibm_sqa", "ibm_ast")
 @pytest.fixture(scope="session")
 def hearing() -> str:
     """A Qwen2-Audio, tiny."""
-    return tiny_checkpoint(qwen_audio.tiny)
+    return tiny_checkpoint(maker("qwen_audio"))
 
 
 @pytest.fixture(scope="session")

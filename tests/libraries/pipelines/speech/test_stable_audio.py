@@ -16,9 +16,10 @@ from mmgrpo.diffusion.kernels import kernel
 from mmgrpo.diffusion.schedules import exponential_sigmas
 from mmgrpo.types import Prompt
 from pipelines.conditions import Conditioning
-from pipelines.speech import stable_audio, stable_audio_tiny
+from pipelines.speech import stable_audio
 from tests.building import load
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
+from tests.tiny import stable_audio as stable_audio_tiny
 
 STEPS = 5
 SCHEDULER = "diffusers.schedulers.scheduling_cosine_dpmsolver_multistep"
@@ -26,7 +27,7 @@ SCHEDULER = "diffusers.schedulers.scheduling_cosine_dpmsolver_multistep"
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return tiny_checkpoint(stable_audio.tiny)
+    return tiny_checkpoint(maker("stable_audio"))
 
 
 class Still:

@@ -15,7 +15,7 @@ from pipelines.visual.options import MemoryOptions
 from tests.building import load, module
 from tests.libraries.pipelines.visual.drawing import noise
 from tests.libraries.pipelines.visual.filming import PICTURED, TEXTS, pictured
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 TALL = {
     "hunyuan_video": {"height": 512, "width": 16, "frames": 5},
@@ -28,7 +28,7 @@ INNER = ("conv2.conv", "to_out.0", "per_channel_scale")
 
 @pytest.fixture(scope="module")
 def folders() -> dict[str, Path]:
-    return {name: tiny_checkpoint(module(name).tiny) for name in TALL}
+    return {name: tiny_checkpoint(maker(name)) for name in TALL}
 
 
 def tall(folders: dict[str, Path], name: str, **memory: Any) -> Any:
@@ -78,7 +78,7 @@ def test_a_vae_that_overflows_in_half_precision_is_found(folders, name):
 @pytest.mark.parametrize("name", ["hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v"])
 def test_the_text_encoders_can_be_freed(tmp_path, name):
     prompts = PICTURED if name.endswith("i2v") else TEXTS
-    model = load(module(name), module(name).tiny(tmp_path), height=32, width=32, frames=5)
+    model = load(module(name), maker(name)(tmp_path), height=32, width=32, frames=5)
     before = model.encode(prompts)
     model.forget_encoders(prompts)
     parts = model.architecture.pipeline.components

@@ -14,16 +14,15 @@ from mmgrpo.config.settings import config_class
 from mmgrpo.family import family
 from mmgrpo.types import Request
 from pipelines import training
-from tests.building import module
 from tests.libraries.families.examples import EXAMPLES
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 WITH_A_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
 
 def config_of(name: str, compiled: bool, **model: Any) -> Any:
     example, config = EXAMPLES[name], config_class(family(name).sections)()
-    path = str(tiny_checkpoint(module(name).tiny))
+    path = str(tiny_checkpoint(maker(name)))
     options = {"family": name, "path": path, "device": "cpu", "lora_rank": 2, "compile": compiled, **example.model}
     return replace(
         config,

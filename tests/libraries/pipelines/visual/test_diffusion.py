@@ -17,7 +17,7 @@ from pipelines.visual import sdxl, stable_diffusion
 from pipelines.visual.options import SdxlOptions
 from tests.libraries.pipelines.visual.denoising import KINDS, PROMPTS, draw, ours, pipe, predicted, theirs
 from tests.libraries.pipelines.visual.drawing import noise, shake
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 FAMILIES = pytest.mark.parametrize("family", KINDS, ids=lambda family: family.__name__.rpartition(".")[2])
 Folders = Callable[..., Path]
@@ -30,7 +30,7 @@ def folder() -> Folders:
 
     def write(family: ModuleType, prediction: str = "epsilon") -> Path:
         if (family, prediction) not in made:
-            made[family, prediction] = tiny_checkpoint(family.tiny, prediction=prediction)
+            made[family, prediction] = tiny_checkpoint(maker(family), prediction=prediction)
         return made[family, prediction]
 
     return write
@@ -259,7 +259,11 @@ def test_a_vae_that_overflows_half_precision_is_found_and_named(folder):
 
 def test_tiny_is_small_and_a_function_of_its_seed(folder, tmp_path):
     for family in KINDS:
-        first, again, other = folder(family), family.tiny(tmp_path / "again"), family.tiny(tmp_path / "other", seed=1)
+        first, again, other = (
+            folder(family),
+            maker(family)(tmp_path / "again"),
+            maker(family)(tmp_path / "other", seed=1),
+        )
         files = [file.relative_to(first) for file in first.rglob("*.safetensors")]
         assert len(files) == (3 if family is stable_diffusion else 4)
         assert all((again / file).read_bytes() == (first / file).read_bytes() for file in files)

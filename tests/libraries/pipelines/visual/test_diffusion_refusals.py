@@ -23,7 +23,7 @@ from tests.building import load
 from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.denoising import KINDS, draw, ours, theirs
 from tests.libraries.pipelines.visual.drawing import noise
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 """The betas of Stable Diffusion."""
@@ -31,7 +31,7 @@ SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"
 
 @pytest.fixture(scope="module")
 def folders() -> dict[Any, Path]:
-    return {one: tiny_checkpoint(one.tiny, prediction="v_prediction") for one in KINDS}
+    return {one: tiny_checkpoint(maker(one), prediction="v_prediction") for one in KINDS}
 
 
 def edited(folder: Path, target: Path, file: str = "scheduler/scheduler_config.json", **changes: Any) -> Path:

@@ -17,10 +17,9 @@ from mmgrpo.family import families, family
 from mmgrpo.inputs import RunInputs
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Request, Video
-from pipelines.visual import flux2_klein
 from tests.building import load, module
 from tests.libraries.families.examples import EXAMPLES
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 NAMES = [name for name, one in families().items() if one.modality == "visual"]
 WIDE = {"height": 32, "width": 64}
@@ -33,7 +32,7 @@ def tiny() -> Any:
 
     def folder(name: str) -> str:
         if name not in made:
-            made[name] = str(tiny_checkpoint(module(name).tiny))
+            made[name] = str(tiny_checkpoint(maker(name)))
         return made[name]
 
     return folder
@@ -134,7 +133,7 @@ def test_frames_of_a_family_of_images_are_refused():
 
 
 def test_guidance_that_a_distilled_checkpoint_does_not_take_is_refused(tmp_path):
-    folder = str(flux2_klein.tiny(tmp_path, distilled=True))
+    folder = str(maker("flux2_klein")(tmp_path, distilled=True))
     for setting in ("evaluation_guidance", "rollout_guidance"):
         with pytest.raises(ValueError, match=rf"sampling\.{setting}.*4.0"):
             policy_of("flux2_klein", folder, {"guidance": 1.0}, {setting: 4.0})

@@ -18,7 +18,7 @@ from tests.building import load
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 SIDE = 64
 """Pixels; the pipeline takes no smaller pictures."""
@@ -26,12 +26,12 @@ SIDE = 64
 
 @pytest.fixture(scope="module")
 def base() -> Path:
-    return tiny_checkpoint(flux2_klein.tiny)
+    return tiny_checkpoint(maker("flux2_klein"))
 
 
 @pytest.fixture(scope="module")
 def distilled() -> Path:
-    return tiny_checkpoint(flux2_klein.tiny, distilled=True)
+    return tiny_checkpoint(maker("flux2_klein"), distilled=True)
 
 
 def ours(folder: Path, **options) -> FlowModel:

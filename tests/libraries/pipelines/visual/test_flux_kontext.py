@@ -19,7 +19,7 @@ from tests.building import load
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 DARK, LIGHT = drawn(3, 16, 24, seed=1) / 4, 1 - drawn(3, 16, 24, seed=2) / 4
 PROMPTS = [
@@ -31,7 +31,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return tiny_checkpoint(flux_kontext.tiny)
+    return tiny_checkpoint(maker("flux_kontext"))
 
 
 @pytest.fixture(scope="module")

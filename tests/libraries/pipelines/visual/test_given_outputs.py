@@ -15,7 +15,7 @@ from pipelines.visual import flux, qwen_image, sana, sd3, wan, z_image
 from pipelines.visual.conditioning_image import check_given, given_output
 from pipelines.visual.flow import Architecture, latents_of_pixels, pixels_of_latents
 from tests.building import load
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sd3": (sd3, {"height": 32, "width": 32}),
@@ -30,7 +30,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_latents_have_the_shape_of_samples_and_do_not_depend_on_the_others(name):
     module, options = FAMILIES[name]
-    model = load(module, tiny_checkpoint(module.tiny), **options)
+    model = load(module, tiny_checkpoint(maker(module)), **options)
     made = model.decode(torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0)))
     media = [Media(model.kind, one) for one in made]
     latents, outputs = model.latents(media)

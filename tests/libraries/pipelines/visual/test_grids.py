@@ -14,6 +14,7 @@ from mmgrpo.report.plots import sample_grid
 from mmgrpo.types import Image, Prompt
 from pipelines.visual import images
 from tests.building import load
+from tests.tiny import maker
 
 
 def shown(count: int, shade: float = 0.5) -> Shown:
@@ -78,7 +79,7 @@ def test_only_the_transformer_trains(name, tmp_path):
     from torch import nn
 
     family = importlib.import_module(f"pipelines.visual.{name}")
-    made = load(family, family.tiny(tmp_path), height=16, width=16)
+    made = load(family, maker(family)(tmp_path), height=16, width=16)
     parts = [part for part in made.architecture.pipeline.components.values() if isinstance(part, nn.Module)]
     frozen = [part for part in parts if part is not made.network]
     assert len(frozen) >= 2 and all(p.requires_grad for p in made.network.parameters())

@@ -15,12 +15,12 @@ from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return tiny_checkpoint(hunyuan_video.tiny)
+    return tiny_checkpoint(maker("hunyuan_video"))
 
 
 def ours(folder: Path, **options) -> FlowModel:
@@ -93,7 +93,7 @@ def test_padding_is_not_attended_to(folder):
 
 
 def test_a_tokenizer_splits_as_its_file_says_whatever_class_the_checkpoint_names(folder, tmp_path):
-    copy = hunyuan_video.tiny(tmp_path)
+    copy = maker("hunyuan_video")(tmp_path)
     index = json.loads((copy / "model_index.json").read_text())
     index["tokenizer"] = ["transformers", "LlamaTokenizerFast"]  # as published
     (copy / "model_index.json").write_text(json.dumps(index))
@@ -107,7 +107,7 @@ def test_a_tokenizer_splits_as_its_file_says_whatever_class_the_checkpoint_names
 def test_a_tokenizer_that_does_not_fit_the_template_is_refused(tmp_path):
     from transformers import PreTrainedTokenizerFast
 
-    copy = hunyuan_video.tiny(tmp_path)
+    copy = maker("hunyuan_video")(tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(copy / "tokenizer", bos_token=None)
     tokenizer.backend_tokenizer.post_processor = None
     tokenizer.save_pretrained(copy / "tokenizer")

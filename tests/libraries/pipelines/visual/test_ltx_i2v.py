@@ -10,13 +10,13 @@ from torch import Tensor
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
-from pipelines.visual import ltx_i2v, ltx_video
+from pipelines.visual import ltx_i2v
 from pipelines.visual.conditioning_image import first_frame as framed
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, released, shake
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 TOKENS = 32
 """Latent pixels of a frame."""
@@ -24,7 +24,7 @@ TOKENS = 32
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return tiny_checkpoint(ltx_i2v.tiny)
+    return tiny_checkpoint(maker("ltx_i2v"))
 
 
 def ours(folder: Path, **options) -> FlowModel:
@@ -134,7 +134,7 @@ def first_frame(latents: Tensor) -> tuple[float, ...]:
 
 
 def test_an_ordinary_checkpoint_of_ltx_video_takes_pictures_too(folder, tmp_path):
-    words = ltx_video.tiny(tmp_path)
+    words = maker("ltx_video")(tmp_path)
     start = noise(ours(folder))
     assert torch.equal(*(draw(m, m.network, start, PICTURED) for m in (ours(folder), ours(words))))
 

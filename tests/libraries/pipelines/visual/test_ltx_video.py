@@ -16,12 +16,12 @@ from pipelines.visual.ltx_video import clips_of_latents
 from tests.building import load
 from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return tiny_checkpoint(ltx_video.tiny)
+    return tiny_checkpoint(maker("ltx_video"))
 
 
 def ours(folder: Path, **options) -> FlowModel:
@@ -66,7 +66,7 @@ def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, fps):
 @pytest.mark.parametrize("version", ["0.9.0", "0.9.5"])
 def test_a_decoder_that_injects_no_noise_is_told_a_time_or_none(version, tmp_path):
     """0.9.5 also has levels without dynamic shift, whose bounds are in the file all the same."""
-    model = ours(ltx_video.tiny(tmp_path, version=version))
+    model = ours(maker("ltx_video")(tmp_path, version=version))
     start = noise(model)
     frames = torch.stack([clip.frames for clip in model.decode(draw(model, model.network, start))])
     torch.testing.assert_close(frames, theirs(tmp_path, start, "pt"), atol=1e-5, rtol=0)

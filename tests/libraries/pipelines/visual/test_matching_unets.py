@@ -9,19 +9,19 @@ import torch
 from mmgrpo.objectives.matching import diffusion_nft
 from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.types import Request
-from pipelines.visual import flux, ltx_video, sd3, sdxl, stable_diffusion, wan
+from pipelines.visual import flux, sd3, wan
 from tests.libraries.families.examples import EXAMPLES
 from tests.libraries.pipelines.visual.test_evaluation_settings import policy_of
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 MADE = {
-    "epsilon": ("stable_diffusion", lambda folder="", seed=0: stable_diffusion.tiny(folder, seed)),
-    "v": ("stable_diffusion", lambda folder="", seed=0: stable_diffusion.tiny(folder, seed, "v_prediction")),
-    "sdxl": ("sdxl", sdxl.tiny),
+    "epsilon": ("stable_diffusion", lambda folder="", seed=0: maker("stable_diffusion")(folder, seed)),
+    "v": ("stable_diffusion", lambda folder="", seed=0: maker("stable_diffusion")(folder, seed, "v_prediction")),
+    "sdxl": ("sdxl", maker("sdxl")),
 }
 
 
-FLOWS = {"sd3": sd3.tiny, "flux": flux.tiny, "wan": wan.tiny, "ltx_video": ltx_video.tiny}
+FLOWS = {"sd3": sd3.tiny, "flux": flux.tiny, "wan": wan.tiny, "ltx_video": maker("ltx_video")}
 
 
 @pytest.fixture(scope="module", params=MADE)

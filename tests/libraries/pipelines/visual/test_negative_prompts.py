@@ -19,7 +19,7 @@ from pipelines.conditions import SUFFIX
 from pipelines.visual import flux, sana, sd3
 from pipelines.visual.options import FlowOptions
 from tests.building import load, module
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 WORDS = ["a red circle", "a blue square and a circle.", "a red circle"]
 NEGATIVE = ["blue", "a circle.", "a square and a circle"]
@@ -95,7 +95,7 @@ def folders() -> Any:
 
     def folder(name: str) -> Any:
         if name not in made:
-            made[name] = tiny_checkpoint(module(name).tiny)
+            made[name] = tiny_checkpoint(maker(name))
         return made[name]
 
     return folder

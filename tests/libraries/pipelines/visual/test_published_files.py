@@ -36,7 +36,7 @@ from pipelines.visual import (
 )
 from reward_models.rules.toy_videos import film_score
 from tests.building import load
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 KERNELS = ("flow_sde(a=0.7)", "flow_sde_wan", "dance(eta=0.3)", "cps(a=0.8)", "flow_ddim(eta=0.7)", "edm_churn")
 
@@ -49,7 +49,7 @@ def tiny() -> Callable[..., Path]:
     def folder(family: Any, **options: Any) -> Path:
         name = f"{family.__name__} {options}"
         if name not in folders:
-            folders[name] = tiny_checkpoint(family.tiny, **options)
+            folders[name] = tiny_checkpoint(maker(family), **options)
         return folders[name]
 
     return folder

@@ -14,12 +14,12 @@ from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return tiny_checkpoint(qwen_image.tiny)
+    return tiny_checkpoint(maker("qwen_image"))
 
 
 def ours(folder: Path, **options) -> FlowModel:

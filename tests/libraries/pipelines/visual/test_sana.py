@@ -16,12 +16,12 @@ from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.families.examples import SEEN
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return tiny_checkpoint(sana.tiny)
+    return tiny_checkpoint(maker("sana"))
 
 
 def ours(folder: Path, **options) -> FlowModel:
@@ -90,7 +90,7 @@ def test_the_levels_are_those_of_the_checkpoints_solver_but_for_its_start_below_
 def test_a_checkpoint_with_the_euler_scheduler_keeps_its_levels(tmp_path):
     from diffusers import FlowMatchEulerDiscreteScheduler, SanaPipeline
 
-    folder = sana.tiny(tmp_path)
+    folder = maker("sana")(tmp_path)
     own = FlowMatchEulerDiscreteScheduler(shift=3.0)
     own.save_pretrained(folder / "scheduler")
     pipe = SanaPipeline.from_pretrained(folder, scheduler=own)
@@ -103,7 +103,7 @@ def test_a_checkpoint_with_the_euler_scheduler_keeps_its_levels(tmp_path):
 def test_a_scheduler_of_a_diffusion_is_refused(tmp_path):
     from diffusers import DPMSolverMultistepScheduler
 
-    folder = sana.tiny(tmp_path)
+    folder = maker("sana")(tmp_path)
     DPMSolverMultistepScheduler().save_pretrained(folder / "scheduler")
     with pytest.raises(ValueError, match="prediction_type.*use_flow_sigmas.*False"):
         ours(folder)

@@ -16,6 +16,7 @@ from mmgrpo.types import Prompt
 from pipelines.visual import sd3
 from tests.building import load, module
 from tests.libraries.pipelines.visual.drawing import PROMPTS, at, draw, noise, ours, shake, theirs
+from tests.tiny import maker
 
 # ---- the same model as diffusers'
 
@@ -275,7 +276,7 @@ def test_a_transformer_that_lacks_weights_is_refused(tmp_path):
 
 def test_families_are_named_and_a_wrong_name_says_the_nearest():
     assert module("sd3") is sd3
-    assert all(module(name).load and module(name).tiny for name in families())
+    assert all(module(name).load and maker(name) for name in families())
     with pytest.raises(ValueError, match="'sd4'.*'sd3'"):
         module("sd4")
 

@@ -10,19 +10,19 @@ import torch
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
-from pipelines.visual import hunyuan_video, skyreels_i2v
+from pipelines.visual import skyreels_i2v
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, released, shake
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return tiny_checkpoint(skyreels_i2v.tiny)
+    return tiny_checkpoint(maker("skyreels_i2v"))
 
 
 def ours(folder: Path, **options) -> FlowModel:
@@ -116,7 +116,7 @@ def test_no_noise_touches_the_picture_in_any_plan(folder, plan):
 def test_a_network_that_is_published_by_itself_joins_the_other_parts(folder, tmp_path):
     words = shutil.copytree(folder, tmp_path / "words")
     shutil.rmtree(words / "transformer")
-    shutil.copytree(hunyuan_video.tiny(tmp_path / "hunyuan") / "transformer", words / "transformer")
+    shutil.copytree(maker("hunyuan_video")(tmp_path / "hunyuan") / "transformer", words / "transformer")
     whole, joined = ours(folder), ours(words, transformer=str(folder / "transformer"))
     start = noise(whole)
     assert torch.equal(*(draw(m, m.network, start, PICTURED) for m in (whole, joined)))

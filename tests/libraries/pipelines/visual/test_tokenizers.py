@@ -13,14 +13,14 @@ from mmgrpo.config.settings import config_class
 from mmgrpo.types import Prompt
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.tokenizers import word_check
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 LONG = " ".join(["word"] * 1000)
 
 
 def without_weights(name, folder):
     """A tiny checkpoint of a family with its tokenizers and without the weights of any network."""
-    source = tiny_checkpoint(importlib.import_module(FAMILIES[name].module).tiny)
+    source = tiny_checkpoint(maker(name))
     ignored = shutil.ignore_patterns("*.safetensors", "*.bin")
     return shutil.copytree(source, folder / "model", ignore=ignored)
 
@@ -64,7 +64,7 @@ def test_what_clip_leaves_out_is_not_warned_of(name, caplog):
     module = importlib.import_module(FAMILIES[name].module)
     from tests.building import load
 
-    model = load(module, tiny_checkpoint(module.tiny), height=16, width=16, max_sequence_length=512)
+    model = load(module, tiny_checkpoint(maker(module)), height=16, width=16, max_sequence_length=512)
     with caplog.at_level(logging.WARNING):
         for logger in ("diffusers", "transformers"):
             logging.getLogger(logger).addHandler(caplog.handler)

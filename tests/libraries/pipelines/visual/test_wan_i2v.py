@@ -28,6 +28,7 @@ from tests.libraries.pipelines.visual.filming import (
     pictured,
     theirs,
 )
+from tests.tiny import maker
 
 
 @pytest.fixture(scope="module")
@@ -238,14 +239,14 @@ def test_every_part_is_read_from_safetensors(folders, tmp_path, version, part):
 
 
 def test_tiny_is_small_and_a_function_of_its_seed(folders, tmp_path):
-    one, again, other = (wan_i2v.tiny(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    one, again, other = (maker("wan_i2v")(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
     files = [file.relative_to(one) for file in one.rglob("*.safetensors")]
     assert len(files) == 4  # transformer, VAE, two encoders
     assert all((again / file).read_bytes() == (one / file).read_bytes() for file in files)
     assert not any((other / file).read_bytes() == (one / file).read_bytes() for file in files)
     assert sum(file.stat().st_size for file in one.rglob("*")) < 1.5e6
     with pytest.raises(ValueError, match="version.*'2.3'.*2.1"):
-        wan_i2v.tiny(tmp_path, version="2.3")
+        maker("wan_i2v")(tmp_path, version="2.3")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

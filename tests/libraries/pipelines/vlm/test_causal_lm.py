@@ -18,14 +18,14 @@ from mmgrpo.types import Prompt, Request, Turn
 from pipelines import vlm
 from pipelines.training import Training, checkpoint_layers
 from pipelines.vlm import causal_lm
-from pipelines.vlm.causal_lm_tiny import KINDS
 from tests.building import load
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
+from tests.tiny.causal_lm import KINDS
 
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return tiny_checkpoint(causal_lm.tiny)
+    return tiny_checkpoint(maker("causal_lm"))
 
 
 def test_a_prompt_that_is_too_long_is_refused_and_not_cut(folder):
@@ -89,7 +89,7 @@ def test_layers_recompute_in_evaluation_mode(folder):
 @pytest.fixture(scope="module")
 def kinds() -> dict[str, str]:
     """A checkpoint of each kind of published template and tokenizer."""
-    return {kind: tiny_checkpoint(causal_lm.tiny, kind) for kind in KINDS}
+    return {kind: tiny_checkpoint(maker("causal_lm"), kind) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,11 +16,11 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn, Video
 from pipelines import generic_lm, vlm
 from pipelines.training import Training
-from pipelines.vlm import causal_lm, image_text, smolvlm
-from pipelines.vlm.image_text_tiny import KINDS
+from pipelines.vlm import image_text
 from tests.building import load, token_policy_over
 from tests.libraries.families.examples import CLIP, PICTURE, noise, shown
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
+from tests.tiny.image_text import KINDS
 
 TALL = Media("image", Image(noise(3, 40, 16, seed=5)))
 MIXED = [
@@ -34,7 +34,7 @@ MIXED = [
 
 @pytest.fixture(scope="module")
 def folders() -> dict[str, str]:
-    return {kind: tiny_checkpoint(image_text.tiny, kind) for kind in KINDS}
+    return {kind: tiny_checkpoint(maker("image_text"), kind) for kind in KINDS}
 
 
 def policy_of(model: image_text.ImageText, **options: object) -> TokenPolicy:
@@ -134,7 +134,7 @@ def test_limits_that_are_not_given_are_those_of_the_family(folders):
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_cap_of_the_logits_is_applied_where_the_model_applies_it(applied, tmp_path, monkeypatch):
-    folder = image_text.tiny(tmp_path, "gemma3")
+    folder = maker("image_text")(tmp_path, "gemma3")
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     config["text_config"]["final_logit_softcapping"] = 0.05
@@ -166,7 +166,7 @@ def test_the_checkpoint_names_its_family_and_one_of_another_kind_is_refused(fold
         given = {"family": "image_text"} if kind == "qwen3_5" else {}  # which causal_lm reads as well
         assert vlm.policy(folder, max_tokens=3, **given).settings.family.name == "image_text", kind
     with pytest.raises(ValueError, match="qwen2"):
-        load(image_text, causal_lm.tiny(tmp_path))
+        load(image_text, maker("causal_lm")(tmp_path))
 
 
 def test_pictures_are_reduced_and_their_size_is_told(folders):
@@ -189,10 +189,10 @@ def test_text_that_contains_a_mark_and_a_sound_are_refused(folders):
 def test_a_family_names_the_one_that_reads_a_checkpoint(folders, tmp_path):
     with pytest.raises(ValueError, match="internvl.*qwen_vl.*image_text"):
         vlm.policy(folders["internvl"], family="qwen_vl")
-    words = causal_lm.tiny(tmp_path / "words")
+    words = maker("causal_lm")(tmp_path / "words")
     with pytest.raises(ValueError, match="qwen2.*image_text.*model.family"):
         vlm.policy(words, family="image_text")
-    assert vlm.policy(smolvlm.tiny(tmp_path / "looking")).settings.family.name == "smolvlm"
+    assert vlm.policy(maker("smolvlm")(tmp_path / "looking")).settings.family.name == "smolvlm"
 
 
 def test_whole_completions_leave_no_cache_and_prompts_do(folders):
@@ -258,7 +258,7 @@ def test_tokens_of_internvl_are_those_of_its_tiles(height, width, tiles, folders
 
 @pytest.fixture(scope="module")
 def qwen3():
-    return load(image_text, tiny_checkpoint(image_text.tiny, "qwen3_vl"), fps=1.0)
+    return load(image_text, tiny_checkpoint(maker("image_text"), "qwen3_vl"), fps=1.0)
 
 
 def of_frames(times: Sequence[float], folder: Path) -> Media:
@@ -347,7 +347,7 @@ def test_times_are_one_of_each_file_and_ascend(times, message):
 def published(tmp_path_factory) -> dict[str, image_text.ImageText]:
     """Models with templates, tokenizers and generation values of the published form."""
     place = tmp_path_factory.mktemp("published")
-    return {kind: load(image_text, image_text.tiny(place / kind, kind, published=True)) for kind in KINDS}
+    return {kind: load(image_text, maker("image_text")(place / kind, kind, published=True)) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,11 +21,13 @@ from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.walks import Completion
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.tools import schemas
-from pipelines.vlm import causal_lm_tiny, image_text, qwen_vl_tiny
+from pipelines.vlm import image_text, qwen_vl_tiny
 from pipelines.vlm.later_images import Joins
 from tests.building import load
 from tests.libraries.families.examples import EXAMPLES, noise
 from tests.libraries.pipelines.test_tools import CALL, policy_of, rescored
+from tests.tiny import causal_lm as causal_lm_tiny
+from tests.tiny import maker
 
 pytestmark = pytest.mark.usefixtures("forked")
 KINDS = ("gemma3", "llava", "llava_next", "qwen2_vl", "qwen3_vl", "qwen3_5", "internvl")
@@ -82,7 +84,7 @@ def placed(request, tmp_path_factory) -> str:
 def folder_of(kind: str, place: Any, published: bool = False) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen_vl_tiny, "TAGS", (*qwen_vl_tiny.TAGS, "<tool_call>", "</tool_call>"))
-        return str(image_text.tiny(place / kind, kind, published))
+        return str(maker("image_text")(place / kind, kind, published))
 
 
 def seeing(path: str, tool: str = "Look", **settings: Any) -> Any:

@@ -14,7 +14,7 @@ from pipelines.vlm import qwen_vl
 from pipelines.vlm.media import Measure, frame_pixel_limit, measure, smart_resize
 from pipelines.vlm.qwen_vl import patchify
 from tests.building import load
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_frames_of_a_clip_share_its_pixels():
 def test_limits_of_a_model_of_tiles_are_those_of_its_checkpoint(tmp_path):
     from pipelines.vlm import smolvlm
 
-    folder = Path(smolvlm.tiny(tmp_path / "tiny"))
+    folder = Path(maker("smolvlm")(tmp_path / "tiny"))
     plain = load(smolvlm, folder).limits
     [file] = [one for one in folder.glob("*.json") if "max_image_size" in one.read_text()]
     written = json.loads(file.read_text())

@@ -82,7 +82,7 @@ def test_pictures_stand_where_the_library_puts_them(model):
 
 
 def test_a_published_template_of_qwen_counts_its_system_prompt_and_thought(model):
-    from pipelines.vlm.image_text_tiny import QWEN_CLIP, QWEN_MARK, chatml
+    from tests.tiny.image_text import QWEN_CLIP, QWEN_MARK, chatml
 
     before = model.tokenizer.chat_template
     try:

@@ -20,14 +20,14 @@ pytest.importorskip("transformers")
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines.vlm import qwen_vl, smolvlm
 from tests.building import load
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
 
 WORDS = (4, smolvlm.FAKE, smolvlm.IMAGE, smolvlm.WHOLE)
 
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return tiny_checkpoint(smolvlm.tiny)
+    return tiny_checkpoint(maker("smolvlm"))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def bytes_tokenizer():
 
 
 def smolvlm_special() -> tuple[str, ...]:
-    from pipelines.vlm.smolvlm_tiny import SPECIAL
+    from tests.tiny.smolvlm import SPECIAL
 
     return SPECIAL
 
@@ -187,7 +187,7 @@ def test_marks_and_ends_are_read_from_the_vocabulary(family):
 
 
 def test_idefics3_is_read_too_and_saved_as_its_own(tmp_path):
-    source = smolvlm.tiny(tmp_path / "first", kind="idefics3")
+    source = maker("smolvlm")(tmp_path / "first", kind="idefics3")
     family = load(smolvlm, source)
     assert type(family.network).__name__ == "Idefics3ForConditionalGeneration"
     family.save(tmp_path / "second", family.network)
@@ -201,7 +201,7 @@ def test_idefics3_is_read_too_and_saved_as_its_own(tmp_path):
 
 
 def test_a_template_kept_in_a_file_of_the_processor_is_found(tmp_path):
-    source = Path(smolvlm.tiny(tmp_path))
+    source = Path(maker("smolvlm")(tmp_path))
     template = source / "chat_template.jinja"
     text = template.read_text()
     template.unlink()

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmgrpo.types import Image
-from pipelines.vlm import image_text, smolvlm_tiny
 from reward_models.judges.local import LocalJudge, first_tokens, load_judge
 from reward_models.judges.question import Question
 from reward_models.pixels import to_pil
-from tests.tiny import tiny_checkpoint
+from tests.tiny import maker, tiny_checkpoint
+from tests.tiny import smolvlm as smolvlm_tiny
 
 WORDS = [("yes",), ("no",)]
 
@@ -162,7 +162,7 @@ def test_questions_with_and_without_pictures_are_asked_together():
 
 
 def test_a_question_begins_once_where_template_and_tokenizer_both_write_the_beginning():
-    judge = load_judge(str(tiny_checkpoint(image_text.tiny, kind="gemma3", published=True)))
+    judge = load_judge(str(tiny_checkpoint(maker("image_text"), kind="gemma3", published=True)))
     (batch,) = judge._batches(QUESTIONS[:1])
     assert batch["input_ids"].tolist()[0].count(judge.processor.tokenizer.bos_token_id) == 1
 

@@ -10,11 +10,11 @@ import torch
 
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt, Text
-from pipelines.vlm import smolvlm_tiny
 from reward_models.clip.artifact import magic_bench
 from reward_models.judges import question
 from reward_models.rules.artifact_labels import answered
 from tests.libraries.reward_models.judges.served import chat_server
+from tests.tiny import smolvlm as smolvlm_tiny
 
 PICTURE = Image(torch.full((3, 8, 8), 0.5))
 NORMAL = '<think>Fine.</think> \\boxed{{"Whether Normal": true}}'

@@ -1,4 +1,5 @@
-"""Tiny checkpoints that are written once, and kept between runs and shared by parallel workers.
+"""Makers of tiny models by family, and their checkpoints, which are written once, and kept between runs and shared by
+parallel workers.
 
 A test that changes a checkpoint copies it first, or calls the maker itself.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,19 +17,31 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "build" / "tiny"
+from mmgrpo.family import families
+
+FOLDER = Path(__file__).parents[2] / "build" / "tiny"
 LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers", "safetensors")
+
+
+def maker(family: str | ModuleType) -> Callable[..., Any]:
+    """The function that writes a random checkpoint of a family, of this name or module: the ``tiny`` of this package,
+    or of the family's own module where it has one."""
+    name = family.__name__.rpartition(".")[2] if isinstance(family, ModuleType) else family
+    if (Path(__file__).parent / f"{name}.py").is_file():
+        return importlib.import_module(f"tests.tiny.{name}").tiny
+    return importlib.import_module(families()[name].module).tiny
 
 
 def tiny_checkpoint(maker: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """What ``maker(folder, *arguments, **options)`` returns, of a folder in ``build/tiny``, to be read only.
 
-    Its name has a hash of the maker's source, of those of the modules of ``pipelines`` and of the toy worlds that it
-    imports, of the options and of the versions of the libraries. RuntimeError for a folder that a test has changed,
-    which is removed, and where one would be made by a process of several that is not the first, in which transformers
-    writes no weights.
+    Its name has a hash of the maker's source, of those of the modules of ``pipelines``, of the toy worlds and of this
+    package that it imports, of the options and of the versions of the libraries. RuntimeError for a folder that a test
+    has changed, which is removed, and where one would be made by a process of several that is not the first, in which
+    transformers writes no weights.
     """
     facts = [maker.__qualname__, written([arguments, sorted(options.items())]), versions(), *sources(maker.__module__)]
     key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
@@ -82,8 +96,10 @@ def sources(module: str) -> tuple[str, ...]:
         file = "" if name in found else file_of(name)
         if file:
             found[name] = Path(file).read_text()
-            waiting += re.findall(r"(?:from|import) ((?:pipelines|mmgrpo\.toy)[\w.]*)", found[name])
-            for package, names in re.findall(r"from (pipelines(?:\.\w+)?|mmgrpo\.toy) import ([\w, ]+)", found[name]):
+            waiting += re.findall(r"(?:from|import) ((?:pipelines|mmgrpo\.toy|tests\.tiny)[\w.]*)", found[name])
+            for package, names in re.findall(
+                r"from (pipelines(?:\.\w+)?|mmgrpo\.toy|tests\.tiny) import ([\w, ]+)", found[name]
+            ):
                 waiting += [f"{package}.{one}" for one in names.split(", ")]
     return tuple(found[name] for name in sorted(found))
 

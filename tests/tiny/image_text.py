@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from pipelines.processors import without_clips
-from pipelines.vlm.causal_lm_tiny import Kind, bounded
 from pipelines.vlm.qwen_vl_tiny import SPECIAL, TINY_WORDS, word_tokenizer
 from pipelines.vlm.qwen_vl_tiny import TEMPLATE as QWEN_TEMPLATE
 from pipelines.vlm.qwen_vl_tiny import image_processor as qwen_processor
+from tests.tiny.causal_lm import Kind, bounded
 
 SIDE, PATCH, WIDTH = 16, 4, 32
 PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]

@@ -13,7 +13,7 @@ import torch
 
 from pipelines.speech.granite import granite_extractor
 from pipelines.speech.processors import VoxtralProcessor, omni_processor
-from pipelines.speech.qwen_audio_tiny import END, START, STOP, amplify, letter_tokenizer
+from tests.tiny.qwen_audio import END, START, STOP, amplify, letter_tokenizer
 
 WIDTH = 32
 DROPOUT = 0.1

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipelines.pretrained import save_network
+from pipelines.vlm.causal_lm import decoder, network_of
 
 TINY_WORDS = "how many is are the a yes no red blue <think> </think> <answer> </answer> 0 1 2 3"
 
@@ -183,33 +182,3 @@ def bounded(tokenizer: Any, bos: str) -> Any:
             single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
         )
     return tokenizer
-
-
-def network_of(words: Sequence[str], width: int = 32, layers: int = 2, seed: int = 0) -> tuple[Any, Any]:
-    """A random Qwen2 of a few thousand parameters over a vocabulary of words, and its tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {word: i for i, word in enumerate(["<pad>", "<end>", *words])}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
-    return decoder(len(vocabulary), width, layers, seed), tokenizer
-
-
-def decoder(vocabulary: int, width: int = 32, layers: int = 2, seed: int = 0) -> Any:
-    """A random Qwen2."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)

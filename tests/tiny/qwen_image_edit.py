@@ -1,0 +1,42 @@
+"""A tiny model: Qwen-Image-Edit, with random weights; nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines import require
+from pipelines.visual.qwen_image_edit import edit_processor
+from tests.tiny import qwen_parts
+
+
+def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
+    """Write a complete ``QwenImageEditPipeline`` (``QwenImageEditPlusPipeline``) folder, by default a new temporary
+    one, and return it. Its parts are those of ``qwen_image.tiny``; Plus is as of 2511."""
+    require("visual", "diffusers", "transformers")
+    from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
+
+    folder = Path(folder or tempfile.mkdtemp(prefix="tiny-qwen-image-edit-"))
+    kind: Any = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
+    template = kind(None, None, None, None, None, None).prompt_template_encode
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        words = qwen_parts.tokenizer(template)
+        parts: dict[str, Any] = {
+            "scheduler": qwen_parts.scheduler(),
+            "vae": qwen_parts.vae(),
+            "text_encoder": qwen_parts.vision_language(words),
+            "tokenizer": words,
+            "transformer": qwen_parts.transformer(zero_cond_t=plus),
+        }
+    processor = edit_processor()(qwen_parts.images(), words)
+    kind(**parts, processor=processor).save_pretrained(folder)
+    # As in published checkpoints, which name transformers' own class.
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    index["processor"] = ["transformers", "Qwen2VLProcessor"]
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    return folder
