@@ -66,6 +66,12 @@ class Table:
     """Their rewards that have a counterpart; of DanceGRPO the switch of each."""
     shared: Mapping[str, str]
     """Names of settings that verl and EasyR1 have under different ones."""
+    words: Mapping[str, Mapping[str, str]]
+    """Further names: parameters of functions and their settings (empty: of no consequence), columns and ours, rewards
+    and functions."""
+    tools: Mapping[str, Any]
+    """Settings ``of`` tools and environments, of ``turns`` and of ``calls`` of a turn, and how many turns ours counts
+    ``more``."""
 
     def find(self, key: str) -> Row | None:
         """The row of a setting; a key of the table may be a pattern (``critic.*``), whose row is then for all that
@@ -94,7 +100,7 @@ def table(name: str) -> Table:
         for key, default in group["keys"].items():
             assert key not in rows, key
             rows[key] = Row(key, default=default, note=group["why"], matters=group.get("matters", False))
-    optional = {key: read.get(key, {}) for key in ("renamed", "rules", "rewards", "shared")}
+    optional = {key: read.get(key, {}) for key in ("renamed", "rules", "rewards", "shared", "words", "tools")}
     return Table(
         read["project"], read["source"], read["forms"], rows, columns=tuple(read["columns"]),
         preset=read["preset"], **optional

@@ -193,7 +193,7 @@ def rewards(draft: Draft) -> None:
         elif own := OWN.fullmatch(name):
             found.append(weighted(f"{own[1]}:{own[2]}", weight))
         else:
-            theirs = "" if swift else OPEN_R1.get(name, "")
+            theirs = draft.table.words.get("open_r1", {}).get(name, "")
             draft.ask(
                 "rewards",
                 f"{text_of(name, 250)}, weight {weight}: 'mmgrpo rewards' lists ours; one of your own is "
@@ -201,16 +201,6 @@ def rewards(draft: Draft) -> None:
                 + (f"; that of open-r1, where it is installed, is {theirs}" if theirs else ""),
             )
     draft.rewards(found, "reward_funcs", "reward_weights", left="no reward of it has a counterpart")
-
-
-OPEN_R1 = {
-    "accuracy": "open_r1.rewards:accuracy_reward",
-    "format": "open_r1.rewards:format_reward",
-    "tag_count": "open_r1.rewards:tag_count_reward",
-    "reasoning_steps": "open_r1.rewards:reasoning_steps_reward",
-    "length": "open_r1.rewards:len_reward",
-}
-"""Rewards that configurations of open-r1 name, which are functions in TRL's form."""
 
 
 def weighted(reward: str, weight: int | float) -> str:
@@ -235,24 +225,10 @@ def trackers(draft: Draft) -> None:
         draft.set("trackers", ours, key)
 
 
-TOOLS = {
-    "TRL": (("tools", "environment_factory"), "max_tool_calling_iterations", "", 1),
-    "ms-swift": (("multi_turn_scheduler", "use_gym_env", "gym_env"), "max_turns", "", 0),
-    "verl": (
-        ("actor_rollout_ref.rollout.multi_turn.enable", "actor_rollout_ref.rollout.multi_turn.tool_config_path")
-        + ("data.tool_config_path",),
-        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
-        "actor_rollout_ref.rollout.multi_turn.max_parallel_calls",
-        0,
-    ),
-}
-"""Of each project the settings of its tools and environments, of its turns and of the calls of a turn, and how many
-turns ours counts more."""
-
-
 def tools(draft: Draft) -> None:
     """Tools and environments, which have a name where they are functions or classes of a module."""
-    keys, turns, calls, more = TOOLS[draft.table.project]
+    theirs = draft.table.tools
+    keys, turns, calls, more = theirs["of"], theirs["turns"], theirs.get("calls", ""), theirs.get("more", 0)
     given = [key for key in keys if draft[key] not in (None, False, "", [])]
     if not given:
         for key in (*keys, turns, *filter(None, [calls])):
@@ -372,21 +348,13 @@ def swift_data(draft: Draft) -> None:
 
 def swift_columns(draft: Draft) -> None:
     """``columns`` of ms-swift, an object of their names to its own."""
-    value = draft["columns"]
+    value, columns = draft["columns"], draft.table.words["columns"]
     pairs = plain(value) if isinstance(value, str) else value
     if not isinstance(pairs, dict) or not all(isinstance(one, str) for pair in pairs.items() for one in pair):
         draft.ask("data.columns", f"columns {text_of(value)}: write it as theirs=ours,... (docs/data.md)", "columns")
         return
-    ours = {theirs: SWIFT_COLUMNS.get(own, f"meta.{own}") for theirs, own in pairs.items()}
+    ours = {theirs: columns.get(own, f"meta.{own}") for theirs, own in pairs.items()}
     draft.set("data.columns", ",".join(f"{theirs}={own}" for theirs, own in ours.items()), "columns")
-
-
-SWIFT_COLUMNS = {
-    **{name: name for name in ("messages", "system", "solution", "answer")},
-    **{name: name for kind in ("image", "video", "audio") for name in (kind, kind + "s")},
-    **{"query": "problem", "response": "answer"},
-}
-"""Columns of ms-swift under our names; others are given to rewards by name."""
 
 
 TRL: Conversions = {

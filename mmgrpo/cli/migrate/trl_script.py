@@ -24,22 +24,8 @@ from mmgrpo.cli.migrate.tables import table
 CONFIGS = ("GRPOConfig", "ModelConfig", "ScriptArguments", "GRPOScriptArguments")
 """Classes of TRL whose fields are settings of its table."""
 
-LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "task_type": "lora_task_type"}
-LORA |= {"target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save", "use_dora": "use_dora"}
-LORA |= {"use_rslora": "use_rslora", "target_parameters": "lora_target_parameters"}
-"""Parameters of peft's ``LoraConfig`` as TRL's command line calls them."""
-
-MODEL = {"torch_dtype": "dtype", "dtype": "dtype", "revision": "model_revision", "load_in_4bit": "load_in_4bit"}
-MODEL |= {"load_in_8bit": "load_in_8bit", "trust_remote_code": "trust_remote_code"}
-MODEL |= {"attn_implementation": "attn_implementation", "max_seq_length": "", "fast_inference": "", "device_map": ""}
-MODEL |= {"max_lora_rank": "", "gpu_memory_utilization": "", "cache_dir": "", "low_cpu_mem_usage": "", "token": ""}
-MODEL |= {"use_cache": "", "local_files_only": "", "model_name": "", "pretrained_model_name_or_path": ""}
-"""Parameters of ``from_pretrained`` as TRL's command line calls them; empty: of no consequence for what is trained."""
-
-TRAINER = {"callbacks": "", "processing_class": "", "tokenizer": "", "reward_processing_classes": "", "args": ""}
-TRAINER |= {"model": "", "reward_funcs": "", "train_dataset": "", "eval_dataset": "", "peft_config": "", "config": ""}
-TRAINER |= {"tools": "", "environment_factory": ""}
-"""Parameters of ``GRPOTrainer`` that are read elsewhere, or that change nothing of what is trained."""
+WORDS = table("trl").words
+"""Parameters of functions as TRL's command line calls them."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +289,7 @@ class Script:
                 self.source.put(key, self.listed(value, trainer))
         self.data(given.get("train_dataset"), given.get("eval_dataset"))
         for key, value in given.items():
-            if key not in TRAINER:
+            if key not in WORDS["GRPOTrainer"]:
                 self.put(key if key in table("trl").rows else f"GRPOTrainer.{key}", value)
 
     def configuration(self, node: ast.expr | None) -> None:
@@ -339,7 +325,7 @@ class Script:
                 call.args[0] if call.args else keywords.get("model_name", keywords.get("pretrained_model_name_or_path"))
             )
             self.put("model_name_or_path", named)
-            self.keywords(call, MODEL, "from_pretrained.")
+            self.keywords(call, WORDS["from_pretrained"], "from_pretrained.")
         elif node is not None:
             self.put("model_name_or_path", node)
 
@@ -352,9 +338,7 @@ class Script:
             node = call.args[1] if call.args[1:] else keywords.get("peft_config")
             if node is None:  # of unsloth, which has the parameters of LoraConfig
                 self.source.put("use_peft", True)
-                known = {name: LORA[name] for name in LORA} | dict.fromkeys(("bias", "random_state"), "")
-                known |= {"use_gradient_checkpointing": "", "loftq_config": "", "max_seq_length": "", "model": ""}
-                self.keywords(call, known, "get_peft_model.")
+                self.keywords(call, WORDS["get_peft_model"], "get_peft_model.")
                 return
         if node is None or (isinstance(node, ast.Constant) and node.value is None):
             return
@@ -362,8 +346,7 @@ class Script:
         kind = name_of(call.func).rpartition(".")[2] if call is not None else ""
         if call is not None and kind == "LoraConfig":
             self.source.put("use_peft", True)
-            renamed = LORA | dict.fromkeys(("inference_mode", "bias", "fan_in_fan_out"), "")
-            self.keywords(call, renamed, "LoraConfig.")
+            self.keywords(call, WORDS["LoraConfig"], "LoraConfig.")
             self.source.values.setdefault("lora_r", 8)  # peft's defaults, which are not those of TRL's command line
             self.source.values.setdefault("lora_alpha", 8)
         elif kind != "get_peft_config":  # of ModelConfig, whose settings the command line gives
