@@ -51,8 +51,8 @@ from mmgrpo.family import (
 )
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, ignored, load
+from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.prompts.ledger import Ledger, TrainingPrompts, by_number, measured_before
-from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
 from mmgrpo.report.group_record import GroupRecord, displayed

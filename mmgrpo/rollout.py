@@ -32,10 +32,9 @@ from mmgrpo.advantages.baseline import greedy_values, reference_rewards, referen
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate, estimate
 from mmgrpo.advantages.step_rewards import begin_step_rewards, judged
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.policies.exploring import sampling_metrics
+from mmgrpo.policies.exploring import MEASURED, sampling_metrics
+from mmgrpo.prompts.drawing import Drawing, PromptOrder, Sampling
 from mmgrpo.prompts.ledger import Ledger, Rows
-from mmgrpo.prompts.samplers import Drawing, Sampling
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.devices import put
@@ -262,7 +261,7 @@ def sample_round(
         "time/reward": seconds["reward"],
         **reward_metrics(rows.names, recipe.trained(rows.names, rows.weights.tolist()), scores, decisions, number),
         **watched_metrics(scorers, rows.rollouts, accelerator),
-        **sampling_metrics(decisions, result.rewards),
+        **(sampling_metrics(decisions, result.rewards) if MEASURED & decisions.fields.keys() else {}),
         **drawing.metrics,
         **ledger.metrics(),
         **further,

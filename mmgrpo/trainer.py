@@ -24,8 +24,8 @@ import torch
 from tqdm import tqdm
 
 from mmgrpo.config.settings import Optim
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.evaluation import EvalSettings, Evaluation, evaluate, sections, title_of
+from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.prompts.ledger import TrainingPrompts
 from mmgrpo.randomness import stream
 from mmgrpo.report.idle import range_in_force
@@ -42,9 +42,17 @@ from mmgrpo.runtime.progress import Interrupted, Interruption
 from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.runtime.sharding import whole, whole_state
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.progress import report
+from mmgrpo.scoring.context import report
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import Batch, accumulate_gradients, minibatches, on_device, rescored, step_metrics
+from mmgrpo.update import (
+    Batch,
+    accumulate_gradients,
+    learning_rate,
+    minibatches,
+    on_device,
+    rescored,
+    step_metrics,
+)
 
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
@@ -247,7 +255,7 @@ class Trainer:
         returned batch, which is that of further steps, has the old log-probs as this step computes them.
         """
         started, on_policy = time.perf_counter(), not self.moved
-        lr, self.loss = self.optim.lr_at(self.step, self.steps), self.hyperparameters(self.step).loss
+        lr, self.loss = learning_rate(self.optim, self.step, self.steps), self.hyperparameters(self.step).loss
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()

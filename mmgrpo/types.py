@@ -573,6 +573,14 @@ def distinct_prompts(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]
     return distinct, [index[id(prompt)] for prompt in prompts]
 
 
+def of_kinds(origin: Int[Tensor, "B"], kinds: Sequence[int]) -> Bool[Tensor, "B"]:
+    """Which rows are of one of these origins."""
+    found = torch.zeros_like(origin, dtype=torch.bool)
+    for kind in kinds:  # a table of them on the device would be a copy that the host waits for
+        found = found | (origin == kind)
+    return found
+
+
 def select_rows(decisions: Decisions, rows: Int[Tensor, "rows"] | slice) -> Decisions:
     """The decisions of some rows."""
     return decisions.by(lambda tensors: [one[rows] for one in tensors])

@@ -32,10 +32,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.registry import Bound, bind_scheduled
+from mmgrpo.config.settings import Optim
 from mmgrpo.data.perturbations import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
-from mmgrpo.objectives.matching import VELOCITY_METRICS, velocity_metrics
-from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, of_kinds, weights_by_origin
+from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, weights_by_origin
 from mmgrpo.prompts.added import ADDITIONS
 from mmgrpo.prompts.hints import HINTS
 from mmgrpo.runtime.devices import put
@@ -43,13 +43,17 @@ from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
 from mmgrpo.runtime.sharding import backward, in_step, scoring_weights
-from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Batch, Part, Policy, Rollout, Scores
+from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Batch, Part, Policy, Rollout, Scores, of_kinds
 
 BATCH_NAMES = frozenset(
     {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy", "drawn"}
     | {"foreign", "supervised", "drawn_certainty"}
 )
 """Inputs of blocks that come from the batch; all others come from ``Policy.score``."""
+
+
+VELOCITY_METRICS = ("velocity/norm", "velocity/norm_ratio")
+"""Metrics of denoising runs, whose zero stands for none."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,19 @@ class LossRecipe:
         return [*names, *VELOCITY_METRICS]
 
     @property
+    def replays(self) -> bool:
+        """Whether rows of earlier rounds may join a round."""
+        return self.replay.text != "none" and bool(self.replay({}).count)
+
+    @property
+    def supervises(self) -> bool:
+        """Whether given answers join it that are learned by their likelihood."""
+        return self.supervised.text != "none" and bool(self.supervised({}).count)
+
+    @property
     def term_names(self) -> list[str]:
         """Names of the parts of the loss besides the objective."""
-        return [*(term.text.split("(")[0] for term in self.terms), *(["nll"] if self.supervised({}).count else [])]
+        return [*(term.text.split("(")[0] for term in self.terms), *(["nll"] if self.supervises else [])]
 
     @property
     def clip_range(self) -> float:
@@ -312,8 +326,8 @@ def accumulate_gradients(
         "decision_mask": decisions.decision_mask,
         "key": decisions.keys["prompt"],
     }
-    replay, supervision = loss.replay({}), loss.supervised({})
-    kinds = {"off_policy": [REFERENCE, SUPERVISED, *([REPLAYED] if replay.old == "one" else [])]}
+    as_one = loss.replays and loss.replay({}).old == "one"
+    kinds = {"off_policy": [REFERENCE, SUPERVISED, *([REPLAYED] if as_one else [])]}
     kinds |= {"drawn": [OWN, HINTED], "foreign": [REPLAYED, SUPERVISED], "supervised": [SUPERVISED]}
     for name, several in kinds.items():
         inputs[name] = of_kinds(decisions.origin, several)[:, None].expand_as(loss_mask)
@@ -321,7 +335,10 @@ def accumulate_gradients(
         inputs["drawn_certainty"] = decisions.fields["certainty"]
     if not loss.factor_follows_policy:
         inputs["factor"] = loss.mismatch(inputs)
-    weights = weights_by_origin(loss.aggregation, inputs, decisions.origin, replay, supervision)
+    if loss.replays or loss.supervises:
+        weights = weights_by_origin(loss.aggregation, inputs, decisions.origin, loss.replay({}), loss.supervised({}))
+    else:
+        weights = loss.aggregation(inputs)
     origins = {*batch.host.origin.tolist()}
     there = frozenset(name for name, several in kinds.items() if origins.intersection(several))
     step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy, there)
@@ -423,6 +440,25 @@ def _coupled(step: Step) -> None:
             )
         products = [(g[at] * scores[name]).sum() for name, g in gradients.items() if scores[name].requires_grad]
         backward(torch.stack(products).sum(), step.policy.network, step.accelerator)
+
+
+def velocity_metrics(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """|v| of every decision, and over that of the reference where the loss evaluates it (NormGuard, 2606.27771)."""
+    found = {"velocity/norm": inputs["velocity_norm"].detach()} if "velocity_norm" in inputs else {}
+    if "reference.velocity_norm" in inputs:
+        found["velocity/norm_ratio"] = found["velocity/norm"] / inputs["reference.velocity_norm"]
+    return found
+
+
+def learning_rate(optim: Optim, step: int, steps: int) -> float:
+    """That of optimizer step ``step`` of ``steps``, counted from zero; past the end it is that at the end, which is
+    zero with a decay, and never negative."""
+    if step < optim.warmup:
+        return optim.lr * (step + 1) / optim.warmup
+    if optim.decay == "constant":
+        return optim.lr
+    progress = min(1.0, (step - optim.warmup) / max(1, steps - optim.warmup))
+    return optim.lr * (1 - progress if optim.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:

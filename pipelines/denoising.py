@@ -181,8 +181,10 @@ def policy_over(
     """The policy over a loaded model's transitions, or over its errors at sampled noise levels; ``drawing`` and
     ``evaluation`` are variants of the model that draw rollouts and evaluation samples in its place, ``referring`` one
     that is the reference of errors, with ``reference_guidance``."""
+    from mmgrpo.policies.boundaries import Boundaries
     from mmgrpo.policies.denoising import DenoisingPolicy
-    from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+    from mmgrpo.policies.exploring import Exploration
+    from mmgrpo.policies.flow_matching import FlowMatchingPolicy, Matching
     from mmgrpo.policies.neighbors import NeighborPolicy
 
     sampling = config.sampling
@@ -195,12 +197,17 @@ def policy_over(
         "evaluation": evaluation,
     }
     if sampling.policy == "matching":
-        of_draws = {"draws": sampling.draws, "noisy_fraction": sampling.noisy_fraction, "solver": sampling.solver}
-        of_draws |= {"boundaries": sampling.boundaries, "least_level": sampling.least_level}
-        of_draws["draws_per"] = sampling.draws_per
-        of_draws["guidance"] = reference_guidance
-        of_draws |= {"explore_steps": sampling.explore_steps, "explore_keep": sampling.explore_keep}
-        policy: Any = FlowMatchingPolicy(model, error=sampling.error, referring=referring, **of_draws, **arguments)
+        policy: Any = FlowMatchingPolicy(
+            model,
+            matching=Matching(sampling.draws, sampling.error, sampling.noisy_fraction, sampling.draws_per),
+            solver=sampling.solver,
+            referring=referring,
+            exploration=(
+                Exploration(sampling.explore_steps, sampling.explore_keep) if sampling.explore_steps else None
+            ),
+            boundaries=Boundaries(sampling.least_level, reference_guidance) if sampling.boundaries else None,
+            **arguments,
+        )
     elif sampling.policy == "neighbors":
         del arguments["drawing"]
         of_groups = {"draws": sampling.draws, "anchors": sampling.anchors, "spread": sampling.spread}

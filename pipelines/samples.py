@@ -12,7 +12,7 @@ from mmgrpo.data.embedded_media import is_inside
 from mmgrpo.report.audio_player import MIME, Sound
 from mmgrpo.report.completions import FRAMES, completions_html, strip, thumbnail, write_completions, write_sounds
 from mmgrpo.report.html import page, write_page
-from mmgrpo.report.plots import to_pil
+from mmgrpo.report.media import to_pil
 from mmgrpo.types import Audio, Media, Text
 from pipelines import require
 

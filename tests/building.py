@@ -21,11 +21,14 @@ from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import families, family
+from mmgrpo.policies.boundaries import Boundaries
+from mmgrpo.policies.exploring import Exploration
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy, Matching
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_passes import Memory
 from mmgrpo.policies.walks import walk_of
+from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.prompts.ledger import Measured, TrainingPrompts
-from mmgrpo.prompts.samplers import Sampling
 from mmgrpo.report.run_record import RunRecord
 from mmgrpo.rollout import Round, RoundSettings
 from mmgrpo.rounds import methods
@@ -66,6 +69,30 @@ def token_policy_over(model: Any, max_tokens: int, **settings: Any) -> TokenPoli
         for made in (walk_of, Memory)
     )
     return TokenPolicy(model, max_tokens=max_tokens, walk=walk_of(**walk), memory=Memory(**memory), **settings)
+
+
+def matching_policy_over(
+    model: Any,
+    draws: int = 2,
+    error: str = "velocity",
+    noisy_fraction: float = 1.0,
+    draws_per: str = "prompt",
+    explore_steps: int = 0,
+    explore_keep: int = 24,
+    boundaries: bool = False,
+    least_level: float = 0.0,
+    forward_batch_size: int = 1024,
+    **settings: Any,
+) -> FlowMatchingPolicy:
+    """A policy over drawn noise levels; further settings are its own."""
+    return FlowMatchingPolicy(
+        model,
+        matching=Matching(draws, error, noisy_fraction, draws_per),
+        exploration=Exploration(explore_steps, explore_keep) if explore_steps else None,
+        boundaries=Boundaries(least_level) if boundaries else None,
+        forward_batch_size=forward_batch_size,
+        **settings,
+    )
 
 
 def recipe(**changes: Any) -> AdvantageRecipe:

@@ -128,9 +128,7 @@ def other_prompts() -> Any:
 
 
 def vanishing_rate() -> Any:
-    from mmgrpo.config.settings import Optim
-
-    return patch.object(Optim, "lr_at", lambda self, step, steps: self.lr / (1 + step) ** 2)
+    return patch("mmgrpo.trainer.learning_rate", lambda optim, step, steps: optim.lr / (1 + step) ** 2)
 
 
 FAULTS: Mapping[str, Callable[[], Any]] = {

@@ -290,7 +290,8 @@ def estimate(
 
     samples = factor * algorithm.combine({**inputs, "normalise": normalise, "values": values})
     inputs |= {"values": total, "key": group}
-    kl_weight = algorithm.kl_weight(inputs)
+    weighed = algorithm.kl_weight.text != "none"
+    kl_weight = algorithm.kl_weight(inputs) if weighed else torch.ones_like(total)
     for shape in algorithm.shape:
         samples = shape({**inputs, "advantages": samples})
     samples = torch.where(rows, samples, 0.0)
@@ -326,7 +327,7 @@ def estimate(
         spread_groups=int((first & spread).sum()),
         zero_spread=float((first & ~spread).sum()) / max(1, int(first.sum())),
         silent=_silent(values, counted, group, stats[0]),
-        measured=kl_metrics(algorithm.kl_weight, inputs["raw"], names, stats[0]),
+        measured=kl_metrics(algorithm.kl_weight, inputs["raw"], names, stats[0]) if weighed else {},
     )
 
 

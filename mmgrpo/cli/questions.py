@@ -69,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def write_rows(folder: Path, split: str, prompts: Iterable[Prompt]) -> int:
     """Write the media of a split and then its rows; returns the number of rows."""
-    from mmgrpo.report.media import png
-    from mmgrpo.report.plots import to_pil
+    from mmgrpo.report.media import png, to_pil
     from pipelines.visual.clips import lossless_mp4
 
     (folder / "media").mkdir(parents=True, exist_ok=True)

@@ -311,7 +311,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.splits import repeated
     from mmgrpo.inputs import facts, ignored, read_prompts
-    from mmgrpo.prompts.samplers import Sampling
+    from mmgrpo.prompts.drawing import Sampling
     from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
     from mmgrpo.rewards import scorers
     from mmgrpo.rounds import methods
@@ -492,9 +492,8 @@ def bind_blocks(config: Config) -> None:
     """Raise ValueError for an unknown name or a value out of range in the blocks of the algorithm and in rewards."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.api import refuse_shape
-    from mmgrpo.prompts.samplers import Sampling
+    from mmgrpo.prompts.drawing import Sampling
     from mmgrpo.rewards import entries
-    from mmgrpo.rounds.offline import refuse_algorithm
     from mmgrpo.update import LossRecipe
 
     algorithm = config.algorithm
@@ -507,6 +506,8 @@ def bind_blocks(config: Config) -> None:
         if key not in keys:
             raise ValueError(f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, keys)}")
     if config.data.offline:
+        from mmgrpo.rounds.offline import refuse_algorithm
+
         refuse_algorithm(recipe, loss)
         if loss.objective.block.level != "group" and not config.data.ledger:
             raise ValueError(

@@ -11,7 +11,6 @@ import torch, so that ``--help`` is fast. ``readable.py`` reads YAML and the com
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
@@ -260,16 +259,6 @@ class Optim:
     def steps_per_round(self) -> int:
         """Optimizer steps that are made from one rollout."""
         return self.updates * self.epochs
-
-    def lr_at(self, step: int, steps: int) -> float:
-        """Learning rate of optimizer step ``step`` of ``steps``, counted from zero; past the end it is that at the end,
-        which is zero with a decay, and never negative."""
-        if step < self.warmup:
-            return self.lr * (step + 1) / self.warmup
-        if self.decay == "constant":
-            return self.lr
-        progress = min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
-        return self.lr * (1 - progress if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 @dataclass

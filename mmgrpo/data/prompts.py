@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from mmgrpo.config.names import closest
 from mmgrpo.data.files import (
@@ -26,7 +21,6 @@ from mmgrpo.data.files import (
     registered,
 )
 from mmgrpo.data.webdataset import Shard
-from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt
 
 Attempt = tuple[str, Prompt | ValueError]
@@ -129,31 +123,3 @@ READERS: dict[str, Callable[[Path], DataFile]] = {
     ".csv": lambda path: registered(Cells(path)),
 }
 """Endings of data files; ``pipelines.hub`` adds those that need further libraries."""
-
-
-@dataclass(frozen=True)
-class PromptOrder:
-    """An endless seeded order of ``size`` prompts, with a new permutation in every epoch.
-
-    Element i of the sequence is a function of (seed, i) alone, so that a run resumes from a position.
-    """
-
-    size: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"an order needs at least one prompt, got {self.size}")
-
-    def epoch(self, number: int) -> Int[Tensor, " size"]:
-        """The permutation of epoch ``number``."""
-        return torch.randperm(self.size, generator=stream(self.seed, "prompts", number))
-
-    def take(self, start: int, count: int) -> list[int]:
-        """The prompt indices at positions ``start`` to ``start + count - 1`` of the sequence."""
-        if start < 0 or count < 0:
-            raise ValueError(f"positions are counted from zero, got start {start} and count {count}")
-        first, skip = divmod(start, self.size)
-        epochs = -(-(skip + count) // self.size)  # rounded up
-        indices = [index for number in range(first, first + epochs) for index in self.epoch(number).tolist()]
-        return indices[skip : skip + count]

@@ -1,4 +1,4 @@
-"""Prompts that stay in their files, for sets that do not fit in memory, and images that are decoded ahead of a round.
+"""Prompts that stay in their files, for sets that do not fit in memory.
 
 A run visits them in the same order as prompts in memory, and every row is checked when the run starts: only what is
 kept differs, 16 bytes of a prompt instead of the prompt. A prompt is read anew whenever a round draws it.
@@ -11,15 +11,12 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, overload
 
 from mmgrpo.data.files import NO_COLUMNS, DataFile, place_of, read_row
-from mmgrpo.data.images import IMAGE_CACHE
-from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped
 from mmgrpo.types import Prompt
 
@@ -158,28 +155,3 @@ def shows_images(prompts: Sequence[Prompt]) -> bool:
         return True
     media = (medium for prompt in prompts for medium in prompt.media)
     return any(medium.kind == "image" and isinstance(medium.source, str) for medium in media)
-
-
-WORKERS = ThreadPoolExecutor(2, "images")
-"""Threads that decode images while a round is trained on."""
-
-
-def decode_ahead(prompts: Sequence[Prompt], indices: Sequence[int], processes: Any) -> None:
-    """Begin to decode the images of a round into the cache of this process, one of ``processes`` (an accelerator), of
-    which each has an equal share of the prompts, by rank.
-
-    An image that cannot be read is left to the round that needs it, which raises its error.
-    """
-    if IMAGE_CACHE.limit:
-        each = len(indices) // processes.num_processes
-        for index in indices[processes.process_index * each :][:each]:
-            WORKERS.submit(_decode, prompts, index)
-
-
-def _decode(prompts: Sequence[Prompt], index: int) -> None:
-    for medium in prompts[index].media:
-        if medium.kind == "image" and isinstance(medium.source, str):
-            try:
-                IMAGE_CACHE.read(medium.source)
-            except Unreadable:
-                return

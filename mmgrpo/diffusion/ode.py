@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from mmgrpo.data.pairs import lacking
 from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler, no_history
-from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.diffusion.sizes import Sizes
+from mmgrpo.diffusion.schedules import Grid, Sizes
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite

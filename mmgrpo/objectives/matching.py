@@ -14,7 +14,6 @@ beta.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -38,18 +37,6 @@ def self_normalized(gap: Float[Tensor, "*shape"], entries: int) -> Float[Tensor,
     """mean(gap^2) / max(mean|gap|, 1e-5) over all axes behind the first ``entries``, the divisor without gradient."""
     flat = gap.flatten(entries)
     return flat.square().mean(-1) / flat.detach().abs().mean(-1).clamp_min(SMALLEST)
-
-
-VELOCITY_METRICS = ("velocity/norm", "velocity/norm_ratio")
-"""Metrics of denoising runs, whose zero stands for none."""
-
-
-def velocity_metrics(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """|v| of every decision, and over that of the reference where the loss evaluates it (NormGuard, 2606.27771)."""
-    found = {"velocity/norm": inputs["velocity_norm"].detach()} if "velocity_norm" in inputs else {}
-    if "reference.velocity_norm" in inputs:
-        found["velocity/norm_ratio"] = found["velocity/norm"] / inputs["reference.velocity_norm"]
-    return found
 
 
 def group_sum(

@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTION, one_of
 from mmgrpo.config.registry import Bound, bind, block, table_of
 from mmgrpo.objectives.base import AGGREGATIONS
-from mmgrpo.types import REPLAYED, SUPERVISED
+from mmgrpo.types import REPLAYED, SUPERVISED, of_kinds
 
 REPLAYS = table_of("replay")
 """Functions that return a ``Replay``."""
@@ -161,14 +160,6 @@ def weights_by_origin(
     for kind, (coef, own) in parts.items():
         weights = weights + coef * own({**inputs, "loss_mask": mask & (origin == kind)[:, None]})
     return weights
-
-
-def of_kinds(origin: Int[Tensor, "B"], kinds: Sequence[int]) -> Bool[Tensor, "B"]:
-    """Which rows are of one of these origins."""
-    found = torch.zeros_like(origin, dtype=torch.bool)
-    for kind in kinds:  # a table of them on the device would be a copy that the host waits for
-        found = found | (origin == kind)
-    return found
 
 
 def likelihood(log_probs: Float[Tensor, "*shape"], phi: bool) -> Float[Tensor, "*shape"]:

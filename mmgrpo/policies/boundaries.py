@@ -20,8 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.diffusion.ode import Solver
-from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.diffusion.sizes import Sizes
+from mmgrpo.diffusion.schedules import Grid, Sizes
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.types import Output, Request
 
@@ -30,6 +29,15 @@ QUERIES = 100
 among these."""
 
 Latent = Float[Tensor, "N *latent"]
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """Draws are of ends of steps, at noise levels of at least ``least_level``; clean estimates that are asked for with
+    guidance have the scale ``guidance``."""
+
+    least_level: float = 0.0
+    guidance: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,7 @@ from mmgrpo.diffusion.kernels import (
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import planner, step_entropy
-from mmgrpo.diffusion.schedules import Grid
-from mmgrpo.diffusion.sizes import Sizes, refuse_noise
+from mmgrpo.diffusion.schedules import Grid, Sizes, refuse_noise
 from mmgrpo.files import share
 from mmgrpo.policies.trajectories import Trajectories, TrajectoryDrawer, scored_again
 from mmgrpo.randomness import stream

@@ -8,6 +8,7 @@ in lower precision too; its speed is not that of fewer steps alone.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,14 @@ from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.types import OWN, Decisions, Output, Request
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Groups are drawn in so many ``steps`` first, and ``keep`` of each again in all."""
+
+    steps: int
+    keep: int = 24
 
 
 def best_and_worst(values: Values, key: Key, count: int) -> Int[Tensor, "_"]:
@@ -52,6 +61,13 @@ def explore(
     latents = solver.denoise(network, noise[kept], conditioning, exact)
     made = solver.model.decode(refuse_nonfinite(latents, "the sampled latents"), conditioning)
     return list(made), latents, conditioning, values[chosen].to(solver.device, torch.float32)
+
+
+MEASURED = frozenset(
+    {"explored_reward", "neighbor_entropy", "sampler_log_probs", "tool_calls", "turn_reward_failed", "state"}
+    | {"answer_gain"}
+)
+"""Fields of decisions that ``sampling_metrics`` measures."""
 
 
 def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:

@@ -38,6 +38,7 @@ from mmgrpo.files import share
 from mmgrpo.objectives.matching import SMALLEST, self_normalized
 from mmgrpo.policies.boundaries import (
     QUERIES,
+    Boundaries,
     Trajectories,
     clean_estimate,
     draw_steps,
@@ -45,7 +46,7 @@ from mmgrpo.policies.boundaries import (
     renoised,
     sample_states,
 )
-from mmgrpo.policies.exploring import explore
+from mmgrpo.policies.exploring import Exploration, explore
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
@@ -160,6 +161,18 @@ ESTIMATES_OF_A_NETWORK = ("clean", "guided_clean", "direction")
 of 1 more adds."""
 
 
+@dataclass(frozen=True)
+class Matching:
+    """At how many noise levels a sample is scored, and by which error (``ERRORS``)."""
+
+    draws: int
+    error: str = "velocity"
+    noisy_fraction: float = 1.0
+    """Levels are drawn from the noisiest part of all."""
+    per: str = "prompt"
+    """``prompt``: the samples of a group share their draws; ``sample``: each has its own."""
+
+
 class FlowMatchingPolicy:
     """Samples with the ODE and scores with the flow-matching error at sampled noise levels."""
 
@@ -176,31 +189,21 @@ class FlowMatchingPolicy:
         model: DenoisingModel,
         *,
         steps: int,
-        draws: int,
-        error: str,
+        matching: Matching,
         evaluation_steps: int,
         forward_batch_size: int,
         device: torch.device | str = "cpu",
         drawing: DenoisingModel | None = None,
         evaluation: DenoisingModel | None = None,
         referring: DenoisingModel | None = None,
-        noisy_fraction: float = 1.0,
         solver: str = "euler",
-        explore_steps: int = 0,
-        explore_keep: int = 24,
-        boundaries: bool = False,
-        least_level: float = 0.0,
-        guidance: float = 1.0,
-        draws_per: str = "prompt",
+        exploration: Exploration | None = None,
+        boundaries: Boundaries | None = None,
     ) -> None:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
         also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``, and of
-        the reference those of ``referring``. Draws are of the noisiest ``noisy_fraction`` of the levels; ``solver``
-        (``euler`` or ``dpmpp_2m``) draws the rollouts.
-        With ``explore_steps`` groups are drawn in so many steps first, and ``explore_keep`` of each again in all. With
-        ``boundaries`` draws are of ends of steps, at levels of at least ``least_level``, and ``referring``, whose scale
-        is ``guidance``, makes the clean estimates that are asked for with guidance. ``draws_per`` "sample" gives each
-        sample levels and noise of its own."""
+        the reference those of ``referring``, which with ``boundaries`` makes the clean estimates with guidance.
+        ``solver`` (``euler`` or ``dpmpp_2m``) draws the rollouts."""
         self.model = model
         self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
@@ -212,16 +215,16 @@ class FlowMatchingPolicy:
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
         self.referring = Solver(referring, forward_batch_size, self.device) if referring else self.solver
         self.multistep = solver == "dpmpp_2m"
-        self.error = bind(error, ERRORS, "sampling.error")
-        self.draws, self.draws_per = draws, draws_per
-        self.explore_keep = explore_keep
-        self.explore_grid = (drawing or model).grid(explore_steps).to(self.device) if explore_steps else None
-        if explore_steps:
+        self.error = bind(matching.error, ERRORS, "sampling.error")
+        self.draws, self.draws_per = matching.draws, matching.per
+        self.exploration, self.boundaries = exploration, boundaries
+        if exploration:
+            self.explore_grid = (drawing or model).grid(exploration.steps).to(self.device)
             self.fields = self.fields | {"explored_reward"}
             if self.multistep:
                 raise ValueError(
-                    f"sampling.solver: got {solver} with sampling.explore_steps={explore_steps}, expected euler, by "
-                    "which exploration draws; leave out one of them"
+                    f"sampling.solver: got {solver} with sampling.explore_steps={exploration.steps}, expected euler, "
+                    "by which exploration draws; leave out one of them"
                 )
         if self.grid.process != "flow" and self.multistep:
             raise ValueError(
@@ -229,18 +232,17 @@ class FlowMatchingPolicy:
                 "steps are those of DDIM there"
             )
         self.queries = model.grid(QUERIES).to(self.device) if boundaries else None
-        self.least_level, self.guidance = least_level, guidance
         if boundaries:
             estimates = {f"{REFERENCE_NETWORK}.{name}" for name in ESTIMATES_OF_A_NETWORK}
             self.provides, self.fields = self.provides | ESTIMATES | estimates, self.fields | {"boundary_weight"}
-            if self.grid.process != "flow" or explore_steps or self.multistep:
+            if self.grid.process != "flow" or exploration or self.multistep:
                 raise ValueError(
                     "sampling.boundaries: got true, expected false with a network of a diffusion process, with "
                     "sampling.explore_steps and with sampling.solver=dpmpp_2m: states are those of Euler steps"
                 )
-        self.levels = round(noisy_fraction * steps)
-        if not 1 <= draws <= self.levels:
-            raise ValueError(f"sampling.draws must lie between 1 and sampling.steps={steps}, got {draws}")
+        self.levels = round(matching.noisy_fraction * steps)
+        if not 1 <= self.draws <= self.levels:
+            raise ValueError(f"sampling.draws must lie between 1 and sampling.steps={steps}, got {self.draws}")
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
@@ -250,19 +252,18 @@ class FlowMatchingPolicy:
             outputs, states, conditioning = sample_states(self.drawing, self.network, request, self.grid)
             clean = states[:, -1]
             steps = len(clean) * self.grid.steps
-        elif self.explore_grid is None:
+        elif self.exploration is None:
             outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid, self.multistep)
             steps = len(clean) * self.grid.steps
         else:
-            if size < self.explore_keep:
-                raise ValueError(
-                    f"sampling.explore_keep: got {self.explore_keep} of groups of {size}, expected at most that"
-                )
+            keep = self.exploration.keep
+            if size < keep:
+                raise ValueError(f"sampling.explore_keep: got {keep} of groups of {size}, expected at most that")
             outputs, clean, conditioning, explored["explored_reward"] = explore(
-                self.drawing, self.network, request, self.explore_grid, self.grid, self.explore_keep
+                self.drawing, self.network, request, self.explore_grid, self.grid, keep
             )
             steps = len(request.prompts) * size * self.explore_grid.steps + len(clean) * self.grid.steps
-            size = self.explore_keep
+            size = keep
         made = self._matched(request, [size] * len(request.prompts), outputs, clean, conditioning, OWN, states)
         sampling = steps * self.drawing.model.evaluations_per_row
         decisions = replace(made.decisions, fields={**made.decisions.fields, **explored})
@@ -349,8 +350,9 @@ class FlowMatchingPolicy:
         if states is None:
             step = torch.stack([torch.randperm(self.levels, generator=s)[: self.draws] for s in streams])
         else:
-            assert self.queries is not None
-            pairs = [draw_steps(self.grid, self.queries, self.draws, self.least_level, s) for s in streams]
+            assert self.queries is not None and self.boundaries is not None
+            least = self.boundaries.least_level
+            pairs = [draw_steps(self.grid, self.queries, self.draws, least, s) for s in streams]
             ends, step = (put(torch.stack(several), self.device) for several in zip(*pairs, strict=True))
             trajectories = Trajectories(states, ends)
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
@@ -429,7 +431,8 @@ class FlowMatchingPolicy:
             scores[f"{other}.guided_clean"] = noisy - over(level, noisy) * guided
             if f"{other}.direction" in names:
                 added = guided - self._of_network(rollout, part, other)
-                apart = self.guidance - 1 if self.guidance != 1 else 1.0  # without guidance the difference is zero
+                guidance = self.boundaries.guidance if self.boundaries else 1.0
+                apart = guidance - 1 if guidance != 1 else 1.0  # without guidance the difference is zero
                 scores[f"{other}.direction"] = -over(level, noisy) * added / apart
         scores.setdefault("velocity_norm", velocity.detach().flatten(1).norm(dim=1))  # for the metric velocity/norm
         return scores

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
-from mmgrpo.diffusion.sizes import Sizes
+from mmgrpo.diffusion.schedules import Sizes
 from mmgrpo.files import share
 from mmgrpo.policies.denoising import norm_of
 from mmgrpo.randomness import stream

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.files import write_text
+from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.randomness import derive
 from mmgrpo.scoring import Scorer, score_outputs
 from mmgrpo.types import Output, Policy, Prompt, Request, Text

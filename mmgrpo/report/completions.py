@@ -15,14 +15,13 @@ from typing import Any
 
 from PIL import Image as Pil
 
-from mmgrpo.data.messages import calls_written
 from mmgrpo.evaluation import Shown
 from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import Aligned, Sound
 from mmgrpo.report.cards import Row, sections
-from mmgrpo.report.media import FRAMES, Box, MediaFolder, jpeg, strip, thumbnail
+from mmgrpo.report.media import FRAMES, Box, MediaFolder, jpeg, strip, thumbnail, words
 from mmgrpo.report.render import render
-from mmgrpo.types import Audio, Prompt, Text
+from mmgrpo.types import Audio, Text
 
 __all__ = [
     "FRAMES",
@@ -30,7 +29,6 @@ __all__ = [
     "completions_html",
     "strip",
     "thumbnail",
-    "words",
     "write_completions",
     "write_images",
     "write_sounds",
@@ -104,19 +102,6 @@ def completions_html(folder: Path) -> str:
     ``folder`` is the ``samples`` folder of a run; media outside it are named but not read.
     """
     return render("completions.html", {"prompt_files": sections(MediaFolder(folder))})
-
-
-def words(prompt: Prompt) -> str:
-    """The text of a prompt, with ``[image]``, ``[video]`` or ``[audio]`` in the place of each medium."""
-    if not prompt.turns:
-        return prompt.text
-    turns = [
-        "".join(part if isinstance(part, str) else f"[{part.kind}] " for part in turn.parts) for turn in prompt.turns
-    ]
-    if len(turns) == 1:
-        return turns[0]
-    calls = [calls_written(turn.keys.get("tool_calls", ())) for turn in prompt.turns]
-    return "\n".join(f"{turn.role}: {text}{call}" for turn, text, call in zip(prompt.turns, turns, calls, strict=True))
 
 
 def _row(stem: Path, shown: Shown, i: int, media: Sequence[Pil.Image | Sound], aligned: Aligned) -> dict[str, Any]:

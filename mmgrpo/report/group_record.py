@@ -31,9 +31,7 @@ from torch import Tensor
 
 from mmgrpo.files import new_folder, write_bytes
 from mmgrpo.report.audio_player import Sound, wav
-from mmgrpo.report.completions import words
-from mmgrpo.report.media import jpeg, png, strip, thumbnail
-from mmgrpo.report.plots import to_pil
+from mmgrpo.report.media import jpeg, png, strip, thumbnail, to_pil, words
 from mmgrpo.rollout import Round
 from mmgrpo.types import (
     CONTRAST,

@@ -343,10 +343,10 @@ def range_in_force(loss: LossRecipe) -> float:
 def gap_warning(gap: float, loss: LossRecipe, optim: Optim) -> str:
     """The warning of a difference between the log-probs of sampling and of training, ``gap`` in their ratio; empty
     where it is below ``GAP`` of the clip range in force."""
-    limit, later = range_in_force(loss), optim.steps_per_round - 1
-    used = f"{'usual ' * math.isinf(loss.clip_range)}clip range of {limit:g}"
+    limit = range_in_force(loss)
     if gap <= GAP * limit:
         return ""
+    used, later = f"{'usual ' * math.isinf(loss.clip_range)}clip range of {limit:g}", optim.steps_per_round - 1
     effect = "the only update of a round takes the ratio as 1, so that it is exact if this is rounding"
     if later:
         effect = (

@@ -3,7 +3,8 @@
 A run folder is untrusted input, and its files refer to other files. Such a file is read only if it lies in the folder
 after all links are resolved, and if its type and size are suitable for a page.
 
-Small images for pages with many of them: thumbnails, strips of frames, and drawn boxes.
+Small images for pages with many of them: thumbnails, strips of frames, and drawn boxes. Outputs as images, and prompts
+as words in which their media are named.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from PIL import Image as Pil
 from PIL import ImageDraw
 
 from mmgrpo.data.limits import Unreadable, open_image
+from mmgrpo.data.messages import calls_written
 from mmgrpo.report.figures import is_number
+from mmgrpo.types import Image, Output, Prompt
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
 """Image formats that all browsers show, and their media types."""
@@ -219,3 +222,26 @@ def enlarge(image: Pil.Image) -> Pil.Image:
     """The image with every pixel repeated by the largest integer factor that keeps both sides within ``SIDE``."""
     factor = max(1, SIDE // max(image.size))
     return image.resize((image.width * factor, image.height * factor), Pil.Resampling.NEAREST)
+
+
+def to_pil(image: Output | Pil.Image) -> Pil.Image:
+    """The image as 8-bit RGB: round(255 clip(pixel, 0, 1)), with NaN as 0."""
+    if isinstance(image, Pil.Image):
+        return image
+    if not isinstance(image, Image):
+        raise TypeError(f"got {type(image).__name__}, expected a grid of Image outputs")
+    levels = image.pixels.detach().cpu().float().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte()
+    return Pil.fromarray(levels.permute(1, 2, 0).numpy())
+
+
+def words(prompt: Prompt) -> str:
+    """The text of a prompt, with ``[image]``, ``[video]`` or ``[audio]`` in the place of each medium."""
+    if not prompt.turns:
+        return prompt.text
+    turns = [
+        "".join(part if isinstance(part, str) else f"[{part.kind}] " for part in turn.parts) for turn in prompt.turns
+    ]
+    if len(turns) == 1:
+        return turns[0]
+    calls = [calls_written(turn.keys.get("tool_calls", ())) for turn in prompt.turns]
+    return "\n".join(f"{turn.role}: {text}{call}" for turn, text, call in zip(prompt.turns, turns, calls, strict=True))

@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image as Pil
 from PIL import ImageDraw, ImageFont
 
-from mmgrpo.types import Image, Output
+from mmgrpo.report.media import to_pil
+from mmgrpo.types import Output
 
 INK = "#7c7c84"
 """A grey that is legible on white and on black, since figures have a transparent background."""
@@ -187,16 +188,6 @@ def sample_grid(
                 draw.text((left, below), line, font=font, fill="#77777f" if grey else "#1c1c20")
         top += height
     return sheet
-
-
-def to_pil(image: Output | Pil.Image) -> Pil.Image:
-    """The image as 8-bit RGB: round(255 clip(pixel, 0, 1)), with NaN as 0."""
-    if isinstance(image, Pil.Image):
-        return image
-    if not isinstance(image, Image):
-        raise TypeError(f"got {type(image).__name__}, expected a grid of Image outputs")
-    levels = image.pixels.detach().cpu().float().nan_to_num(0.0).clamp(0, 1).mul(255).round().byte()
-    return Pil.fromarray(levels.permute(1, 2, 0).numpy())
 
 
 def fit(image: Pil.Image, tile: int) -> Pil.Image:

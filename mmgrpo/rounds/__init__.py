@@ -10,7 +10,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
-from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rounds.callback import Callback, Choices
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from torch import Tensor
 
 from mmgrpo.policies.generation import Drawer
-from mmgrpo.prompts.samplers import Draw, Drawing
+from mmgrpo.prompts.drawing import Draw, Drawing
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds.callback import Callback, Choices, Run

@@ -42,10 +42,9 @@ from mmgrpo.config.plugins import load_object
 from mmgrpo.config.registry import Bound, parse
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.media import Skipped
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.evaluation import Evaluation
+from mmgrpo.prompts.drawing import Drawing, PromptOrder
 from mmgrpo.prompts.ledger import Ledger
-from mmgrpo.prompts.samplers import Drawing
 from mmgrpo.rollout import Round, RoundRows, RoundSettings
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Policy, Prompt, Request

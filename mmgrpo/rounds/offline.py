@@ -22,8 +22,8 @@ from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.config.registry import parse
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.pairs import lacking, tied
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.objectives.aggregation import per_prompt
+from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.objectives.origins import Supervision
+from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.scoring.background import begin
+from mmgrpo.scoring.context import sharing
 from mmgrpo.scoring.decisions import with_decisions
 from mmgrpo.scoring.isolation import column_or_nan, scored_or_abstained
 from mmgrpo.scoring.isolation import score_column as score_column
 from mmgrpo.scoring.manifest import Manifest
-from mmgrpo.scoring.shared import sharing
 from mmgrpo.types import Decisions, Output, Prompt
 
 

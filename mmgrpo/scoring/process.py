@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError
 
 from mmgrpo.scoring import child
+from mmgrpo.scoring.context import current
 from mmgrpo.scoring.decisions import plain
 from mmgrpo.scoring.isolation import RewardFailure, WrongValues, column
 from mmgrpo.scoring.manifest import read_row
-from mmgrpo.scoring.progress import current
 from mmgrpo.scoring.wire import frames, read
 from mmgrpo.types import Decisions, Output, Prompt
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from mmgrpo.scoring.child import arguments, end_with, receive
+from mmgrpo.scoring.context import report
 from mmgrpo.scoring.decisions import PARAMETER, filled, reads_rollout, records
 from mmgrpo.scoring.isolation import WrongValues, column, in_words
 from mmgrpo.scoring.load import load_reward
 from mmgrpo.scoring.manifest import entry_of, row_of
-from mmgrpo.scoring.progress import report
 from mmgrpo.scoring.trl import inside, needed
 from mmgrpo.scoring.wire import frames, read
 from mmgrpo.types import Decisions

@@ -13,8 +13,8 @@ from jaxtyping import UInt8
 
 from mmgrpo.files import write_bytes
 from mmgrpo.report.completions import write_images
-from mmgrpo.report.media import png, strip
-from mmgrpo.report.plots import sample_grid, to_pil
+from mmgrpo.report.media import png, strip, to_pil
+from mmgrpo.report.plots import sample_grid
 from mmgrpo.types import Image, Output, Video
 from pipelines import require
 from pipelines.visual.images import captions, side_by_side

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.files import write_bytes
 from mmgrpo.report.completions import write_images
-from mmgrpo.report.media import jpeg, png
-from mmgrpo.report.plots import sample_grid, to_pil
+from mmgrpo.report.media import jpeg, png, to_pil
+from mmgrpo.report.plots import sample_grid
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown

@@ -141,9 +141,8 @@ def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, m
     first, last = frame_range(total, selected.fps, **span)
     indices = view(total, selected.fps)  # not shuffled: times stay those of the positions
     sample_fps = len(indices) / (last - first + 1) * selected.fps
-    return Clip(
-        masked(media, selected.frames), sample_fps, tuple(selected.times[index] for index in indices), selected.reader
-    )
+    frames = masked(media, selected.frames) if "mask" in options else selected.frames
+    return Clip(frames, sample_fps, tuple(selected.times[index] for index in indices), selected.reader)
 
 
 def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:

@@ -17,8 +17,8 @@ from math import inf
 
 from torch import Tensor
 
+from mmgrpo.scoring.context import once
 from mmgrpo.scoring.manifest import reward
-from mmgrpo.scoring.shared import once
 from mmgrpo.types import Decisions, Output, Prompt, Text
 from reward_models.rules.groups import groups
 from reward_models.rules.parsing import between, words

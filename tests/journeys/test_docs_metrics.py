@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from mmgrpo.policies.exploring import sampling_metrics
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.neighbors import NeighborPolicy
 from mmgrpo.rollout import reward_metrics
 from mmgrpo.runtime.metrics import MetricsLog, read_metrics
 from mmgrpo.scoring import ErrorRate, RewardScores, Scorer
 from mmgrpo.types import CONTRAST, OWN, Answer, Image, Media, Prompt, Request
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, matching_policy_over, trainer
 from tests.pages import DOCS, rows_of
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import decisions
@@ -95,7 +94,7 @@ def written(folder: Path) -> set[str]:
         run.run_round()
         names |= {name for row in read_metrics(folder / str(number) / "metrics.jsonl") for name in row}
     given = tuple(Answer("", Media("image", Image(torch.full((3, 1, 1), grade))), grade) for grade in (1.0, 0.0))
-    policy = FlowMatchingPolicy(
+    policy = matching_policy_over(
         ToyModel(), steps=4, draws=1, error="velocity", evaluation_steps=4, forward_batch_size=9
     )
     prompts = [replace(prompt, answers=given) for prompt in toy_prompts(4)]

@@ -45,7 +45,7 @@ from mmgrpo.types import (
     Rollout,
     Text,
 )
-from tests.building import algorithm_blocks, attached, near_one, recipe, rounds_of, trainer
+from tests.building import algorithm_blocks, attached, matching_policy_over, near_one, recipe, rounds_of, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import plain
 from tests.unit.policies.test_token_policy import token_policy
@@ -59,7 +59,7 @@ WORDS = [Prompt("say a", "0", "a b"), Prompt("say b", "1", "b")]
 
 
 def matching() -> FlowMatchingPolicy:
-    return FlowMatchingPolicy(
+    return matching_policy_over(
         ToyModel(), steps=5, draws=3, error="velocity", evaluation_steps=5, forward_batch_size=1024
     )
 

@@ -22,7 +22,7 @@ from mmgrpo.data.splits import Splits
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Settings, family
 from mmgrpo.inputs import RunInputs
-from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.runtime.identity import Identity
 from mmgrpo.runtime.progress import Checkpoints

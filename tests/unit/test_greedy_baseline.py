@@ -10,8 +10,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.categorical import CategoricalPolicy
+from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.rollout import Round, RoundSettings, begin_rollout, sample_round
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Request, Text

@@ -20,7 +20,7 @@ from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe, losses
-from tests.building import algorithm_blocks, near_one, trainer
+from tests.building import algorithm_blocks, matching_policy_over, near_one, trainer
 from tests.toys import ToyModel, toy_prompts
 
 SURROGATE = "learner(name='surrogate', objective='surrogate_preference(beta=1.0)', lr=1e-3)"
@@ -29,7 +29,7 @@ SURROGATE = "learner(name='surrogate', objective='surrogate_preference(beta=1.0)
 def few_steps(steps: int = 4, **more: Any) -> FlowMatchingPolicy:
     settings: dict[str, Any] = {"steps": steps, "draws": 2, "error": "velocity", "evaluation_steps": steps}
     settings |= {"boundaries": True, **more}
-    return FlowMatchingPolicy(cast(Any, ToyModel()), forward_batch_size=1024, **settings)
+    return matching_policy_over(cast(Any, ToyModel()), forward_batch_size=1024, **settings)
 
 
 def made(folder: Path, **more: Any) -> Trainer:

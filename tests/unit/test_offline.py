@@ -16,13 +16,13 @@ from torch.testing import assert_close
 
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rounds.offline import Offline, compared
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import GIVEN, Answer, Image, Media, Output, Policy, Prompt, Request
 from mmgrpo.update import Batch
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, attached, token_policy_over, trainer
+from tests.building import algorithm_blocks, attached, matching_policy_over, token_policy_over, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
 WORDS = ["say", "a", "b", "c"]
@@ -37,7 +37,7 @@ def tokens(**settings: Any) -> TokenPolicy:
 
 
 def matching() -> FlowMatchingPolicy:
-    return FlowMatchingPolicy(
+    return matching_policy_over(
         ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=1024
     )
 

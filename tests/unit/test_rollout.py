@@ -12,9 +12,8 @@ from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.categorical import CategoricalPolicy
-from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.prompts.drawing import PromptOrder, Sampling
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, begin_rollout, sample_round
 from mmgrpo.runtime import distributed

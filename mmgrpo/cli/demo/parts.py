@@ -22,8 +22,7 @@ from mmgrpo.cli.errors import is_user_error
 from mmgrpo.cli.score import kind_of, read_output
 from mmgrpo.data.limits import Unreadable, open_image, regular_file
 from mmgrpo.report.audio_player import sound_uri, wav
-from mmgrpo.report.media import image_uri, png
-from mmgrpo.report.plots import to_pil
+from mmgrpo.report.media import image_uri, png, to_pil
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Video
 
 MAX_PIXELS = 1 << 24

@@ -34,8 +34,7 @@ from mmgrpo.cli.demo.parts import (
 from mmgrpo.cli.lists import facts
 from mmgrpo.cli.score import SUFFIXES, answer_of
 from mmgrpo.config.plugins import PYPI, load_object
-from mmgrpo.report.media import png
-from mmgrpo.report.plots import to_pil
+from mmgrpo.report.media import png, to_pil
 from mmgrpo.rewards import RewardEntry, entries, scorer
 from mmgrpo.scoring.manifest import Manifest, obstacle
 from mmgrpo.types import Image, Output, Prompt, Text, Video

@@ -43,9 +43,7 @@ from mmgrpo.cli.demo.parts import (
 )
 from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
 from mmgrpo.data.images import decode_image
-from mmgrpo.report.completions import words
-from mmgrpo.report.media import PREDICTION, REFERENCE, enlarge, image_uri, image_with_boxes, jpeg
-from mmgrpo.report.plots import to_pil
+from mmgrpo.report.media import PREDICTION, REFERENCE, enlarge, image_uri, image_with_boxes, jpeg, to_pil, words
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 SIDE = 320

@@ -38,8 +38,7 @@ from mmgrpo.cli.demo.parts import (
     one_line_errors,
     table,
 )
-from mmgrpo.report.media import image_uri, jpeg, thumbnail
-from mmgrpo.report.plots import to_pil
+from mmgrpo.report.media import image_uri, jpeg, thumbnail, to_pil
 from mmgrpo.types import Image, Media, Output, Prompt, Turn, Video
 
 NOTHING = (

@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 from mmgrpo.cli.demo.models import AFTER, BEFORE
 from mmgrpo.files import write_bytes
 from mmgrpo.report.audio_player import wav
-from mmgrpo.report.media import png
-from mmgrpo.report.plots import to_pil
+from mmgrpo.report.media import png, to_pil
 from mmgrpo.runtime.folder import UNSUPPORTED
 from mmgrpo.statistics import Interval
 from mmgrpo.types import Audio, Image, Output, Text, Video

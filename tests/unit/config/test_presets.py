@@ -16,7 +16,7 @@ from mmgrpo.config.presets import BASE, CATALOGUE, KINDS, PRESETS, presets, read
 from mmgrpo.config.registry import bind_scheduled as bind
 from mmgrpo.config.settings import Algorithm
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, TERMS
-from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rollout import sample_round
 from mmgrpo.update import LossRecipe
 from tests.building import algorithm_blocks, near_one, trainer

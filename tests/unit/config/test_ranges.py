@@ -28,6 +28,7 @@ from mmgrpo.config.ranges import (
 from mmgrpo.config.registry import Block, bind
 from mmgrpo.config.settings import Config, Data, Distributed, Optim, install_tracker
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS
+from mmgrpo.update import learning_rate
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_a_warm_up_may_be_longer_than_the_run():
     """So that a recipe can be tried with a few steps; the learning rate then only rises."""
     config = replace(Config(), steps=4, optim=Optim(lr=1.0, warmup=100, decay="cosine"), trackers=[])
     config.check()
-    assert [config.optim.lr_at(step, config.steps) for step in range(4)] == [0.01, 0.02, 0.03, 0.04]
+    assert [learning_rate(config.optim, step, config.steps) for step in range(4)] == [0.01, 0.02, 0.03, 0.04]
 
 
 @pytest.mark.parametrize(

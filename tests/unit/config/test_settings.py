@@ -18,6 +18,7 @@ from mmgrpo.config.reading import (
 )
 from mmgrpo.config.settings import Algorithm, Config, Optim, config_class, flat
 from mmgrpo.family import family
+from mmgrpo.update import learning_rate
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def test_configurations_do_not_share_their_lists():
 def test_the_learning_rate_of_every_step(decay, warmup, steps, values):
     """Also past the end, which a resumed run with fewer steps than before would ask for."""
     optim = Optim(lr=2.0, warmup=warmup, decay=decay)
-    rates = {step: optim.lr_at(step, steps) for step in values}
+    rates = {step: learning_rate(optim, step, steps) for step in values}
     assert rates == {step: pytest.approx(2.0 * value, abs=1e-15) for step, value in values.items()}
     assert min(rates.values()) >= 0
 

@@ -7,7 +7,8 @@ import pytest
 
 from mmgrpo.data import files
 from mmgrpo.data.files import data_files
-from mmgrpo.data.prompts import PromptOrder, load_prompts
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.types import Prompt
 
 

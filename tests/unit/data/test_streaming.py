@@ -14,8 +14,9 @@ from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.splits import read_splits
-from mmgrpo.data.streaming import Joined, StoredPrompts, decode_ahead, in_blocks, joined, shows_images
+from mmgrpo.data.streaming import Joined, StoredPrompts, in_blocks, joined, shows_images
 from mmgrpo.rounds import decoding
+from mmgrpo.rounds.decoding import decode_ahead
 from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.hub import load_stored
 from pipelines.readable import filter_readable
@@ -119,8 +120,8 @@ def cache(monkeypatch):
         def submit(self, function, *arguments):
             tasks.append(lambda: function(*arguments))
 
-    monkeypatch.setattr(streaming, "IMAGE_CACHE", empty)
-    monkeypatch.setattr(streaming, "WORKERS", Workers())
+    monkeypatch.setattr(decoding, "IMAGE_CACHE", empty)
+    monkeypatch.setattr(decoding, "WORKERS", Workers())
     return empty, lambda: [task() for task in tasks]
 
 

@@ -10,6 +10,7 @@ from mmgrpo.diffusion.schedules import Grid, ddim_grid
 from mmgrpo.objectives.matching import diffusion_nft
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Request
+from tests.building import matching_policy_over
 from tests.toys import ToyModel, toy_prompts
 from tests.unit.policies.test_denoising_policy import rescored
 
@@ -80,7 +81,7 @@ class Denoiser(ToyModel):
 
 def made(prediction: str, **options) -> FlowMatchingPolicy:
     options = {"steps": 6, "draws": 3, "error": "velocity", "evaluation_steps": 4, "forward_batch_size": 99} | options
-    return FlowMatchingPolicy(Denoiser(prediction), **options)  # type: ignore
+    return matching_policy_over(Denoiser(prediction), **options)  # type: ignore
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)

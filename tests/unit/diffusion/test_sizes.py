@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from mmgrpo.diffusion.kernels import ddim, kernel, noise_table
-from mmgrpo.diffusion.schedules import Grid, ddim_grid, flow
-from mmgrpo.diffusion.sizes import MOST_RMS, MOST_RMS_OF_DIFFUSION, Sizes, refuse_noise
+from mmgrpo.diffusion.schedules import MOST_RMS, MOST_RMS_OF_DIFFUSION, Grid, Sizes, ddim_grid, flow, refuse_noise
 from mmgrpo.runtime.finite import NotFinite, TooLarge
 from tests.flows import even_grid, fine_ddim_grid, flow_like, real
 

@@ -11,11 +11,11 @@ from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.kernels import kernel, level_table, noise_table
 from mmgrpo.objectives import OBJECTIVES, TERMS
 from mmgrpo.policies.contrasts import shuffled_frames
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.generation import draw_tokens
 from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.types import Media, Prompt, Request, Turn
 from mmgrpo.update import BATCH_NAMES, with_scores
+from tests.building import matching_policy_over
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_token_policy import token_policy
 
@@ -176,7 +176,7 @@ def test_a_share_of_no_samples_or_of_more_than_all_is_refused(fraction):
 @pytest.mark.parametrize("kind", ["matching", "denoising"])
 def test_what_a_round_draws_depends_on_its_seed_and_slots_alone(kind):
     made = (
-        FlowMatchingPolicy(ToyModel(), steps=4, evaluation_steps=4, forward_batch_size=64, draws=2, error="velocity")
+        matching_policy_over(ToyModel(), steps=4, evaluation_steps=4, forward_batch_size=64, draws=2, error="velocity")
         if kind == "matching"
         else toy_policy("random_subset(fraction=0.5)", steps=4)
     )

@@ -26,14 +26,13 @@ from mmgrpo.config.presets import BASE
 from mmgrpo.config.registry import Block
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.categorical import CategoricalPolicy
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.rendered import Reading, RenderedTokenPolicy
 from mmgrpo.prompts.samplers import SAMPLERS
 from mmgrpo.prompts.trackers import READS, TRACKERS
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, token_policy_over, trainer
+from tests.building import algorithm_blocks, matching_policy_over, token_policy_over, trainer
 from tests.speaking import TableModel
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_tools import policy_of as conversing
@@ -96,7 +95,7 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
     elif kind in ("matching", "few_steps"):
         ends = kind == "few_steps"
         settings: dict[str, Any] = {"steps": 4, "draws": 2, "error": "velocity", "boundaries": ends}
-        policy = FlowMatchingPolicy(cast(Any, ToyModel()), evaluation_steps=4, forward_batch_size=1024, **settings)
+        policy = matching_policy_over(cast(Any, ToyModel()), evaluation_steps=4, forward_batch_size=1024, **settings)
     elif kind == "stepped":
         policy = token_policy_over(toy(["say", "a", "b", "c", "d"]), max_tokens=4, states="judged()")
     elif kind == "tools":

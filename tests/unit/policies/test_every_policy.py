@@ -11,9 +11,9 @@ import torch
 
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.policies.ctc import CtcPolicy
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token_passes import Memory
 from mmgrpo.types import Prompt, Request
+from tests.building import matching_policy_over
 from tests.speaking import TableModel
 from tests.toys import ToyModel, toy_policy
 from tests.unit.policies.test_ctc_policy import Spelling
@@ -26,7 +26,7 @@ MADE: dict[str, Any] = {
     "ctc": lambda: (CtcPolicy(Spelling()), PROMPTS),  # type: ignore
     "denoising": lambda: (toy_policy(steps=3), TOYS),
     "matching": lambda: (
-        FlowMatchingPolicy(ToyModel(), steps=3, draws=2, error="velocity", evaluation_steps=3, forward_batch_size=64),  # type: ignore
+        matching_policy_over(ToyModel(), steps=3, draws=2, error="velocity", evaluation_steps=3, forward_batch_size=64),  # type: ignore
         TOYS,
     ),
     "token": lambda: (token_policy(keep_reference=True), PROMPTS),

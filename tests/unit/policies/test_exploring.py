@@ -11,7 +11,7 @@ import torch
 from mmgrpo.policies.exploring import best_and_worst, rank_agreement
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Request
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, matching_policy_over, trainer
 from tests.toys import ToyModel, toy_prompts
 
 NAN = float("nan")
@@ -26,7 +26,7 @@ REQUEST = Request(toy_prompts(2), [0, 1], 8, 5, judge=lambda prompts, outputs: t
 
 def policy(explore_steps: int = 0, keep: int = 4, steps: int = 6) -> FlowMatchingPolicy:
     sizes = {"steps": steps, "draws": 2, "evaluation_steps": 6, "forward_batch_size": 1024}
-    return FlowMatchingPolicy(
+    return matching_policy_over(
         ToyModel(), error="self_normalized", explore_steps=explore_steps, explore_keep=keep, **sizes
     )
 

@@ -14,7 +14,7 @@ from mmgrpo.policies.flow_matching import (
 )
 from mmgrpo.types import REPLAYED, Request
 from mmgrpo.update import LossRecipe
-from tests.building import algorithm_blocks, near_one, recipe, trainer
+from tests.building import algorithm_blocks, matching_policy_over, near_one, recipe, trainer
 from tests.toys import ToyModel, toy_prompts
 from tests.unit.policies.test_denoising_policy import rescored
 
@@ -22,7 +22,7 @@ from tests.unit.policies.test_denoising_policy import rescored
 def policy(
     draws: int = 3, error: str = "velocity", steps: int = 6, noisy_fraction: float = 1.0, draws_per: str = "prompt"
 ) -> FlowMatchingPolicy:
-    return FlowMatchingPolicy(
+    return matching_policy_over(
         ToyModel(),  # type: ignore
         steps=steps,
         draws=draws,
@@ -240,7 +240,7 @@ def test_draws_beyond_the_steps_are_refused():
 
 def test_rollouts_of_second_order_have_the_draws_of_those_of_the_first_and_other_samples():
     settings = {"steps": 4, "draws": 2, "error": "velocity", "evaluation_steps": 4, "forward_batch_size": 64}
-    made = [FlowMatchingPolicy(ToyModel(), solver=solver, **settings) for solver in ("euler", "dpmpp_2m")]  # type: ignore
+    made = [matching_policy_over(ToyModel(), solver=solver, **settings) for solver in ("euler", "dpmpp_2m")]  # type: ignore
     first, second = (one.rollout(Request(toy_prompts(1), [0], 2, seed=5)).steps for one in made)
     assert torch.equal(first.noise, second.noise) and torch.equal(first.step, second.step)  # type: ignore
     assert not torch.equal(first.clean, second.clean)  # type: ignore

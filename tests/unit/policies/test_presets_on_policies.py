@@ -15,11 +15,10 @@ import torch
 from mmgrpo.config.names import FEW, SHOWN
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import refuse_preset
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Answer, Image, Media, Output, Policy, Prompt, Text
 from pipelines.vlm.causal_lm import toy
-from tests.building import algorithm_blocks, token_policy_over, trainer
+from tests.building import algorithm_blocks, matching_policy_over, token_policy_over, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_tools import policy_of as conversing
 
@@ -75,7 +74,7 @@ def policy_of(kind: str, preset: str) -> Policy:
         completes = "step_rewards" in algorithm_blocks(preset)["advantages"].fields
         return toy_policy(PLANS.get(preset, "every_step"), steps=5, completion_steps=5 if completes else 0)
     if kind == "matching":
-        return FlowMatchingPolicy(
+        return matching_policy_over(
             cast(Any, ToyModel()),
             steps=5,
             draws=2,

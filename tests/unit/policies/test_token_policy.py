@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.policies.token_model import FeatureCache
+from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.report.idle import read_alarms
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn

@@ -12,16 +12,8 @@ import torch
 
 from mmgrpo.advantages.estimate import Estimate
 from mmgrpo.config.registry import bind
-from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.prompts.samplers import (
-    SAMPLERS,
-    Draw,
-    Drawing,
-    Sampling,
-    category_of,
-    with_replacement,
-    without_replacement,
-)
+from mmgrpo.prompts.drawing import Draw, Drawing, PromptOrder, Sampling, category_of
+from mmgrpo.prompts.samplers import SAMPLERS, with_replacement, without_replacement
 from mmgrpo.types import Decisions, Prompt
 
 

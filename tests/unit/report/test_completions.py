@@ -16,7 +16,7 @@ from PIL import Image as Pil
 from mmgrpo.evaluation import Shown
 from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.cards import sections
-from mmgrpo.report.completions import completions_html, strip, thumbnail, words, write_completions, write_sounds
+from mmgrpo.report.completions import completions_html, strip, thumbnail, write_completions, write_sounds
 from mmgrpo.report.html import write_report
 from mmgrpo.report.media import (
     PREDICTION,
@@ -27,6 +27,7 @@ from mmgrpo.report.media import (
     enlarged_width,
     image_uri,
     image_with_boxes,
+    words,
 )
 from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn
 

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.requirements.policies import refuse_mismatch
 from mmgrpo.requirements.rewards import refuse_ranges, refuse_unsuited
 from mmgrpo.scoring import Scorer

@@ -17,18 +17,17 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 
 from mmgrpo.data.images import Unreadable
-from mmgrpo.data.prompts import PromptOrder
 from mmgrpo.files import write_text
 from mmgrpo.policies.categorical import CategoricalPolicy
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Answer, Image, Media, Output, Prompt, Turn
 from mmgrpo.update import LossRecipe
 from pipelines.readable import filter_readable
-from tests.building import algorithm_blocks, load, misses, module, near_one, recipe, trainer
+from tests.building import algorithm_blocks, load, matching_policy_over, misses, module, near_one, recipe, trainer
 from tests.seeing import PICTURE, WORDS, write_model
 from tests.speaking import TableModel, near_answer, table_prompts
 from tests.toys import ToyModel, toy_policy, toy_prompts
@@ -216,7 +215,7 @@ def remembered(changes: dict[str, Any], folder: Path, accelerator: Accelerator) 
 
 def pictured(folder: Path, accelerator: Accelerator) -> Trainer:
     """Replayed and given images."""
-    policy = FlowMatchingPolicy(
+    policy = matching_policy_over(
         ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=9
     )
     given = (Answer("", Media("image", Image(torch.ones(3, 1, 1))), 1.0),)
@@ -227,7 +226,7 @@ def pictured(folder: Path, accelerator: Accelerator) -> Trainer:
 
 def learners(folder: Path, accelerator: Accelerator) -> Trainer:
     """Networks that train alongside the policy, one of them on whole groups."""
-    policy = FlowMatchingPolicy(
+    policy = matching_policy_over(
         ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=9, boundaries=True
     )
     settings: dict[str, Any] = {"reward": near_one, "steps": 3, "lr": 1e-3, **algorithm_blocks("tdm_r1")}

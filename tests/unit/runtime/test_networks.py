@@ -12,13 +12,12 @@ from torch import nn
 
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.registry import bind
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.requirements.policies import refuse_mismatch, refuse_tasks
 from mmgrpo.runtime.networks import NETWORKS, Move, Networks, bind_networks
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe
 from pipelines.training import FrozenCopy
-from tests.building import algorithm_blocks, near_one, recipe, trainer
+from tests.building import algorithm_blocks, matching_policy_over, near_one, recipe, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_every_policy import MADE
 
@@ -182,7 +181,7 @@ def test_a_run_of_a_preset_resumes_with_all_of_its_networks(preset, tmp_path):
     rules = [one.replace("every=30", "every=2").replace("every=15", "every=2") for one in PRESETS[preset]["networks"]]
 
     def run(folder: str, steps: int):
-        policy = FlowMatchingPolicy(
+        policy = matching_policy_over(
             ToyModel(), steps=4, draws=2, error="velocity", evaluation_steps=4, forward_batch_size=99,
             boundaries=preset == "tdm_r1",
         )  # fmt: skip

@@ -11,8 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.data.prompts import PromptOrder
-from mmgrpo.prompts.samplers import Sampling
+from mmgrpo.prompts.drawing import PromptOrder, Sampling
 from mmgrpo.rollout import Round, RoundSettings, sample_round
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer, begin_scoring, score_outputs

@@ -11,7 +11,7 @@ import pytest
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.rewards import from_trl, scorer
 from mmgrpo.scoring import trl
-from mmgrpo.scoring.progress import report
+from mmgrpo.scoring.context import report
 from mmgrpo.types import Prompt, Text, Turn
 
 OPEN_R1 = r'''

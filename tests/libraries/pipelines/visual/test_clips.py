@@ -13,8 +13,8 @@ from PIL import Image as Pil
 from mmgrpo.evaluation import Shown
 from mmgrpo.report.cards import sections
 from mmgrpo.report.html import grids
-from mmgrpo.report.media import MediaFolder, strip
-from mmgrpo.report.plots import sample_grid, to_pil
+from mmgrpo.report.media import MediaFolder, strip, to_pil
+from mmgrpo.report.plots import sample_grid
 from mmgrpo.report.run_folder import read_run
 from mmgrpo.runtime.folder import WRITTEN
 from mmgrpo.types import Image, Prompt, Video

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import wan, wan_i2v
 from pipelines.visual.families import FAMILIES
-from tests.building import load
+from tests.building import load, matching_policy_over
 from tests.libraries.pipelines.visual.drawing import draw, shake
 from tests.libraries.pipelines.visual.filming import (
     FOUR,
@@ -145,7 +144,7 @@ def test_a_given_first_frame_is_untouched_in_every_plan(folders, plan):
 
 def test_a_given_first_frame_is_untouched_where_noise_levels_are_drawn(folders):
     model = ours(folders["2.2-5B"], True)
-    policy = FlowMatchingPolicy(model, steps=4, draws=2, error="velocity", evaluation_steps=3, forward_batch_size=64)
+    policy = matching_policy_over(model, steps=4, draws=2, error="velocity", evaluation_steps=3, forward_batch_size=64)
     check_first_frames(model, Watch(model), policy)
 
 

@@ -1,4 +1,6 @@
-"""What several rewards need of the same outputs is computed once for all of them.
+"""What rewards may ask while they score: how far the run is, and what others computed of the same outputs.
+
+What several rewards need of them is computed once for all:
 
     rows = once("answers", outputs, lambda: [answer(one.text) for one in outputs])
 
@@ -11,11 +13,34 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mmgrpo.types import Audio, Image, Output, Text, Video
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run's optimizer steps: those that are done, and all; zero outside of a run."""
+
+    step: int = 0
+    steps: int = 0
+
+
+_now = [Progress()]
+
+
+def report(step: int, steps: int) -> None:
+    """Set how far this process's run is; a reward's own process is sent it with every batch."""
+    _now[0] = Progress(step, steps)
+
+
+def current() -> Progress:
+    """How far the run is, for rewards in TRL's form (``trainer_state``)."""
+    return _now[0]
+
 
 _KEPT: ContextVar[dict[Hashable, Any] | None] = ContextVar("values of the outputs that are scored", default=None)
 

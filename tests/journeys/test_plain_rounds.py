@@ -1,0 +1,42 @@
+"""A plain run meets none of a method: its rounds execute few files of ours, and it imports no method for nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.cli.questions import main as write_questions
+
+SMALL = ("--steps", "2", "--data.heldout", "", "--threads", "1", "--groups-kept", "1")
+
+
+def executed(recipe: str, folder: Path, *options: object) -> tuple[list[str], set[str]]:
+    """Files that rounds of a small run of a recipe execute, and the methods that it imports (``tests.executed``)."""
+    command = [sys.executable, "-m", "tests.executed", "--recipe", recipe, "--output-dir", folder, *SMALL, *options]
+    ended = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True, timeout=600)
+    lists = json.loads(ended.stdout.splitlines()[-1])
+    return lists["files"], {name.removeprefix("mmgrpo.rounds.") for name in lists["methods"][1:]}
+
+
+def core(files: list[str]) -> list[str]:
+    return [name for name in files if name.startswith("mmgrpo/")]
+
+
+@pytest.mark.slow
+def test_a_round_of_images_executes_little(tmp_path):
+    files, methods = executed("visual/demo", tmp_path, "--data.prompts-per-step", 4, "--data.group-size", 4)
+    assert len(core(files)) <= 44 and len(files) <= 52, files
+    assert methods == {"callback", "moving_average"}
+
+
+@pytest.mark.slow
+def test_a_round_of_questions_executes_little(tmp_path):
+    write_questions(["--output", str(tmp_path), "--train", "16", "--tune", "1", "--heldout", "1"])
+    data = ("--data.train", tmp_path / "train.jsonl", "--data.prompts-per-step", 16, "--data.group-size", 2)
+    files, methods = executed("vlm/demo", tmp_path, *data)
+    assert len(core(files)) <= 46 and len(files) <= 64, files
+    assert methods == {"callback", "moving_average", "decoding"}
