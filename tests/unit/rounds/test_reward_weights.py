@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from mmgrpo.update import LossRecipe
 from tests.building import attached, first_number, recipe, trainer
 from tests.journeys.cli.running import read_lines
 from tests.toys import toy_policy, toy_prompts
+from tests.unit.advantages.test_weighting import high, low, weights
 
 
 def falls(prompts, outputs):
@@ -115,3 +118,87 @@ def test_the_direction_of_a_reward_is_the_sign_of_its_weight():
     scorers = [Scorer("up", constant, 0.1), Scorer("down", constant, -3.0), Scorer("off", constant, 0.0)]
     assert directions(scorers, recipe()) == {"up": 1.0, "down": -1.0}
     assert directions([replace(scorers[0], weight=-0.1)], recipe()) == {"up": -1.0}
+
+
+# Runs of the rules
+
+
+def weighed(folder, weighting, *, steps=4, second=1.0, **more):
+    scorers = [Scorer("low", low, 1.0), Scorer("high", high, second)]
+    return trainer(
+        toy_policy(steps=3),
+        folder,
+        toy_prompts(4),
+        heldout=toy_prompts(3),
+        advantages=recipe(weighting=[weighting], **more),
+        scorers=scorers,
+        steps=steps,
+        every=2,
+    )
+
+
+def lines(folder):
+    return [json.loads(row) for row in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+RULES = [
+    "dual_ascent(by='high', least=0.5, rate=0.3)",
+    "least_first(rate=0.5)",
+    "gradient(rate=10.0, tensors=2)",
+    "hypervolume",
+    "relay(of='low', by='high', at=4)",
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_run_that_is_interrupted_goes_on_with_the_same_weights(rule, tmp_path):
+    whole = weighed(tmp_path / "whole", rule, steps=6)
+    whole.fit()
+    first = weighed(tmp_path / "part", rule, steps=6)
+    first._evaluate_before()
+    for _ in range(3):
+        first.run_round()
+        if first.step == 2:
+            first.measure("step-000002", first.evaluation.prompts)
+    first.save()
+    second = weighed(tmp_path / "part", rule, steps=6)
+    assert second.resume() and second.reward_weights == first.reward_weights
+    second.fit()
+    assert second.reward_weights == whole.reward_weights != RewardWeights((1.0, 1.0))
+    columns = [name for name in lines(tmp_path / "whole")[0] if name.startswith(("weight/", "reward/", "loss"))]
+    straight, resumed = ([[row[name] for name in columns] for row in lines(tmp_path / f)] for f in ("whole", "part"))
+    assert straight == resumed and {"weight/low", "weight/high", "weight/factor"} <= set(columns)
+
+
+def test_the_weights_of_a_round_are_those_that_it_was_estimated_with(tmp_path):
+    run = weighed(tmp_path, "least_first(rate=5)", steps=3)
+    run.fit()
+    first, second, third = lines(tmp_path)
+    assert (first["weight/low"], first["weight/high"]) == (1, 1)
+    factors = [math.exp(-5 * first[f"reward/{name}/mean"]) for name in ("low", "high")]
+    wanted = [2 * factor / sum(factors) for factor in factors]
+    assert [second["weight/low"], second["weight/high"]] == pytest.approx(wanted)
+    assert third["weight/low"] != second["weight/low"]
+
+
+def test_gradients_of_rewards_are_compared_and_none_is_left_behind(tmp_path):
+    """With one reward twice, all four inner products are equal, and the weights stay."""
+    run = weighed(tmp_path, "gradient(rate=10.0)", steps=2)
+    run.scorers = [replace(run.scorers[0], name=name) for name in ("low", "high")]
+    still = weighed(tmp_path / "fixed", "least_first(rate=1e-300)", steps=2)
+    still.scorers = run.scorers
+    run.fit(), still.fit()
+    assert run.reward_weights.values == pytest.approx((1, 1), rel=1e-6)
+    pairs = zip(run.trained.values(), still.trained.values(), strict=True)
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs)
+
+
+def test_gradients_that_oppose_the_others_lose_weight(tmp_path):
+    """Of a, a and -a: the sums of inner products are 1, 1 and -1 times |g|^2."""
+    run = weighed(tmp_path, "gradient(rate=1e3)", steps=1)
+    low_, high_ = run.scorers[0], Scorer("high", lambda p, o: [-value for value in low(p, o)])
+    run.scorers = [low_, replace(low_, name="again"), high_]
+    run.reward_weights = weights(1, 1, 1)
+    run.fit()
+    one, two, three = run.reward_weights.values
+    assert one == pytest.approx(two) and three < 0.9 < one
