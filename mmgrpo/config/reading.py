@@ -278,7 +278,7 @@ def build(
                 raise ValueError(f"{where}: '{prefix}{key}' is called '{spelled(RENAMED[f'{prefix}{key}'])}' now")
             if f"{prefix}{key}" in REPLACED:
                 raise ValueError(
-                    f"{where}: '{prefix}{key}' became '{REPLACED[f'{prefix}{key}']}'; see docs/settings.md"
+                    f"{where}: '{prefix}{key}' became '{REPLACED[f'{prefix}{key}']}'; see 'mmgrpo train --help'"
                 )
             inside = [f"{prefix}{name}" for name in setting_names(kind)]
             raise ValueError(

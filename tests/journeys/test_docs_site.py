@@ -121,7 +121,7 @@ def test_what_is_linked_outside_of_docs_is_a_page(site: dict[str, Targets]) -> N
 
 QUESTIONS = {
     "FLUX on one 24 GB card": ("hardware.html", "visual.html#memory"),
-    "my reward does not move": ("troubleshooting.html",),
+    "my reward does not move": ("troubleshooting.html#the-reward-does-not-move",),
     "two GPUs": ("scaling.html#several-gpus",),
     "what does clip mean": ("algorithms.html#what-a-clip-range-means", "mathematics.html#ratio-and-clipping"),
     "resume a run": ("reliability.html#resume-a-run",),
