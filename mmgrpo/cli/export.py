@@ -3,6 +3,7 @@
     mmgrpo export runs/demo --format diffusers     # pipe.load_lora_weights("runs/demo/export-diffusers")
     mmgrpo export runs/sdxl --format comfyui       # a file for ComfyUI's folder models/loras
     mmgrpo export runs/vlm_demo --format merged    # a model folder, for vLLM, transformers and others
+    mmgrpo export runs/demo --push me/scenes-lora  # the same files in a repository of the Hugging Face hub
 
     diffusers   adapters as diffusers names them
     comfyui     adapters as ComfyUI and kohya's scripts name them (lora_unet_ and the authors' names; lora_down, lora_up
@@ -10,6 +11,10 @@
     peft        adapters as peft names them
     merged      the whole model, which loads as its base does; it scores samples of the policy again, and log-probs
                 that differ are an error. Needs 4 bytes of memory for each parameter
+
+Beside them lies a model card (README.md): base model and licence, held-out rewards before and after with intervals, a
+snippet that loads the files, and the configuration that made them. --push needs a token (hf auth login, or HF_TOKEN);
+the repository is created private where there is none yet, unless --public is given.
 
 The scale alpha / rank is in a tensor or in the weights themselves, so that adapters count fully also where a program
 drops the header of the file.
@@ -19,16 +24,20 @@ The configuration of a run is a recipe, which can name functions: it is code, so
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options, run_first
 from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, one_of
+
+if TYPE_CHECKING:
+    from mmgrpo.report.model_card import Base
 
 
 @dataclass
@@ -49,6 +58,10 @@ class Args:
     """File of rows for that comparison, in place of the run's own data; a run that was trained from Python has none."""
     device: Annotated[str, DEVICE] = "cpu"
     """Device on which a merged model is computed."""
+    push: Annotated[str, ANY_TEXT] = ""
+    """Repository on the Hugging Face hub, e.g. me/scenes-lora, into which the files are uploaded."""
+    public: bool = False
+    """Whether everyone sees a repository that is created."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.cli.source import run_section
     from mmgrpo.config.reading import build
     from mmgrpo.config.settings import config_class
-    from mmgrpo.family import family
+    from mmgrpo.family import family, without_media
+    from mmgrpo.report.model_card import task_of, write_card
     from mmgrpo.runtime.saved_model import check_model
 
     args = options(Args, run_first(arguments), __doc__, "mmgrpo export")
@@ -73,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = folder / "model"
     if not model.is_dir():
         raise FileNotFoundError(f"'{model}' does not exist, so the run is incomplete; finish it with --resume")
+    hub = Hub.ready(args.push) if args.push else None
     elsewhere = owner.elsewhere()
     elsewhere.check(owner, model, args.format)
     check_model(model)
@@ -80,9 +95,69 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = elsewhere.export(
         owner, config, model, args.format, output, dtype=args.dtype, device=args.device, check=args.check
     )
+    base = base_of(config.model.path)
+    task = task_of(owner.sections.outputs, owner.modality, owner.blank is not without_media)
+    write_card(folder, output, base, task, args.format, args.push)
     print(done, flush=True)
     for file in sorted(file for file in output.rglob("*") if file.is_file()):
         print(f"{file.stat().st_size:>14,} bytes  {file}")
+    if base.warning:
+        print(f"note: {base.warning}", flush=True)
+    if hub is not None:
+        print(f"uploaded: {hub.upload(output, args.public)}", flush=True)
+
+
+def base_of(path: str) -> Base:
+    """The base model of a run, with its licence where its card is on this machine."""
+    from mmgrpo.config.plugins import EMBEDDED, PYPI, locate
+    from mmgrpo.report.model_card import Base, licence_of
+    from mmgrpo.scoring.manifest import cached_on_hub
+
+    if path.startswith((EMBEDDED, PYPI)):
+        return Base(path, "apache-2.0" if path.startswith(EMBEDDED) else "")
+    folder = cached_on_hub(path) or Path(locate(path))
+    return Base(path, licence_of(folder if folder.is_dir() else None))
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A repository on the Hugging Face hub, and a token that may write."""
+
+    repository: str
+    token: str
+
+    @classmethod
+    def ready(cls, repository: str) -> Hub:
+        """ValueError, before anything is written, where nothing can be uploaded: no name of a repository, no token, or
+        a hub that is off."""
+        from huggingface_hub import constants, get_token
+
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+            raise ValueError(f"--push: got {repository!r}, expected the name of a repository, e.g. me/scenes-lora")
+        if constants.HF_HUB_OFFLINE:
+            raise ValueError("--push: the hub is off (HF_HUB_OFFLINE is set); unset it, or leave --push out")
+        if not (token := get_token()):
+            raise ValueError(
+                "--push: there is no token of the Hugging Face hub; 'hf auth login' stores one, or set HF_TOKEN (one "
+                "that may write)"
+            )
+        return cls(repository, token)
+
+    def upload(self, folder: Path, public: bool) -> str:
+        """Upload the files of a folder; the address of the commit. OSError that names the hub where it refuses."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+
+        api = HfApi(token=self.token)
+        try:
+            api.create_repo(self.repository, private=not public, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=self.repository, folder_path=str(folder), commit_message="Upload a model trained with mmgrpo"
+            )
+        except (HfHubHTTPError, OSError) as error:
+            [first, *_] = str(error).strip().splitlines() or [type(error).__name__]
+            raise OSError(f"--push {self.repository}: {first}; the files are in {folder}") from error
+        return str(commit.commit_url)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,216 @@
+"""The model card of a trained model, as the hub expects it: metadata in YAML, then what people ask first.
+
+The card is made from the run folder alone: its base model and the licence of that, what was trained and by how much it
+got better, with intervals, the configuration that made it, and a snippet that loads the files. The evaluations are also
+in the metadata (``model-index``), which the hub shows beside the model.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mmgrpo.report.figures import is_number
+from mmgrpo.report.run_folder import RunFolder, read_evaluation, read_run
+from mmgrpo.report.untrusted import MAX_CONFIG, MAX_JSON, mapping, parse_json, parse_yaml, read_text
+
+README = "README.md"
+
+LIMITED = re.compile(r"(^|-)(nd|nc|non-?commercial|research)(-|$)|^(llama|gemma|flux|stabilityai|qwen-research)", re.I)
+"""Licences that do not let everyone share or sell what was made from a model: no derivatives, non-commercial, or the
+authors' own terms."""
+
+TASKS = {
+    "Image": "text-to-image",
+    "Video": "text-to-video",
+    "Audio": "text-to-speech",
+    "vlm": "image-text-to-text",
+    "speech": "automatic-speech-recognition",
+}
+"""Kind of output, and of what writes text the modality, to the hub's name of the task."""
+
+CLASSES = {
+    "text-generation": "AutoModelForCausalLM",
+    "image-text-to-text": "AutoModelForImageTextToText",
+    "automatic-speech-recognition": "AutoModelForSpeechSeq2Seq",
+}
+"""Task to the class of transformers that loads its models."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that was trained."""
+
+    path: str
+    """Its hub id, or the folder that the run named."""
+    licence: str = ""
+    """As its own card names it; empty where no card is on this machine."""
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether the path has the form of a hub id."""
+        return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", self.path)) and not Path(self.path).exists()
+
+    @property
+    def warning(self) -> str:
+        """What stands in the way of sharing; empty where nothing is known to."""
+        if not self.licence:
+            return f"the licence of {self.path} is not known here: read it before you share this model"
+        if LIMITED.search(self.licence):
+            return f"the licence of {self.path} is {self.licence}: read what it says of sharing and of commercial use"
+        return ""
+
+
+def task_of(outputs: str, modality: str, reads_media: bool) -> str:
+    """The hub's name of what a family does, by the kind of its outputs and whether it reads media."""
+    if outputs != "Text":
+        return TASKS[outputs]
+    return TASKS.get(modality, "text-generation") if reads_media else "text-generation"
+
+
+def licence_of(folder: Path | None) -> str:
+    """The licence that the card in a model's folder names; empty where there is none."""
+    text = read_text(folder, README, MAX_CONFIG) if folder and folder.is_dir() else ""
+    front = re.match(r"\A---\n(.*?)\n---\n", text, re.DOTALL)
+    meta = mapping(parse_yaml(front[1], folder / README) or {}, folder / README) if front and folder else {}
+    name = meta.get("license_name") if meta.get("license") == "other" else meta.get("license")
+    return name if isinstance(name, str) else ""
+
+
+def write_card(folder: Path, target: Path, base: Base, task: str, form: str, repository: str = "") -> None:
+    """Write the card of the run ``folder`` into the folder ``target`` of its exported files.
+
+    ``form`` is diffusers, comfyui, peft or merged, and ``repository`` the name on the hub, if there is one.
+    """
+    from mmgrpo.files import write_bytes, write_text
+
+    run = read_run(folder)
+    shown = next((title for title in ("after", "before") if title in run.samples), "")
+    if shown:
+        image = f"samples{Path(run.samples[shown]).suffix}"
+        write_bytes(target / image, (folder / "samples" / run.samples[shown]).read_bytes())
+        write_text(target / README, card(run, folder, base, task, form, repository or target.name, image))
+    else:
+        write_text(target / README, card(run, folder, base, task, form, repository or target.name))
+
+
+def card(run: RunFolder, folder: Path, base: Base, task: str, form: str, name: str, image: str = "") -> str:
+    """The text of the card."""
+    library = "diffusers" if task in ("text-to-image", "text-to-video") else "transformers"
+    adapters = form != "merged"
+    preset = str(run.summary.get("preset", ""))
+    metadata: dict[str, Any] = {
+        "base_model": base.path,
+        "base_model_relation": "adapter" if adapters else "finetune",
+        "library_name": "peft" if form == "peft" else library,
+        "pipeline_tag": task,
+        "license": base.licence,
+        "tags": [*filter(None, ["mmgrpo", "grpo", "reinforcement-learning", preset, "lora" if adapters else ""])],
+        "model-index": [{"name": name, "results": results(run, task)}],
+    }
+    metadata = {key: value for key, value in metadata.items() if value}
+    if not base.on_hub:
+        metadata.pop("base_model", None)
+        metadata.pop("base_model_relation", None)
+    lines = ["---", yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).rstrip(), "---", ""]
+    lines += [f"# {name.split('/')[-1]}", "", verdict(run, folder, base), ""]
+    lines += [f"![held-out samples after training]({image})", ""] if image else []
+    lines += ["## Before and after", "", *table(run.evaluation), ""] if run.evaluation.get("difference") else []
+    if run.alarms:
+        lines += ["## Alarms of the run", "", *(f"- {alarm}" for alarm in run.alarms), ""]
+    lines += ["## Use", "", *use(base, task, form, name), ""]
+    lines += ["## How it was trained", "", *how(run, folder), ""]
+    if base.warning:
+        lines += ["## Licence", "", f"{base.warning[0].upper()}{base.warning[1:]}.", ""]
+    return "\n".join(lines)
+
+
+def verdict(run: RunFolder, folder: Path, base: Base) -> str:
+    """One sentence: what was trained with what, and how the rewards that it was trained on changed."""
+    after = read_evaluation(folder, "after")
+    differences = mapping(run.evaluation.get("difference", {}), "evaluation")
+    changes = [
+        f"{name} {_number(before)} to {_number(mean)} ({_interval(differences[name])})"
+        for name in (after.directions if after else ())
+        if name in differences
+        for before, mean in [[run.evaluation[side][name]["mean"] for side in ("before", "after")]]
+    ]
+    trained = f"`{base.path}` trained with `{run.summary.get('preset', 'GRPO')}` for {run.last_step} optimizer steps"
+    return f"{trained}: {'; '.join(changes)}." if changes else f"{trained}; not evaluated on held-out prompts."
+
+
+def table(evaluation: Mapping[str, Any]) -> list[str]:
+    """Means before and after, and paired differences with their 95 % intervals, in Markdown."""
+    lines = ["| held-out | before | after | difference [95 %] | prompts |", "| --- | --- | --- | --- | --- |"]
+    for name, difference in evaluation["difference"].items():
+        before, after = (evaluation[side][name]["mean"] for side in ("before", "after"))
+        cells = (f"`{name}`", _number(before), _number(after), _interval(difference), str(difference["n"]))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if is_number(value) else "–"
+
+
+def _interval(one: Mapping[str, Any]) -> str:
+    return f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]" if one.get("n") else "–"
+
+
+def results(run: RunFolder, task: str) -> list[dict[str, Any]]:
+    """The held-out means after training, as the hub's evaluation results."""
+    data = mapping(run.config.get("data", {}), "data")
+    metrics = [
+        {"type": name, "name": name, "value": round(one["mean"], 4)}
+        for name, one in mapping(run.evaluation.get("after", {}), "evaluation").items()
+        if is_number(one.get("mean"))
+    ]
+    heldout = str(data.get("heldout", ""))
+    dataset = {"name": heldout or "held-out prompts", "type": re.sub(r"[^\w/.-]+", "-", heldout) or "held-out"}
+    return [{"task": {"type": task}, "dataset": dataset, "metrics": metrics}] if metrics else []
+
+
+def use(base: Base, task: str, form: str, name: str) -> list[str]:
+    """The lines that load the files."""
+    if ":" in base.path:  # embedded, or of the package index: no library but ours reads it
+        return ["`mmgrpo sample --run RUN` draws from the run that made it."]
+    if form == "comfyui":
+        return ["The file goes into ComfyUI's folder `models/loras`, and is loaded by the node *LoraLoader*."]
+    if task in ("text-to-image", "text-to-video"):
+        code = ["import torch", "from diffusers import DiffusionPipeline", ""]
+        code += [f'pipe = DiffusionPipeline.from_pretrained("{base.path if form != "merged" else name}")']
+        code += [f'pipe.load_lora_weights("{name}")'] * (form == "diffusers")
+    elif task in CLASSES:
+        code = [f"from transformers import {CLASSES[task]}", ""]
+        code = [*(["from peft import PeftModel"] if form == "peft" else []), *code]
+        code += [f'model = {CLASSES[task]}.from_pretrained("{base.path if form == "peft" else name}")']
+        code += [f'model = PeftModel.from_pretrained(model, "{name}")'] * (form == "peft")
+    else:
+        return [f"`mmgrpo sample` reads it: `--model.path {name}`."]
+    return ["```python", *code, "```"]
+
+
+def how(run: RunFolder, folder: Path) -> list[str]:
+    """The command and the version that made it, and the whole configuration."""
+    marker = mapping(parse_json(read_text(folder, "run.json", MAX_JSON) or "{}", folder / "run.json"), folder)
+    seconds = run.summary.get("seconds")
+    time = f", {float(seconds) / 60:.0f} minutes of training" if is_number(seconds) and seconds is not None else ""
+    return [
+        f"By mmgrpo {marker.get('version', '')}, seed {run.config.get('seed', 0)}"
+        f"{time}. The file below makes the run again: "
+        f"`mmgrpo train --config {shlex.quote(f'{run.name}.yaml')}`.",
+        "",
+        "<details><summary>configuration</summary>",
+        "",
+        "```yaml",
+        run.config_text.rstrip().replace("```", "'''"),
+        "```",
+        "",
+        "</details>",
+    ]
