@@ -65,6 +65,7 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
             patience=18,
             patience_reward="first_number",
         ),
+        steps=190,
         samples_shown=13,
         save_every=14,
         save_every_minutes=15.0,
@@ -79,7 +80,7 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "'voice'" in out and "'level'" not in out, "a column that divides the evaluation is read"
     folder = tmp_path / "mine"
-    assert (made.policy, made.prompts, made.steps, made.seed) == (policy, prompts[:2], 7, 3)
+    assert (made.policy, made.prompts, made.steps, made.seed) == (policy, prompts[:2], 190, 3)
     assert (made.folder, made.record.again, made.optim) == (folder, "resume=True", settings.optim)
     assert [scorer.name for scorer in made.scorers] == ["first_number"]
     sampling = Sampling.of(["dynamic_sampling(rounds=4)"])
@@ -95,7 +96,7 @@ def test_every_setting_reaches_the_trainer(tmp_path, capsys):
     identity = Identity.read(folder)
     assert identity and kept.run == identity.run != ""
     groups = made.record.groups
-    assert (groups.folder, groups.kept, groups.steps, groups.per_round) == (folder, 17, 7, 6)
+    assert (groups.folder, groups.kept, groups.steps, groups.per_round) == (folder, 17, 190, 6)
     assert made.record.write_samples(folder / "after", SimpleNamespace()) is None  # no family knows how
 
 
