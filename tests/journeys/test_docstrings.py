@@ -15,7 +15,12 @@ EXAMPLES = sorted(
     for file in (ROOT / room).rglob("*.py")
     if ">>> " in file.read_text(encoding="utf-8")
 )
-DOWNLOADED = {"pipelines.speech", "pipelines.speech.whisper_weights", "pipelines.text.smollm2_weights"}
+DOWNLOADED = {
+    "pipelines.speech",
+    "pipelines.speech.whisper_weights",
+    "pipelines.text",
+    "pipelines.text.smollm2_weights",
+}
 """Modules with examples whose weights are downloaded; no other example may be skipped."""
 
 
