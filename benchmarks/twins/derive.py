@@ -82,6 +82,7 @@ FRAMES = 2
 """Frames of twins of video recipes."""
 
 NO_TWIN = {
+    "text/demo": "its blocks are those of vlm/toolrl",
     "visual/awm": "preset/awm is, with the plain error",
     "visual/d3po": "preset/d3po is, in groups",
     "visual/diffusion_dpo": "it trains on given pairs; preset/diffusion_dpo draws them",
