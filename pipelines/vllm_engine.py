@@ -139,7 +139,7 @@ class VllmEngine:
             print(f"rollout.engine: vLLM {vllm.__version__} was not tested, only {', '.join(TESTED)}", flush=True)
         options, rollout = config.model, config.rollout
         apart = rollout.lora == "adapter"
-        longest = getattr(options, "max_prompt_tokens", 0)
+        longest = options.max_prompt_tokens
         llm = vllm.LLM(
             model=options.path,
             dtype=options.dtype,

@@ -20,7 +20,7 @@ from mmgrpo.config.reading import build
 from mmgrpo.config.schedules import read
 from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
-from mmgrpo.family import families, family
+from mmgrpo.family import Family, families, family
 from mmgrpo.policies.boundaries import Boundaries
 from mmgrpo.policies.exploring import Exploration
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy, Matching
@@ -41,6 +41,7 @@ from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Policy, Prompt
 from mmgrpo.update import LossRecipe
+from pipelines import denoising, language
 from pipelines.training import PLAIN, Training
 
 
@@ -60,6 +61,14 @@ def load(family: ModuleType, folder: str | Path, training: Training = PLAIN, /, 
     if keep:
         model.reference.keep()
     return model
+
+
+def refuse_foreign(one: Family, path: str) -> None:
+    """What a family raises for a checkpoint of another architecture, as it does before it loads."""
+    if one.sections.process == "tokens":
+        language.refuse_other_architectures(one.name, path)
+    else:
+        denoising.refuse_other_architectures(one.name, one.architectures, path)
 
 
 def token_policy_over(model: Any, max_tokens: int, **settings: Any) -> TokenPolicy:

@@ -86,8 +86,7 @@ READER = Reader()
 
 def use_video_reader(config: Config) -> None:
     """Decode video files with ``data.video_reader``; errors are those of ``Reader.use``."""
-    if name := getattr(config.data, "video_reader", ""):
-        READER.use(name)
+    READER.use(config.data.video_reader)
 
 
 class NotDecoded(Unreadable):

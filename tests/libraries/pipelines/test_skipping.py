@@ -15,7 +15,7 @@ from pipelines.vlm.families import check_media
 
 def limited(fraction: float) -> Any:
     """A configuration that lets so many prompts be left out."""
-    return SimpleNamespace(data=SimpleNamespace(skip_limit=fraction, image_cache=1))
+    return SimpleNamespace(data=SimpleNamespace(skip_limit=fraction, image_cache=1, video_reader="av"))
 
 
 def test_too_many_unreadable_prompts_are_an_error_and_a_few_are_left_out(tmp_path):

@@ -12,7 +12,7 @@ import torch
 from mmgrpo.family import families
 from mmgrpo.types import Prompt
 from pipelines.visual.options import MemoryOptions
-from tests.building import load, module
+from tests.building import load, module, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import noise
 from tests.libraries.pipelines.visual.filming import PICTURED, TEXTS, pictured
 from tests.tiny import maker, tiny_checkpoint
@@ -101,5 +101,5 @@ def test_the_text_encoders_can_be_freed(tmp_path, name):
 def test_another_family_names_the_one_to_take(tmp_path, declared, name):
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": declared}))
     with pytest.raises(ValueError, match=f"'sd3'.*model.family={name}"):
-        families()["sd3"].refuse_other_architectures(str(tmp_path))
-    families()[name].refuse_other_architectures(str(tmp_path))
+        refuse_foreign(families()["sd3"], str(tmp_path))
+    refuse_foreign(families()[name], str(tmp_path))

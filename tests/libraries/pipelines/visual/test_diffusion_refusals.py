@@ -19,7 +19,7 @@ from mmgrpo.types import Prompt
 from pipelines.denoising import refuse_other_architectures
 from pipelines.visual import sdxl, stable_diffusion
 from pipelines.visual.diffusion import ddim_scheduler, refuse_other_inputs
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.denoising import KINDS, draw, ours, theirs
 from tests.libraries.pipelines.visual.drawing import noise
@@ -186,7 +186,7 @@ def test_a_checkpoint_of_another_family_is_named(folders):
     with pytest.raises(ValueError, match="StableDiffusionPipeline.*'sdxl'.*model.family=st"):
         family("sdxl").policy(config, "cpu")
     with pytest.raises(ValueError, match="StableDiffusionXLPipeline.*model.family=sdxl"):
-        family("sd3").refuse_other_architectures(str(folders[sdxl]))  # type: ignore
+        refuse_foreign(family("sd3"), str(folders[sdxl]))
 
 
 def test_a_family_of_ones_own_names_what_it_reads(tmp_path):

@@ -14,7 +14,7 @@ from mmgrpo.types import Image, Media, Prompt
 from pipelines.visual import flux2_klein
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
@@ -182,7 +182,7 @@ def test_what_the_model_cannot_do_is_refused(base):
     with pytest.raises(ValueError, match="media video"):
         model.encode(SEEN[1:2])
     with pytest.raises(ValueError, match="Flux2KleinPipeline.*model.family=flux2_klein"):
-        FAMILIES["flux"].refuse_other_architectures(str(base))
+        refuse_foreign(FAMILIES["flux"], str(base))
     parts = (model.architecture.pipeline.vae, model.architecture.pipeline.text_encoder)
     assert not any(parameter.requires_grad for part in parts for parameter in part.parameters())
     assert not any(part.training for part in parts)

@@ -15,7 +15,7 @@ from pipelines.visual import flux, flux_kontext
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
@@ -199,4 +199,4 @@ def test_what_the_model_cannot_do_is_refused(folder):
     with pytest.raises(ValueError, match="width.*22.*24"):
         ours(folder, width=22)
     with pytest.raises(ValueError, match="FluxKontextPipeline.*model.family=flux_kontext"):
-        FAMILIES["flux"].refuse_other_architectures(str(folder))
+        refuse_foreign(FAMILIES["flux"], str(folder))

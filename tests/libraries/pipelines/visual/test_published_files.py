@@ -35,7 +35,7 @@ from pipelines.visual import (
     z_image,
 )
 from reward_models.rules.toy_videos import film_score
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.tiny import maker, tiny_checkpoint
 
 KERNELS = ("flow_sde(a=0.7)", "flow_sde_wan", "dance(eta=0.3)", "cps(a=0.8)", "flow_ddim(eta=0.7)", "edm_churn")
@@ -414,7 +414,7 @@ def test_a_network_alone_names_the_folder_that_is_missing(tiny):
     with pytest.raises(FileNotFoundError, match="SD3Transformer2DModel.*stable-diffusion-3.5"):
         load(sd3, tiny(sd3) / "transformer")
     with pytest.raises(ValueError, match=r"HunyuanVideoTransformer3DModel.*HunyuanVideo.*model\.transformer"):
-        family("skyreels_i2v").refuse_other_architectures(str(tiny(skyreels_i2v) / "transformer"))  # type: ignore[attr-defined]
+        refuse_foreign(family("skyreels_i2v"), str(tiny(skyreels_i2v) / "transformer"))
 
 
 # Words ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mmgrpo.types import Prompt, Request
 from pipelines.visual import flux, qwen_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -127,7 +127,7 @@ def test_a_size_between_two_tokens_is_refused_with_the_nearest(folder, size, nea
 
 def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
     with pytest.raises(ValueError, match="QwenImagePipeline.*'flux'.*model.family=qwen_image"):
-        FAMILIES["flux"].refuse_other_architectures(str(folder))
+        refuse_foreign(FAMILIES["flux"], str(folder))
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):

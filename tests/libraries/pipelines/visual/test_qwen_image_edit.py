@@ -17,7 +17,7 @@ from pipelines.visual import flux, qwen_image_edit
 from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
 from tests.tiny import maker, qwen_parts, tiny_checkpoint
 
@@ -207,7 +207,7 @@ def test_bad_input_is_told(folder):
     with pytest.raises(ValueError, match="width.*26.*24"):
         ours(folder, width=26)
     with pytest.raises(ValueError, match="qwen_image.*model.family=qwen_image_edit"):
-        FAMILIES["qwen_image"].refuse_other_architectures(str(folder))
+        refuse_foreign(FAMILIES["qwen_image"], str(folder))
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):

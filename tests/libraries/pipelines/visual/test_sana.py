@@ -13,7 +13,7 @@ from mmgrpo.types import Prompt
 from pipelines.visual import sana
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.libraries.families.examples import SEEN
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
@@ -142,7 +142,7 @@ def test_bad_sizes_media_and_checkpoints_are_refused(folder):
     with pytest.raises(ValueError, match="1 media"):
         ours(folder).encode(SEEN[:1])
     with pytest.raises(ValueError, match="SanaPipeline.*model.family=sana"):
-        FAMILIES["flux"].refuse_other_architectures(str(folder))
+        refuse_foreign(FAMILIES["flux"], str(folder))
     assert load(sana, folder).latent_shape() == (4, 4, 4)
 
 

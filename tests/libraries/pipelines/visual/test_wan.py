@@ -15,7 +15,7 @@ from pipelines.visual import wan
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.options import WanOptions
 from pipelines.visual.wan_experts import Experts
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import draw, noise, shake
 from tests.libraries.pipelines.visual.filming import TEXTS, VERSIONS, checkpoint, clips_of, ours, theirs
 
@@ -303,9 +303,9 @@ def test_a_second_network_without_its_boundary_is_an_error(two, tmp_path):
 
 def test_a_checkpoint_of_another_family_is_named(folders, folder):
     with pytest.raises(ValueError, match="StableDiffusion3Pipeline.*'wan'.*family=sd3"):
-        FAMILIES["wan"].refuse_other_architectures(str(folder))
+        refuse_foreign(FAMILIES["wan"], str(folder))
     with pytest.raises(ValueError, match="WanPipeline.*'sd3'.*family=wan"):
-        FAMILIES["sd3"].refuse_other_architectures(str(folders["2.1"]))
+        refuse_foreign(FAMILIES["sd3"], str(folders["2.1"]))
 
 
 def test_frozen_parts_are_frozen_and_one_network_trains(folders):

@@ -14,7 +14,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import wan, wan_i2v
 from pipelines.visual.families import FAMILIES
-from tests.building import load, matching_policy_over
+from tests.building import load, matching_policy_over, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import draw, shake
 from tests.libraries.pipelines.visual.filming import (
     FOUR,
@@ -193,13 +193,13 @@ def test_models_that_take_something_else_are_named(folders, tmp_path):
     with pytest.raises(ValueError, match="last frame"):
         ours(ends, True)
     with pytest.raises(ValueError, match="WanImageToVideoPipeline.*'wan'.*=wan_i2v"):
-        FAMILIES["wan"].refuse_other_architectures(str(folders["2.1"]))
+        refuse_foreign(FAMILIES["wan"], str(folders["2.1"]))
 
 
 def test_a_checkpoint_for_words_with_a_time_per_token_takes_a_picture_too(tmp_path):
     folder = wan.tiny(tmp_path, version="2.2-5B")
     model = ours(folder, True)
-    FAMILIES["wan_i2v"].refuse_other_architectures(str(folder))
+    refuse_foreign(FAMILIES["wan_i2v"], str(folder))
     assert model.latent_shape() == (4, 2, 2, 4) and load(wan, folder, height=32, width=64, frames=9).shape[1] == 3
 
 

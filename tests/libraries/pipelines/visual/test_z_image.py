@@ -14,7 +14,7 @@ from mmgrpo.types import Prompt, Request
 from pipelines.visual import z_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load
+from tests.building import load, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -133,7 +133,7 @@ def test_a_size_that_the_network_cannot_do_is_refused_with_the_nearest(folder, s
 
 def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
     with pytest.raises(ValueError, match="ZImagePipeline.*qwen_image.*model.family=z_image"):
-        FAMILIES["qwen_image"].refuse_other_architectures(str(folder))
+        refuse_foreign(FAMILIES["qwen_image"], str(folder))
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):

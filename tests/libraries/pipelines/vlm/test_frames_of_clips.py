@@ -20,6 +20,7 @@ from pipelines.vlm.estimate import Sizes, tokens_of
 from pipelines.vlm.families import FAMILIES, check_media
 from pipelines.vlm.image_text import ImageText, Limits, _within
 from pipelines.vlm.media import Measure, read_image, read_video, smart_resize
+from tests.building import refuse_foreign
 from tests.faults import bad_media
 from tests.libraries.pipelines.vlm.test_media import write_video
 
@@ -103,15 +104,13 @@ def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys):
 
 def test_the_loader_decides_on_an_architecture_that_no_family_names(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert FAMILIES["qwen_vl"].refuse_other_architectures(str(tmp_path)) is None
+    assert refuse_foreign(FAMILIES["qwen_vl"], str(tmp_path)) is None
     (tmp_path / "config.json").write_text('{"model_type": "smolvlm"}')
-    assert FAMILIES["smolvlm"].refuse_other_architectures(str(tmp_path)) is None
-    assert FAMILIES["image_text"].refuse_other_architectures(str(tmp_path)) is None  # it reads those too
-    assert (
-        replace(FAMILIES["qwen_vl"], name="mine").refuse_other_architectures(str(tmp_path)) is None
-    )  # one's own knows
+    assert refuse_foreign(FAMILIES["smolvlm"], str(tmp_path)) is None
+    assert refuse_foreign(FAMILIES["image_text"], str(tmp_path)) is None  # it reads those too
+    assert refuse_foreign(replace(FAMILIES["qwen_vl"], name="mine"), str(tmp_path)) is None  # one's own knows
     with pytest.raises(ValueError, match="smolvlm.*qwen_vl"):
-        FAMILIES["qwen_vl"].refuse_other_architectures(str(tmp_path))
+        refuse_foreign(FAMILIES["qwen_vl"], str(tmp_path))
 
 
 def test_limits_of_pixels_may_be_equal_and_not_the_other_way_round():
