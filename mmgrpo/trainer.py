@@ -44,15 +44,7 @@ from mmgrpo.runtime.sharding import whole, whole_state
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.context import report
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import (
-    Batch,
-    accumulate_gradients,
-    learning_rate,
-    minibatches,
-    on_device,
-    rescored,
-    step_metrics,
-)
+from mmgrpo.update import Batch, accumulate_gradients, learning_rate, minibatches, on_device, rescored, step_metrics
 
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
