@@ -23,6 +23,7 @@ import importlib
 import os
 import re
 import shlex
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -61,6 +62,9 @@ if TYPE_CHECKING:
 DEFAULT = "sd3"
 """The family of the embedded default model."""
 
+ALARMED = 3
+"""Exit status of a run under --strict that has raised an alarm."""
+
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "o_proj")
 """Adapted layers of families that name none."""
 
@@ -93,13 +97,16 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     from accelerate import PartialState
 
     from mmgrpo.api import run_config
-    from mmgrpo.report.terminal import closing
+    from mmgrpo.report.terminal import closing, title
 
     result = run_config(config, inherited(words(arguments), config))
     if PartialState().is_main_process:
         print(closing(result.summary), f"\nreport: {result.folder / 'report.html'}", flush=True)
         extra = "" if find_spec("gradio") else f", after {install('demo')}"
         print(f"demo:   mmgrpo demo {shlex.quote(str(result.folder))}{extra}", flush=True)
+        if config.strict and (raised := result.summary["alarms"]):
+            print(f"--strict: the run has raised alarms: {', '.join(map(title, raised))}", file=sys.stderr, flush=True)
+            raise SystemExit(ALARMED)
 
 
 def refuse_launched(environment: Mapping[str, str]) -> None:

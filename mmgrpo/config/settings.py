@@ -491,6 +491,8 @@ class Run:
     """Replace a run that the run folder already contains."""
     dry_run: bool = False
     """Print the sizes and costs of the run and stop before the model is loaded."""
+    strict: bool = False
+    """End with exit status 3 where the run has raised an alarm (alarms.json, or reward hacking), for scripts."""
     save_every: Annotated[int, COUNT] = 50
     """Optimizer steps between checkpoints, rounded up to the end of a rollout."""
     save_every_minutes: Annotated[float, within("[0, inf)")] = 10.0
@@ -518,7 +520,7 @@ class Run:
     """Number of training groups that the run folder keeps (groups/), at equal intervals over the run; 0 keeps none."""
 
 
-LAUNCH = ("resume", "resume_from", "overwrite", "dry_run")
+LAUNCH = ("resume", "resume_from", "overwrite", "dry_run", "strict")
 """Settings that say how a command starts and not what the run is: they are in no recipe and in no stored configuration,
 so that nobody inherits them."""
 

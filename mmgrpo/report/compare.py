@@ -27,7 +27,18 @@ from mmgrpo.report.run_folder import read_evaluation, read_measured
 from mmgrpo.report.untrusted import MAX_CONFIG, MAX_JSON, mapping, parse_json, parse_yaml, printable, read_text
 from mmgrpo.statistics import Interval, best_of, bootstrap_mean
 
-WHICH = {"seed", "name", "output_dir", "overwrite", "resume", "resume_from", "dry_run", "trackers", "save_every"}
+WHICH = {
+    "seed",
+    "name",
+    "output_dir",
+    "overwrite",
+    "resume",
+    "resume_from",
+    "dry_run",
+    "strict",
+    "trackers",
+    "save_every",
+}
 """Settings in which the runs of a row may differ."""
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -184,3 +186,18 @@ def test_a_reward_that_fails_is_named_and_the_traceback_can_be_had(words_folder,
     with pytest.raises(RuntimeError) as error:
         enter(lambda: call("train", *options, "--overwrite"))
     assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("options", "alarms", "status"), [([], 1, None), (["--strict"], 0, None), (["--strict"], 1, 3)]
+)
+def test_a_strict_run_that_has_raised_an_alarm_ends_with_a_status_of_its_own(
+    options, alarms, status, tmp_path, monkeypatch, capsys
+):
+    summary = {"steps": 1, "seconds": 1.0, "skipped_steps": 0, "nonfinite_steps": 0, "eval": {}}
+    summary["alarms"] = [{"kind": "idle", "cause": "uncalled_tools"}] * alarms
+    monkeypatch.setattr("mmgrpo.api.run_config", lambda *_: SimpleNamespace(summary=summary, folder=tmp_path))
+    with pytest.raises(SystemExit) if status else nullcontext() as raised:
+        call("train", "--output-dir", tmp_path, *options)
+    assert (raised.value.code if raised else None) == status
+    assert ("uncalled_tools" in capsys.readouterr().err) == bool(status)
