@@ -24,7 +24,7 @@ from typing import Any
 
 from mmgrpo.config.ranges import shown
 
-HELDOUT = "held-out prompts"
+HELDOUT = "held-out prompts (data.heldout)"
 IMAGES = "images in prompts"
 VIDEOS = "videos in prompts"
 MEDIA = "media in prompts"

@@ -206,11 +206,7 @@ def how(run: RunFolder, folder: Path) -> list[str]:
         f"{time}. The file below makes the run again: "
         f"`mmgrpo train --config {shlex.quote(f'{run.name}.yaml')}`.",
         "",
-        "<details><summary>configuration</summary>",
-        "",
         "```yaml",
         run.config_text.rstrip().replace("```", "'''"),
         "```",
-        "",
-        "</details>",
     ]

@@ -6,7 +6,7 @@ import json
 import random
 import re
 
-from scripts import one_word
+from scripts.pretrain import one_word
 
 
 def test_the_stored_questions_are_those_of_the_script():

@@ -1,6 +1,6 @@
 """Write the questions of the recipe text/demo: answers are one word of those that the question offers.
 
-    python -m scripts.one_word
+    python -m scripts.pretrain.one_word
 
 Two kinds: what a thing is, and whether a review is positive. A row is a conversation that begins with another question
 of its kind and its answer, from the training rows, which shows the form. Things, what is reviewed and what is said of
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "pipelines" / "text" / "assets" / "one_word"
+FOLDER = Path(__file__).parents[2] / "pipelines" / "text" / "assets" / "one_word"
 SHARES = {"train": 0.55, "tune": 0.15, "heldout": 0.3}
 """File to its share of the words of each kind."""
 
