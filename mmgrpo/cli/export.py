@@ -66,6 +66,7 @@ class Args:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the files and list them."""
+    args = options(Args, run_first(arguments), __doc__, "mmgrpo export")
     from mmgrpo.cli.source import run_section
     from mmgrpo.config.reading import build
     from mmgrpo.config.settings import config_class
@@ -73,7 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.report.model_card import task_of, write_card
     from mmgrpo.runtime.saved_model import check_model
 
-    args = options(Args, run_first(arguments), __doc__, "mmgrpo export")
     section, folder = run_section(args.run), Path(args.run)
     name = str((section.get("model") or {}).get("family", ""))
     if not name:

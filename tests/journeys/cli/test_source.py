@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,8 @@ def test_samples_of_both_models_are_listed_with_their_noise_and_rewards(brief_ru
 def test_what_a_family_adds_to_the_summary_is_in_it(words_folder, tmp_path, monkeypatch):
     from mmgrpo.family import family
 
-    monkeypatch.setattr(type(family("sd3")), "summary", lambda self, config, trainer: {"seen": trainer.step})
+    record = replace(family("sd3"), summary=lambda config, trainer: {"seen": trainer.step})
+    monkeypatch.setattr("mmgrpo.api.family", lambda name: record)
     call("train", *quick.visual(words_folder, tmp_path, "--steps", 1, "--eval.skip", "--data.prompts-per-step", 1))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["seen"], summary["steps"], summary["modality"], summary["family"]) == (1, 1, "visual", "sd3")

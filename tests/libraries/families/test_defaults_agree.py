@@ -87,8 +87,6 @@ def test_only_the_family_says_whether_a_path_is_its_model(monkeypatch):
     """One in a file of one's own reads what it likes, and is asked in the same way."""
     config = config_class(family("sd3").sections)()
     config = replace(config, model=replace(config.model, path="a.gguf"))
-    monkeypatch.setattr(train, "family", lambda name: SimpleNamespace())
-    train.check_model(config)
     asked = Mock(side_effect=OSError("not there\nand more"))
     monkeypatch.setattr(train, "family", lambda name: SimpleNamespace(refuse_model=asked))
     with pytest.raises(FileNotFoundError, match=r"^model\.path: not there$"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmgrpo.config.conflicts import refuse_conflicts
 from mmgrpo.family import family
 from pipelines.existing_lora import ExistingLora
 from pipelines.visual.comfyui import WRITERS
@@ -203,7 +204,7 @@ def test_settings_that_do_not_fit_are_refused(tiny, tmp_path):
     with pytest.raises(ValueError, match="adapted modules are not in UNet2DConditionModel"):
         policy_of("stable_diffusion", tiny("stable_diffusion"), lora_path=str(model), lora_rank=2)
     with pytest.raises(ValueError, match=r"model.lora_rank.*0"):
-        family("sd3").check(config_of("sd3", tiny("sd3"), lora_path="a"))
+        refuse_conflicts({"model": config_of("sd3", tiny("sd3"), lora_path="a").model})
     save_file(load_file(next(iter(model.glob("*.safetensors")))), model / "b.safetensors")
     save_file(load_file(model / "b.safetensors"), model / "c.safetensors")
     (model / "pytorch_lora_weights.safetensors").unlink()

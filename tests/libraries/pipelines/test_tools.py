@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +34,7 @@ from tests.tiny.causal_lm import KINDS
 from tests.tiny.causal_lm import tiny as tiny_of_kind
 
 pytestmark = pytest.mark.usefixtures("forked")
-OFFERED = [name for name, one in families().items() if "tools" in one.sections.sampling.__dataclass_fields__]
+OFFERED = [name for name, one in families().items() if "tools" in {f.name for f in fields(one.sections.sampling)}]
 CALL = '<tool_call>{"name": "count", "arguments": {"what": "circles"}}</tool_call>'
 
 

@@ -27,12 +27,12 @@ from pipelines.speech.flow_speech import (
     spaced,
     spelled,
     spoken_before,
-    tiny,
 )
 from pipelines.training import PLAIN, Training
 from tests import building
 from tests.flows import seeded
 from tests.tiny import tiny_checkpoint
+from tests.tiny.flow_speech import tiny
 
 FAMILY = FAMILIES["flow_speech"]
 
