@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 WORKERS ?= auto
 # The rooms of tensors, and for the annotated functions of other rooms a file each.
 SHAPES ?= tests/unit/advantages tests/unit/objectives tests/unit/diffusion tests/unit/policies tests/unit/test_rollout.py tests/unit/test_trainer.py \
-	tests/unit/test_update.py tests/unit/test_ahead.py tests/unit/test_api_wiring.py tests/unit/runtime/test_steps.py tests/unit/engines tests/unit/prompts/test_samplers.py \
+	tests/unit/test_update.py tests/unit/test_ahead.py tests/unit/test_api_wiring.py tests/unit/rounds/test_steps.py tests/unit/engines tests/unit/prompts/test_samplers.py \
 	tests/unit/data/test_changes.py tests/unit/toy/test_scenes.py tests/unit/toy/test_videos.py tests/unit/toy/test_worlds_stay.py
 # Of `make mutants`: which lines are drawn, how many, of which files, and the folder of the tests that are run.
 SEED ?= 0
