@@ -30,7 +30,7 @@ from mmgrpo.prompts.ledger import TrainingPrompts
 from mmgrpo.randomness import stream
 from mmgrpo.report.idle import range_in_force
 from mmgrpo.report.run_record import RunRecord
-from mmgrpo.requirements.runs import refuse_unfit
+from mmgrpo.requirements.runs import refuse_unfit, refuse_untrainable
 from mmgrpo.rollout import Round, sample_round
 from mmgrpo.rounds.callback import Callback, Callbacks, Hyperparameters
 from mmgrpo.runtime.averaging import InitialWeights
@@ -90,8 +90,9 @@ class Trainer:
         """``at_boundary``: whether the weights are those at the end of a round, so that a checkpoint may be written."""
         self.before: dict[str, Evaluation] = {}
         self.after: dict[str, Evaluation] = {}
-        refuse_unfit(self, self.rounds, bool(evaluation.every and evaluation.prompts))
+        refuse_untrainable(self.trained, optim)
         self.optimizer = make_optimizer(list(self.trained.values()), optim)
+        refuse_unfit(self, self.rounds, bool(evaluation.every and evaluation.prompts))
         self.initial = InitialWeights(self.trained)
         policy.networks.follow(())  # it may have those of an earlier run
         record.attach(self)

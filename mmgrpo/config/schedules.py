@@ -250,7 +250,7 @@ class Schedule:
             bound.apply_defaults()
             given = bound.arguments
             low = given.get("least", 1.0 if self.name == "guidance" else 0.0)
-            return [one for one in (given["start"], low, given["most"]) if math.isfinite(one)]
+            return [float(bound) for bound in (given["start"], low, given["most"]) if math.isfinite(bound)]
         numbers = [*self.arguments, *self.named.values()]
         flat = [one for number in numbers for one in (number if isinstance(number, tuple) else (number,))]
         whole = [1, *(one for one in flat if isinstance(one, int))]

@@ -70,7 +70,7 @@ class RunRecord:
         if self.accelerator.is_main_process:
             self.groups.write(self.run.step, round_)
 
-    def step(self, line: Mapping[str, float], bar: tqdm) -> None:
+    def step(self, line: Mapping[str, float | int], bar: tqdm) -> None:
         """Write the metrics of an optimizer step."""
         if self.accelerator.is_main_process:
             metrics = {name: value for name, value in line.items() if name != "step"}

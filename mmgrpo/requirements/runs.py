@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
+
+from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.requirements.policies import refuse_alone
 from mmgrpo.requirements.rewards import refuse_unsuited, refuse_unweighted
@@ -10,10 +15,16 @@ from mmgrpo.rounds.callback import Run
 from mmgrpo.runtime.distributed import RankSlice
 
 
+def refuse_untrainable(trained: Mapping[str, torch.nn.Parameter], optim: Optim) -> None:
+    """ValueError for settings of the optimizer that do not go together, and for a policy with nothing to train."""
+    optim.check()
+    if not trained:
+        raise ValueError("got a policy without trainable parameters; check its LoRA targets or train the full model")
+
+
 def refuse_unfit(run: Run, rounds: RoundSettings, evaluates: bool) -> None:
     """ValueError for every error that is detectable before sampling; ``evaluates``: on held-out prompts, between
     rounds."""
-    run.optim.check()
     if run.steps < 1:
         raise ValueError(f"got steps {run.steps}, expected at least 1")
     if rounds.group_size < 2:
@@ -23,5 +34,3 @@ def refuse_unfit(run: Run, rounds: RoundSettings, evaluates: bool) -> None:
     refuse_unsuited(run.policy, run.recipe, run.loss, run.scorers, run.prompts, evaluates, run.callbacks.used)
     if run.callbacks.given(run.steps - 1) is None:
         refuse_unweighted(run.scorers)
-    if not run.trained:
-        raise ValueError("got a policy without trainable parameters; check its LoRA targets or train the full model")
