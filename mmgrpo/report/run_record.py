@@ -86,7 +86,7 @@ class RunRecord:
             self.warned_of_gap = True
             warnings.warn(words, stacklevel=2)
 
-    def end_round(self, lines: Sequence[Mapping[str, float]], bar: tqdm) -> None:
+    def end_round(self, lines: Sequence[Mapping[str, float | int]], bar: tqdm) -> None:
         """Take in the metrics of a round's optimizer steps."""
         if lines:
             self.watch.see(lines)
