@@ -93,7 +93,7 @@ def test_a_patience_that_could_end_nothing_is_refused(steps, every, message):
     ("settings", "heldout", "message"),
     [
         ({}, True, r"eval\.every"),
-        ({"every": 4}, False, HELDOUT),
+        ({"every": 4}, False, r"data\.heldout"),
         ({"every": 4, "skip": True}, True, r"eval\.skip=true"),
     ],
 )
