@@ -121,6 +121,8 @@ def compare(runs: Sequence[Run]) -> list[Row]:
     """The rows of all rewards that every run has, those that are trained on first."""
     groups = grouped(runs)
     shared = [name for name in runs[0].after if all(name in run.after and name in run.before for run in runs)]
+    if not shared:
+        raise ValueError("the runs have no reward in common: each was evaluated with others")
     trained = {name for run in runs for name in run.directions}
     rows = []
     for reward in sorted(shared, key=lambda name: name not in trained):

@@ -186,13 +186,20 @@ def use(base: Base, task: str, form: str, name: str) -> list[str]:
         code = ["import torch", "from diffusers import DiffusionPipeline", ""]
         code += [f'pipe = DiffusionPipeline.from_pretrained("{base.path if form != "merged" else name}")']
         code += [f'pipe.load_lora_weights("{name}")'] * (form == "diffusers")
+        if form == "peft":
+            code = [
+                "from peft import PeftModel",
+                *code,
+                'part = "transformer" if "transformer" in pipe.components else "unet"',
+            ]
+            code += [f'setattr(pipe, part, PeftModel.from_pretrained(getattr(pipe, part), "{name}"))']
     elif task in CLASSES:
         code = [f"from transformers import {CLASSES[task]}", ""]
         code = [*(["from peft import PeftModel"] if form == "peft" else []), *code]
         code += [f'model = {CLASSES[task]}.from_pretrained("{base.path if form == "peft" else name}")']
         code += [f'model = PeftModel.from_pretrained(model, "{name}")'] * (form == "peft")
     else:
-        return [f"`mmgrpo sample` reads it: `--model.path {name}`."]
+        return ["`mmgrpo sample --run RUN` draws from the run that made it."]
     return ["```python", *code, "```"]
 
 

@@ -90,3 +90,11 @@ def test_curves_are_of_the_steps_that_all_seeds_have(tmp_path):
     [(steps, means)] = curves(runs, "r").values()
     assert steps == [0, 5, 10] and means.tolist() == [[0.0, 0.5, 0.5], [0.0, 0.5, 1.0]]
     assert len(grouped(runs)) == 1
+
+
+def test_runs_without_a_common_reward_are_an_error(tmp_path):
+    second = run(tmp_path, [1.0, 0.0], lr=0.2)
+    for path in (second / "evaluations").iterdir():
+        path.write_text(path.read_text().replace('"r"', '"other"'))
+    with pytest.raises(ValueError, match="reward"):
+        rows(run(tmp_path, [1.0, 0.0]), second)

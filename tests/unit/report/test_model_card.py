@@ -69,6 +69,7 @@ def test_the_text_begins_with_what_got_better_by_how_much_and_loads_the_files(ru
         ("automatic-speech-recognition", "peft", f'AutoModelForSpeechSeq2Seq.from_pretrained("{HUB.path}")'),
         ("text-to-image", "merged", 'DiffusionPipeline.from_pretrained("me/better")'),
         ("text-to-image", "comfyui", "models/loras"),
+        ("text-to-image", "peft", 'PeftModel.from_pretrained(getattr(pipe, part), "me/better")'),
     ],
 )
 def test_the_snippet_is_that_of_the_format(task, form, line, run, tmp_path):
