@@ -52,6 +52,7 @@ def main() -> NoReturn:
         answer: dict[str, Any] = {}
     except BaseException as error:
         tools, answer = [], {"error": reason_of(error)}
+    gc.collect()
     for part in frames(answer):
         control.sendall(part)
     serve(control, parent, tools)
@@ -60,8 +61,7 @@ def main() -> NoReturn:
 def serve(control: socket.socket, parent: int, tools: Sequence[Any]) -> NoReturn:
     """Fork and end copies as ``control`` orders, until it is closed."""
     torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # no look for garbage, which would take half a second of a fork of the run and copy all its pages
     running: set[int] = set()
     while True:
         message, descriptors, *_ = socket.recv_fds(control, ORDER, 1)
