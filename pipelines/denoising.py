@@ -199,7 +199,9 @@ def policy_over(
     if sampling.policy == "matching":
         policy: Any = FlowMatchingPolicy(
             model,
-            matching=Matching(sampling.draws, sampling.error, sampling.noisy_fraction, sampling.draws_per),
+            matching=Matching(
+                sampling.draws, sampling.error, sampling.noisy_fraction, sampling.draws_per, sampling.times
+            ),
             solver=sampling.solver,
             referring=referring,
             exploration=(

@@ -133,6 +133,9 @@ class DenoisingSampling:
     draws_per: Annotated[str, one_of("prompt", "sample"), MATCHING] = "prompt"
     """matching: whether the samples of a prompt share levels and noise, as in DGPO, or each has its own, as in
     DiffusionNFT and AWM."""
+    times: Annotated[str, one_of("uniform", "logit_normal"), MATCHING, needs("sampling.boundaries", False)] = "uniform"
+    """matching: how noise levels are drawn: different ones, all equally likely, or independently with logit-normal
+    levels, as flows are pretrained (Stable Diffusion 3)."""
     anchors: Annotated[int, COUNT, NEIGHBORS, *SAMPLING["sampling.anchors"]] = 4
     """neighbors: samples of a group that take a trained step again."""
     spread: Annotated[float, within("(0, 1]"), NEIGHBORS] = 0.3

@@ -86,6 +86,7 @@ def matching_policy_over(
     error: str = "velocity",
     noisy_fraction: float = 1.0,
     draws_per: str = "prompt",
+    times: str = "uniform",
     explore_steps: int = 0,
     explore_keep: int = 24,
     boundaries: bool = False,
@@ -96,7 +97,7 @@ def matching_policy_over(
     """A policy over drawn noise levels; further settings are its own."""
     return FlowMatchingPolicy(
         model,
-        matching=Matching(draws, error, noisy_fraction, draws_per),
+        matching=Matching(draws, error, noisy_fraction, draws_per, times),
         exploration=Exploration(explore_steps, explore_keep) if explore_steps else None,
         boundaries=Boundaries(least_level) if boundaries else None,
         forward_batch_size=forward_batch_size,

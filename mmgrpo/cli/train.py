@@ -323,7 +323,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     from mmgrpo.rewards import scorers
     from mmgrpo.rounds import methods
     from mmgrpo.rounds.callback import Callbacks, load_callback
-    from mmgrpo.rounds.offline import compared, graded
+    from mmgrpo.rounds.offline import compared, graded, learned, way_of
     from mmgrpo.runtime.folder import named, refuse_folder
     from mmgrpo.scoring.fitting import checked_by, downloads
     from mmgrpo.scoring.isolation import RewardFailure
@@ -373,7 +373,12 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
         if config.data.offline:
             used |= KEYS
             kind = "text" if owner.decisions(config) == "tokens" else owner.sections.outputs.lower()
-            if LossRecipe.read(config.algorithm).objective.block.level == "group":
+            way = way_of(LossRecipe.read(config.algorithm))
+            if way == "learned":
+                rows, per_step = len(learned(read.splits.train, kind)), config.data.prompts_per_step
+                epochs = config.steps / config.optim.steps_per_round * per_step / rows
+                print(f"offline:   {rows:,} prompts whose answers are learned, {epochs:.3g} epochs")
+            elif way == "compared":
                 usable, ties = compared(read.splits.train, kind, config.data.offline)
                 print(f"offline:   {len(usable):,} prompts whose answers are compared, {len(ties):,} with equal ones")
             else:
@@ -513,10 +518,10 @@ def bind_blocks(config: Config) -> None:
         if key not in keys:
             raise ValueError(f"algorithm.keys: samples of {kind} policies have no key '{key}'.{nearest(key, keys)}")
     if config.data.offline:
-        from mmgrpo.rounds.offline import refuse_algorithm
+        from mmgrpo.rounds.offline import refuse_algorithm, way_of
 
         refuse_algorithm(recipe, loss)
-        if loss.objective.block.level != "group" and not config.data.ledger:
+        if way_of(loss) == "measured" and not config.data.ledger:
             raise ValueError(
                 f"data.ledger: names no measured rewards, which data.offline with the baseline {algorithm.baseline} "
                 "compares answers with; name the file of mmgrpo evaluate on data.train"

@@ -143,7 +143,16 @@ class Algorithm:
     mixture(weights=...), staged, ...; by default each in turn, in a seeded order."""
     trackers: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Numbers per prompt that the ledger of the run keeps for samplers and baselines: beta, window, shortest, ..."""
-    objective: Annotated[str, ANY_TEXT] = "ppo(low=0.2, high=0.2)"
+    objective: Annotated[
+        str,
+        ANY_TEXT,
+        excludes(
+            where("data.offline", but=1.0),
+            why="it reads no reward and would learn every sample alike (data.offline=1 learns given answers; to go on "
+            "with samples, train in stages)",
+            values=("likelihood",),
+        ),
+    ] = "ppo(low=0.2, high=0.2)"
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
     off_policy: Annotated[
         str, ANY_TEXT, needs("data.reference_in_group") | needs("algorithm.added") | needs("algorithm.replay")

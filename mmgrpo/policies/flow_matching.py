@@ -171,6 +171,18 @@ class Matching:
     """Levels are drawn from the noisiest part of all."""
     per: str = "prompt"
     """``prompt``: the samples of a group share their draws; ``sample``: each has its own."""
+    times: str = "uniform"
+    """``uniform``: different levels, all equally likely; ``logit_normal``: independent ones, ``logit_normal_steps``."""
+
+
+def logit_normal_steps(levels: int, draws: int, generator: torch.Generator) -> Int[Tensor, " draws"]:
+    """Steps whose level, before the grid's shift, is sigmoid(n) with standard normal n: floor((1 - sigmoid(n)) levels).
+
+    The training of Stable Diffusion 3 (arXiv:2403.03206, eq. 19, rf/lognorm(0, 1)): half of the draws are of levels
+    between .338 and .662, whose n are within .674 of 0.
+    """
+    level = torch.randn(draws, generator=generator).sigmoid()
+    return ((1 - level) * levels).long().clamp(0, levels - 1)
 
 
 class FlowMatchingPolicy:
@@ -216,7 +228,7 @@ class FlowMatchingPolicy:
         self.referring = Solver(referring, forward_batch_size, self.device) if referring else self.solver
         self.multistep = solver == "dpmpp_2m"
         self.error = bind(matching.error, ERRORS, "sampling.error")
-        self.draws, self.draws_per = matching.draws, matching.per
+        self.draws, self.draws_per, self.times = matching.draws, matching.per, matching.times
         self.exploration, self.boundaries = exploration, boundaries
         if exploration:
             self.explore_grid = (drawing or model).grid(exploration.steps).to(self.device)
@@ -348,7 +360,7 @@ class FlowMatchingPolicy:
                 "known; set false, or train on the policy's own samples only"
             )
         if states is None:
-            step = torch.stack([torch.randperm(self.levels, generator=s)[: self.draws] for s in streams])
+            step = torch.stack([self._steps(s) for s in streams])
         else:
             assert self.queries is not None and self.boundaries is not None
             least = self.boundaries.least_level
@@ -358,6 +370,11 @@ class FlowMatchingPolicy:
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
         noise, step = put(noise, self.device), step if states is not None else put(step, self.device)
         return Matches(clean, noise, step, group, drawn, conditioning, trajectories)
+
+    def _steps(self, generator: torch.Generator) -> Int[Tensor, " draws"]:
+        if self.times == "logit_normal":
+            return logit_normal_steps(self.levels, self.draws, generator)
+        return torch.randperm(self.levels, generator=generator)[: self.draws]
 
     def pack(self, rollout: Rollout, rows: Sequence[int]) -> list[Record]:
         """Some samples: their latents and log-probs, and the seeds of their draws in place of the noise."""

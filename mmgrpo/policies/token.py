@@ -226,7 +226,9 @@ class TokenPolicy(TokenPasses):
 
     def written(self, text: str) -> Record:
         """A text as a completion of at most ``max_tokens`` tokens."""
-        return self._spelled(self.model.spell(text)[: self.max_tokens])
+        tokens = self.model.spell(text)
+        record = self._spelled(tokens[: self.max_tokens])
+        return record | {"truncated": torch.tensor(float(len(tokens) > self.max_tokens))}
 
     def _spelled(self, tokens: Sequence[int]) -> Record:
         ids = torch.tensor(tokens, dtype=torch.long)

@@ -3,7 +3,8 @@
     prompts with answers -> policy.given -> gather over ranks -> Batch, whose advantages are the answers' grades
 
 An objective that takes answers one by one (A-LoL) has a grade for a reward: its advantage is what the recipe makes of
-it and of the prompt's mean reward under the policy before training, which was measured before the run.
+it and of the prompt's mean reward under the policy before training, which was measured before the run. One that reads
+no advantage (``likelihood``) is supervised learning: it learns the best answer of every prompt.
 
 A run begins offline and goes on online (semi-online, arXiv:2506.21495) after a share of its optimizer steps. Which
 prompts a round has is a function of the seed and its number, so that a checkpoint holds nothing of it.
@@ -23,16 +24,18 @@ from mmgrpo.config.registry import parse
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.pairs import lacking, tied
 from mmgrpo.objectives.aggregation import per_prompt
+from mmgrpo.prompts.added import without_answer
 from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
+from mmgrpo.rounds.rows import unpacked
 from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks, total
 from mmgrpo.runtime.sharding import drawing_weights, scoring_weights
 from mmgrpo.scoring import RewardScores
-from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request
+from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request, Storing
 from mmgrpo.update import Batch, LossRecipe, on_device, scored
 
 GRADE = "grade"
@@ -52,8 +55,10 @@ class Offline(Callback):
         """Optimizer steps, from the first, that are made from them."""
         self.usable: Sequence[int] = ()
         """Indices of the prompts with answers of which one is better."""
-        self.measured = False
-        """Whether answers are taken one by one, against what was measured of their prompt."""
+        self.way = "compared"
+        """What the algorithm makes of answers (``way_of``)."""
+        self.cut = False
+        """Whether an answer was longer than the policy's samples."""
 
     def attach(self, run: Run) -> None:
         """ValueError for a policy that cannot score given answers, for an algorithm that does not compare them, and for
@@ -62,8 +67,10 @@ class Offline(Callback):
         kind = run.policy.answer_kind if isinstance(run.policy, Answering) else ""
         if not kind:
             raise ValueError(UNFIT)
-        self.measured = run.loss.objective.block.level != "group"
-        if self.measured:
+        self.way = way_of(run.loss)
+        if self.way == "learned":
+            self.usable = learned(run.prompts, kind)
+        elif self.way == "measured":
             self.usable, self.skipped = graded(run.prompts, kind, self.share, run.recipe, run.ledger)
         else:
             self.usable, self.skipped = compared(run.prompts, kind, self.share)
@@ -84,6 +91,8 @@ class Offline(Callback):
         indices = [self.usable[place] for place in order.take(number * count, count)][own.start : own.stop]
         prompts = [run.prompts[index] for index in indices]
         request = Request(prompts, range(own.start, own.stop), 0, derive(seed, "round", number), number)
+        if self.way == "learned":
+            return self._learned(run, request, indices, started)
         with drawing_weights(policy.network):
             rollout = policy.given(request)
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
@@ -95,7 +104,7 @@ class Offline(Callback):
         first = sum(row_counts(local, accelerator)[: accelerator.process_index])
         rows = first + torch.arange(len(local))
         scores = RewardScores(grade[:, None], torch.ones_like(grade, dtype=torch.bool)[:, None])
-        if self.measured:
+        if self.way == "measured":
             known = ledger.fields({MEASURED}, decisions.fields["prompt_index"])
             decisions = replace(decisions, fields={**decisions.fields, **known})
             one = torch.ones(1, dtype=torch.float64)
@@ -110,7 +119,7 @@ class Offline(Callback):
             if CATEGORY_WEIGHT in loss.fields:
                 batch = self._balanced(policy, batch, loss, ledger, micro_batch_size, accelerator)
                 metrics |= ledger.metrics()
-        shown = "pairs/chosen" if self.measured else "pairs/accuracy"
+        shown = "pairs/chosen" if self.way == "measured" else "pairs/accuracy"
         metrics |= {
             "rollout/rows": float(len(grade)),
             "rollout/evaluations": total(rollout.evaluations, accelerator),
@@ -118,6 +127,35 @@ class Offline(Callback):
             "time/reward": 0.0,
         }
         return Round(batch, [rollout], scores, [GRADE], run.cursor, metrics, grade, shown)
+
+    def _learned(self, run: Run, request: Request, indices: Sequence[int], started: float) -> Round:
+        """A round of the best answer of every prompt, whose likelihood is not measured before it is learned."""
+        policy, accelerator, prompts = run.policy, run.accelerator, request.prompts
+        assert isinstance(policy, Storing)
+        records = [best for [best] in policy.answers(prompts)]
+        rollout = unpacked(policy, list(zip(prompts, records)), list(request.slots), GIVEN, indices, request)
+        decisions = gather_decisions(rollout.decisions, accelerator, 0)
+        rows = request.slots[0] + torch.arange(len(prompts))
+        cut = decisions.fields.get("truncated", torch.zeros(decisions.rows))
+        if cut.any() and not self.cut and accelerator.is_main_process:
+            first = run.prompts[int(decisions.fields["prompt_index"][cut.argmax()])]
+            print(
+                f"sampling.max_tokens: the answer of prompt '{first.id}' is longer and is learned without its end; "
+                "raise it, or shorten the row (supervised/truncated_fraction counts such answers)",
+                flush=True,
+            )
+        self.cut = self.cut or bool(cut.any())
+        batch = Batch([rollout], [rows], decisions, torch.ones_like(decisions.log_probs), decisions.loss_mask)
+        grade = torch.zeros(decisions.rows)
+        metrics = {
+            "rollout/rows": float(decisions.rows),
+            "supervised/epoch": (run.round + 1) * decisions.rows / len(self.usable),
+            "supervised/truncated_fraction": float(cut.float().mean()),
+            "time/rollout": time.perf_counter() - started,
+            "time/reward": 0.0,
+        }
+        scores = RewardScores(grade[:, None], torch.ones_like(grade, dtype=torch.bool)[:, None])
+        return Round(batch, [rollout], scores, [GRADE], run.cursor, metrics, grade, "loss")
 
     def _balanced(
         self,
@@ -217,14 +255,36 @@ UNFIT = (
 )
 
 
+def way_of(loss: LossRecipe) -> str:
+    """What an objective makes of given answers: ``compared`` with each other, ``measured`` one by one against the
+    policy before training, or ``learned``, without any advantage."""
+    if "advantages" not in loss.objective.needs:
+        return "learned"
+    return "compared" if loss.objective.block.level == "group" else "measured"
+
+
 def refuse_algorithm(recipe: AdvantageRecipe, loss: LossRecipe) -> None:
-    """ValueError for an objective that does not compare the rows of a group."""
-    if loss.objective.block.level != "group" and recipe.fields & LEDGER_FIELDS != {MEASURED}:
+    """ValueError for an objective that neither compares the rows of a group nor learns each."""
+    if way_of(loss) == "measured" and recipe.fields & LEDGER_FIELDS != {MEASURED}:
         raise ValueError(
             f"data.offline: got the objective '{loss.objective.text}', which takes samples one by one, expected one "
             "that compares answers: algorithm.preset dpo, ipo, ... (mmgrpo presets), or objective preference(...); or "
-            "preset a_lol, whose baseline measured is that of the policy before training"
+            "preset a_lol, whose baseline measured is that of the policy before training; or preset sft, which learns "
+            "every answer"
         )
+
+
+def learned(prompts: Sequence[Prompt], kind: str) -> list[int]:
+    """The indices of prompts, each of which has an answer of a kind; ValueError for the first that has none."""
+    absent = f"has nothing to learn in the column answer{'_' * (kind != 'text')}{kind * (kind != 'text')}"
+    for prompt in prompts:
+        if reason := without_answer(prompt, kind):
+            reason = reason if prompt.answers else absent
+            raise ValueError(
+                f"data.train: prompt '{prompt.id}' {reason}, and supervised training (algorithm.preset sft) learns the "
+                "answer of every row; correct the row"
+            )
+    return [*range(len(prompts))]
 
 
 def compared(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[list[int], list[Skipped]]:

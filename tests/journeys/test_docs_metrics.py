@@ -98,7 +98,7 @@ def written(folder: Path) -> set[str]:
         ToyModel(), steps=4, draws=1, error="velocity", evaluation_steps=4, forward_batch_size=9
     )
     prompts = [replace(prompt, answers=given) for prompt in toy_prompts(4)]
-    for preset in ("dpo", "a_lol", "gr_dpo"):
+    for preset in ("dpo", "a_lol", "gr_dpo", "sft"):
         given_rows: dict[str, Any] = {"offline": 1.0, "measured": {key: [0.5] for key in range(4)}}
         trainer(policy, folder / preset, prompts, **given_rows, **algorithm_blocks(preset)).run_round()
         names |= {name for row in read_metrics(folder / preset / "metrics.jsonl") for name in row}

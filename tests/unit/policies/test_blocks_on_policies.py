@@ -175,8 +175,8 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     pytest.fail(f"every policy refuses {line}: {text}\n" + "\n".join(refusals))
 
 
-OFFLINE = {"by_category"}
-"""Rows for given answers alone (tests/unit/test_offline.py)."""
+OFFLINE = {"by_category", "likelihood"}
+"""Rows for given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py)."""
 
 
 @pytest.mark.rows

@@ -222,7 +222,7 @@ def begins_right(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
 
 REFUSED = {"edge_grpo": "entropy", "high_entropy": "entropy", "tree_grpo": "algorithm.keys.*tree"}
 REFUSED |= {"treerpo": r"algorithm\.credit.*tree", "t1": "entropy"} | dict.fromkeys(
-    ("gr_dpo", "gr_ipo"), r"data\.offline"
+    ("gr_dpo", "gr_ipo", "sft"), r"data\.offline"
 )
 REFUSED |= dict.fromkeys(("vineppo", "clip_delta", "text2grad", "subpo"), r"sampling\.states")
 REFUSED |= dict.fromkeys(("gigpo", "igpo"), r"sampling\.tools")

@@ -39,8 +39,8 @@ class Kind:
     """Presets that do not learn here, and why."""
 
 
-OFFLINE = ("gr_dpo", "gr_ipo")
-"""Trained on given answers alone (tests/unit/test_offline.py)."""
+OFFLINE = ("gr_dpo", "gr_ipo", "sft")
+"""Trained on given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py)."""
 DATA = ("chord", "chord_phi", "rmt", "hc_grpo")
 """Their data sets have solutions."""
 TEACHERS = ("rto", "opd", "va_opd", "tgdpo")

@@ -27,7 +27,7 @@ NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy
 NO_TEACHER = {"flow_opd": "teacher.shift.*'teacher'.*algorithm.networks"}
 """Presets for networks that the user names."""
 NO_GUIDE = dict.fromkeys(("tgdpo", "rto", "opd", "va_opd"), "teacher.log_probs.*'teacher'.*algorithm.networks")
-NO_OFFLINE = dict.fromkeys(("gr_dpo", "gr_ipo"), "by_category.*data.offline")
+NO_OFFLINE = dict.fromkeys(("gr_dpo", "gr_ipo"), "by_category.*data.offline") | {"sft": "likelihood.*data.offline"}
 """Presets of given answers alone."""
 REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES | NO_GUIDE, "matching": NO_TREES}
 REFUSED = {kind: refused | NO_OFFLINE for kind, refused in REFUSED.items()}
