@@ -92,6 +92,27 @@ def conversation_ids(
     return token_ids(chat.renderer, text) if chat else []
 
 
+def prompt_ids(tokenizer: Any, chat: ChatTemplate | None, prompt: Prompt) -> list[int]:
+    """Ids of a prompt by the chat template, or of its text where there is none; ValueError for one with media."""
+    if prompt.media:
+        raise ValueError(
+            f"prompt '{prompt.id}': got a medium of kind {prompt.media[0].kind}, expected text only; choose a "
+            "family that takes media"
+        )
+    if chat is not None:
+        return conversation_ids(chat, prompt, (), lambda medium: [])
+    if len(prompt.turns) > 1:
+        roles = ", ".join(turn.role for turn in prompt.turns)
+        raise ValueError(
+            f"prompt '{prompt.id}': got turns of {roles}, expected one text: the model's tokenizer has no chat "
+            "template, which would write them; write the whole prompt as a text, or choose an instruction model"
+        )
+    ids = token_ids(tokenizer, prompt.text)
+    if not ids:
+        raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}): got no tokens, expected at least one")
+    return ids
+
+
 def check_prompt_lengths(prompts: Sequence[Prompt], rows: Sequence[Sequence[int]], limit: int, remedy: str) -> None:
     """ValueError for a prompt of more than ``limit`` tokens (0: no limit); ``remedy`` names what shortens prompts."""
     for prompt, row in zip(prompts, rows, strict=True):

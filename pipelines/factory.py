@@ -15,6 +15,7 @@ from mmgrpo.config.ranges import check_ranges
 from mmgrpo.config.reading import build, setting_names, with_preset
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import Family
+from mmgrpo.family import families as registered
 from pipelines.tools import named
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def make_policy(
 ) -> Policy:
     """The policy of a checkpoint; ``options`` are those of the sections ``model`` and ``sampling``, ``tools`` also the
     functions and classes themselves. What they leave out has the settings of the ``preset``, if one is named."""
-    family = families[name or recognize(families, locate(path))]
+    family = of_name(families, name or recognize(families, locate(path)))
     kind = config_class(family.sections)
     section = {"algorithm": {"preset": preset}} if preset else {}
     section = with_preset(kind, section, "policy", str(options.get("policy", ""))) if preset else section
@@ -64,6 +65,14 @@ def of_policy(option: str, kind: type, names: Sequence[str]) -> str:
     return f" It is an argument of mmgrpo.train: {argument(setting)}."
 
 
+def of_name(families: Mapping[str, Family], name: str) -> Family:
+    """The family of a name; ValueError for one that is not among ``families``."""
+    if name not in families:
+        elsewhere = [other for other in registered().values() if other.name == name]
+        raise ValueError(f"family: unknown family '{name}'.{policy_of(elsewhere) or nearest(name, families)}")
+    return families[name]
+
+
 def recognize(families: Mapping[str, Family], path: str) -> str:
     """The family of a checkpoint by the architecture that it declares."""
     from pipelines.pretrained import architecture
@@ -74,9 +83,17 @@ def recognize(families: Mapping[str, Family], path: str) -> str:
             return name
     reason = f"declares the architecture '{declared}'" if declared else "declares no architecture"
     names = ", ".join(families)
+    elsewhere = [other for other in registered().values() if declared in other.architectures]
     raise ValueError(
-        f"'{path}' {reason}, expected one that a family here names; if one reads it, add family=, of {names}"
+        f"'{path}' {reason}, expected one that a family here names; if one reads it, add family=, of {names}."
+        f"{policy_of(elsewhere)}"
     )
+
+
+def policy_of(elsewhere: Sequence[Family]) -> str:
+    """What is said of a model that families of other packages read: the function that makes a policy of it."""
+    calls = [f"{family.module.rpartition('.')[0]}.policy for {family.name}" for family in elsewhere]
+    return f" Call {' or '.join(calls)}." if calls else ""
 
 
 def device_of(device: str) -> str:

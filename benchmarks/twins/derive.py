@@ -82,13 +82,13 @@ FRAMES = 2
 """Frames of twins of video recipes."""
 
 NO_TWIN = {
-    "text/demo": "its blocks are those of vlm/toolrl",
+    "text/demo": "its blocks are those of text/toolrl",
     "visual/awm": "preset/awm is, with the plain error",
     "visual/d3po": "preset/d3po is, in groups",
     "visual/diffusion_dpo": "it trains on given pairs; preset/diffusion_dpo draws them",
     "visual/flow_opd": "it needs teachers",
     "visual/gardo": "its gate and its diversity name rewards of images",
-    "vlm/gigpo": "it compares turns",
+    "text/gigpo": "it compares turns",
     "vlm/ttrv": "its reward is a vote, whose gain says nothing of a right answer",
     "vlm/video_r1": "it compares with shuffled frames",
     "vlm/vision_r1": "its weights follow two rewards of boxes",

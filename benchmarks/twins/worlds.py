@@ -195,7 +195,7 @@ def close(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
 @functools.cache
 def pretrained_words(steps: int = 120) -> Any:
     """A language model that says the next word of the alphabet for a word, and in 3 of 10 cases the word itself."""
-    from pipelines.vlm.causal_lm import toy
+    from pipelines.text.causal_lm import toy
 
     model = toy(["say", *WORDS], width=32, layers=1)
     with torch.random.fork_rng():

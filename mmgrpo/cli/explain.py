@@ -75,7 +75,9 @@ def tables() -> dict[str, Mapping[str, Any]]:
 
 def explain(name: str) -> str:
     """Everything of that name; ValueError with the nearest names where nothing has it."""
-    named = tables()
+    from mmgrpo.config.plugins import present_name
+
+    named, name = tables(), present_name(name, "mmgrpo explain")
     shown = [preset(name, named)] if name in named["preset"] else []
     shown += [record(papers()[name])] if name in papers() else []
     shown += [

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -96,6 +97,22 @@ EMBEDDED, PYPI = "embedded:", "pypi:"
 """Prefixes of paths: of a file in a package (``embedded:visual/scenes/train.jsonl``), and of a model in the package
 index (``pypi:whisper-tiny.en``)."""
 
+MOVED: Mapping[str, str] = {
+    **{f"vlm/{name}": f"text/{name}" for name in ("alphamaze", "gigpo", "otc", "reasoning_sql", "toolrl")},
+    "pipelines.vlm.calculator": "pipelines.text.calculator",
+    "pipelines.vlm.rooms": "pipelines.text.rooms",
+}
+"""Former names, of recipes and of modules with functions that users name, and the present ones."""
+
+
+@cache
+def present_name(name: str, what: str) -> str:
+    """The present name of a recipe or module; a former one (``MOVED``) is read, with one warning, which begins with
+    ``what``."""
+    if name in MOVED:
+        warnings.warn(f"{what}: '{name}' is called '{MOVED[name]}' now", stacklevel=3)
+    return MOVED.get(name, name)
+
 
 @cache
 def registered(group: str) -> tuple[EntryPoint, ...]:
@@ -162,7 +179,7 @@ def recipes() -> dict[str, Path]:
 
 def recipe(name: str) -> Path:
     """The file of a recipe, by ``<modality>/<name>``, or by its name alone where that is unique."""
-    files = recipes()
+    files, name = recipes(), present_name(name, "--recipe")
     if name in files:
         return files[name]
     matching = [full for full in files if full.partition("/")[2] == name]
@@ -184,6 +201,7 @@ def load_object(name: str, what: str, own: bool = True, kind: Kind = python_func
     before it is imported, and an object that is not of the wanted ``kind`` before it is called.
     """
     module_name, _, attribute = name.partition(":")
+    module_name = present_name(module_name, what)
     if module_name.endswith(".py"):
         module = module_name.removesuffix(".py")
         raise ValueError(f"{what}: '{name}' names a file, expected its module: {module}:{attribute}")

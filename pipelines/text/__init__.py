@@ -6,20 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipelines.factory import make_policy
-from pipelines.vlm.families import FAMILIES as VISION_LANGUAGE
+from pipelines.text.families import FAMILIES
 
 if TYPE_CHECKING:
-    from mmgrpo.family import Family
     from mmgrpo.types import Policy
 
 __all__ = ["FAMILIES", "policy"]
-
-FAMILIES: Mapping[str, Family] = {"causal_lm": VISION_LANGUAGE["causal_lm"]}
-"""Those of the vision-language families that see nothing."""
 
 
 def policy(

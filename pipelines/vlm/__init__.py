@@ -20,7 +20,7 @@ __all__ = ["FAMILIES", "policy"]
 
 
 def policy(path: str, *, family: str = "", seed: int = 0, preset: str = "", **options: Any) -> Policy:
-    """A vision-language or language model as a policy over tokens.
+    """A vision-language model as a policy over tokens; ``pipelines.text.policy`` is that of a language model.
 
     ``path`` is a folder or a hub id; its configuration determines the family, unless ``family`` names one. ``options``
     are those of the recipe sections ``model`` and ``sampling`` (lora_rank, max_pixels, max_tokens, temperature, ...).

@@ -10,7 +10,7 @@ from typing import Any
 from mmgrpo.data.chat import chat_of
 from mmgrpo.types import Media, Prompt
 from pipelines import require
-from pipelines.conversation import conversation_ids, load_tokenizer
+from pipelines.conversation import conversation_ids, load_tokenizer, prompt_ids
 from pipelines.pretrained import INDEX, architecture, locate, read_part
 from pipelines.vlm.frames import frame_indices
 from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_pixel_limit, rate_of, smart_resize, span_of
@@ -74,7 +74,6 @@ def of_model(path: str, **limits: Any) -> tuple[Sizes, Callable[[Prompt], int]]:
     require("vlm", "transformers")
     from transformers import AutoImageProcessor
 
-    from pipelines.vlm.causal_lm import prompt_ids
     from pipelines.vlm.qwen_vl import MARKS
 
     source = locate(path, "Qwen/Qwen2.5-VL-3B-Instruct", *INDEX)

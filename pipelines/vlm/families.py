@@ -1,4 +1,4 @@
-"""The families of vision-language models and of plain language models."""
+"""The families of vision-language models, and what all families share that are asked in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines import language
 from pipelines.families import WITH_VLLM
 from pipelines.language import language_family, load_model, refuse_other_architectures, rows_of, token_policy
 from pipelines.tools import check_template, check_tools, schemas, tools_of, unread
-from pipelines.vlm.options import QwenVlOptions, SmolVlmOptions, TextOptions, VlmData, VlmEval, VlmSampling
+from pipelines.vlm.options import QwenVlOptions, SmolVlmOptions, VlmData, VlmEval, VlmSampling
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -38,6 +38,7 @@ def vlm_family(
     architectures: tuple[str, ...],
     options: type,
     check_showing: CheckShowing | None,
+    modality: str = "vlm",
 ) -> Family:
     """The record of a family that is asked in words, about images and videos where its models read these.
     ``check_showing`` raises for a checkpoint that cannot be shown images that tools return; None where none can."""
@@ -50,7 +51,7 @@ def vlm_family(
         outputs="Text",
     )
     return replace(
-        language_family(name, about, "vlm", module, architectures, sections, check_media, engines=WITH_VLLM),
+        language_family(name, about, modality, module, architectures, sections, check_media, engines=WITH_VLLM),
         load=partial(load, name=name, module=module, check_showing=check_showing),
         check=partial(check, name, check_showing),
         arithmetic=arithmetic,
@@ -260,14 +261,6 @@ FAMILIES: Mapping[str, Family] = {
             ),
             SmolVlmOptions,
             some_checkpoints,
-        ),
-        vlm_family(
-            "causal_lm",
-            "plain language models of any architecture that transformers knows",
-            "pipelines.vlm.causal_lm",
-            ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"),
-            TextOptions,
-            None,
         ),
     )
 }

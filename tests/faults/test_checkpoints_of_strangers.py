@@ -21,9 +21,10 @@ from mmgrpo.runtime.weight_files import CONVERT
 from pipelines.lora import read_adapters
 from pipelines.pretrained import check_pipeline, check_weights
 from pipelines.speech import duration, whisper
+from pipelines.text import causal_lm
 from pipelines.training import Training
 from pipelines.visual import flux, sd3, sdxl, stable_diffusion
-from pipelines.vlm import causal_lm, smolvlm
+from pipelines.vlm import smolvlm
 from tests import ROOT
 from tests.building import load
 from tests.tiny import maker, tiny_checkpoint

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.pretrained import save_network
-from pipelines.vlm.causal_lm import decoder, network_of
+from pipelines.text.causal_lm import decoder, network_of
 
 TINY_WORDS = "how many is are the a yes no red blue <think> </think> <answer> </answer> 0 1 2 3"
 

@@ -20,7 +20,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from mmgrpo.update import LossRecipe
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, attached, trainer
 from tests.toys import toy_policy, toy_prompts
 

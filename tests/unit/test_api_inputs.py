@@ -21,7 +21,7 @@ from mmgrpo.rewards import from_trl
 from mmgrpo.scoring.trl import GIVEN
 from mmgrpo.toy import scenes
 from mmgrpo.types import Policy
-from pipelines import visual, vlm
+from pipelines import text, visual, vlm
 from pipelines.visual import sd3
 from tests.journeys.cli.running import call, metrics, read_lines, write_rows
 from tests.seeing import write_model
@@ -150,7 +150,7 @@ def test_a_reward_of_trls_kind_is_given_columns_and_may_leave_a_sample_without_a
 
 
 def test_prompts_that_are_too_long_are_left_out_and_listed(tmp_path):
-    policy = vlm.policy(maker("causal_lm")(tmp_path / "model"), max_tokens=4, max_prompt_tokens=3)
+    policy = text.policy(maker("causal_lm")(tmp_path / "model"), max_tokens=4, max_prompt_tokens=3)
     reward = from_trl(lambda prompts, completions, **columns: [float(len(text)) for text in completions], name="length")
     run = mmgrpo.train(policy, ["a b", "a b c d a b", "c"], [reward], data={"too_long": "filter"}, **SMALL)
     (line,) = read_lines(run.folder / "skipped.jsonl")
@@ -219,7 +219,7 @@ def greeting(tmp_path, monkeypatch) -> Iterator[str]:
     (library / "greeting.py").write_text(
         "from dataclasses import replace\n"
         "from pipelines.factory import make_policy\n"
-        "from pipelines.vlm.families import FAMILIES as THEIRS\n"
+        "from pipelines.text.families import FAMILIES as THEIRS\n"
         "FAMILIES = {'greeter': replace(THEIRS['causal_lm'], name='greeter', modality='greeting')}\n"
         "REWARDS = {'politeness': 'greeting:politeness'}\n"
         "def policy(path, **options):\n"

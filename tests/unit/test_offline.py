@@ -21,7 +21,7 @@ from mmgrpo.rounds.offline import Offline, compared
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import GIVEN, Answer, Image, Media, Output, Policy, Prompt, Request
 from mmgrpo.update import Batch
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, attached, matching_policy_over, token_policy_over, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 

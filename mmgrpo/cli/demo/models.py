@@ -45,7 +45,7 @@ class Pair:
 
     @property
     def modality(self) -> str:
-        """``visual``, ``vlm`` or ``speech``."""
+        """``visual``, ``vlm``, ``text`` or ``speech``."""
         return self.family.modality
 
     @property
@@ -121,9 +121,9 @@ class Opened:
     """Held while models and rewards are loaded and while they compute: they share the memory of one device. A generator
     must not hold it while it yields, since one that is cancelled never goes on."""
 
-    def of(self, modality: str) -> list[str]:
-        """Names of the pairs of a modality."""
-        return [name for name, pair in self.pairs.items() if pair.modality == modality]
+    def of(self, *modalities: str) -> list[str]:
+        """Names of the pairs of these modalities."""
+        return [name for name, pair in self.pairs.items() if pair.modality in modalities]
 
     def policy(self, name: str, side: str) -> Policy:
         """A model, from memory or loaded; hold ``lock`` while it is used. KeyError for a name that is not opened.

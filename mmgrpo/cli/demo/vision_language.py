@@ -226,7 +226,7 @@ def tab(opened: Opened) -> None:
     from reward_models.rules.boxes import COORDINATES
     from reward_models.rules.tasks import TASKS
 
-    names, examples = opened.of("vlm"), Examples(opened)
+    names, examples = opened.of("vlm", "text"), Examples(opened)
     gr.Markdown(ABOUT)
     if not names:
         gr.Markdown(

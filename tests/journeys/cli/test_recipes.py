@@ -24,7 +24,6 @@ TASKS = {
     "vision_r1": "detection_ap50",
     "vla_r1": "trajectory",
     "time_master": "exact",
-    "alphamaze": "maze",
     "ton": "ton",
     "ton_counting": "numeric",
 }
@@ -44,10 +43,6 @@ def settings(*arguments: object) -> Config:
     return read([str(argument) for argument in arguments], "")
 
 
-OWN_ROOM = {"text": "vlm"}
-"""Where families of a modality of recipes live, if elsewhere."""
-
-
 @pytest.mark.slow
 @pytest.mark.rows
 @pytest.mark.parametrize("recipe", quick.RECIPES)
@@ -56,7 +51,7 @@ def test_a_recipe_is_read_and_its_run_has_an_arithmetic(recipe):
     modality, _, name = recipe.partition("/")
     assert config.name == (f"{modality}_demo" if recipe in ("vlm/demo", "text/demo") else name)
     assert quick.contents(recipe)["algorithm"]["preset"] == config.algorithm.preset
-    assert families()[quick.contents(recipe)["model"]["family"]].modality == OWN_ROOM.get(modality, modality)
+    assert families()[quick.contents(recipe)["model"]["family"]].modality == modality
     text = arithmetic(config)
     assert f"a rollout: {config.data.prompts_per_step} " in text
     if not config.data.offline:
@@ -88,9 +83,9 @@ def test_data_of_a_recipe_that_are_not_there_yet_are_named_with_where_they_come_
 
 
 def test_a_recipe_of_a_vision_language_paper_names_its_task_and_a_model_of_the_hub():
-    assert TASKS.keys() | OF_TEXT == set(quick.names("vlm")) - {"demo", "ttrv"}  # whose model is embedded
-    for name, task in TASKS.items():
-        recipe = f"vlm/{name}"
+    assert TASKS.keys() == set(quick.names("vlm")) - {"demo", "ttrv"}  # whose model is embedded
+    assert OF_TEXT.keys() == set(quick.names("text")) - {"demo", "alphamaze"}
+    for recipe, task in {**{f"vlm/{name}": task for name, task in TASKS.items()}, "text/alphamaze": "maze"}.items():
         assert re.fullmatch(r"[\w.-]+/[\w.-]+", settings("--recipe", recipe).model.path)
         assert f'"task": "{task}"' in quick.RECIPES[recipe].read_text()
 
@@ -100,7 +95,9 @@ SPEECH_PAPERS = ("grpo_asr", "tongyi_asr", "ibm_sqa", "ibm_ast")
 
 @pytest.mark.parametrize(
     "recipe",
-    [f"vlm/{name}" for name in TASKS if name != "geometry3k"] + [f"speech/{name}" for name in SPEECH_PAPERS],
+    ["text/alphamaze"]
+    + [f"vlm/{name}" for name in TASKS if name != "geometry3k"]
+    + [f"speech/{name}" for name in SPEECH_PAPERS],
 )
 def test_every_value_of_a_papers_recipe_has_a_source(recipe):
     """A comment on the line; geometry3k has one source only, at its top."""
@@ -110,7 +107,7 @@ def test_every_value_of_a_papers_recipe_has_a_source(recipe):
 
 FREE = r"\s*(name|family|path|train|heldout|media_root|preset):"
 VALUE = {
-    "vlm": lambda line: re.match(r"\s+[a-z_]+: \S", line) and not re.match(FREE, line),
+    **dict.fromkeys(("vlm", "text"), lambda line: re.match(r"\s+[a-z_]+: \S", line) and not re.match(FREE, line)),
     "speech": lambda line: re.match(r"\s*([a-z_]+: \S|- )", line) and not re.match(FREE, line),
 }
 """Modality to what is a line with a value that needs a source."""

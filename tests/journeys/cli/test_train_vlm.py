@@ -32,7 +32,7 @@ def train(model, media, output, *more: object) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TASKS if name != "alphamaze"])
+@pytest.mark.parametrize("name", TASKS)
 def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, qwen_folder, media, tmp_path):
     recipe = quick.contents(f"vlm/{name}")
     updates, group = recipe["optim"].get("updates", 1), min(4, recipe["data"]["group_size"])
@@ -100,7 +100,7 @@ def test_a_recipe_of_a_language_model_trains(name, tmp_path):
     path = maker("causal_lm")(tmp_path / "model", "tools" if name in ("otc", "gigpo") else "")
     words += ["--model.path", path, "--sampling.max-tokens", 4, "--trackers"]
     words += ["--data.prompts-per-step", 1, "--steps", 2, "--eval.every", 0, "--output-dir", tmp_path]
-    call("train", "--recipe", f"vlm/{name}", *words)
+    call("train", "--recipe", f"text/{name}", *words)
     for line in read_lines(tmp_path / name / "metrics.jsonl"):
         assert math.isfinite(line["loss"]) and line["ratio/first_minus_one"] < 1e-5
 
@@ -273,7 +273,7 @@ def test_any_model_of_pictures_and_text_trains_on_rows_of_easy_r1(kind, media, t
 
 OWN_FAMILY = """
 from dataclasses import replace
-from pipelines.vlm.families import FAMILIES
+from pipelines.text.families import FAMILIES
 
 MINE = replace(FAMILIES["causal_lm"], name="mine", about="a family of one's own", architectures=("mine",))
 
@@ -288,7 +288,7 @@ def test_the_recipe_of_mazes_trains_a_language_model(tmp_path):
     rows = [{"text": f"go {way}", "task": "maze", "answer": f"<|{way}|>"} for way in ("up", "down")]
     options = ["--data.train", write_rows(tmp_path / "train.jsonl", rows), "--data.heldout", "", "--steps", 2]
     options += ["--model.path", maker("causal_lm")(tmp_path / "model"), "--model.dtype", "float32", "--trackers"]
-    call("train", "--recipe", "vlm/alphamaze", *options, "--output-dir", tmp_path, "--sampling.max-tokens", 4)
+    call("train", "--recipe", "text/alphamaze", *options, "--output-dir", tmp_path, "--sampling.max-tokens", 4)
     lines = read_lines(tmp_path / "alphamaze" / "metrics.jsonl")
     assert [line["reward/maze_steps/mean"] for line in lines] == [0.0, 0.0]
 

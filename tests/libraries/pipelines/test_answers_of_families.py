@@ -147,16 +147,16 @@ def test_settings_reach_the_policy_of_a_language_model(tmp_path):
 
 
 def test_a_policy_of_options_records_them_and_its_family(tmp_path):
-    from pipelines import vlm
+    from pipelines import text
 
     path = maker("causal_lm")(tmp_path)
-    settings = vlm.policy(path, seed=5, max_tokens=3, lora_rank=2, device="cpu").settings
+    settings = text.policy(path, seed=5, max_tokens=3, lora_rank=2, device="cpu").settings
     model, sampling = settings.config.model, settings.config.sampling
     assert (settings.family.name, model.family, model.path) == ("causal_lm", "causal_lm", path)
     assert (settings.config.seed, sampling.max_tokens, model.lora_rank) == (5, 3, 2)
-    assert vlm.policy(path, device="cpu").settings.config.seed == 0
+    assert text.policy(path, device="cpu").settings.config.seed == 0
     with pytest.raises(ValueError, match="causal_lm.*max_token.*max_tokens"):
-        vlm.policy(path, max_token=3)
+        text.policy(path, max_token=3)
 
 
 @pytest.mark.parametrize("name", [name for name, one in families().items() if one.modality != "speech"])
@@ -165,7 +165,8 @@ def test_a_family_is_evaluated_and_rewarded_as_its_kind(name):
     from pipelines.vlm.options import VlmEval
 
     sections = family(name).sections
-    kinds = {"visual": (VisualEval, ("scene_all",)), "vlm": (VlmEval, ("task", "format(weight=0.5)"))}
+    asked = (VlmEval, ("task", "format(weight=0.5)"))
+    kinds = {"visual": (VisualEval, ("scene_all",)), "vlm": asked, "text": asked}
     assert (sections.eval, sections.rewards) == kinds[family(name).modality]
 
 
@@ -373,7 +374,7 @@ class Plain:
 
 
 def test_a_model_of_words_needs_words_and_no_media():
-    from pipelines.vlm.causal_lm import prompt_ids
+    from pipelines.conversation import prompt_ids
 
     with pytest.raises(ValueError, match="'a'"):
         prompt_ids(Plain(), None, Prompt("x", "a"))

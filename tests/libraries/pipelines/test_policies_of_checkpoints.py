@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines import speech, visual, vlm
+from pipelines import speech, text, visual, vlm
+from tests.tiny import maker
 
 
 @pytest.mark.parametrize("modality", [visual, vlm, speech], ids=lambda module: module.__name__)
@@ -22,3 +23,12 @@ def test_a_model_that_hears_is_whisper_tiny_unless_another_is_named(monkeypatch)
     monkeypatch.setattr(speech, "make_policy", lambda *given: asked.append(given[1]))
     speech.policy()
     assert asked == ["pypi:whisper-tiny.en"]
+
+
+def test_a_language_model_is_made_where_language_models_are(tmp_path):
+    path = maker("causal_lm")(tmp_path)
+    for given in ({}, {"family": "causal_lm"}):
+        with pytest.raises(ValueError, match=r"pipelines\.text\.policy.*causal_lm"):
+            vlm.policy(path, **given)
+    with pytest.raises(ValueError, match="'causal_l'.*'causal_lm'"):
+        text.policy(path, family="causal_l")

@@ -22,11 +22,11 @@ from mmgrpo.family import families
 from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tools import ENDS
 from mmgrpo.types import Image, Media, Prompt, Request, Text, Turn
-from pipelines import vlm
+from pipelines import text
+from pipelines.text.calculator import calculate
+from pipelines.text.rooms import Rooms
 from pipelines.tools import check_tools, names_elsewhere, schemas
 from pipelines.vlm import qwen_vl_tiny
-from pipelines.vlm.calculator import calculate
-from pipelines.vlm.rooms import Rooms
 from tests.building import amplify
 from tests.libraries.families.examples import EXAMPLES, noise
 from tests.tiny import maker
@@ -135,8 +135,8 @@ def test_a_tokenizer_that_cannot_write_calls_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("names", "found"),
     [
-        (["pipelines.vlm.calculator:calculate", "pipelines.vlm.rooms:Rooms"], True),
-        (["pipelines.vlm.calculator:calculate", "__main__:search"], False),  # of a notebook, or of the script itself
+        (["pipelines.text.calculator:calculate", "pipelines.text.rooms:Rooms"], True),
+        (["pipelines.text.calculator:calculate", "__main__:search"], False),  # of a notebook, or of the script itself
         (["made_in_memory:search"], False),
     ],
 )
@@ -339,11 +339,11 @@ def test_images_for_a_family_that_cannot_be_shown_any_are_refused(tags, tmp_path
 def test_in_python_tools_are_functions_and_classes(tags, tmp_path):
     path = tiny_of_kind(tmp_path / "qwen", "qwen2.5")
     for given in (count, [count], [f"{__name__}:count"]):
-        policy: Any = vlm.policy(path, tools=given, device="cpu", max_tokens=32)
+        policy: Any = text.policy(path, tools=given, device="cpu", max_tokens=32)
         assert list(policy.walk.tools.table) == ["count"]
         assert policy.settings.config.sampling.tools == [f"{__name__}:count"]
     with pytest.raises(ValueError, match="tools.*lambda"):
-        vlm.policy(path, tools=lambda x: x, device="cpu")
+        text.policy(path, tools=lambda x: x, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from pipelines.conversation import (
     repeat_marks,
     suppressed_tokens,
 )
-from pipelines.vlm import causal_lm, smolvlm
+from pipelines.text import causal_lm
+from pipelines.vlm import smolvlm
 from pipelines.vlm.image_text import ImageText
 
 SEEN = Media("image", Image(torch.zeros(3, 2, 2)))

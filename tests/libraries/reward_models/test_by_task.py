@@ -14,7 +14,7 @@ from mmgrpo.data.reward_tokens import with_all_tokens, with_reward_tokens
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rewards import scorer, scorers
 from mmgrpo.types import Media, Prompt, Text, Turn
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from reward_models.by_task import check
 from tests.building import algorithm_blocks, recipe, trainer
 from tests.libraries.reward_models.judges.served import chat_server

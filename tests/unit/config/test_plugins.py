@@ -35,7 +35,7 @@ def package(tmp_path, monkeypatch, fresh) -> Iterator[Path]:
         (folder / name).mkdir(parents=True)
     (folder / "__init__.py").write_text(
         "from dataclasses import replace\n"
-        "from pipelines.vlm.families import FAMILIES as THEIRS\n"
+        "from pipelines.text.families import FAMILIES as THEIRS\n"
         "FAMILIES = {'greeter': replace(THEIRS['causal_lm'], name='greeter', modality='greeting')}\n"
         "REWARDS = {'politeness': 'greeting_package:politeness'}\n"
         "def politeness(prompts, outputs, word='please'):\n"
@@ -89,6 +89,18 @@ def test_a_package_offers_a_reward_by_entry_point(package):
     reward = scorer("politeness(weight=2, word='thanks')")
     assert (reward.name, reward.weight) == ("politeness", 2.0)
     assert reward.fn([Prompt("")], [Text("thanks, thanks")]) == [2.0]
+
+
+@pytest.mark.parametrize(("old", "new"), plugins.MOVED.items())
+def test_a_former_name_is_read_and_the_present_one_told(old, new):
+    plugins.present_name.cache_clear()
+    with pytest.warns(UserWarning, match=f"'{old}'.*'{new}'"):
+        if "/" in old:
+            assert plugins.recipe(old) == plugins.recipe(new)
+        else:
+            names = {"calculator": "calculate", "rooms": "Rooms"}
+            name = names[new.rpartition(".")[2]]
+            assert plugins.load_object(f"{old}:{name}", "sampling.tools", kind=lambda value: "").__module__ == new
 
 
 def test_a_name_that_two_packages_offer_is_an_error(package, tmp_path):

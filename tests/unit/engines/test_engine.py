@@ -37,7 +37,7 @@ from mmgrpo.policies.generation import Drawing, Generated
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query
 from mmgrpo.types import Prompt, Request
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from tests.building import token_policy_over
 
 pytest.importorskip("transformers")

@@ -31,7 +31,7 @@ from mmgrpo.prompts.samplers import SAMPLERS
 from mmgrpo.prompts.trackers import READS, TRACKERS
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Image, Output, Policy, Prompt, Text
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, matching_policy_over, token_policy_over, trainer
 from tests.speaking import TableModel
 from tests.toys import ToyModel, toy_policy, toy_prompts

@@ -9,7 +9,7 @@ from mmgrpo.config.registry import bind
 from mmgrpo.policies.contrasts import CONTRASTS
 from mmgrpo.scoring import Scorer, score_outputs
 from mmgrpo.types import CONTRAST, OWN, Image, Media, Prompt, Request, Text, Turn
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from reward_models.rules.votes import majority
 from tests.building import token_policy_over
 

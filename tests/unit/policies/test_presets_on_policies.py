@@ -17,7 +17,7 @@ from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import refuse_preset
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Answer, Image, Media, Output, Policy, Prompt, Text
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, matching_policy_over, token_policy_over, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_tools import policy_of as conversing

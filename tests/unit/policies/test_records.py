@@ -15,7 +15,7 @@ from mmgrpo.policies.records import answer_start, reference_text, segments, thou
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Request, Text
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from tests.building import token_policy_over, trainer
 from tests.toys import toy_policy, toy_prompts
 

@@ -16,7 +16,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rollout import begin_rollout
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import HINT, HINTED, Completions, Prompt, Request, Text
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, token_policy_over, trainer
 from tests.trees import plain
 from tests.unit.advantages.test_credit import credit, near

@@ -17,7 +17,7 @@ from mmgrpo.report.idle import read_alarms
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
-from pipelines.vlm.causal_lm import load, toy
+from pipelines.text.causal_lm import load, toy
 from pipelines.vlm.options import TextOptions
 from tests.building import algorithm_blocks, amplify, killed_and_whole, recipe, token_policy_over, trainer
 

@@ -36,9 +36,9 @@ from mmgrpo.policies.tools import ENDS, Episode, Tools, _action, _observation, n
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, Text, Turn
+from pipelines.text.causal_lm import LORA_TARGETS, CausalLm
 from pipelines.tools import schemas
 from pipelines.training import PLAIN, make_trainable
-from pipelines.vlm.causal_lm import LORA_TARGETS, CausalLm
 from tests.building import algorithm_blocks, killed_and_whole, token_policy_over, trainer
 from tests.tiny.causal_lm import KINDS, decoder, tokenizer_of
 from tests.unit.policies.test_token_policy import kept, rescored

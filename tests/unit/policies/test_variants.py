@@ -11,7 +11,7 @@ from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.config.registry import bind
 from mmgrpo.policies.variants import VARIANTS
 from mmgrpo.types import Prompt, Request, Text, Turn
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from reward_models.rules.lengths import auxiliary, budget_length, budget_value, triangle_length
 from tests.building import token_policy_over
 

@@ -71,7 +71,7 @@ def resampled(folder: Path, accelerator: Accelerator) -> Trainer:
 
 
 def load_toy() -> Any:
-    from pipelines.vlm.causal_lm import toy
+    from pipelines.text.causal_lm import toy
 
     return toy(["say", "a", "b"])
 
@@ -183,7 +183,7 @@ def denoising(plan: str, folder: Path, accelerator: Accelerator, prompts: int = 
 
 def offline(folder: Path, accelerator: Accelerator) -> Trainer:
     """Given answers of different lengths on different ranks, then samples."""
-    from pipelines.vlm.causal_lm import toy
+    from pipelines.text.causal_lm import toy
 
     def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         return [-float(len(output.text)) for output in outputs]  # type: ignore[union-attr]
@@ -200,7 +200,7 @@ def offline(folder: Path, accelerator: Accelerator) -> Trainer:
 
 def remembered(changes: dict[str, Any], folder: Path, accelerator: Accelerator) -> Trainer:
     """What a run keeps between rounds, and rows that only some processes have."""
-    from pipelines.vlm.causal_lm import toy
+    from pipelines.text.causal_lm import toy
 
     def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         return [float(output.tokens < 3) for output in outputs]  # type: ignore[union-attr]

@@ -16,7 +16,8 @@ from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.data.perturbations import Mask
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines import containers, vlm
-from pipelines.vlm import causal_lm, frames, qwen_vl, smolvlm
+from pipelines.text import causal_lm
+from pipelines.vlm import frames, qwen_vl, smolvlm
 from pipelines.vlm.estimate import Sizes, tokens_of
 from pipelines.vlm.families import FAMILIES, check_media
 from pipelines.vlm.image_text import ImageText, Limits, _within

@@ -15,9 +15,9 @@ from mmgrpo.policies.beam_search import BeamSearch
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.walks import Completion
 from mmgrpo.types import Prompt, Request, Turn
-from pipelines import vlm
+from pipelines import text
+from pipelines.text import causal_lm
 from pipelines.training import Training, checkpoint_layers
-from pipelines.vlm import causal_lm
 from tests.building import load
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.causal_lm import KINDS
@@ -59,7 +59,7 @@ def test_precision_and_checkpointing_are_those_of_the_training(folder):
 
 def test_the_seed_of_a_policy_is_that_of_its_adapters(folder):
     seeds = (7, 8, 7)
-    made = [vlm.policy(folder, seed=seed, lora_rank=2, max_tokens=2) for seed in seeds]
+    made = [text.policy(folder, seed=seed, lora_rank=2, max_tokens=2) for seed in seeds]
     assert tuple(policy.settings.config.seed for policy in made) == seeds
     first, other, same = (
         [value for name, value in policy.network.named_parameters() if "lora_A" in name] for policy in made
@@ -76,7 +76,7 @@ def test_a_conversation_is_written_by_the_template_of_the_tokenizer(folder):
 
 
 def test_the_search_of_the_settings_is_that_of_the_policy(folder):
-    walks = [vlm.policy(folder, search=name, max_tokens=2).walk for name in ("sample", "beam")]
+    walks = [text.policy(folder, search=name, max_tokens=2).walk for name in ("sample", "beam")]
     assert [type(one) for one in walks] == [Completion, BeamSearch]
 
 

@@ -1,7 +1,7 @@
 """A tool for completions: arithmetic.
 
     sampling:
-      tools: [pipelines.vlm.calculator:calculate]
+      tools: [pipelines.text.calculator:calculate]
 
 It is also the example of a tool of one's own: a function whose signature and docstring tell the model what it takes.
 """

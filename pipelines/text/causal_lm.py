@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmgrpo.data.chat import NO_ARGUMENTS, ChatTemplate, token_ids
+from mmgrpo.data.chat import NO_ARGUMENTS
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
     check_prompt_lengths,
-    conversation_ids,
     load_tokenizer,
     pad_left,
     positions_of,
+    prompt_ids,
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
@@ -82,27 +82,6 @@ class CausalLm(Decoder):
     def body(self, network: Any) -> Any:
         """The network without its head."""
         return network.base_model
-
-
-def prompt_ids(tokenizer: Any, chat: ChatTemplate | None, prompt: Prompt) -> list[int]:
-    """Ids of a prompt by the chat template, or of its text where there is none; ValueError for one with media."""
-    if prompt.media:
-        raise ValueError(
-            f"prompt '{prompt.id}': got a medium of kind {prompt.media[0].kind}, expected text only; choose a "
-            "family that takes media"
-        )
-    if chat is not None:
-        return conversation_ids(chat, prompt, (), lambda medium: [])
-    if len(prompt.turns) > 1:
-        roles = ", ".join(turn.role for turn in prompt.turns)
-        raise ValueError(
-            f"prompt '{prompt.id}': got turns of {roles}, expected one text: the model's tokenizer has no chat "
-            "template, which would write them; write the whole prompt as a text, or choose an instruction model"
-        )
-    ids = token_ids(tokenizer, prompt.text)
-    if not ids:
-        raise ValueError(f"prompt '{prompt.id}' ({prompt.text!r}): got no tokens, expected at least one")
-    return ids
 
 
 def load(options: TextOptions, training: Training = PLAIN) -> CausalLm:

@@ -1,7 +1,7 @@
 """A world for completions of several turns: rooms, a key and a door.
 
     sampling:
-      tools: [pipelines.vlm.rooms:Rooms]
+      tools: [pipelines.text.rooms:Rooms]
 
 It is also the example of a class of one's own: its public methods are tools, ``reset`` writes the first observation
 behind the prompt, ``state`` names where a turn is taken, and ``reward`` says at the end whether it has succeeded.

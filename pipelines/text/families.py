@@ -1,0 +1,22 @@
+"""The family of plain language models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mmgrpo.family import Family
+from pipelines.vlm.families import vlm_family
+from pipelines.vlm.options import TextOptions
+
+FAMILIES: Mapping[str, Family] = {
+    "causal_lm": vlm_family(
+        "causal_lm",
+        "plain language models of any architecture that transformers knows",
+        "pipelines.text.causal_lm",
+        ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"),
+        TextOptions,
+        None,
+        modality="text",
+    )
+}
+"""Name to family; it has the settings of the vision-language families, and sees nothing."""
