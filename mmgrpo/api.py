@@ -40,7 +40,7 @@ from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_cl
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
 from mmgrpo.data.streaming import shows_images
-from mmgrpo.evaluation import EvalSettings
+from mmgrpo.evaluation import EvalSettings, directions
 from mmgrpo.family import (
     Family,
     Settings,
@@ -332,6 +332,7 @@ def finish(
         "seed": config.seed,
         "skipped_steps": trainer.skipped,
         "nonfinite_steps": trainer.nonfinite_steps,
+        "trained": directions(trainer.scorers, trainer.recipe),
         **evaluations,
         **({"rules": rules} if (rules := rules_of(trainer.scorers)) else {}),
         **additions,

@@ -16,9 +16,9 @@ import torch
 from accelerate import Accelerator
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.progress_bar import progress_bar
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
 from mmgrpo.runtime.finite import refuse_tensors
 from mmgrpo.runtime.sharding import drawing_weights
@@ -260,7 +260,7 @@ def draw(
     The noise of a prompt is a function of (seed, slot, samples), whatever the model.
     """
     size = max(1, batch_size // samples)
-    for start in tqdm(range(0, len(slots), size), desc=title, leave=False, disable=quiet):
+    for start in progress_bar(range(0, len(slots), size), title, unit="batch", quiet=quiet):
         chunk = slots[start : start + size]
         batch = [prompts[slot] for slot in chunk]
         with drawing_weights(policy.network):

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from mmgrpo.config.settings import Optim
 from mmgrpo.evaluation import EvalSettings, Evaluation, evaluate, sections, title_of
+from mmgrpo.progress_bar import progress_bar
 from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.prompts.ledger import TrainingPrompts
 from mmgrpo.randomness import stream
@@ -104,16 +105,16 @@ class Trainer:
         The trained weights are saved in the folder ``model`` before the last evaluation, so that no error in it loses
         them. A signal or an error leaves a checkpoint of the last round.
         """
-        bar = {"desc": "train", "unit": "step", "disable": not self.accelerator.is_main_process}
         with self.interruption:
             try:
                 self.record.raise_alarms()
                 self.callbacks.call("on_train_begin", self)
                 self._evaluate_before()
-                with tqdm(total=self.steps, initial=self.step, **bar) as progress:
+                of = {"total": self.steps, "done": self.step, "quiet": not self.accelerator.is_main_process}
+                with progress_bar(title="train", unit="step", stays=True, **of) as bar:
                     while self.step < self.steps and not self.callbacks.ended():
                         start = self.step
-                        self.run_round(progress)
+                        self.run_round(bar)
                         self._after_round(start)
                 self._end_early()
                 self.record.raise_alarms(ended=True)

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from accelerate import PartialState
 from accelerate.state import is_initialized
-from tqdm import tqdm
 
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.data.streaming import StoredPrompts
+from mmgrpo.progress_bar import progress_bar
 from mmgrpo.types import Media, Prompt
 
 WORKERS = 4
@@ -34,7 +34,8 @@ def same_medium(media: Media) -> Hashable:
 def open_each(media: Sequence[Media], inspect: Callable[[Media], R], workers: int = 1, title: str = "") -> list[R]:
     """``inspect`` of each medium, on several threads; a title shows a progress bar."""
     with ThreadPoolExecutor(workers) as pool:
-        return list(tqdm(pool.map(inspect, media), title, len(media), unit="file", disable=not (title and media)))
+        measured, quiet = pool.map(inspect, media), not (title and media)
+        return list(progress_bar(measured, title, total=len(media), unit="file", quiet=quiet))
 
 
 def filter_readable(
@@ -99,7 +100,7 @@ def filter_by_length(
 ) -> tuple[list[Prompt], list[Skipped]]:
     """The prompts of at most ``limit`` tokens, media included, and the others; an error where none remains."""
     usable, skipped = [], []
-    for prompt in tqdm(prompts, "lengths of prompts", leave=False):
+    for prompt in progress_bar(prompts, "lengths of prompts"):
         tokens = length(prompt)
         if tokens <= limit:
             usable.append(prompt)

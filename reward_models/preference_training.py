@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm import tqdm
 
+from mmgrpo.progress_bar import progress_bar
 from reward_models.evaluation.comparison import Comparison
 from reward_models.preference import SCENES, Description, PreferenceModel
 
@@ -73,7 +73,7 @@ def pairs(one: Comparison) -> list[tuple[int, int, float]]:
 def examples(model: PreferenceModel, comparisons: Sequence[Comparison], device: str, batch: int = 64) -> Examples:
     """Features and pairs of comparisons; frozen features are computed here once."""
     parts, first, second, human, count = [], [], [], [], 0
-    for start in tqdm(range(0, len(comparisons), batch), desc="features", leave=False):
+    for start in progress_bar(range(0, len(comparisons), batch), "features"):
         some = comparisons[start : start + batch]
         prompts = [prompt for one in some for prompt in [one.asked()] * len(one.candidates)]
         parts.append(model.features(prompts, [output for one in some for output in one.outputs()], device))
@@ -173,7 +173,7 @@ def descend(
     optimizer = torch.optim.AdamW(weights, lr, weight_decay=weight_decay)
     steps = epochs * math.ceil(rows / batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    with tqdm(total=steps, desc="training", leave=False) as bar:
+    with progress_bar(title="training", total=steps) as bar:
         for _ in range(epochs):
             for chosen in torch.randperm(rows).split(batch):
                 optimizer.zero_grad()

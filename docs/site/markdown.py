@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from mmgrpo.cli.settings_help import SENTENCE
+
 __all__ = ["code", "escaped", "grid", "sentence"]
 
 
@@ -31,4 +33,4 @@ def code(names: Iterable[str]) -> str:
 def sentence(docstring: str) -> str:
     """The first sentence of a docstring."""
     text = " ".join(docstring.replace("``", "`").split())
-    return re.split(r"(?<!\bet al)(?<!\be\.g)(?<!\bi\.e)\. ", text, maxsplit=1)[0].rstrip(".")
+    return re.split(SENTENCE, text, maxsplit=1)[0].rstrip(".")

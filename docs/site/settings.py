@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import pairwise
 from typing import Any
 
 from docs.site.markdown import code, grid, sentence
+from mmgrpo.cli.settings_help import described
 from mmgrpo.config.conflicts import conflicts_of
 from mmgrpo.config.needs import needs_of
 from mmgrpo.config.plugins import load_object
@@ -63,25 +60,6 @@ def found() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]]:
     for name, family in families().items():
         walk(config_class(family.sections)(), "", name)
     return defaults, about
-
-
-@cache
-def described(section: type) -> dict[str, str]:
-    """The fields of a class of settings to the docstrings below them, those of its bases included."""
-    texts: dict[str, str] = {}
-    for base in reversed(section.__mro__[:-1]):
-        with contextlib.suppress(OSError, TypeError, KeyError):  # made at run time
-            for field, text in pairwise(classes(inspect.getsourcefile(base) or "")[base.__qualname__]):
-                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())  # type: ignore[union-attr]
-    return texts
-
-
-@cache
-def classes(file: str) -> dict[str, list[ast.stmt]]:
-    """The classes of a module to the lines of their bodies."""
-    with open(file, encoding="utf-8") as source:
-        return {node.name: node.body for node in ast.parse(source.read()).body if isinstance(node, ast.ClassDef)}
 
 
 def those(names: Sequence[str]) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.registry import parse
-from mmgrpo.report.terminal import interval
+from mmgrpo.report.terminal import interval, style
+from mmgrpo.terminal import definitions, styled, table
 
 if TYPE_CHECKING:
     from mmgrpo.report.audio_player import Aligned
@@ -171,26 +172,25 @@ def lines(corpus: Mapping[str, Any]) -> Iterator[str]:
     names = [name for name in ("wer", "cer", "bleu", "chrf") if name in corpus]
     if not names:
         return
-    yield ""
-    yield f"{'all together (95 %)':24} {'clips':>6} " + " ".join(f"{name:>24}" for name in names)
-    yield _line("all", corpus, names)
-    for name, parts in corpus["groups"].items():
-        for value, part in parts.items():
-            yield _line(f"{name} {value}", part, names)
+    rows = {"all": corpus}
+    rows |= {f"{name} {value}": part for name, parts in corpus["groups"].items() for value, part in parts.items()}
+    cells = [
+        [title, str(one["clips"]), *(interval(one[name]) if name in one else "–" for name in names)]
+        for title, one in rows.items()
+    ]
+    yield from ("", *table(["all together (95 %)", "clips", *names], cells))
     if "wer" in corpus:
         kinds = ", ".join(f"{corpus[kind]:g} {kind}" for kind in KINDS.values())
         yield f"of {corpus['words']:g} words: {kinds}"
     for name, one in corpus.get("difference", {}).items():
         relative = "" if one["relative"] is None else f" ({one['relative']:+.1%})"
-        yield f"{name} against the other: {interval(one['difference'], '+')}{relative}, paired"
+        gain = styled(interval(one["difference"], "+"), *style(one["difference"], -1 if name in ("wer", "cer") else 1))
+        yield f"{name} against the other: {gain}{relative}, paired"
     if corpus["worst"]:
         yield from ("", "worst clips: {hypothesis for reference}, [-deleted-], [+inserted+]")
-        yield from (f"{row['errors']:3} {row['id']}: {alignment_text(row['aligned'])}" for row in corpus["worst"])
-
-
-def _line(title: str, one: Mapping[str, Any], names: Sequence[str]) -> str:
-    cells = " ".join(f"{interval(one[name]) if name in one else '–':>24}" for name in names)
-    return f"{title:24} {one['clips']:6} {cells}"
+        yield from definitions(
+            [(f"{row['errors']} {row['id']}:", alignment_text(row["aligned"])) for row in corpus["worst"]]
+        )
 
 
 def alignment_text(aligned: Aligned) -> str:

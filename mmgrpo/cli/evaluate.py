@@ -25,7 +25,9 @@ The configuration of a run is a recipe, which can name functions: it is code, so
 from __future__ import annotations
 
 import json
+import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -54,6 +56,8 @@ from mmgrpo.cli.train import check_model
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO
 from mmgrpo.family import family
+from mmgrpo.report.terminal import FEW, change, interval
+from mmgrpo.terminal import paragraph
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -120,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, is_translation, config.rewards))
     accelerator = start(args)
     scoring = scorers(specs, str(accelerator.device))
+    directions = {one.name: math.copysign(1, one.weight) for one in scoring if one.weight}
     table, texts = measure(contestant, prompts, scoring, accelerator)
     counts = corpus.count(prompts, texts, specs)
     result: dict[str, Any] = {
@@ -161,8 +166,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         path = Path(args.output or Path(args.run) / default_name(args, model_family))
         write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
-        print("\n".join([*report(result, sampling_options(config)), *corpus.lines(result.get("corpus", {}))]))
-        print(f"\nwritten: {path}")
+        print(
+            "\n".join([*report(result, sampling_options(config), directions), *corpus.lines(result.get("corpus", {}))])
+        )
+        print("\n".join(["", *verdict(result, directions), f"written: {path}"]))
+
+
+def verdict(result: Mapping[str, Any], directions: Mapping[str, float]) -> list[str]:
+    """In a sentence per trained reward whether the model is better than the other; without another one, its means and
+    the command that compares a run with its beginning."""
+    names = [name for name in result["rewards"] if name in directions] or [*result["rewards"]]
+    if "difference" in result:
+        before, after, differences = result["against"]["rewards"], result["rewards"], result["difference"]
+        changes = [
+            change(name, before[name], after[name], differences[name], directions.get(name, 1)) for name in names[:FEW]
+        ]
+        return paragraph(f"{whose(result)} compared with {result['against']['name']}: {'; '.join(changes)}")
+    means = [f"{name} {interval(result['rewards'][name])}" for name in names[:FEW]]
+    lines = paragraph(f"{whose(result)} on {result['prompts']} prompts: {'; '.join(means)}")
+    if result["run"] and result["weights"] != UNTRAINED:
+        command = f"mmgrpo evaluate --run {shlex.quote(result['run'])} --against {UNTRAINED}"
+        lines += [*paragraph("Compare it with the model before training:"), f"  {command}"]
+    return lines
+
+
+def whose(result: Mapping[str, Any]) -> str:
+    """The evaluated model in words."""
+    weights = f" ({result['weights']})" if result["weights"] not in ("model", "base") else ""
+    return f"{result['run'] or result['model'] or 'the model'}{weights}"
 
 
 def default_name(args: Any, model_family: Family) -> str:

@@ -16,7 +16,6 @@ import argparse
 import inspect
 import re
 import shlex
-import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,7 @@ from mmgrpo.catalogue.papers import Paper, papers
 from mmgrpo.cli.errors import enter
 from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.names import nearest
-
-WIDTH = 116
-"""Columns of text."""
+from mmgrpo.terminal import PROSE, columns_of, definitions, paragraph, width
 
 MANY = 12
 """Papers of a preset that are named; of more, the command that lists them."""
@@ -345,20 +342,24 @@ SHOWN: dict[str, Callable[[str, str, Any], str]] = {"reward": reward, "recipe": 
 
 def facts_of(facts: Mapping[str, str]) -> list[str]:
     """Facts one below the other, those that are empty left out; long ones go on in their column."""
-    filled = {name: text for name, text in facts.items() if text}
-    width = max(map(len, filled), default=0)
-    lines = []
-    for name, text in filled.items():
-        rows = [
-            row for part in text.splitlines() for row in textwrap.wrap(part, WIDTH - width - 4, break_long_words=False)
-        ]
-        lines += [f"  {name if not number else '':{width}}  {row}" for number, row in enumerate(rows)]
-    return lines
+    rows = [
+        (name if not number else "", line)
+        for name, text in facts.items()
+        for number, line in enumerate(text.splitlines())
+    ]
+    return definitions(rows, "  ", PROSE)
 
 
 def indented(text: str) -> str:
-    """A docstring below the line that it explains, without the marks of code."""
-    return textwrap.indent(text.replace("``", ""), "      ")
+    """A docstring below the line that it explains, without the marks of code; paragraphs that the output is too narrow
+    for are wrapped, except for lines that are indented themselves."""
+    lines = list[str]()
+    for part in re.split(r"\n[ ]*\n", text.replace("``", "")):
+        rows, indent = part.splitlines(), "      "
+        narrow = any(columns_of(indent + row) > width() for row in rows)
+        whole = not narrow or any(row.startswith(" ") for row in rows)
+        lines += [*([""] if lines else []), *([indent + row for row in rows] if whole else paragraph(part, indent))]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Listings of recipes, families, presets and rewards, one line each."""
+"""Lists of recipes, families, presets and rewards, in groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.names import nearest
+from mmgrpo.terminal import PROSE, definitions, paragraph, sections
 
 if TYPE_CHECKING:
     from mmgrpo.config.presets import Preset
@@ -25,41 +26,64 @@ OUTPUTS = {
 """Kinds of outputs to the decisions of the policies that generate them."""
 
 
+MODALITIES = {
+    "visual": "Image and video generation",
+    "vlm": "Vision-language and language models",
+    "text": "Language models",
+    "speech": "Speech and audio",
+}
+"""Names of modalities to the headings of lists; others, of packages of users, are their own."""
+
+SEVERAL, OTHERS = "Several kinds of outputs", "Without a manifest"
+KINDS = (
+    *("Text, compared with a reference answer", "Text, without a reference answer"),
+    *("Image", "Video", "Audio", SEVERAL, OTHERS),
+)
+"""Headings of the rewards, in their order."""
+
+
 def show(
-    read: Callable[[], Iterable[tuple[str, str]]],
+    read: Callable[[], Iterable[tuple[str, str, str]]],
     arguments: Sequence[str],
     what: str,
     scored: Callable[[str], Sequence[str]] = lambda name: (),
 ) -> None:
-    """Print names and descriptions; with an argument, only names that contain it, or whose kinds of outputs
-    (``scored``) it is. ``--help`` does not read them."""
+    """Print headings, and names with their descriptions below them; with an argument, only names that contain it, or
+    whose kinds of outputs (``scored``) it is. ``--help`` does not read them."""
     if any(argument in ("-h", "--help") for argument in arguments):
         more = ", OR text, image, video, audio: WHAT THEY SCORE" if what == "rewards" else ""
-        print(f"usage: mmgrpo {what} [PART OF A NAME{more}]\n\nLists the {what}, one line each.")
+        about = f"Lists the {what} in groups. 'mmgrpo explain NAME' shows one."
+        print("\n".join([f"usage: mmgrpo {what} [PART OF A NAME{more}]", "", *paragraph(about)]))
         return
     rows = list(read())
     matching = [
         row
         for row in rows
-        if all(part in row[0] or part.lower() in map(str.lower, scored(row[0])) for part in arguments)
+        if all(part in row[1] or part.lower() in map(str.lower, scored(row[1])) for part in arguments)
     ]
     if not matching:
-        raise ValueError(
-            f"mmgrpo {what}: no name contains '{arguments[0]}'.{nearest(arguments[0], [n for n, _ in rows])}"
-        )
-    width = max(len(name) for name, _ in matching)
-    for name, about in matching:
-        print(f"{name:{width}}  {about}".rstrip())
+        names = [name for _, name, _ in rows]
+        raise ValueError(f"mmgrpo {what}: no name contains '{arguments[0]}'.{nearest(arguments[0], names)}")
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for title, name, about in matching:
+        parts.setdefault(title, []).append((name, about))
+    print("\n".join(sections(parts)))
+
+
+def heading(modality: str) -> str:
+    """The heading of a modality."""
+    return MODALITIES.get(modality, modality)
 
 
 def recipes(arguments: Sequence[str]) -> None:
     """``<modality>/<name>``, the first sentence of each recipe, its model, its rewards, and its memory where the file
     states it."""
 
-    def read() -> Iterable[tuple[str, str]]:
+    def read() -> Iterable[tuple[str, str, str]]:
         from mmgrpo.config.plugins import recipes as files
 
-        return ((name, f"{first_sentence(path)} [{needs(path)}]") for name, path in files().items())
+        for name, path in files().items():
+            yield heading(name.partition("/")[0]), name, f"{first_sentence(path)} [{needs(path)}]"
 
     show(read, arguments, "recipes")
 
@@ -93,10 +117,10 @@ def first_sentence(path: Path) -> str:
 def families(arguments: Sequence[str]) -> None:
     """Model families and their descriptions."""
 
-    def read() -> Iterable[tuple[str, str]]:
+    def read() -> Iterable[tuple[str, str, str]]:
         from mmgrpo.family import families as table
 
-        return ((name, f"{family.modality}: {family.about}") for name, family in table().items())
+        return ((heading(family.modality), name, family.about) for name, family in table().items())
 
     show(read, arguments, "families")
 
@@ -127,7 +151,8 @@ def preset_options() -> argparse.ArgumentParser:
 
 def presets(arguments: Sequence[str]) -> None:
     """Presets under the titles of their kinds, the policies that they apply to, and their descriptions."""
-    from mmgrpo.config.presets import CATALOGUE, KINDS
+    from mmgrpo.config.presets import CATALOGUE
+    from mmgrpo.config.presets import KINDS as PRESET_KINDS
 
     with usage_errors():
         given = preset_options().parse_args(arguments)
@@ -148,16 +173,12 @@ def presets(arguments: Sequence[str]) -> None:
             *(f"--{key} {value}" for key in ("kind", "paper") if (value := getattr(given, key))),
         ]
         raise ValueError(f"mmgrpo presets: none fits {' '.join(words)}.{hint}")
-    width = max(map(len, chosen))
-    sections = []
-    for kind, title in KINDS.items():
-        if lines := [
-            f"  {name:{width}}  [{preset.policies}] {preset.about}"
-            for name, preset in chosen.items()
-            if preset.kind == kind
-        ]:
-            sections.append("\n".join([title, *lines]))
-    print("\n\n".join(sections))
+    rows = {name: f"[{preset.policies}] {preset.about}" for name, preset in chosen.items()}
+    parts = {
+        title: [(name, about) for name, about in rows.items() if chosen[name].kind == kind]
+        for kind, title in PRESET_KINDS.items()
+    }
+    print("\n".join(sections(parts)))
 
 
 def fits(preset: Preset, kind: str) -> bool:
@@ -193,7 +214,21 @@ def rewards(arguments: Sequence[str]) -> None:
     if len(arguments) == 1 and arguments[0].isidentifier() and arguments[0] in entries():
         print(card(arguments[0]))
         return
-    show(lambda: ((name, line(name)) for name in entries()), arguments, "rewards", scored)
+    rows = lambda: ((kind(name), name, line(name)) for name in entries())  # noqa: E731
+    show(lambda: sorted(rows(), key=lambda row: KINDS.index(row[0])), arguments, "rewards", scored)
+
+
+def kind(name: str) -> str:
+    """The heading under which a reward stands: the kind of outputs that it scores, of texts also whether it compares
+    them with an answer of the row."""
+    from mmgrpo.rewards import entries
+
+    manifest = entries()[name].read_manifest()
+    if manifest is None:
+        return OTHERS
+    if manifest.scores == ("Text",):
+        return KINDS[0] if "answer" in manifest.reads else KINDS[1]
+    return manifest.scores[0] if len(manifest.scores) == 1 else SEVERAL
 
 
 def scored(name: str) -> Sequence[str]:
@@ -205,7 +240,7 @@ def scored(name: str) -> Sequence[str]:
 
 
 def line(name: str) -> str:
-    """Kinds of outputs, range and first sentence of a reward, and what is missing here."""
+    """Range and first sentence of a reward, the kinds of outputs where it scores several, and what is missing here."""
     from mmgrpo.rewards import entries
     from mmgrpo.scoring.manifest import obstacle
 
@@ -213,16 +248,14 @@ def line(name: str) -> str:
     manifest = entry.read_manifest()
     if manifest is None:
         return entry.function
-    missing = obstacle(manifest)
-    facts = f"{', '.join(manifest.scores)}, {manifest.range}: {about(entry)}"
+    missing, several = obstacle(manifest), f"{', '.join(manifest.scores)}, " * (len(manifest.scores) > 1)
+    facts = f"{several}{manifest.range}: {about(entry)}"
     return facts + (f" [not here: {missing}]" if missing else "")
 
 
 def card(name: str) -> str:
     """Everything that the manifest of a reward says, one fact a line."""
-    known = facts(name)
-    width = max(map(len, known))
-    return "\n".join([name, *(f"  {fact:{width}}  {text}" for fact, text in known.items())])
+    return "\n".join([name, *definitions([*facts(name).items()], "  ", PROSE)])
 
 
 def facts(name: str) -> dict[str, str]:

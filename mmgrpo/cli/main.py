@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.config.names import nearest
+from mmgrpo.terminal import paragraph, sections
 
 COMMANDS = {
     "train": ("mmgrpo.cli.train", "train a model with a recipe, or with the embedded default"),
@@ -45,19 +46,32 @@ COMMANDS = {
 """Command to its module (whose ``main`` is called) or ``module:function``, and its description."""
 
 
+SUBJECTS = {
+    "Start here": ("train", "sample", "evaluate", "demo", "export"),
+    "What there is": ("recipes", "families", "presets", "rewards", "papers", "explain"),
+    "Runs": ("launch", "compare", "migrate", "bench", "serve-engine"),
+    "Data": ("check-data", "prompts", "mixture", "questions"),
+    "Rewards": (
+        *("score", "evaluate-rewards", "train-reward", "verify-reward", "serve-rewards"),
+        *("learn-direction", "learn-map"),
+    ),
+}
+"""Headings of ``mmgrpo --help`` to commands; others stand below the last."""
+
+
 def usage() -> str:
     """The text of ``mmgrpo --help``."""
-    lines = [f"  {name:16} {about}" for name, (_, about) in COMMANDS.items()]
+    of_subjects = {name for names in SUBJECTS.values() for name in names}
+    groups = {**SUBJECTS, "Further": [name for name in COMMANDS if name not in of_subjects]}
+    ends = (
+        "'mmgrpo train' alone trains the embedded image model, in minutes and without data. 'mmgrpo COMMAND --help' "
+        "shows the options of a command, 'mmgrpo help optim' the settings of one section of a run "
+        "(model, data, sampling, algorithm, optim, eval, ...), 'mmgrpo --version' versions."
+    )
+    about = "Group-relative reinforcement learning for image, video, vision-language and speech models."
+    parts = {title: [(name, COMMANDS[name][1]) for name in names] for title, names in groups.items()}
     return "\n".join(
-        [
-            "usage: mmgrpo COMMAND [options]",
-            "",
-            "Group-relative reinforcement learning for image, video, vision-language and speech models.",
-            "",
-            *lines,
-            "",
-            "'mmgrpo COMMAND --help' lists the options of a command; 'mmgrpo --version' prints versions.",
-        ]
+        ["usage: mmgrpo COMMAND [options]", "", *paragraph(about), "", *sections(parts), "", *paragraph(ends)]
     )
 
 
@@ -74,9 +88,11 @@ def versions() -> str:
 
 def run(arguments: list[str]) -> None:
     """Run the command that the first argument names."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
-        return
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        if not arguments[1:]:
+            print(usage())
+            return
+        arguments = [*arguments[1:], "--help"] if arguments[1] in COMMANDS else ["train", "--help", *arguments[1:]]
     if arguments[0] in ("-V", "--version"):
         print(versions())
         return

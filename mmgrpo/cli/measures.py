@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from mmgrpo.report.terminal import interval
+from mmgrpo.report.terminal import interval, number, style
+from mmgrpo.terminal import styled, table
 
 if TYPE_CHECKING:
     from mmgrpo.types import Prompt
+
+NONE: Mapping[str, float] = MappingProxyType({})
 
 Table = Mapping[str, Sequence[Sequence[float]]]
 """Reward name to the values of all samples of each prompt; NaN for samples that could not be scored."""
@@ -111,20 +115,26 @@ def mean(values: Sequence[float]) -> float:
     return sum(valid) / len(valid) if valid else math.nan
 
 
-def report(result: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of the tables for a terminal."""
+def report(
+    result: Mapping[str, Any], options: Mapping[str, Any], directions: Mapping[str, float] = NONE
+) -> Iterator[str]:
+    """The lines of the tables for a terminal; ``directions``: 1 for rewards that are to rise, -1 to fall."""
     settings = "".join(f", {name.replace('_', ' ')} {value}" for name, value in options.items())
     yield f"{result['prompts']} prompts x {result['samples']} samples{settings}"
-    yield from ("", f"{'reward':24} {'mean (95 %)':>28} {'prompts':>8} {'failed':>7}")
-    for name, one in result["rewards"].items():
-        yield f"{name:24} {interval(one):>28} {one['n']:8} {one['failed']:7}"
+    rows = [[name, interval(one), str(one["n"]), str(one["failed"])] for name, one in result["rewards"].items()]
+    yield from ("", *table(["reward", "mean (95 %)", "prompts", "failed"], rows))
     names, tasks = list(result["rewards"]), {"task": result["tasks"]} if len(result["tasks"]) > 1 else {}
     for column, values in {**tasks, **result["groups"]}.items():
-        yield from ("", f"{column:24} {'prompts':>8} " + " ".join(f"{name:>22}" for name in names))
-        for task, rewards in values.items():
-            count = max(rewards[name]["n"] for name in names)
-            cells = [f"{rewards[name]['mean']:.3f}" if rewards[name]["n"] else "–" for name in names]
-            yield f"{task:24} {count:8} " + " ".join(f"{cell:>22}" for cell in cells)
+        counts = {task: max(rewards[name]["n"] for name in names) for task, rewards in values.items()}
+        rows = [
+            [
+                task,
+                str(counts[task]),
+                *(number(rewards[name]["mean"] if rewards[name]["n"] else None) for name in names),
+            ]
+            for task, rewards in values.items()
+        ]
+        yield from ("", *table([column, "prompts", *names], rows))
     for title, section in (("best of k", "best_of"), ("pass@k", "pass_at"), ("majority@k", "majority_at")):
         for name, values in result.get(section, {}).items() if result["samples"] > 1 else ():
             yield from ("", f"{name}, {title}: " + "  ".join(f"{k}: {value:.3f}" for k, value in values.items()))
@@ -135,4 +145,5 @@ def report(result: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[st
     for other, differences in others:
         for name, one in differences.items():
             reference = other["rewards"][name]["mean"]
-            yield from ("", f"{name} against {other['name']} ({reference:.3f}): {interval(one, '+')}, paired")
+            gain = styled(interval(one, "+"), *style(one, directions.get(name, 0)))
+            yield from ("", f"{name} against {other['name']} ({number(reference)}): {gain}, paired")

@@ -13,9 +13,7 @@ from collections import Counter
 from mmgrpo.catalogue.papers import AREAS, STATUS, Paper, papers
 from mmgrpo.cli.errors import enter
 from mmgrpo.config.advice import usage_errors
-
-SHORT = 64
-"""Characters of a title that a line shows."""
+from mmgrpo.terminal import sections
 
 
 def options() -> argparse.ArgumentParser:
@@ -42,23 +40,21 @@ def chosen(status: list[str] | None, area: list[str] | None, search: list[str]) 
     ]
 
 
-def line(paper: Paper, width: int) -> str:
-    """A record in a line: id, status, title, and what it is called here."""
-    title = paper.title if len(paper.title) <= SHORT else paper.title[: SHORT - 3].rstrip() + "..."
+def about(paper: Paper) -> str:
+    """A record in a line: status, title, and what it is called here."""
     first = [f"{kind} {', '.join(names)}" for kind, names in paper.uses.items() if kind in ("preset", "recipe")]
-    return f"{paper.id:{width}}  {paper.status:7}  {title}" + (f" [{'; '.join(first)}]" if first else "")
+    return f"{paper.status}: {paper.title}" + (f" [{'; '.join(first)}]" if first else "")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the chosen records, one a line, and how many there are of each status."""
+    """Print the chosen records by area, and how many there are of each status."""
     with usage_errors():
         given = options().parse_args(arguments)
     found = chosen(given.status, given.area, [*given.words, *given.search])
     if not found:
         raise ValueError(f"mmgrpo papers: none of {len(papers())} records fits; leave out an option or a word")
-    width = max(len(paper.id) for paper in found)
-    for paper in found:
-        print(line(paper, width))
+    parts = {title: [(one.id, about(one)) for one in found if one.area == area] for area, title in AREAS.items()}
+    print("\n".join(sections(parts)))
     counts = Counter(paper.status for paper in found)
     print(f"\n{len(found)} of {len(papers())} papers: {', '.join(f'{counts[s]} {s}' for s in STATUS if counts[s])}")
 

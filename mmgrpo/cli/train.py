@@ -3,7 +3,8 @@
     mmgrpo train                                             # the embedded image model, minutes on a laptop
     mmgrpo train --recipe visual/flow_grpo                   # an included recipe ('mmgrpo recipes' lists them)
     mmgrpo train --config my_run.yaml --optim.lr 1e-4        # a file of your own; every field is an option
-    mmgrpo train --model.family qwen_vl --help               # the options of another model family
+    mmgrpo train --help optim                                # the settings of one section; --help optim.lr of one
+    mmgrpo train --model.family qwen_vl --help               # all options, of another model family
     mmgrpo train --recipe flow_grpo --dry-run                # sizes and costs of the run; nothing is loaded
     mmgrpo train --seeds 0 1 2 --sweep optim.lr=1e-4,3e-4    # six runs and their comparison (mmgrpo/cli/sweep.py)
     mmgrpo launch --recipe ... --distributed.shard full      # several GPUs; weights divided among them (FSDP2)
@@ -30,7 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmgrpo.cli import sweep
+from mmgrpo.cli import settings_help, sweep
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.extras import install
@@ -74,6 +75,9 @@ KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "neighbors": ("prompt",)
 
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
     """Read the options, print the sizes and costs of the run, and run it; or start the runs of a sweep."""
+    if on := settings_help.subject(words(arguments)):
+        print(settings_help.shown(defaults(words(arguments), default), on))
+        return
     if sweep.is_asked(words(arguments)):
         refuse_launched(os.environ)
         sweep.main(words(arguments), lambda given: checked(given, about or str(__doc__), default))
@@ -97,13 +101,15 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     from accelerate import PartialState
 
     from mmgrpo.api import run_config
-    from mmgrpo.report.terminal import closing, title
+    from mmgrpo.report.terminal import closing, title, verdict
 
     result = run_config(config, inherited(words(arguments), config))
     if PartialState().is_main_process:
-        print(closing(result.summary), f"\nreport: {result.folder / 'report.html'}", flush=True)
+        folder = str(result.folder)
+        print(f"{closing(result.summary)}\n\n{verdict(result.summary, folder, config.data.heldout)}")
+        print(f"report: {result.folder / 'report.html'}", flush=True)
         extra = "" if find_spec("gradio") else f", after {install('demo')}"
-        print(f"demo:   mmgrpo demo {shlex.quote(str(result.folder))}{extra}", flush=True)
+        print(f"demo:   mmgrpo demo {shlex.quote(folder)}{extra}", flush=True)
         if config.strict and (raised := result.summary["alarms"]):
             print(f"--strict: the run has raised alarms: {', '.join(map(title, raised))}", file=sys.stderr, flush=True)
             raise SystemExit(ALARMED)
@@ -149,6 +155,14 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
     rewarded = "rewards" in section or any(word.split("=")[0] == "--rewards" for word in arguments)
     # A run on given answers alone has no use for the rewards of the embedded example, which its rows do not fit.
     return config if rewarded or config.data.offline < 1 else replace(config, rewards=[])
+
+
+def defaults(arguments: Sequence[str], default: str) -> Config:
+    """The defaults of the family that a command line, or its file, names."""
+    name, rest = take_option(arguments, "--recipe")
+    path, _ = take_option(rest, "--config")
+    section = load_yaml(str(recipe(name)) if name else path) if name or path else {}
+    return config_class(family(family_name(arguments, section, default)).sections)()
 
 
 def inherited(arguments: Sequence[str], config: Config) -> set[str]:

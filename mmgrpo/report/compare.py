@@ -24,8 +24,11 @@ import numpy.typing as npt
 
 from mmgrpo.config.reading import dotted
 from mmgrpo.report.run_folder import read_evaluation, read_measured
+from mmgrpo.report.terminal import style
 from mmgrpo.report.untrusted import MAX_CONFIG, MAX_JSON, mapping, parse_json, parse_yaml, printable, read_text
 from mmgrpo.statistics import Interval, best_of, bootstrap_mean
+from mmgrpo.terminal import styled
+from mmgrpo.terminal import table as terminal_table
 
 WHICH = {
     "seed",
@@ -75,6 +78,8 @@ class Row:
     by_seed: Sequence[float]
     against: Interval | None
     """The difference to the first row; None for the first one, and where the prompts are others."""
+    direction: float
+    """1 for a reward that is to rise, -1 for one that is to fall, 0 for one that is not trained on."""
     passes: Mapping[int, float]
     """k to pass@k, of evaluations with several samples and values 0 and 1; empty without."""
 
@@ -167,6 +172,7 @@ def _row(label: str, reward: str, runs: Sequence[Run], first: Sequence[Run] | No
         gain=_interval(_over_seeds([*gains])),
         by_seed=[_mean(row) for row in gains],
         against=against,
+        direction=next((run.directions[reward] for run in runs if reward in run.directions), 0),
         passes=_passes(reward, runs),
     )
 
@@ -229,21 +235,28 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def coloured(row: Row) -> list[str]:
+    """``cells`` with significant differences in colours, where the output has any."""
+    line = cells(row)
+    for place, one in ((5, row.gain), (7, row.against)):
+        line[place] = styled(line[place], *(style(one.as_dict(), row.direction) if one else ()))
+    return line
+
+
 def _in_words(one: Interval) -> str:
     return f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" if one.n else "–"
 
 
 def table(rows: Sequence[Row], markdown: bool = False) -> str:
     """The rows as a table for a terminal, or in Markdown; columns without an entry are left out."""
-    lines = [list(HEADINGS), *map(cells, rows)]
+    lines = [list(HEADINGS), *((cells if markdown else coloured)(row) for row in rows)]
     kept = [number for number in range(len(HEADINGS)) if any(line[number] for line in lines[1:])]
     lines = [[line[number] for number in kept] for line in lines]
     if markdown:
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         head, *rest = (f"| {' | '.join(line)} |" for line in escaped)
         return "\n".join([head, f"|{' --- |' * len(kept)}", *rest])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(kept))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    return "\n".join(terminal_table(lines[0], lines[1:]))
 
 
 def as_dict(row: Row) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from mmgrpo.config.names import nearest
 from mmgrpo.files import write_tensors, write_text
+from mmgrpo.progress_bar import progress_bar
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.weight_files import read_object
@@ -225,7 +225,7 @@ def pretrain(
     device = next(network.parameters()).device
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr)
     loss = torch.tensor(math.nan)
-    for step in tqdm(range(steps), "pretrain", leave=False):
+    for step in progress_bar(range(steps), "pretrain"):
         for group in optimizer.param_groups:  # warm-up over a tenth of the steps, linear decay over the second half
             group["lr"] = lr * min(1.0, 10 * (step + 1) / steps, 2 * (steps - step) / steps)
         pieces = [piece(texts, random) for _ in range(batch)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from tqdm import tqdm
 
+from mmgrpo.progress_bar import progress_bar
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.isolation import score_column
 from mmgrpo.statistics import Interval
@@ -30,7 +30,7 @@ def score(scorers: Sequence[Scorer], comparisons: Sequence[Comparison], batch: i
     A reward that raises is an error that names it; NaN is a failure of that output and counted later.
     """
     scored: dict[str, list[list[float]]] = {one.name: [] for one in scorers}
-    with tqdm(total=len(comparisons) * len(scorers), desc="scoring", leave=False, unit=" comparisons") as bar:
+    with progress_bar(title="scoring", total=len(comparisons) * len(scorers), unit="comparison") as bar:
         for start in range(0, len(comparisons), batch):
             part = comparisons[start : start + batch]
             outputs = [one.outputs() for one in part]

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tqdm import tqdm
-
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
+from mmgrpo.progress_bar import progress_bar
 from reward_models.evaluation.comparison import Comparison
 from reward_models.evaluation.metrics import TieRule
 from reward_models.evaluation.readers import answers, images, scenes
@@ -124,7 +123,7 @@ def read_benchmark(spec: str, limit: int = 0) -> Benchmark:
             )
     read = functools.partial(protocol.read, **parameters)
     rows = itertools.islice(protocol.rows(match[2], **source), limit or None)
-    comparisons = tuple(read(row) for row in tqdm(rows, desc=f"reading {name}", leave=False, unit=" rows"))
+    comparisons = tuple(read(row) for row in progress_bar(rows, f"reading {name}", unit="row"))
     if not comparisons:
         raise ValueError(f"--data: {match[2]} has no row")
     return Benchmark(spec, protocol, comparisons)

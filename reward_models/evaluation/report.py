@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmgrpo import terminal
 from mmgrpo.files import write_text
 from mmgrpo.report.figures import NONE, Cell, difference_cell, mean_cell, number
 from mmgrpo.report.html import Table, page, write_page
@@ -141,15 +142,14 @@ def lines(results: Results) -> Iterator[str]:
             f"{data}: {first['comparisons']} comparisons, {first['prompts']} prompts, {first['pairs']} pairs",
         )
         yield f"({result['note']})"
-        yield f"{'reward':28} {'accuracy (95 %)':>24} {'with ties':>10} {'tau_b':>7} {'ECE':>7} {'failed':>7}"
+        rows = list[list[str]]()
         for name, one in result["rewards"].items():
             same = one["interval"] is not None and one["interval"]["mean"] == one["headline"]
             accuracy = interval(one["interval"]) if same else number(one["headline"])
             other = [one["with_ties"]["tuned_on_the_other_half"], one["tau_b"], one["calibration"]["ece"]]
-            with_ties, tau, ece = map(number, other)
-            yield f"{name:28.28} {accuracy:>24} {with_ties:>10} {tau:>7} {ece:>7} {one['failed']:7}"
+            rows.append([name, accuracy, *map(number, other), str(one["failed"])])
+        yield from terminal.table(["reward", "accuracy (95 %)", "with ties", "tau_b", "ECE", "failed"], rows)
         for table in (categories(result["rewards"]), robust(result["attacks"])):
             if table.rows:
-                yield from ("", "".join(f"{column[:20]:>22}" for column in table.columns))
-                for name, cells in table.rows.items():
-                    yield "".join(f"{text:>22}" for text in [name, *(cell.text for cell in cells)])
+                cells = [[name, *(cell.text for cell in row)] for name, row in table.rows.items()]
+                yield from ("", *terminal.table(table.columns, cells))

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
-from tqdm import tqdm
 
+from mmgrpo.progress_bar import progress_bar
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.isolation import score_column
 from mmgrpo.types import Output, Prompt
@@ -64,7 +64,7 @@ def _values(scorer: Scorer, cases: Sequence[Case | None], name: str, batch: int)
     """Scores of the cases; NaN for None."""
     values = np.full(len(cases), math.nan)
     some = [(row, case) for row, case in enumerate(cases) if case is not None]
-    for start in tqdm(range(0, len(some), batch), desc=f"{scorer.name}, {name}", leave=False):
+    for start in progress_bar(range(0, len(some), batch), f"{scorer.name}, {name}"):
         rows = [row for row, _ in some[start : start + batch]]
         prompts, outputs = ([case[side] for _, case in some[start : start + batch]] for side in (0, 1))
         values[rows] = score_column(scorer.name, scorer.fn, prompts, outputs, scorer.trusted)  # type: ignore[arg-type]

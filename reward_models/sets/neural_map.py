@@ -24,10 +24,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm import tqdm
 
 from mmgrpo.config.plugins import load_object, locate
 from mmgrpo.files import write_tensors
+from mmgrpo.progress_bar import progress_bar
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors
@@ -74,7 +74,7 @@ def train_map(
         mapping, potential = network(width, hidden, width), network(width, hidden, 1)
         map_steps = torch.optim.Adam(mapping.parameters(), rate, betas=(0.5, 0.9))
         potential_steps = torch.optim.Adam(potential.parameters(), rate, betas=(0.5, 0.9))
-        for _ in tqdm(range(steps), desc="training the map", leave=False):
+        for _ in progress_bar(range(steps), "training the map"):
             for _ in range(INNER):
                 some = texts[torch.randint(len(texts), (batch,))]
                 moved = mapping(some)

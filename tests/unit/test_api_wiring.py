@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo import api
+from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.api import PLAIN, Handmade
 from mmgrpo.config.reading import build
 from mmgrpo.config.settings import Algorithm, Data, Eval, Optim, Sections, config_class
@@ -161,7 +162,7 @@ class Started(Trainer):
         self.folder, self.policy, self.checkpoint = folder, toy_policy(), checkpoint
         self.checkpoints = Checkpoints(folder, Accelerator(cpu=True), run="5f0c")
         self.step, self.seconds, self.skipped, self.nonfinite_steps = 4, 1.23456, 2, 1
-        self.resumed, self.scorers = [], []
+        self.resumed, self.scorers, self.recipe = [], [], AdvantageRecipe.of(Algorithm())
 
     def resume(self, last=None):
         self.resumed.append(last)
@@ -203,7 +204,7 @@ def test_the_summary_is_what_the_run_was(tmp_path, monkeypatch):
     assert summary == {
         **{"run": "5f0c", "modality": "", "family": "", "preset": "grpo", "preset_settings": {}},
         **{"steps": 7, "seed": 3},
-        **{"seconds": 1.235, "wall_seconds": 3.457, "skipped_steps": 2, "nonfinite_steps": 1},
+        **{"seconds": 1.235, "wall_seconds": 3.457, "skipped_steps": 2, "nonfinite_steps": 1, "trained": {}},
         **{"model": str(folder / "model"), "alarms": [{"of": "it"}]},
     }
     assert json.loads((folder / "summary.json").read_text()) == summary

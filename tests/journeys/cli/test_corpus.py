@@ -70,10 +70,10 @@ def test_two_models_are_compared_clip_by_clip():
 def test_the_tables_name_everything():
     found = {**whole(), "difference": compare(counts(SAID), counts(SAID[:2] + [""] + SAID[3:]))}
     text = "\n".join(lines(found))
-    assert "all                           6" in text and "voice x" in text and "0.333 [" in text
+    assert "voice x" in text and "0.333 [" in text
     assert "of 12 words: 1 substituted, 2 deleted, 1 inserted" in text
     assert "wer against the other: +0.167" in text and "(+50.0%), paired" in text
-    assert "  2 a: the {bat for cat} sat [+up+]" in text
+    assert "2 a:  the {bat for cat} sat [+up+]" in text
     assert list(lines({})) == []
 
 
@@ -87,29 +87,27 @@ def test_the_lines_of_a_table_are_those_of_its_numbers():
         "cer": {"difference": one, "relative": -0.5},
     }
     found = {"clips": 3, "wer": one, **kinds, "groups": groups, "worst": [], "difference": difference}
-    interval, title = "    0.500 [0.250, 0.750]", "all together (95 %)     "
-    assert list(lines(found)) == [
-        "",
-        f"{title}  clips                      wer",
-        f"all                           3 {interval}",
-        f"voice x                       1 {interval}",
-        "voice y                       2                        –",
+    interval = ["0.500", "[0.250,", "0.750]"]
+    table = [line.split() for line in list(lines(found))[1:5]]
+    assert table == [
+        ["all", "together", "(95", "%)", "clips", "wer"],
+        ["all", "3", *interval],
+        ["voice", "x", "1", *interval],
+        ["voice", "y", "2", "–"],
+    ]
+    assert list(lines(found))[5:] == [
         "of 3 words: 1 substituted, 0.5 deleted, 0 inserted",
         "wer against the other: –, paired",
         "cer against the other: +0.500 [+0.250, +0.750] (-50.0%), paired",
     ]
     # without words, there is nothing to count
     translated = {"clips": 3, "bleu": one, "groups": {}, "worst": []}
-    assert list(lines(translated)) == [
-        "",
-        f"{title}  clips                     bleu",
-        f"all                           3 {interval}",
-    ]
+    assert [line.split() for line in lines(translated)][2:] == [["all", "3", *interval]]
     worst = [{"id": "a", "errors": 12, "aligned": [("delete", "so", "")]}]
     assert list(lines({**translated, "worst": worst}))[-3:] == [
         "",
         "worst clips: {hypothesis for reference}, [-deleted-], [+inserted+]",
-        " 12 a: [-so-]",
+        "12 a:  [-so-]",
     ]
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.cli import lists
-from mmgrpo.cli.lists import about, first_sentence, needs, show
+from mmgrpo.cli.lists import KINDS, OTHERS, SEVERAL, about, first_sentence, needs, show
 from mmgrpo.rewards import RewardEntry
 from mmgrpo.scoring.manifest import Manifest
 
-ROWS = [("a", "the first"), ("longer", "the second"), ("lone", "")]
+ROWS = [("One", "a", "the first"), ("Two", "longer", "the second"), ("One", "lone", "")]
 
 
-def test_descriptions_begin_in_one_column(capsys):
+def test_descriptions_begin_in_one_column_below_their_headings(capsys):
     show(lambda: ROWS, [], "things")
-    assert capsys.readouterr().out == "a       the first\nlonger  the second\nlone\n"
+    assert capsys.readouterr().out == "One\n  a       the first\n  lone\n\nTwo\n  longer  the second\n"
     show(lambda: ROWS, ["lo", "g"], "things")
-    assert capsys.readouterr().out == "longer  the second\n"
+    assert capsys.readouterr().out == "Two\n  longer  the second\n"
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
@@ -94,9 +94,9 @@ def test_rewards_are_listed_with_what_they_score_and_what_is_missing(table, caps
     lists.rewards([])
     missing = "[not here: needs the package there_is_no_such_package: pip install there_is_no_such_package]"
     assert capsys.readouterr().out.splitlines() == [
-        "plain       tests.journeys.cli.test_lists:plain",
-        f"words       Text, Audio, 0 to 1: Counts words of a text {missing}",
-        "words_here  Text, -1 to 2: Counts words of a text",
+        *(KINDS[1], "  words_here  -1 to 2: Counts words of a text", ""),
+        *(SEVERAL, f"  words       Text, Audio, 0 to 1: Counts words of a text {missing}", ""),
+        *(OTHERS, "  plain       tests.journeys.cli.test_lists:plain"),
     ]
 
 
@@ -129,7 +129,7 @@ def test_the_card_of_a_reward_has_all_of_its_facts(table, capsys):
 
 def test_several_words_are_parts_of_names(table, capsys):
     lists.rewards(["words", "here"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["words_here"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["words_here"]
 
 
 def test_help_of_the_rewards_reads_none(monkeypatch, capsys):

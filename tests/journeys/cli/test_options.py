@@ -216,7 +216,8 @@ def trained(monkeypatch, capsys):
 
     def run_config(config: Any, inherited: Any) -> Any:
         ran.append(config)
-        return SimpleNamespace(summary={"steps": 3}, folder=Path("runs/my run"))
+        summary = {"steps": 3, "eval": {}, "trained": {"exact": 1.0}}
+        return SimpleNamespace(summary=summary, folder=Path("runs/my run"))
 
     monkeypatch.setattr("mmgrpo.api.run_config", run_config)
     monkeypatch.setattr("mmgrpo.report.terminal.closing", lambda summary: f"{summary['steps']} steps")
@@ -234,10 +235,10 @@ def trained(monkeypatch, capsys):
 def test_a_run_ends_with_its_results_and_where_to_look_at_them(trained, found, extra, monkeypatch):
     monkeypatch.setattr("mmgrpo.cli.train.find_spec", lambda name: found)
     said, ran = trained(TEXT)
-    assert said == (
-        f"{arithmetic(read(TEXT, ''))}\n3 steps \nreport: runs/my run/report.html\n"
-        f"demo:   mmgrpo demo 'runs/my run'{extra}\n"
+    assert (
+        said.startswith(f"{arithmetic(read(TEXT, ''))}\n3 steps\n\n") and "mmgrpo evaluate --run 'runs/my run'" in said
     )
+    assert said.endswith(f"\nreport: runs/my run/report.html\ndemo:   mmgrpo demo 'runs/my run'{extra}\n")
     assert ran == [read(TEXT, "")]
     assert trained([])[1][0].model.family == "sd3" and trained([], "", "whisper")[1][0].model.family == "whisper"
 

@@ -96,7 +96,7 @@ def test_a_model_is_measured_blind_and_against_another(folder, capsys):
     printed = capsys.readouterr().out
     assert "exact against blind (0.000): +0.375" in printed and "exact against 5 (0.125): +0.250" in printed
     assert printed.startswith("4 prompts x 2 samples, evaluation temperature 1") and "all together" not in printed
-    assert printed.endswith("\n\nwritten: evaluation.json\n")
+    assert printed.endswith("\nwritten: evaluation.json\n") and "on 4 prompts: " in printed
 
 
 def test_a_value_that_is_no_number_is_null_and_a_reward_without_any_is_an_error(folder):

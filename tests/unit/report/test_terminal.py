@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mmgrpo.report.terminal import closing, comparison, interval
+import pytest
+
+from mmgrpo.report.terminal import closing, comparison, interval, style, verdict
 
 
 def one(mean: float, n: int = 4) -> dict[str, float]:
@@ -17,13 +19,38 @@ SIDES = {
 
 
 def test_a_comparison_has_a_line_for_every_reward_and_a_column_where_it_is_asked_for():
-    assert list(comparison(SIDES, "reward")) == [
-        "reward                     before    after      difference (95 %, paired)   prompts",
-        "exact                       0.250    0.750        +0.500 [+0.250, +0.750]   4",
-        "format                      0.500    0.500        +0.000 [-0.250, +0.250]   12",
+    assert [line.split() for line in comparison(SIDES, "reward", {})][1:] == [
+        ["exact", "0.250", "0.750", "+0.500", "[+0.250,", "+0.750]", "4"],
+        ["format", "0.500", "0.500", "+0.000", "[-0.250,", "+0.250]", "12"],
     ]
-    lines = list(comparison(SIDES, "reward", "blind", {"format": "  0.1"}))
-    assert lines[0].endswith("prompts   blind") and lines[1].endswith(" 4") and lines[2].endswith(" 12       0.1")
+    lines = list(comparison(SIDES, "reward", {}, "blind", {"format": "0.1"}))
+    assert [line.split()[-2:] for line in lines] == [["prompts", "blind"], ["+0.750]", "4"], ["12", "0.1"]]
+
+
+def test_a_significant_difference_is_bold_and_coloured_by_the_direction_of_its_reward():
+    up, down, noise = one(0.5), one(-0.5), one(0.1)
+    assert [style(change, direction) for change in (up, down, noise) for direction in (1, -1, 0)] == [
+        *(("bold", "green"), ("bold", "red"), ("bold",)),
+        *(("bold", "red"), ("bold", "green"), ("bold",)),
+        *((), (), ()),
+    ]
+    assert style({"n": 0, "low": None}, 1) == ()
+
+
+SUMMARY = {"family": "sd3", "preset": "dapo", "steps": 7, "eval": SIDES, "trained": {"exact": 1.0, "format": -1.0}}
+
+
+def test_the_verdict_says_what_was_trained_from_where_to_where_and_whether_it_is_better():
+    text = " ".join(verdict(SUMMARY, "runs/a", "heldout.jsonl").split())
+    assert text.startswith("sd3 trained with dapo for 7 steps: exact from 0.250 to 0.750, +0.500 [+0.250, +0.750] on 4")
+    assert text.index("better") < text.index("format from 0.500") < text.index("within noise")
+    assert "worse" in verdict({**SUMMARY, "trained": {"exact": -1.0}}, "runs/a", "heldout.jsonl")
+
+
+@pytest.mark.parametrize(("heldout", "file"), [("heldout.jsonl", ""), ("", " --file PROMPTS")])
+def test_the_verdict_of_a_run_without_evaluation_is_the_command_that_makes_one(heldout, file):
+    *_, command = verdict({**SUMMARY, "eval": {}}, "runs/my run", heldout).splitlines()
+    assert command.split(" ", 2)[-1] == f"mmgrpo evaluate --run 'runs/my run'{file} --against untrained"
 
 
 def test_an_interval_of_nothing_is_a_dash():
@@ -46,17 +73,18 @@ def test_the_end_of_a_run_tells_steps_rewards_further_files_and_error_rates():
     }
     lines = closing(summary).splitlines()
     assert lines[:2] == ["3 optimizer steps in 12 s of training", "2 steps had no decision to train and were skipped"]
-    assert lines[2:5] == [*comparison(SIDES, "reward", "blind", {"exact": "   0.125"})]
+    assert lines[2:6] == ["", *comparison(SIDES, "reward", {}, "blind", {"exact": "0.125"})]
     by_kind = [
         line
         for name in SIDES["difference"]
-        for line in ("", *comparison({side: {"count": SIDES[side][name]} for side in SIDES}, f"{name} by kind"))
+        for line in ("", *comparison({side: {"count": SIDES[side][name]} for side in SIDES}, f"{name} by kind", {}))
     ]
-    assert lines[5 : 5 + len(by_kind)] == by_kind
-    del lines[5 : 5 + len(by_kind)]
-    assert lines[5:9] == ["", *comparison(SIDES, "reward on further")]
+    assert lines[6 : 6 + len(by_kind)] == by_kind
+    del lines[6 : 6 + len(by_kind)]
+    assert lines[6:10] == ["", *comparison(SIDES, "reward on further", {})]
     sides = {side: {f"wer of {name}": rate[side] for name in ("heldout", "further")} for side in rate}
-    assert lines[9:] == ["", *comparison(sides, "error rate (of all)", "relative", {"wer of heldout": "  -50.0%"})]
+    relative = {"wer of heldout": "-50.0%"}
+    assert lines[10:] == ["", *comparison(sides, "error rate (of all)", {}, "relative", relative)]
 
 
 def test_the_end_of_a_run_without_evaluation_is_one_line():
