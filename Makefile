@@ -12,6 +12,8 @@ WORKERS ?= auto
 SHAPES ?= tests/unit/advantages tests/unit/objectives tests/unit/diffusion tests/unit/policies tests/unit/test_rollout.py tests/unit/test_trainer.py \
 	tests/unit/test_update.py tests/unit/test_ahead.py tests/unit/test_api_wiring.py tests/unit/rounds/test_steps.py tests/unit/engines tests/unit/prompts/test_samplers.py \
 	tests/unit/data/test_changes.py tests/unit/toy/test_scenes.py tests/unit/toy/test_videos.py tests/unit/toy/test_worlds_stay.py
+# The modules that state shapes, each of which is named: `mmgrpo` alone would check the types of all others, as pyright does.
+STATING = $(subst /,.,$(basename $(patsubst %/__init__.py,%.py,$(shell grep -rl jaxtyping mmgrpo --include=*.py))))
 # Of `make mutants`: which lines are drawn, how many, of which files, and the folder of the tests that are run.
 SEED ?= 0
 COUNT ?= 200
@@ -81,10 +83,10 @@ test-rest: $(STAMP)  ## run test-libraries and test-slow at once, as CI does aft
 test-nightly: $(STAMP)  ## run the largest tests, and the seeds and cases beyond those of test-slow
 	$(PYTEST) -m nightly $(PYTEST_ARGS)
 
-# In a run of its own, since the checks triple the time of what they check. Only files of tensors, and none that trains
+# In a run of its own, since the checks lengthen what they check. Only files of tensors, and none that trains
 # until something is learned: it would check the same few calls thousands of times.
-test-shapes: $(STAMP)  ## run the tests of the core with every call checked against the shapes and types of its signature
-	$(PYTEST) -m "not slow and not learning and not nightly" --jaxtyping-packages=mmgrpo,beartype.beartype $(SHAPES)
+test-shapes: $(STAMP)  ## run the tests of the core with every call of modules that state shapes checked against its signature
+	$(PYTEST) -m "not slow and not learning and not nightly" --jaxtyping-packages=$(subst $() ,$(comma),$(STATING)),beartype.beartype $(SHAPES)
 
 test-roundings: $(STAMP)  ## run the learning tests under two other roundings of sums
 	ATEN_CPU_CAPABILITY=default OMP_WAIT_POLICY=PASSIVE MMGRPO_TEST_THREADS=2 $(BIN)/python -m pytest -m learning -n $(WORKERS)

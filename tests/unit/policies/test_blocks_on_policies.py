@@ -22,7 +22,7 @@ from mmgrpo.advantages.select import SELECTORS
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS
-from mmgrpo.config.presets import BASE
+from mmgrpo.config.presets import BASE, PRESETS
 from mmgrpo.config.registry import Block
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
 from mmgrpo.policies.categorical import CategoricalPolicy
@@ -35,6 +35,7 @@ from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, matching_policy_over, token_policy_over, trainer
 from tests.speaking import TableModel
 from tests.toys import ToyModel, toy_policy, toy_prompts
+from tests.unit.policies.test_presets_on_policies import REFUSED, made_for
 from tests.unit.policies.test_tools import policy_of as conversing
 
 TABLES: dict[str, dict[str, Block]] = {
@@ -179,9 +180,25 @@ OFFLINE = {"by_category", "likelihood"}
 """Rows for given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py)."""
 
 
+def in_presets() -> set[tuple[str, str]]:
+    """Lines with the blocks that stand there in a preset, each of which trains in ``test_presets_on_policies``."""
+    trained = {preset for kind, refused in REFUSED.items() for preset in made_for(kind) if preset not in refused}
+    return {
+        (line, text.partition("(")[0])
+        for preset in trained
+        for line, value in PRESETS[preset].items()
+        for text in (value if isinstance(value, list) else [value])
+    }
+
+
+ROWS = [(line, name) for line, table in TABLES.items() for name in table if name not in OFFLINE]
+NAMED = in_presets()
+
+
 @pytest.mark.rows
 @pytest.mark.parametrize(
-    ("line", "name"), [(line, name) for line, table in TABLES.items() for name in table if name not in OFFLINE]
+    ("line", "name"),
+    [pytest.param(*row, marks=pytest.mark.nightly) if row in NAMED else row for row in ROWS],
 )
 def test_every_row_of_every_table_trains_at_least_one_policy(line, name, tmp_path):
     text = "entropy_gate(limit=inf)" if name == "entropy_gate" else written(name, TABLES[line][name])
