@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,18 +111,18 @@ def test_processes_of_a_launcher_start_no_sweep(monkeypatch, tmp_path):
 def test_a_sweep_goes_on_where_it_was_left_and_is_compared(tmp_path, capsys):
     """Two runs in processes of their own, together; the same command with --resume leaves the first and begins the
     second anew."""
-    arguments = [*map(str, TINY), "--output-dir", str(tmp_path), "--seeds", "0", "1", "--at-once", "2"]
-    program = [sys.executable, "-m", "mmgrpo.cli.main"]
-    subprocess.run([*program, "train", *arguments], check=True, capture_output=True)
+    arguments = [*TINY, "--output-dir", tmp_path, "--seeds", 0, 1, "--at-once", 2]
+    call("train", *arguments)
     first, second = (tmp_path / f"tiny-seed-{seed}" for seed in (0, 1))
     assert (tmp_path / "tiny-seed-1.log").stat().st_size
     kept = (first / "run.json").read_text()
     for path in sorted(second.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     second.rmdir()
-    subprocess.run([*program, "train", *arguments, "--resume"], check=True, capture_output=True)
+    call("train", *arguments, "--resume")
     assert (first / "run.json").read_text() == kept and (second / "summary.json").is_file()
     plot = tmp_path / "curves.svg"
+    capsys.readouterr()
     call("compare", first, second, "--json", "--reward", "scene_all", "--plot", plot)
     [row] = json.loads(capsys.readouterr().out)
     assert row["seeds"] == [0, 1] and len(row["by_seed"]) == 2 and b"<svg" in plot.read_bytes()
