@@ -17,6 +17,7 @@ from tests.building import matching_policy_over
 from tests.speaking import TableModel
 from tests.toys import ToyModel, toy_policy
 from tests.unit.policies.test_ctc_policy import Spelling
+from tests.unit.policies.test_parallel_tokens import policy as parallel_policy
 from tests.unit.policies.test_token_policy import token_policy
 
 PROMPTS = [Prompt("say a", "0", "a"), Prompt("say b c d a", "1", "b")]
@@ -29,9 +30,10 @@ MADE: dict[str, Any] = {
         matching_policy_over(ToyModel(), steps=3, draws=2, error="velocity", evaluation_steps=3, forward_batch_size=64),  # type: ignore
         TOYS,
     ),
+    "parallel": lambda: (parallel_policy(), PROMPTS),
     "token": lambda: (token_policy(keep_reference=True), PROMPTS),
 }
-WITH_ENTROPY = ("categorical", "token")
+WITH_ENTROPY = ("categorical", "parallel", "token")
 
 
 @pytest.fixture(params=MADE)
@@ -73,8 +75,10 @@ def test_it_counts_the_evaluations_of_its_network(kind):
     policy, prompts = MADE[kind]()
     made = policy.rollout(Request(prompts, [0, 1], 4, 3))
     rows, width = made.decisions.log_probs.shape
-    # a class and a transcript take one pass a prompt; a sample one a step, and one for each draw; a token one a place
+    # a class and a transcript take one pass a prompt; a sample one a step, and one for each draw; a token one a place,
+    # and where tokens are drawn several at a time, one for these
     wanted = {"categorical": 2, "ctc": 2, "denoising": 8 * 3, "matching": 8 * (3 + 2), "token": rows * width}
+    wanted["parallel"] = 8 * 2
     assert made.evaluations == wanted[kind]
 
 
@@ -102,6 +106,7 @@ def test_evaluation_has_as_many_outputs_as_it_is_asked_for(kind):
 DEFAULTS = {
     "categorical": {"temperature": 1},
     "ctc": {"temperature": 1, "search": "sample", "evaluation_temperature": 0},
+    "parallel": {"temperature": 1, "evaluation_temperature": 1, "batch_size": 64},
     "token": {
         **{"temperature": 1, "top_p": 1, "evaluation_temperature": 0, "memory": Memory()},
         **{"train_truncated": True, "share_prefix": True, "sampling_dtype": ""},
@@ -111,7 +116,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
-def test_unless_told_otherwise_it_samples_from_the_networks_own_distribution_and_evaluates_greedily(kind):
+def test_by_default_it_samples_from_the_distribution_of_the_network(kind):
     policy, _ = MADE[kind]()
     assert {name: getattr(policy, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
     assert policy.device == torch.device("cpu")

@@ -1,0 +1,203 @@
+"""Tokens drawn several at a time, on tables small enough to enumerate: likelihoods, orders, gradients, learning."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.policies.parallel_tokens import ParallelModel, ParallelTokenPolicy, Reveals
+from mmgrpo.types import Output, Policy, Prompt, Reference, Request, Text
+from pipelines.training import FrozenCopy
+from tests.building import algorithm_blocks, killed_and_whole, trainer
+
+CODES, PLACES = 4, 4
+PROMPTS = [Prompt(f"prompt {number}", str(number), answer=number) for number in range(2)]
+
+
+class Grid(nn.Module):
+    """Logits of each place from the tokens of all places that it sees."""
+
+    def __init__(self, prompts: int, seed: int = 0) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+        self.place = nn.Parameter(torch.randn(prompts, PLACES, CODES, generator=random))
+        self.seen = nn.Parameter(torch.randn(PLACES, PLACES, CODES, CODES, generator=random))
+
+    def forward(self, prompt: Tensor, tokens: Tensor, sees: Tensor) -> Tensor:
+        """[N, T, K] of prompts [N], tokens [N, T], and whether place t sees place u, [N, T, U]."""
+        place = torch.arange(PLACES)
+        terms = self.seen[place[:, None], place, tokens[:, None, :]]  # [N, T, U, K]
+        return self.place[prompt] + (terms * sees[..., None]).sum(2)
+
+
+class GridModel:
+    """Masked: a pass reveals two of four places, in a drawn order. Causal: one place, then the other three."""
+
+    evaluations, passes = 1, 2
+
+    def __init__(self, *, causal: bool = False, prompts: int = 2) -> None:
+        self.network: nn.Module = Grid(prompts)
+        self.reference: Reference = FrozenCopy(self.network)
+        self.reference.keep()
+        self.causal = causal
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        return torch.tensor([0, 1, 1, 1]) if self.causal else torch.randperm(PLACES, generator=generator) // 2
+
+    def encode(self, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+        return {"prompt": torch.tensor([int(prompt.id) for prompt in prompts])}
+
+    def logits(
+        self, network: nn.Module, conditions: Mapping[str, Tensor], tokens: Tensor, order: Tensor, number: Tensor
+    ) -> Tensor:
+        at = order[:, :, None] if self.causal else number[:, None, None].expand(-1, PLACES, 1)
+        return network(conditions["prompt"], tokens, order[:, None, :] < at)
+
+    def render(self, prompts: Sequence[Prompt], tokens: Tensor) -> list[Output]:
+        return [Text("".join(map(str, row))) for row in tokens.tolist()]
+
+    def save(self, folder: Path, network: nn.Module) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def policy(*, causal: bool = False, **settings) -> ParallelTokenPolicy:
+    return ParallelTokenPolicy(GridModel(causal=causal), **settings)
+
+
+def rescored(made: ParallelTokenPolicy, rolled, name: str = "log_probs", limit: int = 1000) -> Tensor:
+    dense = torch.zeros_like(rolled.decisions.log_probs)
+    for part in rolled.steps.split(rolled.decisions.loss_mask, limit):
+        assert len(part.samples) <= limit
+        dense[part.rows, part.positions] = made.score(rolled, part, frozenset({name}))[name].detach()
+    return dense
+
+
+def by_hand(network: Grid, prompt: int, tokens: Sequence[int], order: Sequence[int]) -> list[float]:
+    """The log-prob of each token, one place at a time."""
+    values = []
+    for t in range(PLACES):
+        logits = network.place[prompt, t].clone()
+        for u in range(PLACES):
+            if order[u] < order[t]:
+                logits = logits + network.seen[t, u, tokens[u]]
+        values.append(float(torch.log_softmax(logits, 0)[tokens[t]]))
+    return values
+
+
+@pytest.fixture(params=[False, True], ids=["masked", "causal"])
+def causal(request) -> bool:
+    return request.param
+
+
+@torch.no_grad()
+def test_log_probs_are_those_of_a_loop_over_places_and_sum_to_one(causal):
+    made = policy(causal=causal)
+    assert isinstance(made, Policy) and isinstance(made.model, ParallelModel)
+    rolled = made.rollout(Request(PROMPTS, [0, 1], 5, 3))
+    steps: Reveals = rolled.steps  # type: ignore[assignment]
+    rows = zip(steps.prompt.tolist(), steps.tokens.tolist(), steps.order.tolist(), strict=True)
+    wanted = torch.tensor([by_hand(made.network, *row) for row in rows])  # type: ignore[arg-type]
+    torch.testing.assert_close(rolled.decisions.log_probs, wanted, rtol=0, atol=1e-6)
+    order, every = steps.order[0], torch.tensor(list(itertools.product(range(CODES), repeat=PLACES)))
+    total = torch.zeros(len(every))
+    for number in range(2):
+        orders, numbers = order.expand(len(every), -1), torch.full((len(every),), number)
+        logits = made.model.logits(made.network, {"prompt": torch.zeros(len(every)).long()}, every, orders, numbers)
+        distribution = torch.log_softmax(logits, -1).gather(2, every[..., None])[..., 0]
+        total += (distribution * (order == number)).sum(1)
+    assert float(total.exp().sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_sequences_are_drawn_with_their_probabilities(causal):
+    """Of 40,000 samples of a prompt, each token of each place as often as the sum over whole sequences says."""
+    made = policy(causal=causal)
+    rolled = made.rollout(Request(PROMPTS[:1], [0], 40_000, 0))
+    steps: Reveals = rolled.steps  # type: ignore[assignment]
+    first = steps.order == 0
+    for place in range(PLACES):  # a place that is drawn first sees none: its table is its distribution
+        drawn = steps.tokens[first[:, place], place]
+        if len(drawn):
+            wanted = torch.softmax(made.network.place[0, place].detach(), 0)
+            assert (torch.bincount(drawn, minlength=CODES) / len(drawn) - wanted).abs().max() < 0.02  # > 5 sigmas
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+def test_the_ratio_is_one_and_parts_are_whole_passes(causal, limit):
+    made = policy(causal=causal, temperature=0.7)
+    rolled = made.rollout(Request(PROMPTS, [0, 1], 5, 3))
+    for name in ("log_probs", "reference.log_probs"):
+        torch.testing.assert_close(rescored(made, rolled, name, limit), rolled.decisions.log_probs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        rescored(made, rolled, "entropy", limit), rolled.decisions.fields["entropy"], rtol=0, atol=1e-6
+    )
+    passes = sum(len(part.samples) for part in rolled.steps.split(rolled.decisions.loss_mask, limit))
+    assert passes == (10 if causal else 20) and rolled.evaluations == 20
+    assert list(rolled.steps.split(torch.zeros(10, PLACES, dtype=torch.bool), 5)) == []
+
+
+def test_parts_leave_the_gradient_unchanged(causal):
+    gradients = []
+    for limit in (1, 3, 1000):
+        made = policy(causal=causal)
+        rolled = made.rollout(Request(PROMPTS, [0, 1], 5, 3))
+        mask, loss = rolled.decisions.loss_mask.clone(), torch.tensor(0.0)
+        mask[3], mask[:, 1] = False, False
+        for part in rolled.steps.split(mask, limit):
+            scores = made.score(rolled, part, frozenset({"log_probs"}))["log_probs"]
+            loss = loss + (scores * (part.rows + 1.0) * (part.positions + 1.0)).sum()
+        gradients.append(torch.autograd.grad(loss, [made.network.seen])[0])
+    for gradient in gradients[:2]:
+        torch.testing.assert_close(gradient, gradients[2], rtol=1e-5, atol=1e-5)
+
+
+def test_a_group_depends_on_slot_and_seed_alone(causal):
+    made = policy(causal=causal)
+
+    def tokens(prompts, slots, seed=3, batch=64):
+        made.batch_size = batch
+        return made.rollout(Request(prompts, slots, 6, seed)).steps.tokens  # type: ignore[union-attr]
+
+    together = tokens(PROMPTS, [0, 1])
+    assert torch.equal(together[6:], tokens(PROMPTS[1:], [1]))
+    assert torch.equal(together, tokens(PROMPTS, [0, 1], batch=5))
+    assert not torch.equal(together[6:], tokens(PROMPTS[1:], [1], seed=4))
+    assert not torch.equal(together[6:], tokens(PROMPTS[1:], [0]))
+
+
+def test_at_temperature_zero_each_place_has_its_most_likely_token(causal):
+    made = policy(causal=causal, evaluation_temperature=0.0)
+    with torch.no_grad():
+        made.network.seen.zero_()
+    outputs = made.sample(Request(PROMPTS, [0, 1], 2, 5))
+    wanted = made.network.place.argmax(-1).repeat_interleave(2, 0).tolist()
+    assert [output.text for output in outputs] == ["".join(map(str, row)) for row in wanted]  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"temperature 0\.0"):
+        policy(temperature=0.0)
+
+
+def equal_neighbours(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+    """Reward: the share of places that have the same token as the first, which is not the prompt's number."""
+    rows = zip(prompts, (output.text for output in outputs), strict=True)  # type: ignore[union-attr]
+    return [sum(token == text[0] for token in text) / PLACES * (text[0] != prompt.id) for prompt, text in rows]
+
+
+def run(folder: Path, *, causal: bool, **settings):
+    settings = {"prompts_per_step": 2, "group_size": 16, "steps": 5, **settings, **algorithm_blocks("grpo")}
+    return trainer(policy(causal=causal), folder, PROMPTS, reward=equal_neighbours, **settings)
+
+
+@pytest.mark.learning
+def test_places_learn_to_agree(causal, tmp_path):
+    result = run(tmp_path, causal=causal, heldout=PROMPTS, steps=60, lr=0.1).fit()["eval"]
+    assert result["before"]["reward"]["mean"] < 0.5
+    assert result["after"]["reward"]["mean"] > 0.8
+
+
+def test_a_killed_run_resumes_with_the_same_numbers(causal, tmp_path):
+    killed, whole = killed_and_whole(lambda folder: run(folder, causal=causal, save_every=2), tmp_path)
+    assert len(whole) == 5 and killed == whole
