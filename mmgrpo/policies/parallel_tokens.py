@@ -45,7 +45,7 @@ class ParallelModel(Protocol):
     """S."""
     causal: bool
     """Whether one call gives the logits of all passes, since places see those of earlier passes only."""
-    evaluations: int
+    evaluations_per_row: int
     """Rows of forward passes of a row: 2 with guidance."""
 
     def order(self, generator: torch.Generator) -> Int[Tensor, "T"]:
@@ -132,6 +132,7 @@ class ParallelTokenPolicy:
         self,
         model: ParallelModel,
         *,
+        evaluation: ParallelModel | None = None,
         temperature: float = 1.0,
         evaluation_temperature: float = 1.0,
         batch_size: int = 64,
@@ -140,6 +141,8 @@ class ParallelTokenPolicy:
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
         self.model = model
+        self.evaluation = evaluation or model
+        """What draws evaluation samples: the same network, with another number of passes."""
         self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
         self.temperature, self.evaluation_temperature = temperature, evaluation_temperature
@@ -150,7 +153,7 @@ class ParallelTokenPolicy:
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` samples per prompt, each group from its own random stream, and their outputs."""
-        steps, log_probs, entropy = self._draw(request, self.temperature)
+        steps, log_probs, entropy = self._draw(self.model, request, self.temperature)
         mask = torch.ones_like(log_probs, dtype=torch.bool)
         decisions = Decisions(
             log_probs=log_probs,
@@ -162,7 +165,7 @@ class ParallelTokenPolicy:
             fields={"entropy": entropy},
         )
         prompts = _repeated(request)
-        passes = len(prompts) * self.model.passes * self.model.evaluations
+        passes = len(prompts) * self.model.passes * self.model.evaluations_per_row
         outputs = self.model.render(prompts, steps.tokens)
         return Rollout(prompts, outputs, decisions, steps, evaluations=passes)
 
@@ -182,7 +185,7 @@ class ParallelTokenPolicy:
     @torch.no_grad()
     def sample(self, request: Request) -> list[Output]:
         """Outputs at the evaluation temperature, 0 for the most likely token of each place, in a drawn order."""
-        steps, _, _ = self._draw(request, self.evaluation_temperature)
+        steps, _, _ = self._draw(self.evaluation, request, self.evaluation_temperature)
         return self.model.render(_repeated(request), steps.tokens)
 
     def keep_reference(self) -> None:
@@ -194,23 +197,26 @@ class ParallelTokenPolicy:
         self.model.save(folder, self.network)
         share(folder)
 
-    def _draw(self, request: Request, temperature: float) -> tuple[Reveals, Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    def _draw(
+        self, model: ParallelModel, request: Request, temperature: float
+    ) -> tuple[Reveals, Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Samples with the log-prob of each token and the entropy of its distribution."""
         orders, uniforms = [], []
         for slot in request.slots:
             random = stream(request.seed, "reveal", slot)
-            orders += [self.model.order(random) for _ in range(request.group_size)]
+            orders += [model.order(random) for _ in range(request.group_size)]
             uniforms += [torch.rand(len(orders[-1]), generator=random) for _ in range(request.group_size)]
         on_host = torch.stack(orders)
         order, uniform = put(on_host, self.device), put(torch.stack(uniforms), self.device)
         prompt = put(torch.arange(len(request.prompts)).repeat_interleave(request.group_size), self.device)
-        conditions, tokens = self.model.encode(request.prompts), torch.zeros_like(order)
+        conditions, tokens = model.encode(request.prompts), torch.zeros_like(order)
         log_probs, entropy = (torch.zeros_like(uniform) for _ in range(2))
-        for number in range(self.model.passes):
+        for number in range(model.passes):
             for rows in torch.arange(len(order), device=self.device).split(self.batch_size):
-                places = order[rows] == number
-                logits = self._logits(self.network, conditions, prompt[rows], tokens[rows], order[rows], number)[places]
-                distribution = torch.log_softmax(logits / (temperature or 1.0), -1)
+                places, numbers = order[rows] == number, torch.full_like(rows, number)
+                read = _selected(conditions, prompt[rows])
+                logits = model.logits(self.network, read, tokens[rows], order[rows], numbers)[places]
+                distribution = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
                 refuse_nan(distribution, "the probabilities of tokens")
                 drawn = draw_tokens(distribution, uniform[rows][places]) if temperature else distribution.argmax(-1)
                 at = places.nonzero(as_tuple=True)
@@ -218,29 +224,19 @@ class ParallelTokenPolicy:
                 tokens[at] = drawn
                 log_probs[at] = distribution.gather(1, drawn[:, None])[:, 0]
                 entropy[at] = entropy_of(distribution)
-        last = self.model.passes - 1 if self.model.causal else None
+        last = model.passes - 1 if model.causal else None
         return Reveals(conditions, prompt, tokens, order, on_host, last), log_probs, entropy
 
     def _distribution(self, network: nn.Module, steps: Reveals, part: Revealed) -> Float[Tensor, "N vocabulary"]:
         """Log-probs of all tokens at the part's entries."""
         rows = part.samples
-        logits = self._logits(
-            network, steps.conditions, steps.prompt[rows], steps.tokens[rows], steps.order[rows], part.number
-        )
-        return torch.log_softmax(logits[part.index, part.positions] / self.temperature, -1)
+        read = _selected(steps.conditions, steps.prompt[rows])
+        logits = self.model.logits(network, read, steps.tokens[rows], steps.order[rows], part.number)
+        return torch.log_softmax(logits[part.index, part.positions].float() / self.temperature, -1)
 
-    def _logits(
-        self,
-        network: nn.Module,
-        conditions: Conditions,
-        prompt: Int[Tensor, "N"],
-        tokens: Int[Tensor, "N T"],
-        order: Int[Tensor, "N T"],
-        number: int | Int[Tensor, "N"],
-    ) -> Float[Tensor, "N T vocabulary"]:
-        read = {name: value[prompt] for name, value in conditions.items()}
-        numbers = torch.full_like(prompt, number) if isinstance(number, int) else number
-        return self.model.logits(network, read, tokens, order, numbers).float()
+
+def _selected(conditions: Conditions, prompt: Int[Tensor, "N"]) -> Conditions:
+    return {name: value[prompt] for name, value in conditions.items()}
 
 
 def _repeated(request: Request) -> list[Prompt]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from mmgrpo.family import Family
 from pipelines.visual.family import visual_family
 from pipelines.visual.options import (
+    AmusedOptions,
     FluxOptions,
     HunyuanVideoOptions,
     KleinOptions,
@@ -23,6 +24,7 @@ from pipelines.visual.options import (
     WanOptions,
     ZImageOptions,
 )
+from pipelines.visual.parallel import parallel_family
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -150,6 +152,13 @@ FAMILIES: Mapping[str, Family] = {
             WanImageOptions,
             image_input="required",
             blocks=("WanTransformerBlock", "WanTransformer3DModel"),
+        ),
+        parallel_family(
+            "amused",
+            "aMUSEd, masked image tokens",
+            "pipelines.visual.amused",
+            ("AmusedPipeline",),
+            AmusedOptions,
         ),
     )
 }

@@ -330,6 +330,42 @@ class WanImageOptions(WanOptions):
 
 
 @dataclass
+class AmusedOptions(ModelOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "amused"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "amused/amused-512"
+    """Folder or hub id."""
+    height: Annotated[int, within("[0, 16384]")] = 0
+    """Height of the images in pixels; 0 takes the checkpoint's own."""
+    width: Annotated[int, within("[0, 16384]")] = 0
+    """Width of the images in pixels; 0 takes the checkpoint's own."""
+    guidance: Annotated[float, SCALE] = 10.0
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
+    negative_prompt: Annotated[str, LONG_TEXT, needs("model.guidance", but=1)] = ""
+    """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it."""
+    decode_batch_size: Annotated[int, COUNT] = 8
+    """Memory limit: images decoded at a time."""
+
+
+@dataclass
+class ParallelSampling:
+    """Sampling of tokens that are drawn several at a time, in rollouts and in evaluation."""
+
+    steps: Annotated[int, within("[1, 10000]")] = 12
+    """Passes of the network in which all tokens of an image are drawn."""
+    temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
+    """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
+    evaluation_temperature: Annotated[float, within("0", "[0.001, 1000]")] = 1.0
+    """Temperature of evaluation samples; 0 takes the most likely token of each place."""
+    evaluation_steps: Annotated[int, within("[0, 10000]")] = 0
+    """Passes of the network of an evaluation sample; 0 means steps."""
+    forward_batch_size: Annotated[int, COUNT] = 64
+    """Memory limit: samples of one forward pass without gradient."""
+
+
+@dataclass
 class VisualSampling(DenoisingSampling):
     """Sampling in rollouts and in evaluation."""
 

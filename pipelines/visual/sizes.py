@@ -33,6 +33,7 @@ SIDES: Mapping[str, Callable[[Any, int], Sides]] = {
     # The pipelines of these ask for more than the networks need.
     "HunyuanVideoTransformer3DModel": lambda config, factor: Sides(lcm(16, factor * config["patch_size"])),
     "LTXVideoTransformer3DModel": lambda config, factor: Sides(lcm(32, factor)),
+    "UVit2DModel": lambda config, factor: Sides((1 + bool(config["downsample"])) * factor),
     "UNet2DConditionModel": lambda config, factor: Sides(max(8, factor)),
 }
 """Class of a network to the sides that it takes, by its configuration and the pixels per side of a latent position."""
@@ -70,7 +71,7 @@ def refuse_sizes(path: str, height: int, width: int, frames: int) -> None:
     network = read_json(path, "transformer/config.json") or read_json(path, "unet/config.json") or {}
     if (rule := SIDES.get(str(network.get("_class_name")))) is None:
         return
-    if vae := read_json(path, "vae/config.json"):
+    if vae := read_json(path, "vae/config.json") or read_json(path, "vqvae/config.json"):
         factor, pace = compression(vae)
     else:  # a small model, of which latents are pixels
         factor, pace = (read_json(path, "enlarger/enlarger.json") or {}).get("scale", 1), 1

@@ -38,7 +38,7 @@ class Grid(nn.Module):
 class GridModel:
     """Masked: a pass reveals two of four places, in a drawn order. Causal: one place, then the other three."""
 
-    evaluations, passes = 1, 2
+    evaluations_per_row, passes = 1, 2
 
     def __init__(self, *, causal: bool = False, prompts: int = 2) -> None:
         self.network: nn.Module = Grid(prompts)

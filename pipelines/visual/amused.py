@@ -1,0 +1,248 @@
+"""aMUSEd (Patil et al. 2024, arXiv:2401.01808): masked image tokens, revealed in a few passes of a small transformer.
+
+A pass reads the image's codes, with masks where there are none yet, CLIP's states of the prompt, and the micro
+conditions (width, height, crop, aesthetic score 6) of diffusers' pipeline. How many codes a pass reveals is the
+checkpoint's masking schedule; which ones is drawn beforehand, where the pipeline takes the most confident
+(``mmgrpo.policies.parallel_tokens`` says why). With guidance g, the pipeline's guidance_scale,
+
+    logits = logits_negative + g (logits_prompt - logits_negative)
+
+are the policy's, drawn and scored alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmgrpo.policies.parallel_tokens import Conditions
+from mmgrpo.types import Image, Output, Prompt, Reference
+from pipelines import require
+from pipelines.conditions import Encoding, Encodings, negative_of, refuse_cut, refuse_media, stacked
+from pipelines.lora import lora_weights
+from pipelines.pretrained import check_pipeline, locate, read_encoders, read_json, read_network, read_part
+from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
+from pipelines.visual.flow import TRANSFORMER
+from pipelines.visual.options import AmusedOptions
+from pipelines.visual.sizes import latent_size, sides_of
+
+__all__ = ["LORA_TARGETS", "Amused", "load"]
+
+LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+"""Projections of self- and cross-attention, as in diffusers' training script of aMUSEd."""
+
+EXAMPLE = "amused/amused-512"
+"""A hub id, for errors."""
+
+PASSES = 12
+"""The pipeline's number of passes."""
+
+AESTHETIC = 6.0
+"""The pipeline's micro condition of the aesthetic score."""
+
+MASKING = {"cosine": lambda ratio: torch.cos(ratio * math.pi / 2), "linear": lambda ratio: 1 - ratio}
+"""The share of masks that is left when a share of the passes is done, by the scheduler's ``masking_schedule``."""
+
+
+def revealed(places: int, passes: int, schedule: str = "cosine") -> list[int]:
+    """How many of ``places`` each of ``passes`` reveals, all together: ``AmusedScheduler``'s numbers, in its precision.
+
+    Of 64 and 6 by the cosine: 3, 6, 10, 14, 15, 16.
+    """
+    left = [places]
+    for number in range(1, passes):
+        share = MASKING[schedule](torch.tensor(number) / passes)
+        left.append(max(1, min(left[-1] - 1, int((places * share).floor()))))
+    return [before - after for before, after in zip(left, [*left[1:], 0], strict=True)]
+
+
+def check_words(pipeline: Any, prompt: Prompt, most: int = 0) -> None:
+    """CLIP must read the whole prompt; ``most`` is its own."""
+    refuse_cut(prompt, pipeline.tokenizer, pipeline.tokenizer.model_max_length, "CLIP", advice="")
+
+
+@dataclass
+class Amused:
+    """A masked transformer as the model of a policy that draws tokens several at a time; ``load`` returns one."""
+
+    network: nn.Module
+    tokenizer: Any
+    text_encoder: Any
+    vqvae: Any
+    shape: tuple[int, int]
+    """Height and width in codes."""
+    passes: int
+    schedule: str
+    training: Training
+    reference: Reference
+    guidance: float = 1.0
+    negative_prompt: str = ""
+    decode_batch_size: int = 8
+    causal: bool = False
+    encodings: Encodings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device = torch.device(self.training.device)
+        self.encodings = Encodings(self._encode, self.device)
+        self.mask = int(self.network.config.vocab_size) - 1  # type: ignore[union-attr,arg-type]
+        self.scale = 2 ** (len(self.vqvae.config.block_out_channels) - 1)
+        places = self.shape[0] * self.shape[1]
+        if self.passes > places:
+            raise ValueError(
+                f"steps: got {self.passes}, expected at most {places}, the codes of an image, since each reveals one "
+                "or more"
+            )
+        counts = torch.tensor(revealed(places, self.passes, self.schedule))
+        self.numbers = torch.arange(self.passes).repeat_interleave(counts)
+
+    @property
+    def evaluations_per_row(self) -> int:
+        """Two with guidance."""
+        return 1 if self.guidance == 1 else 2
+
+    def variant(self, passes: int) -> Amused:
+        """The same model with another number of passes."""
+        other = replace(self, passes=passes)
+        other.encodings = self.encodings
+        return other
+
+    def order(self, generator: torch.Generator) -> Int[Tensor, "T"]:
+        """Places in a random order, so many in a pass as the checkpoint's schedule reveals."""
+        return torch.empty_like(self.numbers).scatter_(
+            0, torch.randperm(len(self.numbers), generator=generator), self.numbers
+        )
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[Prompt]) -> Conditions:
+        """CLIP's states and projections of prompts and of their negative prompts."""
+        hidden, pooled = stacked(self.encodings.rows(prompts))
+        if self.guidance == 1:
+            return {"hidden": hidden, "pooled": pooled}
+        negatives = [negative_of(prompt, self.negative_prompt) for prompt in prompts]
+        negative, negative_pooled = stacked(self.encodings.rows(negatives))
+        return {"hidden": hidden, "pooled": pooled, "negative": negative, "negative_pooled": negative_pooled}
+
+    def logits(
+        self,
+        network: nn.Module,
+        conditions: Conditions,
+        tokens: Int[Tensor, "N T"],
+        order: Int[Tensor, "N T"],
+        number: Int[Tensor, "N"],
+    ) -> Float[Tensor, "N T codes"]:
+        """Logits of all places, of which only those of earlier passes are read."""
+        codes = torch.where(order < number[:, None], tokens, self.mask)
+        hidden, pooled = conditions["hidden"], conditions["pooled"]
+        if self.guidance != 1:
+            codes = torch.cat([codes, codes])
+            hidden = torch.cat([conditions["negative"], hidden])
+            pooled = torch.cat([conditions["negative_pooled"], pooled])
+        height, width = self.shape
+        sizes = [width * self.scale, height * self.scale, 0, 0, AESTHETIC]
+        with autocast(self.training.compute_dtype, codes.device):
+            logits = network(
+                codes.view(-1, height, width),
+                encoder_hidden_states=hidden,
+                pooled_text_emb=pooled,
+                micro_conds=torch.tensor([sizes], device=codes.device, dtype=hidden.dtype).expand(len(codes), -1),
+            )
+        logits = logits.float().flatten(2).transpose(1, 2)
+        if self.guidance == 1:
+            return logits
+        negative, positive = logits.chunk(2)
+        return negative + self.guidance * (positive - negative)
+
+    @torch.no_grad()
+    def render(self, prompts: Sequence[Prompt], tokens: Int[Tensor, "N T"]) -> list[Output]:
+        """Images of codes, ``decode_batch_size`` at a time."""
+        pixels = []
+        for codes in tokens.split(self.decode_batch_size):
+            shape = (len(codes), *self.shape, self.vqvae.config.latent_channels)
+            decoded = self.vqvae.decode(codes.view(-1, *self.shape), force_not_quantize=True, shape=shape).sample
+            pixels += list(decoded.float().clamp(0, 1).cpu())
+        return [Image(image) for image in pixels]
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise ValueError for a prompt, or a negative prompt that is read, of which CLIP would cut something."""
+        check_words(self, prompt)
+        if self.guidance != 1:
+            try:
+                check_words(self, negative_of(prompt, self.negative_prompt))
+            except ValueError as error:
+                raise ValueError(f"the negative prompt of prompt '{prompt.id}': {error}") from error
+
+    def frozen_parts(self) -> dict[str, nn.Module]:
+        """The encoder and the VQ-VAE by name."""
+        return {"text_encoder": self.text_encoder, "vqvae": self.vqvae}
+
+    def save(self, folder: Path, network: nn.Module) -> None:
+        """Write adapters as diffusers names them, or the whole network into ``transformer/``."""
+        from accelerate.utils import extract_model_from_parallel
+
+        network = extract_model_from_parallel(network)
+        if not self.training.adapters:
+            network.save_pretrained(folder / TRANSFORMER)  # type: ignore[operator]
+            return
+        from diffusers import StableDiffusion3Pipeline as Writer  # aMUSEd's pipeline has no writer of its own
+
+        weights, config = lora_weights(network)
+        Writer.save_lora_weights(folder, transformer_lora_layers=weights, transformer_lora_adapter_metadata=config)
+
+    def _encode(self, prompt: Prompt) -> Encoding:
+        refuse_media(prompt)
+        check_words(self, prompt)
+        ids = self.tokenizer(
+            [prompt.text], return_tensors="pt", padding="max_length", max_length=self.tokenizer.model_max_length
+        ).input_ids
+        encoded = self.text_encoder(ids.to(self.device), output_hidden_states=True)
+        return encoded.hidden_states[-2][0].float(), encoded.text_embeds[0].float()
+
+
+def load(options: AmusedOptions, training: Training = PLAIN) -> Amused:
+    """Load an aMUSEd pipeline for training; text encoder and VQ-VAE are frozen, the latter in fp32.
+
+    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes, settings or checkpoints.
+    """
+    require("visual", "diffusers", "transformers")
+    from diffusers import UVit2DModel, VQModel
+    from transformers import CLIPTokenizer
+
+    source = locate(options.path, EXAMPLE, "model_index.json")
+    check_pipeline(source)
+    network = read_network(UVit2DModel, source, training, TRANSFORMER)
+    frozen = Training(device=training.device, allow_pickle=training.allow_pickle)
+    vqvae = read_network(VQModel, source, frozen, "vqvae")
+    index = read_json(source, "model_index.json") or {}
+    text_encoder = read_encoders(source, index, ("text_encoder",), training)["text_encoder"]
+    freeze((vqvae, text_encoder), training.device)
+    scheduler = read_json(source, "scheduler/scheduler_config.json") or {}
+    schedule = scheduler.get("masking_schedule", "cosine")
+    if schedule not in MASKING:
+        raise ValueError(
+            f"'{source}': scheduler/scheduler_config.json: masking_schedule: got {schedule!r}, expected "
+            f"{' or '.join(MASKING)}"
+        )
+    factor = 2 ** (len(vqvae.config.block_out_channels) - 1)
+    sides, default = sides_of(network, factor), factor * network.config.sample_size
+    shape = latent_size(options.height, options.width, sides, factor=factor, default=default)
+    return Amused(
+        network,
+        read_part(CLIPTokenizer, source, subfolder="tokenizer"),
+        text_encoder,
+        vqvae,
+        shape,
+        min(PASSES, math.prod(shape)),
+        schedule,
+        training,
+        make_trainable(network, training, LORA_TARGETS),
+        guidance=float(options.guidance),
+        negative_prompt=options.negative_prompt,
+        decode_batch_size=options.decode_batch_size,
+    )

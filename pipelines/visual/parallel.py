@@ -1,0 +1,157 @@
+"""The record of a family of generators that draw image tokens several at a time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.settings import Config, Sections
+from mmgrpo.family import Arithmetic, Family
+from pipelines.denoising import read_whole, refuse_other_architectures
+from pipelines.families import displayed
+from pipelines.options import check_trainable
+from pipelines.visual.family import naming, read, write_page, write_samples
+from pipelines.visual.options import ParallelSampling, VisualData, VisualEval
+from pipelines.visual.sizes import refuse_sizes
+
+if TYPE_CHECKING:
+    from mmgrpo.data.media import Skipped
+    from mmgrpo.types import Policy, Prompt
+    from pipelines.export import Elsewhere
+
+
+def parallel_family(name: str, about: str, module: str, architectures: tuple[str, ...], options: type) -> Family:
+    """The record of a generator whose tokens are drawn several at a time; ``module`` has its ``load``."""
+    return Family(
+        name,
+        about,
+        "visual",
+        Sections(
+            model=options,
+            sampling=ParallelSampling,
+            data=VisualData,
+            eval=VisualEval,
+            rewards=("scene_all",),
+            outputs="Image",
+        ),
+        load=partial(load, name=name, module=module, architectures=architectures),
+        decisions=lambda config: "tokens",
+        arithmetic=arithmetic,
+        read=partial(read, partial(readable, module)),
+        write_samples=write_samples,
+        write_page=write_page,
+        module=module,
+        architectures=architectures,
+        check=lambda config: check_trainable(config.model),
+        refuse_model=partial(refuse_model, name, module, architectures, options),
+        has=lambda config: frozenset(),
+        readable=partial(readable, module),
+        accept=accept,
+        displayed=displayed,
+        guidance="guidance",
+        in_step=True,
+        elsewhere=elsewhere,
+    )
+
+
+def elsewhere() -> Elsewhere:
+    """Adapters as diffusers and peft name them."""
+    from pipelines.export import Elsewhere
+
+    return Elsewhere(("diffusers", "peft"))
+
+
+def arithmetic(config: Config) -> Arithmetic:
+    """Prompts x samples x passes -> forward passes."""
+    data, passes = config.data, config.sampling.steps
+    samples, rows = data.prompts_per_step * data.group_size, 1 if config.model.guidance == 1 else 2
+    drawn = samples * passes * rows
+    guided = " (two with guidance)" if rows == 2 else ""
+    lines = (
+        f"{data.prompts_per_step} prompts x {data.group_size} samples = {samples:,} images, each in {passes} passes",
+        f"{drawn:,} forward passes to sample{guided}, {drawn * config.optim.epochs:,} forward and backward",
+    )
+    totals = {"images": samples, "forward passes to sample": drawn, "to train": drawn * config.optim.epochs}
+    return Arithmetic(lines, groups=data.prompts_per_step, totals=totals)
+
+
+def load(
+    config: Config,
+    device: str,
+    prompts: Sequence[Prompt] = (),
+    *,
+    training: bool = True,
+    weights: str = "",
+    name: str,
+    module: str,
+    architectures: tuple[str, ...],
+) -> Policy:
+    """Load the model as a policy over tokens that are drawn several at a time."""
+    from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
+    from pipelines.training import Training
+
+    options, sampling = config.model, config.sampling
+    path = locate(options.path)
+    refuse_other_architectures(name, architectures, path)
+    model = importlib.import_module(module).load(
+        replace(options, path=path),
+        Training.of(
+            options,
+            seed=config.seed,
+            device=device,
+            weights=weights,
+            training=training,
+            shard=config.distributed.shard,
+        ),
+    )
+    with naming("sampling."):
+        drawing = model.variant(sampling.steps)
+    with naming("sampling.evaluation_"):
+        evaluating = model.variant(sampling.evaluation_steps or sampling.steps)
+    return ParallelTokenPolicy(
+        drawing,
+        evaluation=evaluating,
+        temperature=sampling.temperature,
+        evaluation_temperature=sampling.evaluation_temperature,
+        batch_size=sampling.forward_batch_size,
+        device=device,
+    )
+
+
+def refuse_model(
+    name: str, module: str, architectures: tuple[str, ...], options: type, config: Config, path: str
+) -> None:
+    """FileNotFoundError or ValueError for what is no model of the family, and for sizes that it does not make, before
+    its weights are read."""
+    from pipelines.pretrained import refuse_none
+
+    refuse_none(path, options, module)
+    refuse_other_architectures(name, architectures, path)
+    with naming("model."):
+        refuse_sizes(path, config.model.height, config.model.width, 0)
+
+
+def readable(
+    module: str, config: Config, prompts: Sequence[Prompt], name: str
+) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """The prompts that the text encoder reads whole; ValueError for media."""
+    from pipelines.conditions import refuse_media
+    from pipelines.visual.tokenizers import word_check
+
+    for prompt in prompts:
+        refuse_media(prompt)
+    check = word_check(module, locate(config.model.path), 0)
+    if check is None:
+        return list(prompts), []
+    with naming(f"{name}: "):
+        return read_whole(check, config, prompts)
+
+
+def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts that the text encoder reads whole, and the skipped ones, which it would cut."""
+    model: Any = policy.model  # type: ignore[attr-defined]
+    return read_whole(model.check, config, prompts)
