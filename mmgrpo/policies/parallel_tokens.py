@@ -10,12 +10,15 @@ Masked models reveal places in an order that is drawn beforehand, as MaskGRPO (a
 the usual order, the most confident first, a place's token has another distribution than the network's: of two masked
 places with p_1 = (.9, .1), p_2 = (.6, .4), the second reveals its 0 first with probability .06, not .6. A next-scale
 model (VAR, arXiv:2404.02905) draws the places of one scale at a time.
+
+``Remasking`` scores whole samples with masks of their own in place of the states that led to them: MaskGRPO's estimate,
+which takes fewer passes than a sample has, and is no likelihood of how it was drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -78,29 +81,51 @@ class ParallelModel(Protocol):
 
 
 @dataclass(frozen=True)
+class Remasking:
+    """Masks with which finished samples are scored, M = ``count`` of them.
+
+    By the m-th, each place is masked with probability min(least + (1 - least) m / M, .999), and one at least. In the
+    released code of MaskGRPO, M is the number of updates of a round, of which each takes one of the masks; here each
+    takes all.
+    """
+
+    count: int = 6
+    least: float = 0.6
+
+    def draw(self, places: int, generator: torch.Generator) -> Int[Tensor, "M T"]:
+        """1 where a place is masked, else 0."""
+        shares = (self.least + (1 - self.least) * torch.arange(1, self.count + 1) / self.count).clamp(max=0.999)
+        uniform = torch.rand(self.count, places, generator=generator)
+        return ((uniform < shares[:, None]) | (uniform == uniform.min(1, keepdim=True).values)).long()
+
+
+@dataclass(frozen=True)
 class Revealed:
     """Entries of a part, and the passes that give their logits."""
 
     rows: Int[Tensor, "N"]
     positions: Int[Tensor, "N"]
-    samples: Int[Tensor, "M"]
+    samples: Int[Tensor, "calls"]
     """The row of each pass."""
-    number: Int[Tensor, "M"]
-    """Which pass of its row it is; of a causal model the last one."""
+    orders: Int[Tensor, "calls"]
+    """Which of the row's orders it is a pass of."""
+    number: Int[Tensor, "calls"]
+    """Which pass of that order it is; of a causal model the last one."""
     index: Int[Tensor, "N"]
-    """The pass of each entry, among the M."""
+    """The pass of each entry."""
 
 
 @dataclass(frozen=True)
 class Reveals:
-    """Samples: their tokens, and the pass in which each was drawn."""
+    """Samples: their tokens, and the pass in which each was drawn, or M masks, with which they are scored."""
 
     conditions: Conditions
     prompt: Int[Tensor, "B"]
     """Index of each row's prompt in the conditions."""
     tokens: Int[Tensor, "B T"]
-    order: Int[Tensor, "B T"]
-    order_on_host: Int[Tensor, "B T"]
+    order: Int[Tensor, "B M T"]
+    """Decision m T + t of a row is the token of place t in pass ``order[m, t]`` of its m-th order."""
+    order_on_host: Int[Tensor, "B M T"]
     last: int | None
     """Of a causal model, its last pass, whose call gives the logits of all."""
 
@@ -110,13 +135,17 @@ class Reveals:
         rows, positions = mask.nonzero(as_tuple=True)
         if not len(rows):
             return
-        number = self.order_on_host[rows, positions] if self.last is None else torch.full_like(rows, self.last)
+        _, orders, places = self.order.shape
+        number = self.order_on_host.flatten(1)[rows, positions]
+        number = number if self.last is None else torch.full_like(rows, self.last)
         span = 1 + int(number.max())
-        calls, call = torch.unique(rows * span + number, return_inverse=True)
+        calls, call = torch.unique((rows * orders + positions // places) * span + number, return_inverse=True)
         for entries in (call // limit).argsort(stable=True).split((call // limit).bincount().tolist()):
             first = int(call[entries[0]]) // limit * limit
             own = calls[first : first + limit]
-            tensors = (rows[entries], positions[entries], own // span, own % span, call[entries] - first)
+            which = own // span
+            passes = which // orders, which % orders, own % span
+            tensors = (rows[entries], positions[entries], *passes, call[entries] - first)
             yield Revealed(*(put(tensor, device) for tensor in tensors))
 
 
@@ -135,12 +164,15 @@ class ParallelTokenPolicy:
         evaluation: ParallelModel | None = None,
         temperature: float = 1.0,
         evaluation_temperature: float = 1.0,
+        remasking: Remasking | None = None,
         batch_size: int = 64,
         device: torch.device | str = "cpu",
     ) -> None:
         if temperature <= 0:
             raise ValueError(f"got temperature {temperature}, expected above 0: the samples of a group must differ")
-        self.model = model
+        if remasking and model.causal:
+            raise ValueError("remasking: got some, expected None for a model whose places see earlier passes only")
+        self.model, self.remasking = model, remasking
         self.evaluation = evaluation or model
         """What draws evaluation samples: the same network, with another number of passes."""
         self.network, self.networks = model.network, Networks(model)
@@ -154,25 +186,28 @@ class ParallelTokenPolicy:
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` samples per prompt, each group from its own random stream, and their outputs."""
         steps, log_probs, entropy = self._draw(self.model, request, self.temperature)
-        mask = torch.ones_like(log_probs, dtype=torch.bool)
+        mask, passes = torch.ones_like(log_probs, dtype=torch.bool), self.model.passes
+        if self.remasking:
+            steps, log_probs, entropy = self._remasked(steps, request, self.remasking)
+            mask, passes = steps.order.flatten(1) > 0, passes + self.remasking.count
         decisions = Decisions(
             log_probs=log_probs,
             loss_mask=mask,
             decision_mask=mask,
-            node=torch.arange(mask.numel(), device=self.device).view_as(steps.tokens),
+            node=torch.arange(mask.numel(), device=self.device).view_as(mask),
             origin=torch.full_like(steps.prompt, OWN),
             keys={"prompt": put(torch.tensor(request.slots), self.device)[steps.prompt]},
             fields={"entropy": entropy},
         )
         prompts = _repeated(request)
-        passes = len(prompts) * self.model.passes * self.model.evaluations_per_row
         outputs = self.model.render(prompts, steps.tokens)
-        return Rollout(prompts, outputs, decisions, steps, evaluations=passes)
+        evaluations = len(prompts) * passes * self.model.evaluations_per_row
+        return Rollout(prompts, outputs, decisions, steps, evaluations=evaluations)
 
     def score(self, rollout: Rollout, part: Revealed, names: frozenset[str]) -> Scores:
         """Score the part's tokens again under the present parameters."""
         steps: Reveals = rollout.steps  # type: ignore[assignment]
-        tokens = steps.tokens[part.rows, part.positions, None]
+        tokens = steps.tokens[part.rows, part.positions % steps.tokens.shape[1], None]
         distribution = self._distribution(self.network, steps, part)
         scores: Scores = {"log_probs": distribution.gather(1, tokens)[:, 0]}
         if "entropy" in names:
@@ -225,14 +260,33 @@ class ParallelTokenPolicy:
                 log_probs[at] = distribution.gather(1, drawn[:, None])[:, 0]
                 entropy[at] = entropy_of(distribution)
         last = model.passes - 1 if model.causal else None
-        return Reveals(conditions, prompt, tokens, order, on_host, last), log_probs, entropy
+        return Reveals(conditions, prompt, tokens, order[:, None], on_host[:, None], last), log_probs, entropy
+
+    def _remasked(
+        self, steps: Reveals, request: Request, remasking: Remasking
+    ) -> tuple[Reveals, Float[Tensor, "B decisions"], Float[Tensor, "B decisions"]]:
+        """The samples with masks, with the log-prob of each masked token and the entropy of its distribution."""
+        places, masks = steps.tokens.shape[1], []
+        for slot in request.slots:
+            random = stream(request.seed, "remask", slot)
+            masks += [remasking.draw(places, random) for _ in range(request.group_size)]
+        on_host = torch.stack(masks)
+        steps = replace(steps, order=put(on_host, self.device), order_on_host=on_host)
+        log_probs, entropy = (torch.zeros(on_host.flatten(1).shape, device=self.device) for _ in range(2))
+        for part in steps.split(on_host.flatten(1) > 0, self.batch_size):
+            tokens = steps.tokens[part.rows, part.positions % places, None]
+            distribution = refuse_nan(self._distribution(self.network, steps, part), "the probabilities of tokens")
+            log_probs[part.rows, part.positions] = distribution.gather(1, tokens)[:, 0]
+            entropy[part.rows, part.positions] = entropy_of(distribution)
+        return steps, log_probs, entropy
 
     def _distribution(self, network: nn.Module, steps: Reveals, part: Revealed) -> Float[Tensor, "N vocabulary"]:
         """Log-probs of all tokens at the part's entries."""
         rows = part.samples
         read = _selected(steps.conditions, steps.prompt[rows])
-        logits = self.model.logits(network, read, steps.tokens[rows], steps.order[rows], part.number)
-        return torch.log_softmax(logits[part.index, part.positions].float() / self.temperature, -1)
+        logits = self.model.logits(network, read, steps.tokens[rows], steps.order[rows, part.orders], part.number)
+        places = part.positions % steps.tokens.shape[1]
+        return torch.log_softmax(logits[part.index, places].float() / self.temperature, -1)
 
 
 def _selected(conditions: Conditions, prompt: Int[Tensor, "N"]) -> Conditions:

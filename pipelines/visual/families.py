@@ -14,6 +14,7 @@ from pipelines.visual.options import (
     KontextOptions,
     LtxImageOptions,
     LtxVideoOptions,
+    MaskedSampling,
     QwenImageEditOptions,
     QwenImageOptions,
     SanaOptions,
@@ -159,6 +160,7 @@ FAMILIES: Mapping[str, Family] = {
             "pipelines.visual.amused",
             ("AmusedPipeline",),
             AmusedOptions,
+            MaskedSampling,
         ),
     )
 }

@@ -363,6 +363,26 @@ class ParallelSampling:
     """Passes of the network of an evaluation sample; 0 means steps."""
     forward_batch_size: Annotated[int, COUNT] = 64
     """Memory limit: samples of one forward pass without gradient."""
+    likelihood: ClassVar[str] = "drawn"
+    """Fixed where tokens have one order."""
+    masks: ClassVar[int] = 0
+    """Fixed where tokens have one order."""
+    mask_share: ClassVar[float] = 0.0
+    """Fixed where tokens have one order."""
+
+
+@dataclass
+class MaskedSampling(ParallelSampling):
+    """Sampling of masked tokens, in rollouts and in evaluation."""
+
+    likelihood: Annotated[str, one_of("drawn", "remasked")] = "drawn"
+    """What is scored and trained: drawn, each token in the pass that drew it (exact), or remasked, the finished image
+    with masks of its own (MaskGRPO's estimate)."""
+    masks: Annotated[int, within("[1, 1000]"), needs("sampling.likelihood", "remasked")] = 6
+    """remasked: masks of a sample, each a forward and backward pass."""
+    mask_share: Annotated[float, within("[0, 1)"), needs("sampling.likelihood", "remasked")] = 0.6
+    """remasked: the share of tokens that is masked rises from about mask_share with the first mask to all but none
+    with the last."""
 
 
 @dataclass

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pipelines.export import Elsewhere
 
 
-def parallel_family(name: str, about: str, module: str, architectures: tuple[str, ...], options: type) -> Family:
+def parallel_family(
+    name: str, about: str, module: str, architectures: tuple[str, ...], options: type, sampling: type = ParallelSampling
+) -> Family:
     """The record of a generator whose tokens are drawn several at a time; ``module`` has its ``load``."""
     return Family(
         name,
@@ -32,7 +34,7 @@ def parallel_family(name: str, about: str, module: str, architectures: tuple[str
         "visual",
         Sections(
             model=options,
-            sampling=ParallelSampling,
+            sampling=sampling,
             data=VisualData,
             eval=VisualEval,
             rewards=("scene_all",),
@@ -68,14 +70,17 @@ def elsewhere() -> Elsewhere:
 def arithmetic(config: Config) -> Arithmetic:
     """Prompts x samples x passes -> forward passes."""
     data, passes = config.data, config.sampling.steps
+    remasked = config.sampling.likelihood == "remasked"
+    trained = config.sampling.masks if remasked else passes
     samples, rows = data.prompts_per_step * data.group_size, 1 if config.model.guidance == 1 else 2
-    drawn = samples * passes * rows
-    guided = " (two with guidance)" if rows == 2 else ""
+    drawing, training = samples * passes * rows, samples * trained * rows * config.optim.epochs
+    drawing += samples * trained * rows if remasked else 0  # the old log-probs of masks
+    guided = ", two of each with guidance" if rows == 2 else ""
     lines = (
         f"{data.prompts_per_step} prompts x {data.group_size} samples = {samples:,} images, each in {passes} passes",
-        f"{drawn:,} forward passes to sample{guided}, {drawn * config.optim.epochs:,} forward and backward",
+        f"{drawing:,} forward passes to sample, {training:,} forward and backward{guided}",
     )
-    totals = {"images": samples, "forward passes to sample": drawn, "to train": drawn * config.optim.epochs}
+    totals = {"images": samples, "passes to sample": drawing, "passes to train": training}
     return Arithmetic(lines, groups=data.prompts_per_step, totals=totals)
 
 
@@ -91,7 +96,7 @@ def load(
     architectures: tuple[str, ...],
 ) -> Policy:
     """Load the model as a policy over tokens that are drawn several at a time."""
-    from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
+    from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy, Remasking
     from pipelines.training import Training
 
     options, sampling = config.model, config.sampling
@@ -115,6 +120,7 @@ def load(
     return ParallelTokenPolicy(
         drawing,
         evaluation=evaluating,
+        remasking=Remasking(sampling.masks, sampling.mask_share) if sampling.likelihood == "remasked" else None,
         temperature=sampling.temperature,
         evaluation_temperature=sampling.evaluation_temperature,
         batch_size=sampling.forward_batch_size,

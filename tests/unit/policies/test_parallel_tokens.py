@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.policies.parallel_tokens import ParallelModel, ParallelTokenPolicy, Reveals
+from mmgrpo.policies.parallel_tokens import ParallelModel, ParallelTokenPolicy, Remasking, Reveals
 from mmgrpo.types import Output, Policy, Prompt, Reference, Request, Text
 from pipelines.training import FrozenCopy
 from tests.building import algorithm_blocks, killed_and_whole, trainer
@@ -100,10 +100,10 @@ def test_log_probs_are_those_of_a_loop_over_places_and_sum_to_one(causal):
     assert isinstance(made, Policy) and isinstance(made.model, ParallelModel)
     rolled = made.rollout(Request(PROMPTS, [0, 1], 5, 3))
     steps: Reveals = rolled.steps  # type: ignore[assignment]
-    rows = zip(steps.prompt.tolist(), steps.tokens.tolist(), steps.order.tolist(), strict=True)
+    rows = zip(steps.prompt.tolist(), steps.tokens.tolist(), steps.order[:, 0].tolist(), strict=True)
     wanted = torch.tensor([by_hand(made.network, *row) for row in rows])  # type: ignore[arg-type]
     torch.testing.assert_close(rolled.decisions.log_probs, wanted, rtol=0, atol=1e-6)
-    order, every = steps.order[0], torch.tensor(list(itertools.product(range(CODES), repeat=PLACES)))
+    order, every = steps.order[0, 0], torch.tensor(list(itertools.product(range(CODES), repeat=PLACES)))
     total = torch.zeros(len(every))
     for number in range(2):
         orders, numbers = order.expand(len(every), -1), torch.full((len(every),), number)
@@ -118,7 +118,7 @@ def test_sequences_are_drawn_with_their_probabilities(causal):
     made = policy(causal=causal)
     rolled = made.rollout(Request(PROMPTS[:1], [0], 40_000, 0))
     steps: Reveals = rolled.steps  # type: ignore[assignment]
-    first = steps.order == 0
+    first = steps.order[:, 0] == 0
     for place in range(PLACES):  # a place that is drawn first sees none: its table is its distribution
         drawn = steps.tokens[first[:, place], place]
         if len(drawn):
@@ -178,6 +178,33 @@ def test_at_temperature_zero_each_place_has_its_most_likely_token(causal):
     assert [output.text for output in outputs] == ["".join(map(str, row)) for row in wanted]  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"temperature 0\.0"):
         policy(temperature=0.0)
+
+
+def test_masks_of_their_own_score_finished_samples():
+    """Each masked token given the visible ones, as a loop over places has it; the shares rise to all but none."""
+    made = policy(remasking=Remasking(count=3, least=0.4), temperature=0.7)
+    rolled = made.rollout(Request(PROMPTS, [0, 1], 5, 3))
+    steps: Reveals = rolled.steps  # type: ignore[assignment]
+    masks, log_probs = steps.order, rolled.decisions.log_probs.view(10, 3, PLACES)
+    assert set(masks.unique().tolist()) <= {0, 1} and masks.sum(2).min() >= 1
+    assert torch.equal(rolled.decisions.loss_mask, masks.flatten(1) > 0)
+    for row, mask, place in masks.nonzero().tolist():
+        logits = made.network.place[steps.prompt[row], place].detach().clone()
+        for other in range(PLACES):
+            if not masks[row, mask, other]:
+                logits += made.network.seen[place, other, steps.tokens[row, other]].detach()
+        wanted = torch.log_softmax(logits / 0.7, 0)[steps.tokens[row, place]]
+        assert float(log_probs[row, mask, place]) == pytest.approx(float(wanted), abs=1e-5)
+    for limit in (1, 4, 1000):
+        torch.testing.assert_close(rescored(made, rolled, limit=limit), rolled.decisions.log_probs, rtol=0, atol=1e-6)
+    plain = policy(temperature=0.7).rollout(Request(PROMPTS, [0, 1], 5, 3))
+    assert torch.equal(steps.tokens, plain.steps.tokens)  # type: ignore[union-attr]
+    assert rolled.evaluations == plain.evaluations + 30
+    shares = torch.stack([Remasking().draw(4000, torch.Generator().manual_seed(n)).float().mean(1) for n in range(3)])
+    wanted = torch.tensor([2 / 3, 0.7333, 0.8, 0.8667, 0.9333, 0.999])  # c = .6, six updates
+    assert (shares.mean(0) - wanted).abs().max() < 0.02
+    with pytest.raises(ValueError, match="remasking"):
+        policy(causal=True, remasking=Remasking())
 
 
 def equal_neighbours(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

@@ -1,0 +1,112 @@
+"""aMUSEd: its schedule, codes and images are those of diffusers' pipeline, and what is drawn is what is scored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel
+
+from mmgrpo.family import families
+from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
+from mmgrpo.types import Prompt, Request
+from pipelines.training import Training
+from pipelines.visual.amused import Amused, load, revealed
+from pipelines.visual.options import AmusedOptions
+from tests.libraries.families.test_battery import config_of, rescored
+from tests.tiny import maker, tiny_checkpoint
+
+PROMPTS = [Prompt("a red square", "0"), Prompt("two blue circles", "1")]
+MASK = 33
+
+
+@pytest.fixture(scope="module")
+def folder() -> str:
+    return str(tiny_checkpoint(maker("amused")))
+
+
+def model(folder: str, guidance: float, lora_rank: int = 0) -> Amused:
+    return load(AmusedOptions(path=folder, guidance=guidance), Training(lora_rank=lora_rank)).variant(6)
+
+
+@pytest.mark.parametrize(("places", "passes", "schedule"), [(64, 6, "cosine"), (256, 12, "cosine"), (16, 5, "linear")])
+def test_a_pass_reveals_as_many_codes_as_the_scheduler(places, passes, schedule):
+    scheduler = AmusedScheduler(mask_token_id=MASK, masking_schedule=schedule)
+    scheduler.set_timesteps(passes)
+    sample, left = torch.full((1, places), MASK), [places]
+    for step in scheduler.timesteps:
+        logits = torch.randn(1, places, 32, generator=torch.Generator().manual_seed(int(step)))
+        sample = scheduler.step(logits, step, sample).prev_sample  # type: ignore[union-attr]
+        left.append(int((sample == MASK).sum()))
+    assert revealed(places, passes, schedule) == [a - b for a, b in pairwise(left)]
+    assert sum(revealed(places, passes, schedule)) == places
+
+
+@pytest.mark.parametrize("guidance", [1.0, 5.0])
+def test_the_pipeline_draws_the_same_images_from_the_same_logits(folder, guidance):
+    """With the order of the pipeline's scheduler in place of the policy's."""
+    pipeline, made = AmusedPipeline.from_pretrained(folder), model(folder, guidance)
+    pipeline.set_progress_bar_config(disable=True)
+    texts = [prompt.text for prompt in PROMPTS]
+    images = pipeline(
+        texts,
+        num_inference_steps=6,
+        guidance_scale=guidance,
+        generator=torch.Generator().manual_seed(0),
+        output_type="pt",
+    ).images
+    scheduler, generator = pipeline.scheduler, torch.Generator().manual_seed(0)
+    scheduler.set_timesteps(6, (2, 0))
+    conditions, codes = made.encode(PROMPTS), torch.full((2, 64), MASK)
+    for step in scheduler.timesteps:
+        known = torch.where(codes == MASK, 1, 0)  # what is masked comes later
+        with torch.no_grad():
+            logits = made.logits(made.network, conditions, codes, known, torch.ones(2, dtype=torch.long))
+        codes = scheduler.step(logits, step, codes, generator=generator).prev_sample
+    drawn = torch.stack([image.pixels for image in made.render(PROMPTS, codes)])  # type: ignore[union-attr]
+    torch.testing.assert_close(drawn, images, rtol=0, atol=1e-5)
+
+
+def test_what_is_drawn_with_guidance_is_scored_with_it(folder):
+    guided, plain = (ParallelTokenPolicy(model(folder, scale)) for scale in (5.0, 1.0))
+    rollout = guided.rollout(Request(PROMPTS, [0, 1], 4, 3))
+    old = rollout.decisions.log_probs.flatten()
+    torch.testing.assert_close(rescored(guided, rollout), old, rtol=0, atol=1e-5)
+    assert ((rescored(plain, rollout) - old).exp() - 1).abs().mean() > 0.05
+
+
+def test_a_trained_network_is_one_of_the_library(folder, tmp_path):
+    made = model(folder, 5.0)
+    with torch.no_grad():
+        next(made.network.parameters()).add_(0.1)
+    made.save(tmp_path, made.network)
+    saved = UVit2DModel.from_pretrained(tmp_path, subfolder="transformer").state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in made.network.state_dict().items())
+
+
+def test_an_evaluation_may_take_other_passes(folder):
+    config = config_of("amused", folder)
+    config.sampling.steps, config.sampling.evaluation_steps = 5, 8
+    policy = families()["amused"].policy(config, "cpu")
+    assert (policy.model.passes, policy.evaluation.passes) == (5, 8)  # type: ignore[attr-defined]
+    assert policy.evaluation.encodings is policy.model.encodings  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("setting", ["steps", "evaluation_steps"])
+def test_more_passes_than_codes_are_refused_by_name(folder, setting):
+    config = config_of("amused", folder)
+    setattr(config.sampling, setting, 65)
+    with pytest.raises(ValueError, match=rf"sampling\.{setting}: got 65.*16"):
+        families()["amused"].policy(config, "cpu")
+
+
+def test_an_unknown_schedule_is_refused_by_name(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    file = Path(tmp_path / "model" / "scheduler" / "scheduler_config.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "masking_schedule": "square"}))
+    with pytest.raises(ValueError, match=r"masking_schedule.*square"):
+        load(AmusedOptions(path=str(tmp_path / "model")))
