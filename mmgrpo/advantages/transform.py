@@ -140,16 +140,21 @@ def gate(
     names: Names,
     *,
     by: str,
-    least: Annotated[float, ANY_NUMBER],
+    least: Annotated[float, within("[-inf, inf)")] = -math.inf,
+    most: Annotated[float, within("(-inf, inf]")] = math.inf,
     floor: Annotated[float, ANY_NUMBER],
     of: str = "",
 ) -> Streams:
-    """``floor`` where the reward ``by``, as it was scored, is below ``least``: for all other rewards, or for ``of``.
+    """``floor`` where the reward ``by``, as it was scored, is below ``least`` or above ``most``: for all other rewards,
+    or for ``of``.
 
     The floor must be no larger than the rewards can be: 0 after ``par`` or ``sigmoid``, as the infeasible rows of CGPO
-    (arXiv:2409.20370). Several gates are a mixture of judges, of which all must accept.
+    (arXiv:2409.20370). Several gates are a mixture of judges, of which all must accept. With ``most`` a reward counts
+    for wrong samples only, as the judge of Reasoning-SQL (arXiv:2503.23157).
     """
-    return _where_below(values, torch.full_like(values, floor), raw, names, by, least, of)
+    if least == -math.inf and most == math.inf:
+        raise ValueError("gate: got no bound, expected least, most or both; without one it changes nothing")
+    return _where_outside(values, torch.full_like(values, floor), raw, names, by, of, least, most)
 
 
 @block(TRANSFORMS, level="row")
@@ -169,7 +174,7 @@ def demote(
     The pairs of CODPO (arXiv:2409.20370, equation 15) follow from that: the best satisfying and the worst violating
     sample are the best and the worst of all. Several demote once for each constraint that fails.
     """
-    return _where_below(values, values - amount, raw, names, by, least, of)
+    return _where_outside(values, values - amount, raw, names, by, of, least)
 
 
 @block(TRANSFORMS)
@@ -511,13 +516,21 @@ def _changed(values: Streams, changed: Streams, names: Names, of: str) -> Stream
     return torch.where(columns & ~changed.isnan(), changed, values)
 
 
-def _where_below(
-    values: Streams, changed: Streams, raw: Streams, names: Names, by: str, least: float, of: str
+def _where_outside(
+    values: Streams,
+    changed: Streams,
+    raw: Streams,
+    names: Names,
+    by: str,
+    of: str,
+    least: float,
+    most: float = math.inf,
 ) -> Streams:
-    """``changed`` in the rows where ``by`` was scored below ``least``: for the reward ``of``, or for all but ``by``."""
-    here = (raw[:, [list(names).index(by)]] < least) & ~values.isnan()
-    below = torch.where(here, changed, values)
+    """``changed`` in the rows where ``by`` was scored below ``least`` or above ``most``: for the reward ``of``, or for
+    all but ``by``."""
+    scored = raw[:, [list(names).index(by)]]
+    outside = torch.where(((scored < least) | (scored > most)) & ~values.isnan(), changed, values)
     if of:
-        return _changed(values, below, names, of)
+        return _changed(values, outside, names, of)
     others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
-    return torch.where(others, below, values)
+    return torch.where(others, outside, values)

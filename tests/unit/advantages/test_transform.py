@@ -68,6 +68,12 @@ def test_a_gate_floors_all_other_rewards_or_the_one_it_names():
     three = [[0.9, 0.2, 0.3]]
     made = transformed("gate(by='b', least=0.5, floor=0, of='c')", three, names=("a", "b", "c"))
     assert made.tolist() == [[0.9, 0.2, 0]]
+    # a judge that counts for what is wrong only, and a band
+    assert transformed("gate(by='b', most=0, floor=0)", [[0.9, 0.0], [0.8, 1.0]]).tolist() == [[0.9, 0], [0, 1]]
+    made = transformed("gate(by='b', least=0.3, most=0.6, floor=0)", rows)
+    assert made.tolist() == [[0, 0.2], [0.8, 0.5], [0, 0.9]]
+    with pytest.raises(ValueError, match="gate.*least, most"):
+        transformed("gate(by='b', floor=0)", rows)
 
 
 def test_every_row_is_compared_with_its_own_references():
