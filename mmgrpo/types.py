@@ -129,13 +129,16 @@ class Text:
         return self.prefilled + self.text
 
     @property
-    def transcript(self) -> str:
-        """``whole``, behind the turns before it, for reports."""
-        if not self.turns:
-            return self.whole
+    def messages(self) -> tuple[tuple[str, str], ...]:
+        """Role and text of the turns before it and of the last, ``whole``; a medium is its kind in brackets."""
         turns = [*self.turns, Turn("assistant", (self.whole,))]
         words = [[part if isinstance(part, str) else f"[{part.kind}]" for part in turn.parts] for turn in turns]
-        return "\n".join(f"{turn.role}: {''.join(some)}" for turn, some in zip(turns, words, strict=True))
+        return tuple((turn.role, "".join(some)) for turn, some in zip(turns, words, strict=True))
+
+    @property
+    def transcript(self) -> str:
+        """``whole``, behind the turns before it, for reports."""
+        return "\n".join(f"{role}: {text}" for role, text in self.messages) if self.turns else self.whole
 
 
 @dataclass(frozen=True)

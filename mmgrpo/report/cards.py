@@ -1,8 +1,8 @@
 """The completions that a page shows, read from samples/*.jsonl, which are untrusted input.
 
-Words of transcripts are shown aligned with those of the reference. A page begins with prompts whose results
-changed; of prompts with recordings it shows the largest changes, the lowest results and the first; the files contain
-all.
+Words of transcripts are shown aligned with those of the reference. A section begins with six prompts, evenly spaced
+by rank from the largest gain to the largest loss, so that they stand for all; then come the others, those that changed
+most first. The files contain all.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.audio_player import KINDS, MIME, Word, error_summary, errors, sound, words
-from mmgrpo.report.figures import is_number, number
+from mmgrpo.report.figures import Cell, is_number, number
 from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder, Medium, contained, shown_image
+from mmgrpo.report.turns import Block, blocks, read_turns
 from mmgrpo.report.untrusted import MAX_JSON, brief, parse_json, printable, read_text
 
+PAIRS = 6
+"""Prompts with which a section begins."""
 CARDS = 24
 """Largest number of prompts with recordings on a page, per file."""
 SILENT_CARDS = 1000
@@ -56,6 +59,9 @@ class Side:
     words: list[Word]
     summary: str
     rewards: list[tuple[str, str]]
+    """The reward that counts first."""
+    blocks: list[Block] = field(default_factory=list)
+    """A completion in several turns, in place of ``text``."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +74,37 @@ class Card:
     prompt: str
     reference: str | None
     sides: list[Side]
+    change: Cell | None = None
+    """The difference of the result between the sides, where there are two."""
 
 
 @dataclass(frozen=True)
 class Section:
     """The prompts of one file."""
 
+    name: str
+    """``HELDOUT``, or that of a further file."""
     heading: str
-    groups: dict[str, list[Card]]
-    """Cards by heading; the empty heading is not shown."""
-    count: int
-    """Number of prompts shown, of ``total``."""
+    cards: list[Card]
+    """``PAIRS`` that stand for all first."""
     total: int
+    """Prompts of the file, of which the section has a card for the first."""
+    result: str
+    """What the cards are ordered by: the name of a reward, or word errors."""
     aligned: bool
     box_colours: dict[str, str]
     """Colours of reference and predicted boxes in images; empty without boxes."""
 
+    @property
+    def paired(self) -> bool:
+        """Whether any prompt has two completions that are compared."""
+        return any(card.change for card in self.cards)
 
-def sections(folder: MediaFolder) -> list[Section]:
-    """A section per file of prompts in ``folder``, the held-out prompts first."""
-    return [section(folder, name, moments) for name, moments in read_completions(folder.path).items()]
+
+def sections(folder: MediaFolder, reward: str = "", most: int = SILENT_CARDS) -> list[Section]:
+    """A section per file of prompts in ``folder``, the held-out prompts first, each with at most ``most`` cards."""
+    files = read_completions(folder.path)
+    return [section(folder, name, moments, reward, most) for name, moments in files.items()]
 
 
 def read_completions(folder: Path) -> dict[str, dict[str, list[Row]]]:
@@ -120,6 +137,8 @@ def _row(line: str, place: str) -> Row:
         raise ValueError(
             f"{place}: media, sound, image, returned: got names that are not strings, expected names of files"
         )
+    if read_turns(row.get("turns", [])) is None:
+        raise ValueError(f"{place}: 'turns': got {brief(row['turns'])}, expected pairs of a role and a text")
     for position in row["aligned"]:
         if not (_strings(position, 3) and position[0] in KINDS):
             raise ValueError(f"{place}: 'aligned': got {brief(position)}, expected [kind, reference, hypothesis]")
@@ -140,64 +159,73 @@ def _are_boxes(value: Any) -> bool:
     )
 
 
-def section(folder: MediaFolder, name: str, moments: Mapping[str, Sequence[Row]]) -> Section:
-    """The first and the last of the moments, side by side."""
+def section(
+    folder: MediaFolder, name: str, moments: Mapping[str, Sequence[Row]], reward: str = "", most: int = SILENT_CARDS
+) -> Section:
+    """The first and the last of the moments, side by side. ``reward`` is the one whose change counts; empty: the
+    first."""
     titles = list(dict.fromkeys([next(iter(moments)), list(moments)[-1]]))
     rows = {title: {row["id"]: row for row in moments[title]} for title in titles}
     ids = list(dict.fromkeys(id for title in titles for id in rows[title]))
     sides = {id: [(title, rows[title][id]) for title in titles if id in rows[title]] for id in ids}
-    choice = selection(sides)
     all_rows = [row for pair in sides.values() for _, row in pair]
-    boxed = any(row.get("boxes") for row in all_rows)
+    boxed, aligned = any(row.get("boxes") for row in all_rows), any(row["aligned"] for row in all_rows)
+    names = [one for row in all_rows[:1] for one in row["rewards"]]
     return Section(
+        name=name,
         heading="Held-out prompts" if name == HELDOUT else f"Prompts of {name}",
-        groups={heading: [_card(folder, sides[id]) for id in group] for heading, group in choice.items()},
-        count=sum(map(len, choice.values())),
+        cards=[_card(folder, sides[id], reward) for id in selection(sides, reward)[:most]],
         total=len(sides),
-        aligned=any(row["aligned"] for row in all_rows),
+        result="word errors" if aligned else reward if reward in names else "".join(names[:1]),
+        aligned=aligned,
         box_colours={"reference": REFERENCE, "prediction": PREDICTION} if boxed else {},
     )
 
 
-def selection(sides: Mapping[str, Sequence[tuple[str, Row]]]) -> dict[str, list[str]]:
-    """Ids of the prompts to show, by heading: at most ``CARDS`` if there are recordings, which make pages large,
-    else the first ``SILENT_CARDS``, those with another result than before on top.
+def selection(sides: Mapping[str, Sequence[tuple[str, Row]]], reward: str = "") -> list[str]:
+    """Ids of the prompts to show: ``PAIRS`` from the largest gain to the largest loss, evenly spaced by rank, then the
+    others, the largest changes first; at most ``CARDS`` with recordings, which make pages large, else
+    ``SILENT_CARDS``.
 
-    With recordings these are the largest improvements and regressions, the lowest results and the first prompts. The
-    result of a prompt is its number of word errors if words are aligned, else its first reward.
+    The result of a prompt is its number of word errors if words are aligned, else its ``reward``. Without two sides
+    the order is that of the file.
     """
-    first = {id: _loss(pair[0][1]) for id, pair in sides.items()}
-    last = {id: _loss(pair[-1][1]) for id, pair in sides.items()}
-    if not any(_audible(row) for pair in sides.values() for _, row in pair):
-        return {"": sorted([*sides][:SILENT_CARDS], key=lambda id: last[id] == first[id])}
-    by_change = sorted(sides, key=lambda id: last[id] - first[id])
-    candidates = {
-        "Largest improvements": [id for id in by_change if last[id] < first[id]],
-        "Largest regressions": [id for id in reversed(by_change) if last[id] > first[id]],
-        "Lowest results": [id for id in sorted(last, key=lambda id: -last[id]) if last[id] > min(last.values())],
-        "Further prompts": list(sides),
-    }
-    choice: dict[str, list[str]] = {}
-    for heading, ids in candidates.items():
-        chosen = {id for group in choice.values() for id in group}
-        limit = CARDS - len(chosen) if heading == "Further prompts" else CARDS // 4
-        if group := [id for id in ids if id not in chosen][:limit]:
-            choice[heading] = group
-    return {"": choice["Further prompts"]} if choice.keys() == {"Further prompts"} else choice
+    changes = {id: _loss(pair[0][1], reward) - _loss(pair[-1][1], reward) for id, pair in sides.items()}
+    ranked = sorted(changes, key=lambda id: -changes[id])
+    if any(len(pair) > 1 for pair in sides.values()) and len(ranked) > PAIRS:
+        pairs = [ranked[round(i * (len(ranked) - 1) / (PAIRS - 1))] for i in range(PAIRS)]
+        ranked = [*pairs, *sorted((id for id in changes if id not in pairs), key=lambda id: -abs(changes[id]))]
+    audible = any(_audible(row) for pair in sides.values() for _, row in pair)
+    return ranked[: CARDS if audible else SILENT_CARDS]
 
 
 def _audible(row: Row) -> bool:
     return "sound" in row or any(Path(name).suffix.lower() in MIME for name in row["media"])
 
 
-def _loss(row: Row) -> float:
-    """Word errors, or the negative of the first reward; less is better."""
+def _loss(row: Row, reward: str = "") -> float:
+    """Word errors, or the negative of a reward, the first where ``reward`` is none of them; less is better."""
     if row["aligned"]:
         return float(errors(row["aligned"]))
-    return -next((float(value) for value in row["rewards"].values() if is_number(value)), 0.0)
+    values = row["rewards"]
+    if is_number(values.get(reward)):
+        return -float(values[reward])
+    return -next((float(value) for value in values.values() if is_number(value)), 0.0)
 
 
-def _card(folder: MediaFolder, pair: Sequence[tuple[str, Row]]) -> Card:
+def _change(pair: Sequence[tuple[str, Row]], reward: str) -> Cell | None:
+    """The difference of the result of a prompt; None without two sides."""
+    if len(pair) < 2:
+        return None
+    (_, before), (_, after) = pair[0], pair[-1]
+    gain = _loss(before, reward) - _loss(after, reward)
+    kind = "good" if gain > 0 else "bad" if gain < 0 else ""
+    words = before["aligned"] or after["aligned"]
+    text = f"{number(-gain, '+.0f')} {'error' if abs(gain) == 1 else 'errors'}" if words else number(gain, "+.3f")
+    return Cell(text if gain else "unchanged", kind=kind)
+
+
+def _card(folder: MediaFolder, pair: Sequence[tuple[str, Row]], reward: str) -> Card:
     first, answer = pair[0][1], pair[0][1].get("answer")
     if "image" in first and not isinstance(answer, str):
         answer = None  # data of a verifier, which nobody compares with an image
@@ -211,11 +239,12 @@ def _card(folder: MediaFolder, pair: Sequence[tuple[str, Row]]) -> Card:
         # The prompt of speech recognition is [audio] only, which the player makes redundant.
         prompt="" if MARKS.fullmatch(first["prompt"]) else first["prompt"],
         reference=answer if answer is None or isinstance(answer, str) else json.dumps(answer, ensure_ascii=False),
-        sides=[_side(folder, title, row, boxed) for title, row in pair],
+        sides=[_side(folder, title, row, boxed, reward) for title, row in pair],
+        change=_change(pair, reward),
     )
 
 
-def _side(folder: MediaFolder, title: str, row: Row, boxed: bool) -> Side:
+def _side(folder: MediaFolder, title: str, row: Row, boxed: bool, reward: str) -> Side:
     media = _media(folder, row) if boxed else []
     if "sound" in row:
         size = f"{number(row.get('seconds'), '.1f')} s"
@@ -233,7 +262,11 @@ def _side(folder: MediaFolder, title: str, row: Row, boxed: bool) -> Side:
         text=None if ("sound" in row or "image" in row) and not row["completion"] else row["completion"],
         words=words(row["aligned"]),
         summary=error_summary(row["aligned"]),
-        rewards=[(name, number(value)) for name, value in row["rewards"].items()],
+        rewards=[
+            (name, number(value))
+            for name, value in sorted(row["rewards"].items(), key=lambda entry: entry[0] != reward)
+        ],
+        blocks=blocks(read_turns(row.get("turns")) or []),
     )
 
 

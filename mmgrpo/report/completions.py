@@ -55,6 +55,7 @@ def write_completions(
         if not isinstance(output, Text):
             raise TypeError(f"got {type(output).__name__}, expected completions to be Text outputs")
         completion = {"completion": output.transcript, "tokens": output.tokens, "truncated": output.truncated}
+        completion |= {"turns": output.messages} if output.turns else {}
         row = _row(stem, shown, i, media[i], aligned[i] if aligned else ())
         images = {"returned": _written(stem, f"{i:03d}-returned-", returned[i])} if returned and returned[i] else {}
         rows.append({**row, "boxes": dict(boxes[i]) if boxes else {}, **completion, **images})

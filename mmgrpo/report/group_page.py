@@ -25,6 +25,7 @@ from mmgrpo.report.media import (
     FORMATS,
     IMAGE_SUFFIXES,
     MAX_IMAGE_BYTES,
+    MAX_PAGE_BYTES,
     MAX_PIXELS,
     MediaFolder,
     Medium,
@@ -35,6 +36,7 @@ from mmgrpo.report.media import (
     shown_image,
 )
 from mmgrpo.report.render import render
+from mmgrpo.report.turns import Block, blocks, read_turns
 from mmgrpo.report.untrusted import printable
 
 POSITIVE, NEGATIVE = (107, 167, 224), (240, 150, 110)
@@ -46,6 +48,8 @@ ROW, COLUMN, WIDEST = 40.0, 96.0, 900.0
 LEFT, TOP, RIGHT = 16.0, 34.0, 132.0
 THUMBNAIL = 34
 """Sides of the images of samples in pixels."""
+GROUPS = 40
+"""Groups of which the one with the largest spread is chosen; of more kept ones every k-th is looked at."""
 THICKEST = 6.0
 """Width in pixels of the edge of the largest advantage."""
 
@@ -227,9 +231,13 @@ def _thumbnail(media: MediaFolder, member: Member) -> str:
         return ""
 
 
-def group_page(folder: Path, group: Group, interactive: bool = False) -> str:
-    """Mark-up of a group, its media embedded. ``interactive``: nodes of the tree can be chosen, by a script."""
-    media = MediaFolder(folder / "groups" / place_of(group.step)) if contained(folder, "groups") else None
+def group_page(folder: Path, group: Group, interactive: bool = False, most: int = MAX_PAGE_BYTES) -> str:
+    """Mark-up of a group, its media embedded. ``interactive``: nodes of the tree can be chosen, by a script. Of images
+    that would exceed ``most`` bytes in all, smaller copies are shown."""
+    images = len(group.prompt["media"]) + sum(1 + len(member.previews) for member in group.members)
+    place = folder / "groups" / place_of(group.step)
+    share = most // images if most < MAX_PAGE_BYTES else 0
+    media = MediaFolder(place, most, share) if contained(folder, "groups") else None
     if media is None or contained(folder, f"groups/{media.path.name}") is None:
         raise ValueError(f"{printable(folder)}: groups lies outside of the run folder, and is not read")
     tree = branching(group, media)
@@ -246,10 +254,18 @@ def group_page(folder: Path, group: Group, interactive: bool = False) -> str:
     )
 
 
-def newest_group(folder: Path) -> str:
-    """Mark-up of the newest group of a run folder; empty where it has none."""
+def widest_group(folder: Path) -> Group | None:
+    """The group of a run folder whose rewards differ most, of equals the newest: what there was most to learn from."""
     steps = group_steps(folder)
-    return group_page(folder, read_group(folder, steps[-1])) if steps else ""
+    stride = -(-len(steps) // GROUPS) or 1
+    groups = [read_group(folder, step) for step in reversed(steps[::-1][::stride])]
+    return max(reversed(groups), key=lambda group: group.spread, default=None)
+
+
+def widest_group_page(folder: Path, most: int = MAX_PAGE_BYTES) -> str:
+    """Mark-up of ``widest_group``; empty where a run folder has none."""
+    group = widest_group(folder)
+    return group_page(folder, group, most=most) if group else ""
 
 
 @dataclass(frozen=True)
@@ -259,6 +275,8 @@ class Card:
     member: Member
     media: list[Medium]
     text: str | None
+    blocks: list[Block]
+    """A completion in several turns, in place of ``text``."""
     size: str
     previews: list[tuple[str, Medium]]
     reward: str
@@ -277,6 +295,7 @@ def _card(media: MediaFolder, group: Group, member: Member) -> Card:
         member=member,
         media=[_medium(media, output["file"], title)] if output.get("file") else [],
         text=output["text"] if kind == "text" else None if output.get("file") else f"({kind}, not kept)",
+        blocks=blocks(read_turns(output.get("turns")) or []),
         size=size,
         previews=[(name, _medium(media, file, f"{title}, {name}")) for name, file in member.previews.items() if file],
         reward=number(member.reward) if isfinite(member.reward) else NONE,

@@ -8,8 +8,6 @@
 A group is that of the first prompt of a round, sampled after as many optimizer steps as its folder says. It has a
 limited size: what does not fit is made smaller or left out, and ``left_out`` says so. The folder is written under
 another name and renamed, and contains neither times nor random names, so that a resumed run writes the same bytes.
-
-Images and clips as files of a limited size: exact where they fit, else smaller.
 """
 
 from __future__ import annotations
@@ -20,18 +18,16 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from PIL import Image as Pil
 from torch import Tensor
 
 from mmgrpo.files import new_folder, write_bytes
 from mmgrpo.report.audio_player import Sound, wav
-from mmgrpo.report.media import jpeg, png, strip, thumbnail, to_pil, words
+from mmgrpo.report.media import image_within, jpeg_within, strip, thumbnail, to_pil, webp_within, words
 from mmgrpo.rollout import Round
 from mmgrpo.types import (
     CONTRAST,
@@ -47,55 +43,6 @@ from mmgrpo.types import (
     Video,
     select_rows,
 )
-
-CLIP_SIDE = 256
-"""Longer side of a clip in pixels."""
-CLIP_FRAMES = 24
-"""Frames of a clip; of longer ones as many, evenly spaced, at their own pace."""
-SMALLEST = 64
-"""Longer side in pixels below which nothing is made smaller."""
-
-File: TypeAlias = tuple[bytes, str, str]
-"""The content of a file, its suffix, and a note on what is not exact in it (or an empty one)."""
-
-
-def image_within(image: Pil.Image, limit: int) -> File:
-    """A PNG if it has at most ``limit`` bytes, else a JPEG that does, as far as it may be made smaller."""
-    # Images of more than four bytes a pixel for each that may be kept are not worth the time of a PNG encoder.
-    if image.width * image.height * 3 <= 4 * limit:
-        content = png(image)
-        if len(content) <= limit:
-            return content, ".png", ""
-    return jpeg_within(image, limit, "images are compressed with losses")
-
-
-def jpeg_within(image: Pil.Image, limit: int, note: str = "") -> File:
-    """A JPEG, with its sides halved until it has at most ``limit`` bytes."""
-    content = jpeg(image)
-    while len(content) > limit and max(image.size) > SMALLEST:
-        image = image.resize((-(-image.width // 2), -(-image.height // 2)))
-        note, content = "images are made smaller", jpeg(image)
-    return content, ".jpg", note
-
-
-def webp_within(frames: Sequence[Pil.Image], fps: float, limit: int) -> File:
-    """A WebP that plays for ever at ``fps`` frames per second; small frames keep their exact colours."""
-    count = min(len(frames), CLIP_FRAMES)
-    indices = np.linspace(0, len(frames) - 1, count).round().astype(int).tolist()
-    chosen, exact = [frames[index] for index in indices], max(frames[0].size) <= CLIP_SIDE // 2
-    scale = min(1.0, CLIP_SIDE / max(frames[0].size))
-    duration = max(1, round(1000 * len(frames) / fps / count))
-    note = "" if count == len(frames) else f"clips have {CLIP_FRAMES} frames here"
-    while True:
-        size = (max(1, round(frames[0].width * scale)), max(1, round(frames[0].height * scale)))
-        first, *rest = [frame.resize(size) for frame in chosen]
-        options: dict[str, Any] = {"save_all": True, "append_images": rest, "duration": duration, "loop": 0}
-        buffer = BytesIO()
-        first.save(buffer, "WEBP", lossless=exact, method=2, **options)
-        if buffer.tell() <= limit or max(size) <= SMALLEST:
-            return buffer.getvalue(), ".webp", note or ("" if scale == 1.0 else "clips are made smaller")
-        scale, exact = scale / 2, False
-
 
 MAX_MEDIA = 4 << 20
 """Bytes of all media of a group; every file has an equal share."""
@@ -308,7 +255,9 @@ class GroupFolder:
     def output(self, stem: str, output: Output) -> dict[str, Any]:
         """The kind of an output, its file or text, and its size."""
         if isinstance(output, Text):
-            return {"kind": "text", "text": self.cut(output.transcript), "tokens": output.tokens}
+            turns = [[role, self.cut(text)] for role, text in output.messages] if output.turns else []
+            text = {"kind": "text", "text": self.cut(output.transcript), "tokens": output.tokens}
+            return {**text, "turns": turns} if turns else text
         if isinstance(output, Image):
             image = to_pil(output)
             return {"kind": "image", "file": self.write(stem, image_within(image, self.share))}

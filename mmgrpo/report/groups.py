@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, nan
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
 from mmgrpo.report.figures import is_number
 from mmgrpo.report.media import contained
+from mmgrpo.report.turns import read_turns
 from mmgrpo.report.untrusted import MIB, brief, mapping, parse_json, printable, read_text
 
 MAX_GROUP = 8 * MIB
@@ -72,6 +74,12 @@ class Group:
     left_out: Sequence[str]
 
     @property
+    def spread(self) -> float:
+        """The standard deviation of the rewards, in which advantages are measured; 0 of fewer than two."""
+        rewards = [one.reward for one in self.members if isfinite(one.reward)]
+        return pstdev(rewards) if len(rewards) > 1 else 0.0
+
+    @property
     def ranked(self) -> list[Member]:
         """Members by reward, the highest first, those without one last."""
         return sorted(self.members, key=lambda one: (-one.reward if isfinite(one.reward) else inf, one.number))
@@ -125,6 +133,8 @@ def _member(value: Any, place: str) -> Member:
         raise ValueError(f"{place}: output: got kind {brief(output.get('kind'))}, expected text, image, video or audio")
     if not all(isinstance(output.get(name, ""), str) for name in texts) or ("text" in output) is ("file" in output):
         raise ValueError(f"{place}: output: got {brief(output)}, expected a text or the name of a file")
+    if read_turns(output.get("turns", [])) is None:
+        raise ValueError(f"{place}: output: got turns {brief(output['turns'])}, expected pairs of a role and a text")
     previews = mapping(record.get("previews"), f"{place}: previews")
     rewards = mapping(record.get("rewards"), f"{place}: rewards")
     advantages = [_number(one) for one in _list(record.get("advantages"), place)]

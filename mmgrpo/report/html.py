@@ -1,14 +1,15 @@
-"""The report of a run: one self-contained HTML file with the results before and after, and their uncertainty.
+"""The report of a run: one self-contained HTML file that answers first what was trained, whether it got better, and by
+how much.
 
-It is made from the files of the run folder alone (mmgrpo/report/run_folder.py), so that an interrupted run has one too.
-This module decides what is shown and in which order; the mark-up is in mmgrpo/report/templates/.
-
-The tables of a report: rewards and error rates before and after, and all metrics.
+It is made from the files of the run folder alone (mmgrpo/report/run_folder.py), so an interrupted run has one too.
+It begins with a card of the held-out results and their curve, then prompts before and after, then the table; all else
+is folded. This module decides what is shown and in which order; the mark-up is in mmgrpo/report/templates/.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -20,20 +21,27 @@ import numpy.typing as npt
 
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.files import write_bytes
+from mmgrpo.report.cards import Section
 from mmgrpo.report.cards import sections as prompt_files
-from mmgrpo.report.figures import NONE, Cell, change, decimals, difference_cell, duration, is_number, mean_cell, number
-from mmgrpo.report.group_page import newest_group
+from mmgrpo.report.chart import Chart, interval_chart, metric_chart
+from mmgrpo.report.figures import NONE, Cell, decimals, difference_cell, duration, is_number, mean_cell, number
+from mmgrpo.report.group_page import group_page, widest_group
+from mmgrpo.report.groups import group_steps
 from mmgrpo.report.ledger import NOTE as NOTE_OF_PROMPTS
 from mmgrpo.report.ledger import Hardness, read_hardness
-from mmgrpo.report.media import MediaFolder, Medium, contained, image_uri, shown_image
-from mmgrpo.report.plots import curve_figure, figure_file, sample_grid, series
+from mmgrpo.report.media import MediaFolder, Medium, contained, shown_image
+from mmgrpo.report.plots import series
 from mmgrpo.report.render import render
+from mmgrpo.report.results import Point, Result, rate_names, results, verdict
 from mmgrpo.report.run_folder import SIDES, RunFolder, read_run
-from mmgrpo.report.untrusted import brief, mapping
+from mmgrpo.report.untrusted import mapping
 
 BOOTSTRAP = (
     "Means over prompts with 95 % bootstrap intervals. The difference is paired prompt by prompt, and coloured where "
     "its interval excludes zero."
+)
+CHANGES = (
+    "95 % intervals: of the first row of the mean, of the others of the paired change since then, around the mean."
 )
 BLIND = "Blind: the same prompts with blank images and videos, which shows what can be guessed from the text alone."
 SUPERVISED = "Supervised instead: the same model after supervised training for the same time on the right answers."
@@ -79,7 +87,8 @@ def reward_table(run: RunFolder) -> Table:
     blind = mapping(run.summary.get("blind", {}), "summary.json: blind")
     supervised = mapping(run.summary.get("supervised", {}), "summary.json: supervised")
     supervised = mapping(supervised.get("after", {}), "summary.json: supervised: after")
-    columns = [*SIDES, *(["blind, after"] if blind else []), *(["supervised instead"] if supervised else [])]
+    columns = ["before", run.latest, "difference"]
+    columns += [*(["blind, after"] if blind else []), *(["supervised instead"] if supervised else [])]
     before, after, difference = (mapping(run.evaluation.get(side, {}), f"summary.json: {side}") for side in SIDES)
     rows = {}
     for name in dict.fromkeys([*before, *after]):
@@ -90,40 +99,13 @@ def reward_table(run: RunFolder) -> Table:
         count = next((_count(side[name]) for side in (difference, after, before) if name in side), Cell(NONE))
         rows[name] = [*cells, count]
     notes = [BOOTSTRAP, *([BLIND] if blind else []), *([SUPERVISED] if supervised else [])]
-    return Table("Held-out prompts, before and after", ["reward", *columns, "prompts"], rows, notes)
-
-
-def verdict(run: RunFolder) -> str:
-    """One sentence: which held-out rewards and error rates rose, which fell, and which changed within noise."""
-    changes: dict[int, list[str]] = {1: [], -1: [], 0: []}
-    differences = mapping(run.evaluation.get("difference", {}), "summary.json: difference")
-    for name, estimate in differences.items():
-        cell = difference_cell(estimate, places=decimals(estimate))
-        changes[change(estimate)].append(f"{name} {cell.text}" if cell.interval else name)
-    rates = run.summary.get("rates")
-    for rate in rates if isinstance(rates, list) else []:
-        for file, estimate in mapping(run.summary.get(str(rate)), f"summary.json: {rate}").items():
-            difference = mapping(estimate, f"summary.json: {rate}: {file}").get("difference")
-            cell = difference_cell(difference, places=decimals(difference))
-            changes[change(difference)].append(
-                f"{rate} of {file} {cell.text}" if cell.interval else f"{rate} of {file}"
-            )
-    parts = {"rose": changes[1], "fell": changes[-1], "within noise": changes[0]}
-    texts = [f"{what}: {_listed(names)}" for what, names in parts.items() if names]
-    return f"{'; '.join(texts)}.".capitalize() if texts else ""
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return Table("All held-out rewards", ["reward", *columns, "prompts"], rows, notes)
 
 
 def error_rate_table(run: RunFolder) -> Table:
     """Corpus error rates of every evaluated file."""
-    rows, rates = {}, run.summary.get("rates", [])
-    if not (isinstance(rates, list) and all(isinstance(rate, str) for rate in rates)):
-        raise ValueError(f"summary.json: rates: got {brief(rates)}, expected a list of names")
-    for rate in dict.fromkeys(rates):
+    rows = {}
+    for rate in rate_names(run):
         for name, estimate in mapping(run.summary.get(rate), f"summary.json: {rate}").items():
             estimate = mapping(estimate, f"summary.json: {rate}: {name}")
             rows[f"{rate}, {name}"] = [
@@ -216,11 +198,15 @@ def hardest_table(hardness: Hardness | None) -> Table:
     )
 
 
-def difficulty_curve(hardness: Hardness | None) -> Medium | None:
-    """The distribution of the rewards of prompts over the rounds."""
-    if hardness is None:
-        return None
-    return Medium("image", "Distribution of mean rewards of prompts", image_uri(figure_file(hardness.figure)))
+def evaluation_table(run: RunFolder) -> Table:
+    """The held-out means of every evaluation; no rows where the table before and after has them all."""
+    names = list(dict.fromkeys(name for one in run.history for name in (*one.rewards, *one.rates)))
+    rows, evaluations = {}, run.history if len(run.history) > 2 else ()
+    places = {name: decimals(*({**one.rewards, **one.rates}.get(name) for one in evaluations[1:])) for name in names}
+    for one in evaluations:
+        estimates = {**one.rewards, **one.rates}
+        rows[f"step {one.step}"] = [mean_cell(estimates.get(name), places[name]) for name in names]
+    return Table("Held-out prompts at every evaluation", ["optimizer step", *names], rows, [CHANGES])
 
 
 def _count(estimate: Any) -> Cell:
@@ -233,22 +219,39 @@ def _mean(values: npt.NDArray[np.float64]) -> Cell:
     return Cell(number(float(finite.mean()), ".4g") if finite.size else NONE)
 
 
-__all__ = ["curve_figure", "page", "read_run", "sample_grid", "write_report"]
-
 ALWAYS = ("group/zero_std_fraction", "grad_norm")
 """Metrics that are always plotted, besides rewards."""
 IF_NOT_ZERO = ("kl", "clip/low", "clip/high")
 """Metrics that are plotted if they are ever nonzero."""
 CURVES = 60
 """Largest number of curves on a page; the table has every metric."""
+RESULTS = 8
+"""Results in the card; the table has all."""
+PROMPTS = 48
+"""Prompts of a file on a report."""
+PAGE_BYTES = 1_500_000
+"""Size above which a report leaves out what is folded, the largest first."""
+MEDIA, IMAGE, GROUP, GRIDS, GRID = 450_000, 24_000, 180_000, 180_000, 90_000
+"""Bytes of the media of the prompts, of each of their images, of a group, of all grids and of one, before they are
+written as text, which takes four thirds of them."""
 
 
 @dataclass(frozen=True)
 class Grids:
-    """Sample grids by title; a group with a heading is collapsed."""
+    """Sample grids by title."""
 
     heading: str
     images: Mapping[str, Medium]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A folded part of a report."""
+
+    heading: str
+    content: str
+    """Mark-up."""
+    open: bool = False
 
 
 def write_report(folder: str | Path) -> Path:
@@ -256,27 +259,110 @@ def write_report(folder: str | Path) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such run folder")
-    run = read_run(folder)
-    samples = MediaFolder(folder / "samples") if contained(folder, "samples") else None
-    files = prompt_files(samples) if samples else []
-    hardness = read_hardness(folder)
-    further = [error_rate_table(run), *group_tables(run), *extra_tables(run)]
-    content = render(
-        "report.html",
-        {
-            **head(run),
-            "results": [reward_table(run), *(table for table in further if table.rows)],
-            "curves": curves(run) + ([difficulty] if (difficulty := difficulty_curve(hardness)) else []),
-            "prompt_files": files,
-            "grids": grids(run, samples, paired=bool(files)) if samples else [],
-            "correlations": [table for table in [hardest_table(hardness), correlation_table(run)] if table.rows],
-            "group": newest_group(folder),
-            "metrics": metric_table(run),
-        },
-    )
+    run, left_out = read_run(folder), list[str]()
+    values = page_values(folder, run)
+    content = render("report.html", {**values, "left_out": left_out})
+    while len(content.encode(errors="replace")) > PAGE_BYTES and values["folded"]:
+        largest = max(values["folded"], key=lambda part: len(part.content))
+        values["folded"].remove(largest)
+        left_out.append(largest.heading)
+        content = render("report.html", {**values, "left_out": left_out})
     path = folder / "report.html"
     write_page(path, content)
     return path
+
+
+def page_values(folder: Path, run: RunFolder) -> dict[str, Any]:
+    """The values of the template ``report.html``, without what is left out."""
+    found = results(run)
+    main = next((one.name for one in found if one.role == "trained"), "")
+    samples = folder / "samples" if contained(folder, "samples") else None
+    files = prompt_files(MediaFolder(samples, MEDIA, IMAGE), main, PROMPTS) if samples else []
+    first = [file for file in files[:1] if file.name == HELDOUT]
+    sheets = grids(run, MediaFolder(samples, GRIDS, GRID)) if samples else []
+    shown = [] if first else [sheet for sheet in sheets if not sheet.heading]
+    tables = [reward_table(run), error_rate_table(run)]
+    return {
+        **head(run),
+        **glance(folder, run, found),
+        "prompt_files": first,
+        "grids": shown,
+        "results": [table for table in tables if table.rows],
+        "folded": folded(folder, run, files[len(first) :], [sheet for sheet in sheets if sheet.heading], not found),
+    }
+
+
+def folded(folder: Path, run: RunFolder, files: Sequence[Section], sheets: Sequence[Grids], never: bool) -> list[Part]:
+    """What a report folds. ``files`` are further ones of prompts; a run that was ``never`` evaluated has its group
+    open, since that is all that it drew."""
+    hardness, drawn = read_hardness(folder), curves(run)
+    tables = [evaluation_table(run), *group_tables(run), *extra_tables(run)]
+    parts = [Part(table.heading, render("table.html", {"table": table})) for table in tables if table.rows]
+    parts += [Part(file.heading, render("completions.html", {"prompt_files": [file]})) for file in files]
+    if hardness is not None:
+        drawn.append(hardness.chart)
+    if drawn:
+        curve = "curve" if len(drawn) == 1 else "curves"
+        parts.append(Part(f"{len(drawn)} {curve} of training", render("curves.html", {"charts": drawn})))
+    if group := widest_group(folder):
+        heading = f"A training group: of {len(group_steps(folder))} kept, the one whose rewards differ most"
+        parts.insert(0 if never else len(parts), Part(heading, group_page(folder, group, most=GROUP), open=never))
+    further = [table for table in (hardest_table(hardness), correlation_table(run)) if table.rows]
+    parts += [Part(table.heading, render("table.html", {"table": table})) for table in further]
+    for sheet in sheets:
+        parts.append(Part(sheet.heading, render("samples.html", {"grids": [Grids("", sheet.images)]})))
+    if (metrics := metric_table(run)).rows:
+        parts.append(Part("All metrics, first and last tenth of the run", render("metrics.html", {"metrics": metrics})))
+    return [*parts, Part("Configuration", render("configuration.html", {"run": run, "facts": facts(run)}))]
+
+
+def glance(folder: Path, run: RunFolder, found: Sequence[Result]) -> dict[str, Any]:
+    """The values of the template ``glance.html``: the card and its curves, or how to evaluate."""
+    names = [name for name in run.metric_names() if REWARD_MEAN.fullmatch(name)]
+    training = [] if found else [(label_of(name), *ends(run, name)) for name in names[:3]]
+    return {
+        "results_shown": [(one, interval_chart(one.name, history(run, one), one.places)) for one in found[:RESULTS]],
+        "more_results": max(0, len(found) - RESULTS),
+        "way_to_evaluate": "" if found else way_to_evaluate(folder, run),
+        "training": training,
+        "training_chart": None
+        if found or not names
+        else metric_chart(label_of(names[0]), *series(run.metrics, names[0])),
+    }
+
+
+def history(run: RunFolder, result: Result) -> Sequence[Point]:
+    """The evaluations of a result; those before and after where the run folder has no others."""
+    if result.history:
+        return result.history
+    ends = [(0, result.before), (run.last_step, result.after)]
+    names = ("mean", "low", "high")
+    known = [
+        (step, one) for step, one in ends if isinstance(one, Mapping) and all(is_number(one.get(n)) for n in names)
+    ]
+    return [Point(step, *(float(one[name]) for name in names)) for step, one in known]
+
+
+def way_to_evaluate(folder: Path, run: RunFolder) -> str:
+    """The command that evaluates a run; empty for one from Python with a policy that no command can load."""
+    if not _option(run.config, "model", "family"):
+        return ""
+    path = folder.as_posix() if not folder.is_absolute() else f"{folder.parent.name}/{folder.name}"
+    prompts = "" if _option(run.config, "data", "heldout") else " --file PROMPTS"
+    return f"mmgrpo evaluate --run {shlex.quote(path)} --against untrained{prompts}"
+
+
+def ends(run: RunFolder, name: str) -> tuple[str, str]:
+    """The means of a metric over the first and the last tenth of the run."""
+    values = series(run.metrics, name)[1]
+    tenth = max(1, len(values) // 10)
+    return _mean(values[:tenth]).text, _mean(values[-tenth:]).text
+
+
+def label_of(metric: str) -> str:
+    """The name of a reward as the recipe writes it, of the metric of its mean; other metrics as they are."""
+    reward = REWARD_MEAN.fullmatch(metric)
+    return reward[1] if reward else metric
 
 
 def head(run: RunFolder, title: str = "", level: int = 1) -> dict[str, Any]:
@@ -285,7 +371,7 @@ def head(run: RunFolder, title: str = "", level: int = 1) -> dict[str, Any]:
         "title": title or run.name,
         "level": level,
         "run": run,
-        "modality": _plain(run.summary.get("modality")),
+        "subject": subject(run),
         "steps": _plain(run.config.get("steps")),
         "verdict": verdict(run),
         "facts": facts(run),
@@ -307,6 +393,18 @@ def page(title: str, sections: Sequence[str]) -> str:
     return render("page.html", {"title": title, "sections": sections})
 
 
+def subject(run: RunFolder) -> str:
+    """What was trained with what, for how long, as far as it is recorded."""
+    known = facts(run)
+    family, path = known.get("model", ""), _option(run.config, "model", "path")[:120]
+    model = f"{family} ({path})" if family and path else family or path or "a policy of its own"
+    parts = [f"{model} trained with {known['algorithm']}" if "algorithm" in known else model]
+    parts += [f"{known['optimizer steps']} optimizer steps", known.get("training time", "")]
+    parts += [f"seed {known['seed']}" if "seed" in known else ""]
+    parts += [f"stopped early: {known['stopped early']}" if "stopped early" in known else ""]
+    return ", ".join(filter(None, parts))
+
+
 def facts(run: RunFolder) -> dict[str, str]:
     """The facts in the header of a report: model, algorithm, length, time and seed, as far as they are recorded."""
     steps = _plain(run.config.get("steps"))
@@ -326,32 +424,24 @@ def facts(run: RunFolder) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
-def curves(run: RunFolder) -> list[Medium]:
-    """Curves of held-out error rates, rewards and a few other metrics, one image each so that the page can wrap."""
+def curves(run: RunFolder) -> list[Chart]:
+    """Curves of rewards in training and of a few other metrics."""
     names = run.metric_names()
-    keys = [name for name in names if name.startswith("reward/") and name.endswith("/mean")]
+    keys = [name for name in names if REWARD_MEAN.fullmatch(name)]
     keys += [name for name in ALWAYS if name in names]
     keys += [name for name in IF_NOT_ZERO if name in names and np.nan_to_num(series(run.metrics, name)[1]).any()]
     keys += [name for name in names if name.startswith("schedule/")]
     keys = keys or [name for name in names if name == "loss"]
-    plots = [(run.metrics, key) for key in keys]
-    if len(run.rates) > 2:  # the table shows the first and the last already
-        rates = [{n if n == "step" else f"held-out {n}": value for n, value in row.items()} for row in run.rates]
-        plots = [(rates, n) for n in dict.fromkeys(n for row in rates for n in row if n != "step")] + plots
-    return [
-        Medium("image", f"Curve of {key}", image_uri(figure_file(curve_figure(rows, [key]))))
-        for rows, key in plots[:CURVES]
-    ]
+    return [metric_chart(label_of(key), *series(run.metrics, key)) for key in keys[:CURVES]]
 
 
-def grids(run: RunFolder, samples: MediaFolder, paired: bool = False) -> list[Grids]:
-    """Grids of samples: before and after (collapsed where the page shows them ``paired`` by prompt), then those of
-    further files of prompts, then those during the run."""
-    first = "held-out prompts as a grid" if paired else ""
-    titles = {first: [title for title in run.samples if title in ("before", "after")]}
-    titles["prompts of further files"] = [title for title in run.samples if split_title(title)[1] != HELDOUT]
+def grids(run: RunFolder, samples: MediaFolder) -> list[Grids]:
+    """Grids of samples: before and after, then those of further files of prompts, then those during the run."""
+    titles = {"": [title for title in run.samples if title in ("before", "after")]}
+    further = [title for title in run.samples if split_title(title)[1] != HELDOUT]
+    titles["Samples of prompts of further files"] = further
     rest = {title for group in titles.values() for title in group}
-    titles["during the run"] = [title for title in run.samples if title not in rest]
+    titles["Samples during the run"] = [title for title in run.samples if title not in rest]
     return [
         Grids(heading, {title: shown_image(samples, run.samples[title], f"Samples, {title}") for title in group})
         for heading, group in titles.items()

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from mmgrpo.prompts.ledger import FILE
+from mmgrpo.report.chart import Chart, quantile_chart
 from mmgrpo.report.figures import is_number
-from mmgrpo.report.plots import band_figure
 from mmgrpo.report.untrusted import MAX_METRICS, mapping, parse_json, printable, read_text
 
 HARDEST = 10
@@ -38,8 +37,9 @@ class Hardness:
     hardest: Sequence[Mapping[str, Any]]
 
     @property
-    def figure(self) -> Figure:
-        return band_figure(self.rounds, self.levels, "mean reward per prompt, by round")
+    def chart(self) -> Chart:
+        """The distribution of the rewards of prompts over the rounds."""
+        return quantile_chart("mean reward per prompt, by round", self.rounds, self.levels)
 
     @property
     def heading(self) -> str:

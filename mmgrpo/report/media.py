@@ -14,10 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from PIL import Image as Pil
-from PIL import ImageDraw
+from PIL import ImageDraw, ImageSequence
 
 from mmgrpo.data.limits import Unreadable, open_image
 from mmgrpo.data.messages import calls_written
@@ -26,6 +27,7 @@ from mmgrpo.types import Image, Output, Prompt
 
 FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp"}
 """Image formats that all browsers show, and their media types."""
+MEDIA_TYPES = {".jpg": FORMATS["JPEG"], ".png": FORMATS["PNG"], ".webp": FORMATS["WEBP"]}
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".webp")
 MAX_IMAGE_BYTES = 16 * 1024 * 1024
 """Largest image that is embedded; a larger one is only named."""
@@ -58,6 +60,13 @@ class MediaFolder:
 
     path: Path
     left: int = field(default_factory=lambda: MAX_PAGE_BYTES)
+    share: int = 0
+    """Bytes of an image above which a smaller copy of it is embedded; 0 embeds every image as it is."""
+    limit: int = field(init=False)
+    """``left`` at first."""
+
+    def __post_init__(self) -> None:
+        self.limit = self.left
 
 
 def contained(folder: Path, name: str) -> Path | None:
@@ -86,12 +95,13 @@ def read_medium(folder: MediaFolder, name: str, suffixes: Collection[str], max_b
             raise Unavailable(f"{name} is missing")
         if (size := path.stat().st_size) > max_bytes:
             raise Unavailable(f"{name} is too large for this page: {size:,} bytes, at most {max_bytes:,}")
-        if size > folder.left:
-            raise Unavailable(f"{name} is left out: this page has {MAX_PAGE_BYTES:,} bytes of media already")
+        taken = min(size, folder.share) if folder.share and path.suffix.lower() in IMAGE_SUFFIXES else size
+        if taken > folder.left:
+            raise Unavailable(f"{name} is left out: this page has {folder.limit:,} bytes of media already")
         content = path.read_bytes()
     except OSError as error:
         raise Unavailable(f"{name} cannot be read: {error.strerror}") from error
-    folder.left -= len(content)
+    folder.left -= taken
     return content
 
 
@@ -116,6 +126,9 @@ def shown_image(
                 # Enlarged before drawing: an outline of two pixels would hide much of an image of 32.
                 content, media_type = jpeg(image_with_boxes(enlarge(image.convert("RGB")), boxes)), FORMATS["JPEG"]
                 width = 0
+            elif folder.share and len(content) > folder.share:
+                content, suffix = smaller(image, folder.share)
+                media_type, width = MEDIA_TYPES[suffix], 0
     except Unavailable as error:
         return Medium("note", str(error))
     except Unreadable as error:
@@ -123,6 +136,16 @@ def shown_image(
     except Exception:  # decoders raise whatever a damaged file leads them to
         return Medium("note", f"{name} is not a readable image")
     return Medium("image", description, image_uri(content, media_type), width)
+
+
+def smaller(image: Pil.Image, limit: int) -> tuple[bytes, str]:
+    """A copy of an image or a clip of at most ``limit`` bytes, as far as it may be made smaller, and its suffix."""
+    if getattr(image, "is_animated", False):
+        frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(image)][:MAX_FRAMES]
+        content, suffix, _ = webp_within(frames, 1000 / max(1, image.info.get("duration", 100)), limit)
+    else:
+        content, suffix, _ = jpeg_within(image.convert("RGB"), limit)
+    return content, suffix
 
 
 def image_uri(content: bytes, media_type: str = "image/png") -> str:
@@ -188,6 +211,57 @@ def jpeg(image: Pil.Image) -> bytes:
     buffer = BytesIO()
     image.convert("RGB").save(buffer, format="JPEG", quality=80)
     return buffer.getvalue()
+
+
+MAX_FRAMES = 256
+"""Frames of a clip of which a smaller copy is made."""
+CLIP_SIDE = 256
+"""Longer side of a clip in pixels."""
+CLIP_FRAMES = 24
+"""Frames of a clip; of longer ones as many, evenly spaced, at their own pace."""
+SMALLEST = 64
+"""Longer side in pixels below which nothing is made smaller."""
+
+File: TypeAlias = tuple[bytes, str, str]
+"""The content of a file, its suffix, and a note on what is not exact in it (or an empty one)."""
+
+
+def image_within(image: Pil.Image, limit: int) -> File:
+    """A PNG if it has at most ``limit`` bytes, else a JPEG that does, as far as it may be made smaller."""
+    # Images of more than four bytes a pixel for each that may be kept are not worth the time of a PNG encoder.
+    if image.width * image.height * 3 <= 4 * limit:
+        content = png(image)
+        if len(content) <= limit:
+            return content, ".png", ""
+    return jpeg_within(image, limit, "images are compressed with losses")
+
+
+def jpeg_within(image: Pil.Image, limit: int, note: str = "") -> File:
+    """A JPEG, with its sides halved until it has at most ``limit`` bytes."""
+    content = jpeg(image)
+    while len(content) > limit and max(image.size) > SMALLEST:
+        image = image.resize((-(-image.width // 2), -(-image.height // 2)))
+        note, content = "images are made smaller", jpeg(image)
+    return content, ".jpg", note
+
+
+def webp_within(frames: Sequence[Pil.Image], fps: float, limit: int) -> File:
+    """A WebP that plays for ever at ``fps`` frames per second; small frames keep their exact colours."""
+    count = min(len(frames), CLIP_FRAMES)
+    indices = np.linspace(0, len(frames) - 1, count).round().astype(int).tolist()
+    chosen, exact = [frames[index] for index in indices], max(frames[0].size) <= CLIP_SIDE // 2
+    scale = min(1.0, CLIP_SIDE / max(frames[0].size))
+    duration = max(1, round(1000 * len(frames) / fps / count))
+    note = "" if count == len(frames) else f"clips have {CLIP_FRAMES} frames here"
+    while True:
+        size = (max(1, round(frames[0].width * scale)), max(1, round(frames[0].height * scale)))
+        first, *rest = [frame.resize(size) for frame in chosen]
+        options: dict[str, Any] = {"save_all": True, "append_images": rest, "duration": duration, "loop": 0}
+        buffer = BytesIO()
+        first.save(buffer, "WEBP", lossless=exact, method=2, **options)
+        if buffer.tell() <= limit or max(size) <= SMALLEST:
+            return buffer.getvalue(), ".webp", note or ("" if scale == 1.0 else "clips are made smaller")
+        scale, exact = scale / 2, False
 
 
 def image_with_boxes(image: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int | float]]]) -> Pil.Image:

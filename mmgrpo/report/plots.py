@@ -23,44 +23,6 @@ INK = "#7c7c84"
 ACCENT = "#3b82c4"
 
 
-def curve_figure(metrics: Sequence[Mapping[str, Any]], keys: Sequence[str], columns: int = 3) -> Figure:
-    """One small plot per metric over optimizer steps: values as a thin line, their running mean as a thick one.
-
-    ``metrics`` are rows as ``read_metrics`` returns them. Missing values and nulls are gaps; a metric without any value
-    has an empty plot with a note.
-    """
-    if not keys:
-        raise ValueError("got no metric names, expected at least one to plot")
-    columns = min(columns, len(keys))
-    rows = math.ceil(len(keys) / columns)
-    width, height = 3.6 * columns, 2.3 * rows
-    figure = Figure(figsize=(width, height))
-    # Margins are equal in inches for all figures, so that axes align on a page.
-    figure.subplots_adjust(0.6 / width, 0.28 / height, 1 - 0.08 / width, 1 - 0.3 / height, 0.2, 0.35)
-    for number, key in enumerate(keys, start=1):
-        axes = figure.add_subplot(rows, columns, number)
-        # matplotlib would parse a name between dollar signs as a formula, and raise if it is not one.
-        axes.set_title(title_of(key), fontsize=10, color=INK, loc="left", parse_math=False)
-        axes.tick_params(colors=INK, labelsize=8, length=3)
-        axes.grid(color=INK, alpha=0.18, linewidth=0.6)
-        for side, spine in axes.spines.items():
-            spine.set_visible(side in ("left", "bottom"))
-            spine.set_color(INK)
-        axes.set_facecolor("none")
-        steps, values = thinned(*series(metrics, key))
-        if np.isfinite(values).any():
-            few = len(values) < 3
-            axes.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.45, marker="o" if few else "")
-            axes.plot(steps, running_mean(values), color=ACCENT, linewidth=1.8)
-            # matplotlib's default writes a common factor over the title.
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        else:
-            axes.set(xticks=[], yticks=[])
-            axes.text(0.5, 0.5, "no values", color=INK, ha="center", va="center", transform=axes.transAxes)
-    return figure
-
-
 def heldout_figure(curves: Mapping[str, Mapping[str, tuple[Sequence[int], np.ndarray]]]) -> Figure:
     """One plot per reward: held-out means over optimizer steps, of several kinds of runs.
 
@@ -87,26 +49,6 @@ def heldout_figure(curves: Mapping[str, Mapping[str, tuple[Sequence[int], np.nda
         axes.set_xlabel("optimizer step", fontsize=8, color=INK)
         if len(lines) > 1:
             axes.legend(fontsize=7, frameon=False, labelcolor=INK)
-    return figure
-
-
-def band_figure(steps: np.ndarray, levels: np.ndarray, title: str) -> Figure:
-    """The middle of a distribution over steps, and two bands around it; ``levels`` [steps, 5] are the quantiles .1,
-    .25, .5, .75, .9."""
-    figure = Figure(figsize=(3.6, 2.3))
-    figure.subplots_adjust(0.6 / 3.6, 0.28 / 2.3, 1 - 0.08 / 3.6, 1 - 0.3 / 2.3)
-    axes = figure.add_subplot()
-    axes.set_title(title, fontsize=10, color=INK, loc="left", parse_math=False)
-    axes.tick_params(colors=INK, labelsize=8, length=3)
-    axes.grid(color=INK, alpha=0.18, linewidth=0.6)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(INK)
-    axes.set_facecolor("none")
-    axes.fill_between(steps, levels[:, 0], levels[:, 4], color=ACCENT, alpha=0.2, linewidth=0)
-    axes.fill_between(steps, levels[:, 1], levels[:, 3], color=ACCENT, alpha=0.35, linewidth=0)
-    axes.plot(steps, levels[:, 2], color=ACCENT, linewidth=1.8, marker="o" if len(steps) < 3 else "")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     return figure
 
 

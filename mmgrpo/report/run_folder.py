@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from mmgrpo.report.untrusted import (
     printable,
     read_text,
 )
-from mmgrpo.statistics import bootstrap_mean
+from mmgrpo.statistics import Interval, bootstrap_mean, bootstrap_ratio, paired_ratio_difference
 
 SIDES = ("before", "after", "difference")
 PARTS = (
@@ -55,8 +56,25 @@ MAX_VALUES = 1_000_000
 """Numbers in an evaluation whose intervals are computed here."""
 DRAWS = 500_000_000
 """Draws of all bootstraps of an evaluation; from 50,000 values on there are fewer than 10,000 resamples."""
+RESAMPLES = 2_000
+"""Largest number of resamples of an interval in a curve."""
+EVALUATIONS = 60
+"""Largest number of evaluations in a curve."""
 LAST_STEP = 2**53
 """Larger steps are not exact as floats."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The results on the held-out prompts at one step: mean, low, high and n, where the interval is that of the paired
+    change since the evaluation before training."""
+
+    step: int
+    title: str
+    """``before``, ``step-000050``, ``after``."""
+    rewards: Mapping[str, Mapping[str, Any]]
+    rates: Mapping[str, Mapping[str, Any]]
+    """Corpus error rates: sum of errors / sum of units."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +88,14 @@ class RunFolder:
     summary: Mapping[str, Any]
     samples: Mapping[str, str]
     """Grids of images or clips: title to file name in ``samples``; ``before`` is first for each file of prompts."""
-    rates: Sequence[Mapping[str, Any]]
-    """``step`` and the held-out error rates of every evaluation, ordered by step."""
+    history: Sequence[Evaluated]
+    """The evaluations of the held-out prompts, by step."""
     evaluation: Mapping[str, Any]
-    """``before``, ``after``, ``difference`` to reward name to mean, low, high, n."""
+    """``before``, ``after``, ``difference`` to reward name to mean, low, high, n. Before the run has ended, ``after``
+    is the latest evaluation."""
+    directions: Mapping[str, float]
+    """The rewards that the run trains on: 1 for those that are to rise, -1 for those that are to fall; empty where no
+    evaluation states them."""
     alarms: Sequence[Idle | Alarm]
     """What trains nothing, then held-out rewards that fell while a trained one rose, by step."""
     links_out: Sequence[str]
@@ -85,12 +107,22 @@ class RunFolder:
         return bool(self.summary)
 
     @property
+    def latest(self) -> str:
+        """The name of the later side of ``evaluation``: ``after``, or the step of a run that has not ended."""
+        steps = [one.step for one in self.history if one.title != "before"]
+        return "after" if self.finished or not steps or self.history[-1].title == "after" else f"step {steps[-1]}"
+
+    @property
     def last_step(self) -> int:
         """The last recorded optimizer step, or 0."""
         return self.metrics[-1]["step"] if self.metrics else 0
 
     def metric_names(self) -> list[str]:
         """Metrics whose values are all numbers or null, in order of appearance."""
+        return self._metric_names
+
+    @cached_property
+    def _metric_names(self) -> list[str]:
         others = {name for row in self.metrics for name, value in row.items() if not _is_metric(value)}
         names = dict.fromkeys(name for row in self.metrics for name in row if name != "step" and name not in others)
         return list(names)
@@ -101,7 +133,7 @@ def read_run(folder: Path) -> RunFolder:
     config_text = read_text(folder, "config.yaml", MAX_CONFIG)
     config = mapping(parse_yaml(config_text, folder / "config.yaml") or {}, folder / "config.yaml")
     summary = mapping(_json(folder, "summary.json", "{}"), folder / "summary.json")
-    name = config.get("name")
+    name, recorded = config.get("name"), _recorded(folder)
     return RunFolder(
         name=name if isinstance(name, str) and name else folder.resolve().name,
         config_text=config_text,
@@ -110,8 +142,9 @@ def read_run(folder: Path) -> RunFolder:
         summary=summary,
         # Of clips there are both: a grid that moves replaces the still one.
         samples={p.stem: p.name for s in ("png", "webp") for p in sorted(_files(folder, f"samples/*.{s}"), key=_order)},
-        rates=_rates(folder),
-        evaluation=mapping(summary.get("eval") or _intervals(folder), "summary.json: eval"),
+        history=_history(recorded),
+        evaluation=mapping(summary.get("eval") or _compared(recorded), "summary.json: eval"),
+        directions=next((one.directions for one in reversed(list(recorded.values())) if one.directions), {}),
         alarms=[*read_alarms(folder), *alarms(read_measured(folder))],
         links_out=_links_out(folder),
     )
@@ -155,40 +188,97 @@ def _step(row: Mapping[str, Any], place: str | Path) -> int:
     return step
 
 
-def _intervals(folder: Path) -> dict[str, dict[str, Any]]:
-    """Means and intervals from the per-prompt values of a run without summary.json."""
+def _recorded(folder: Path) -> dict[str, Recorded]:
+    """The evaluations of the held-out prompts by title, in their order; of many, evenly chosen ones."""
+    titles = [path.stem for path in sorted(_files(folder, "evaluations/*.json"), key=_order) if _held_out(path.stem)]
+    first = read_evaluation(folder, titles[0]) if titles else None
+    most = min(EVALUATIONS, max(2, MAX_VALUES // max(1, first.size))) if first else 0
+    if len(titles) > most:
+        titles = [titles[round(i * (len(titles) - 1) / (most - 1))] for i in range(most)]
+    recorded = {title: one for title in titles if (one := read_evaluation(folder, title)) is not None}
+    for title, one in recorded.items():
+        if one.size > MAX_VALUES:
+            place = printable(folder / "evaluations" / f"{title}.json")
+            raise ValueError(f"{place}: values: got {one.size:,} numbers, expected at most {MAX_VALUES:,}; shorten it")
+    return recorded
+
+
+def _held_out(title: str) -> bool:
+    """Whether an evaluation is one of the held-out prompts while the run trained."""
+    moment, name = split_title(title)
+    return name == HELDOUT and (moment in ("before", "after") or moment.startswith("step-"))
+
+
+def _history(recorded: Mapping[str, Recorded]) -> list[Evaluated]:
+    """The results of every evaluation, by step.
+
+    Their intervals are those of the paired change since the evaluation ``before``, around the mean; of that one itself,
+    and where its prompts were others, those of the mean.
+    """
+    total = sum(one.size for one in recorded.values())
+    resamples, before = min(RESAMPLES, DRAWS // max(1, total)), recorded.get("before")
+    found = []
+    for title, one in recorded.items():
+        first = before if before is not one and before and before.prompts == one.prompts else None
+        rewards, rates = dict[str, Any](), dict[str, Any]()
+        for name, values in one.values.items():
+            earlier = first.values.get(name) if first else None
+            finite = values[np.isfinite(values)]
+            if earlier is not None and len(earlier) == len(values) and finite.size:
+                gains = (values - earlier)[np.isfinite(values - earlier)]
+                rewards[name] = _around(float(finite.mean()), bootstrap_mean(gains, resamples)) if gains.size else {}
+            elif finite.size:
+                rewards[name] = bootstrap_mean(finite, resamples).as_dict()
+        for rate, (errors, units) in one.counts.items():
+            known = np.isfinite(errors) & (units >= 0)
+            if not units[known].any():
+                continue
+            earlier = first.counts.get(rate) if first else None
+            if (
+                earlier is not None
+                and len(earlier[0]) == len(errors)
+                and (both := known & np.isfinite(earlier[0])).any()
+            ):
+                change = paired_ratio_difference(earlier[0][both], errors[both], units[both], resamples)
+                rates[rate] = _around(float(errors[known].sum() / units[known].sum()), change)
+            else:
+                rates[rate] = bootstrap_ratio(errors[known], units[known], resamples).as_dict()
+        found.append(Evaluated(one.step, title, {name: e for name, e in rewards.items() if e}, rates))
+    return sorted(found, key=lambda one: one.step)
+
+
+def _around(mean: float, change: Interval) -> dict[str, Any]:
+    """The interval of a change, moved to stand around the mean that it led to."""
     return {
-        title: dict(_means(mapping(evaluation, place).get("values"), f"{place}: values"))
-        for title in ("before", "after")
-        if (evaluation := _json(folder, place := f"evaluations/{title}.json", "null")) is not None
+        "mean": mean,
+        "low": mean + change.low - change.mean,
+        "high": mean + change.high - change.mean,
+        "n": change.n,
     }
 
 
-def _means(values: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _compared(recorded: Mapping[str, Recorded]) -> dict[str, dict[str, Any]]:
+    """``before`` and ``after``, the latest, of a run without summary.json, and their paired difference."""
+    before = recorded.get("before")
+    after = next((one for title, one in reversed(list(recorded.items())) if title != "before"), None)
+    resamples = min(10_000, DRAWS // max(1, sum(one.size for one in (before, after) if one)))
+    sides = {title: dict(_means(one.values, resamples)) for title, one in (("before", before), ("after", after)) if one}
+    if before and after and before.prompts == after.prompts:
+        shared = [
+            name
+            for name in before.values
+            if name in after.values and len(before.values[name]) == len(after.values[name])
+        ]
+        gains = {name: after.values[name] - before.values[name] for name in shared}
+        sides["difference"] = dict(_means(gains, resamples))
+    return sides
+
+
+def _means(columns: Mapping[str, npt.NDArray[np.float64]], resamples: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """The mean of every column without NaN, and its interval."""
-    columns = {name: _array(column) for name, column in mapping(values, place).items()}
-    if (total := sum(column.size for column in columns.values())) > MAX_VALUES:
-        raise ValueError(f"{place}: got {total:,} numbers, expected at most {MAX_VALUES:,}; shorten it")
-    resamples = min(10_000, DRAWS // max(1, total))
     for name, column in columns.items():
         if (finite := column[np.isfinite(column)]).size:
             yield name, bootstrap_mean(finite, resamples).as_dict()
-
-
-def _rates(folder: Path) -> list[dict[str, Any]]:
-    """Held-out corpus error rates, sum of errors / sum of units, at every evaluated step."""
-    rates: dict[int, dict[str, float]] = {}
-    for path in _files(folder, "evaluations/*.json"):
-        moment, name = split_title(path.stem)
-        if name != HELDOUT or not (moment in ("before", "after") or moment.startswith("step-")):
-            continue
-        evaluation = mapping(_json(folder, f"evaluations/{path.name}", "null"), path)
-        step = _step(evaluation, path)
-        for rate, counts in mapping(evaluation.get("counts", {}), f"{path}: counts").items():
-            counts = mapping(counts, f"{path}: counts: {rate}")
-            if units := np.nansum(_array(counts.get("units"))):
-                rates.setdefault(step, {})[rate] = float(np.nansum(_array(counts.get("errors"))) / units)
-    return [{"step": step, **rates[step]} for step in sorted(rates)]
 
 
 @dataclass(frozen=True)
@@ -200,8 +290,15 @@ class Recorded:
     """Ids of its prompts, in the order of the values."""
     values: Mapping[str, npt.NDArray[np.float64]]
     """By reward and prompt, NaN where none could be scored."""
+    counts: Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
+    """By error rate the errors and the units of each prompt, of equal lengths."""
     directions: Mapping[str, float]
     """The rewards that the run trains on: 1 for those that are to rise, -1 for those that are to fall."""
+
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        return sum(map(len, self.values.values())) + sum(len(errors) for errors, _ in self.counts.values())
 
 
 def read_evaluation(folder: Path, title: str) -> Recorded | None:
@@ -210,11 +307,12 @@ def read_evaluation(folder: Path, title: str) -> Recorded | None:
     if not path.is_file():
         return None
     record = mapping(_json(folder, f"evaluations/{path.name}", "null"), path)
-    ids = record.get("prompts")
+    ids, counts = record.get("prompts"), mapping(record.get("counts", {}), f"{path}: counts")
     return Recorded(
         step=_step(record, path),
         prompts=[str(one) for one in ids] if isinstance(ids, list) else [],
         values={n: _array(v) for n, v in mapping(record.get("values"), f"{path}: values").items()},
+        counts={rate: _counts(value, f"{path}: counts: {rate}") for rate, value in counts.items()},
         directions={
             n: -1.0 if is_number(d) and d < 0 else 1.0
             for n, d in mapping(record.get("trained", {}), f"{path}: trained").items()
@@ -222,20 +320,24 @@ def read_evaluation(folder: Path, title: str) -> Recorded | None:
     )
 
 
+def _counts(value: Any, place: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Errors and units of an error rate, cut to the shorter."""
+    pair = [_array(mapping(value, place).get(name)) for name in ("errors", "units")]
+    shorter = min(map(len, pair))
+    return pair[0][:shorter], pair[1][:shorter]
+
+
 def read_measured(folder: Path) -> list[Measured]:
     """The evaluations of the held-out prompts that say which rewards are trained on, if all are of the same prompts."""
     found, ids, total = list[Measured](), None, 0
     for path in _files(folder, "evaluations/*.json"):
-        moment, name = split_title(path.stem)
-        if name != HELDOUT or not (moment in ("before", "after") or moment.startswith("step-")):
-            continue
-        one = read_evaluation(folder, path.stem)
+        one = read_evaluation(folder, path.stem) if _held_out(path.stem) else None
         if one is None:
             continue
         total += sum(column.size for column in one.values.values())
         ids = one.prompts if ids is None else ids
         if one.directions and one.prompts == ids and total <= MAX_VALUES:
-            found.append(Measured(one.step, one.values, one.directions, final=moment == "after"))
+            found.append(Measured(one.step, one.values, one.directions, final=path.stem == "after"))
     return found
 
 
@@ -246,10 +348,10 @@ def print_alarms(folder: Path, step: int) -> None:
             print(alarm, flush=True)
 
 
-def _order(path: Path) -> tuple[str, int, str]:
+def _order(path: Path) -> tuple[str, int, int, str]:
     """Sort key: file of prompts, then before, steps in between, after."""
     moment, name = split_title(path.stem)
-    return name, {"before": 0, "after": 2}.get(moment, 1), moment
+    return name, {"before": 0, "after": 2}.get(moment, 1), len(moment), moment
 
 
 def _array(values: Any) -> npt.NDArray[np.float64]:

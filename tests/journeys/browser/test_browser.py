@@ -99,7 +99,7 @@ def test_the_page_cannot_load_from_other_servers(demo, browser):
 
 # ---- reports
 
-SHOWN = {"pictures": ".samples img", "clips": ".samples img", "texts": ".completions img", "sounds": "audio"}
+SHOWN = {"pictures": ".pairs img", "clips": ".pairs img", "texts": ".completions img", "sounds": "audio"}
 """What a report must show, by run."""
 
 

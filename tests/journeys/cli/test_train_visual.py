@@ -65,7 +65,7 @@ def test_a_recipe_trains_and_leaves_a_whole_run_folder(name, recipe_run):
 
     report = (folder / "report.html").read_text()
     assert not re.search(r"""(src|href)\s*=\s*["'](?!data:|#)""", report) and "@import" not in report
-    assert report.count("data:image/png;base64,") >= 3 and name in report
+    assert report.count("data:image/") >= 3 and name in report
 
 
 def test_a_dry_run_prints_the_arithmetic_and_loads_nothing(tmp_path, capsys):

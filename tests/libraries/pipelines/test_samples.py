@@ -98,7 +98,7 @@ def test_the_page_plays_the_clip_and_aligns_both_transcripts(tmp_path):
     html = completions_html(tmp_path / "samples")
     assert html.count("<audio") == 1 and html.index("<audio") < html.index("before · 3 tokens")
     assert "1 error in 3 words: 1 substitution" in html and "0 errors in 3 words" in html
-    assert "<h3>Largest improvements</h3>" in html and "[audio]" not in html and "reference: The cat sat." in html
+    assert "[audio]" not in html and "reference: The cat sat." in html
     (row,) = map(json.loads, (tmp_path / "samples" / "before.jsonl").read_text().splitlines())
     assert row["aligned"] == [["equal", "the", "the"], ["replace", "cat", "bat"], ["equal", "sat", "sat"]]
 

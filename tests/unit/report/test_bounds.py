@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 from PIL import Image as Pil
 
-from mmgrpo.report import groups, html, run_folder
+from mmgrpo.report import groups, run_folder
 from mmgrpo.report.audio_player import player
 from mmgrpo.report.cards import selection
-from mmgrpo.report.group_record import image_within, jpeg_within, webp_within
 from mmgrpo.report.groups import read_group
 from mmgrpo.report.html import curves, write_report
 from mmgrpo.report.media import (
     MediaFolder,
     Unavailable,
     image_with_boxes,
+    image_within,
     jpeg,
+    jpeg_within,
     read_medium,
     shown_image,
+    webp_within,
 )
 from mmgrpo.report.run_folder import read_measured, read_run
 from mmgrpo.report.untrusted import brief, parse_json, parse_yaml, printable, read_text
@@ -98,16 +100,14 @@ def test_evaluations_are_compared_up_to_a_number_of_values(tmp_path, monkeypatch
         assert {one.step for one in read_measured(folder)} == steps  # "after" and "before" are read first
 
 
-def test_a_page_has_60_curves(tmp_path, monkeypatch):
-    monkeypatch.setattr(html, "curve_figure", lambda rows, keys: None)
-    monkeypatch.setattr(html, "figure_file", lambda figure: b"")
+def test_a_page_has_60_curves(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, **{f"reward/{n}/mean": 0.5 for n in range(61)}}))
-    assert [one.text for one in curves(read_run(tmp_path))] == [f"Curve of reward/{n}/mean" for n in range(60)]
+    assert [one.title for one in curves(read_run(tmp_path))] == [str(n) for n in range(60)]
 
 
 def test_of_prompts_without_sounds_a_thousand_are_shown():
     row = {"media": [], "aligned": [], "rewards": {}}
-    assert selection({str(n): [("after", row)] for n in range(1001)}) == {"": [str(n) for n in range(1000)]}
+    assert selection({str(n): [("after", row)] for n in range(1001)}) == [str(n) for n in range(1000)]
 
 
 # Media of a page
@@ -118,7 +118,7 @@ def test_a_file_is_read_up_to_its_own_bound_and_that_of_the_page(tmp_path):
         (tmp_path / name).write_bytes(content)
     folder = MediaFolder(tmp_path, left=4)
     assert read_medium(folder, "a.png", [".png"], 4) == b"four" and folder.left == 0
-    with pytest.raises(Unavailable, match="b.png.*out.*268,435,456"):
+    with pytest.raises(Unavailable, match="b.png.*out.* 4 bytes"):
         read_medium(folder, "b.png", [".png"], 4)
     with pytest.raises(Unavailable, match="a.png.*4.*3"):
         read_medium(MediaFolder(tmp_path), "a.png", [".png"], 3)

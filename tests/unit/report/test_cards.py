@@ -29,7 +29,7 @@ def read(folder: Path, **files: list[dict[str, Any]]) -> list[Section]:
 
 def cards(folder: Path, **files: list[dict[str, Any]]) -> list[Card]:
     (section,) = read(folder, **files)
-    return [card for group in section.groups.values() for card in group]
+    return section.cards
 
 
 def picture(folder: Path) -> str:
@@ -65,7 +65,7 @@ def test_the_picture_of_a_prompt_stands_on_both_sides_if_one_of_them_has_boxes(t
     media = [picture(tmp_path)]
     before, after = [row(name, media=media) for name in "ab"], [row("a", media=media, boxes=BOX), row("b", media=media)]
     (section,) = read(tmp_path, before=before, after=after)
-    boxed, plain = next(iter(section.groups.values()))
+    boxed, plain = section.cards
     assert (boxed.media, [len(side.media) for side in boxed.sides]) == ([], [1, 1])
     assert (len(plain.media), [len(side.media) for side in plain.sides]) == (1, [0, 0])
     assert boxed.sides[0].media == plain.media != boxed.sides[1].media
@@ -80,7 +80,7 @@ def test_words_are_explained_where_a_single_transcript_is_aligned(tmp_path):
 @pytest.mark.parametrize("fields", [{"media": ["a.jpg", "a.OGG"]}, {"sound": "a.ogg"}])
 def test_one_prompt_with_a_sound_limits_a_page_to_24(fields):
     silent = {f"c{n}": [("after", row())] for n in range(29)}
-    assert selection({**silent, "last": [("after", row(**fields))]}) == {"": [f"c{n}" for n in range(24)]}
+    assert selection({**silent, "last": [("after", row(**fields))]}) == [f"c{n}" for n in range(24)]
 
 
 def test_a_reward_that_could_not_be_computed_is_nothing_and_the_next_one_counts():
@@ -92,11 +92,7 @@ def test_a_reward_that_could_not_be_computed_is_nothing_and_the_next_one_counts(
         "down": pair({}, {"r": -0.5}),
         "same": pair({"r": None, "s": 0.25}, {"r": 0.25, "s": 9.0}),
     }
-    assert selection(sides) == {
-        "Largest improvements": ["up"],
-        "Largest regressions": ["down"],
-        "Lowest results": ["same"],
-    }
+    assert selection(sides) == ["up", "same", "down"]
 
 
 def test_a_folder_and_a_link_to_elsewhere_are_no_files_of_completions(tmp_path):
@@ -107,12 +103,35 @@ def test_a_folder_and_a_link_to_elsewhere_are_no_files_of_completions(tmp_path):
     assert sections(MediaFolder(samples)) == []
 
 
-def test_a_section_counts_the_prompts_below_all_of_its_headings(tmp_path):
+def test_a_card_tells_how_the_result_changed_and_a_section_by_what(tmp_path):
     def rows(*values):
-        return [row(str(n), sound="a.wav", seconds=1, rewards={"r": value}) for n, value in enumerate(values)]
+        return [row(str(n), rewards={"s": 1, "r": value}) for n, value in enumerate(values)]
 
-    (section,) = read(tmp_path, before=rows(0, 0, 0), after=rows(1, -1, 0))
-    assert [len(group) for group in section.groups.values()] == [1, 1, 1] and (section.count, section.total) == (3, 3)
+    (tmp_path / "before.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows(0, 0, 0)))
+    (tmp_path / "after.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows(-1, 0.5, 0)))
+    [section] = sections(MediaFolder(tmp_path), "r")
+    assert [(card.id, card.change.text, card.change.kind) for card in section.cards if card.change] == [
+        ("1", "+0.500", "good"),
+        ("2", "unchanged", ""),
+        ("0", "\N{MINUS SIGN}1.000", "bad"),
+    ]
+    assert section.paired and section.result == "r" and section.cards[0].sides[0].rewards[0][0] == "r"
+    [few] = sections(MediaFolder(tmp_path), "r", 2)
+    assert (len(few.cards), few.total) == (2, 3)
+
+
+def test_a_completion_in_turns_is_shown_in_blocks(tmp_path):
+    turns = [["assistant", 'Two? <tool_call>{"name": "add"}</tool_call>'], ["tool", "4\n"], ["assistant", "Four."]]
+    (card,) = cards(tmp_path, after=[row(turns=turns)])
+    assert [(block.kind, block.text) for block in card.sides[0].blocks] == [
+        ("text", "Two?"),
+        ("call", '{"name": "add"}'),
+        ("return", "4"),
+        ("text", "Four."),
+    ]
+    (tmp_path / "after.jsonl").write_text(json.dumps(row(turns=[["assistant"]])) + "\n")
+    with pytest.raises(ValueError, match="'turns'"):
+        sections(MediaFolder(tmp_path))
 
 
 def test_a_sound_of_a_prompt_is_played_and_a_picture_is_seen(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.report.group_page import Card, _card, colour, group_page, newest_group
+from mmgrpo.report.group_page import Card, _card, colour, group_page, widest_group_page
 from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.media import MediaFolder
 from tests.unit.report.test_group_runs import strange
@@ -62,7 +62,7 @@ def test_media_of_a_group_are_told_apart_by_their_names(tmp_path):
     folder = strange(tmp_path, change)
     for name in ("prompt-0.WAV", "000.wav"):
         (folder / "groups" / "step-000000" / name).write_bytes(b"sound")
-    page = newest_group(folder)
+    page = widest_group_page(folder)
     assert re.findall(r'<audio[^>]*src="(data:audio/wav)', page) == ["data:audio/wav"] * 2
     assert "medium of the prompt" in page and "sample 3" in page
 
@@ -84,7 +84,7 @@ def test_without_an_advantage_the_scale_is_of_nothing(tmp_path):
 
     folder = strange(tmp_path, change)
     assert read_group(folder, 0).largest == 0
-    assert re.findall(r'"chip" style="background: [^"]+">([^<]+)<', newest_group(folder))[:5] == ["0"] * 5
+    assert re.findall(r'"chip" style="background: [^"]+">([^<]+)<', widest_group_page(folder))[:5] == ["0"] * 5
 
 
 @pytest.mark.slow

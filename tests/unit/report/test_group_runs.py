@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image as Pil
 
-from mmgrpo.report.group_page import group_page, newest_group
+from mmgrpo.report.group_page import group_page, widest_group, widest_group_page
 from mmgrpo.report.group_record import GroupRecord
 from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.html import write_report
@@ -99,10 +99,10 @@ def test_an_error_while_a_group_is_written_ends_the_run_and_leaves_a_checkpoint(
     assert sorted(path.name for path in (tmp_path / "groups").iterdir()) == ["step-000000", "step-000002"]
 
 
-def test_the_report_shows_the_newest_group(tmp_path):
+def test_the_report_shows_a_group(tmp_path):
     fresh(tmp_path).fit()
     page = write_report(tmp_path).read_text()
-    assert "A training group" in page and "sampled after 4 optimizer steps" in page
+    assert "A training group" in page and "optimizer step" in page
     assert page.count('<li class="member"') == 4 and "<svg" in page
 
 
@@ -172,13 +172,27 @@ def test_a_group_that_no_run_writes_is_refused_in_one_line(tmp_path, change, tol
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_the_group_with_the_largest_spread_of_rewards_is_shown_the_newest_of_equals(tmp_path):
+    def rewarded(*rewards):
+        return lambda record, member: record.update(members=[{**member, "reward": one} for one in rewards])
+
+    # Standard deviations 0.5, 1, 1 and 0; one that has no number does not count.
+    for step, rewards in enumerate(((0, 1), (1, 3, None), (3, 1), (2, 2))):
+        place = strange(tmp_path / str(step), rewarded(*rewards)) / "groups" / "step-000000"
+        (tmp_path / "groups").mkdir(exist_ok=True)
+        place.rename(tmp_path / "groups" / f"step-{step:06d}")
+    group = widest_group(tmp_path)
+    assert group is not None and (group.step, group.spread) == (2, 1.0)
+    assert widest_group(tmp_path / "0") is None
+
+
 def test_texts_of_a_stranger_are_escaped(tmp_path):
     def change(record, member):
         record["prompt"] = {"id": BAD, "task": BAD, "text": BAD, "answer": BAD, "media": []}
         record["left_out"] = [BAD]
         member.update(flags=[BAD], output={"kind": "text", "text": BAD}, rewards={BAD: 1.0}, previews={BAD: BAD})
 
-    page = newest_group(strange(tmp_path, change))
+    page = widest_group_page(strange(tmp_path, change))
     assert "&lt;script&gt;" in page and "<script" not in page and page.count("</style>") == 1
 
 
@@ -207,7 +221,7 @@ def test_groups_that_are_links_to_elsewhere_are_not_read(tmp_path):
     assert group_steps(tmp_path / "run") == []
     with pytest.raises(ValueError, match="step-000000"):
         read_group(tmp_path / "run", 0)
-    assert newest_group(tmp_path / "run") == ""
+    assert widest_group_page(tmp_path / "run") == ""
 
 
 def test_huge_and_missing_numbers_are_drawn_as_none(tmp_path):
@@ -216,7 +230,7 @@ def test_huge_and_missing_numbers_are_drawn_as_none(tmp_path):
         record["members"] = [member, member]
         record["nodes"] = [{"value": "x"}, {}]
 
-    page = newest_group(strange(tmp_path, change))
+    page = widest_group_page(strange(tmp_path, change))
     assert "value – · advantage –" in page and "nan" not in page and "inf" not in page
 
 

@@ -15,10 +15,10 @@ from PIL import Image as Pil
 
 from mmgrpo.policies.denoising import Walks
 from mmgrpo.report import group_record
-from mmgrpo.report.group_page import branching, colour, group_page, newest_group
-from mmgrpo.report.group_record import GroupRecord, displayed, image_within, jpeg_within, webp_within, write_group
+from mmgrpo.report.group_page import branching, colour, group_page, widest_group_page
+from mmgrpo.report.group_record import GroupRecord, displayed, write_group
 from mmgrpo.report.groups import group_steps, read_group
-from mmgrpo.report.media import MediaFolder
+from mmgrpo.report.media import MediaFolder, image_within, jpeg_within, webp_within
 from mmgrpo.rollout import Round
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import REFERENCE, Audio, Image, Media, Prompt, Rollout, Text, Turn, Video
@@ -329,11 +329,11 @@ def test_samples_that_share_no_tree_are_not_drawn(tmp_path):
 
 
 def test_the_newest_complete_group_is_shown(tmp_path):
-    assert newest_group(tmp_path) == "" and group_steps(tmp_path) == []
+    assert widest_group_page(tmp_path) == "" and group_steps(tmp_path) == []
     for step in (0, 40, 7):
         write(tmp_path, tree_round(), step)
     (tmp_path / "groups/step-000050").mkdir()  # of a run that is writing
-    assert group_steps(tmp_path) == [0, 7, 40] and "after 40 optimizer steps" in newest_group(tmp_path)
+    assert group_steps(tmp_path) == [0, 7, 40] and "after 40 optimizer steps" in widest_group_page(tmp_path)
 
 
 def test_decisions_below_a_node_are_those_of_all_depths(tmp_path):

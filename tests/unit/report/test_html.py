@@ -10,7 +10,9 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.report.html import sample_grid, verdict, write_report
+from mmgrpo.report.html import write_report
+from mmgrpo.report.plots import sample_grid
+from mmgrpo.report.results import verdict
 from mmgrpo.report.run_folder import read_run
 from mmgrpo.runtime.metrics import MetricsLog
 from mmgrpo.types import Image
@@ -58,18 +60,22 @@ def page(folder):
 
 
 def test_the_report_needs_nothing_but_itself(html):
-    sources = re.findall(r'(?:src|href)="([^"]{0,22})', html)
-    assert sources and all(source == "data:image/png;base64," for source in sources)
+    sources = re.findall(r'(?:src|href)="([^"]{0,11})', html)
+    assert sources and all(source == "data:image/" for source in sources)
     assert "://" not in html and "<script" not in html and "@import" not in html and "url(" not in html
     assert "content=\"default-src 'none'; img-src data:; media-src data:;" in html
 
 
 def test_every_picture_of_the_report_is_a_picture(html):
-    pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
-    # A curve of the reward, the gradient norm and clip/high (kl never leaves zero), and three sample grids.
-    assert len(pictures) == 6
+    pictures = re.findall(r'src="data:image/\w+;base64,([^"]+)"', html)
+    assert len(pictures) == 3  # sample grids; curves are mark-up
     for picture in pictures:
         Pil.open(io.BytesIO(base64.b64decode(picture))).verify()
+
+
+def test_curves_are_those_of_the_card_and_of_training(html):
+    # Two results, then the reward, the gradient norm and clip/high (kl never leaves zero).
+    assert html.count('<div class="plot"') == 5
 
 
 def test_the_report_states_the_result_with_its_uncertainty(html):
@@ -79,7 +85,7 @@ def test_the_report_states_the_result_with_its_uncertainty(html):
     assert "1 h 2 min" in html and "4 of 4" in html
     assert "has not finished" not in html
     assert "during the run" in html and "prompts of further files" not in html, "no empty grids"
-    assert "Error rates of whole files" not in html and "Correlation of rewards" not in html, "no empty tables"
+    assert "error rates" not in html and "Correlation of rewards" not in html, "no empty tables"
 
 
 def test_a_difference_that_may_be_zero_has_no_colour(tmp_path):
@@ -90,16 +96,16 @@ def test_a_difference_that_may_be_zero_has_no_colour(tmp_path):
 
 
 def test_before_comes_first_and_what_lies_between_is_folded_away(html):
-    captions = re.findall(r"<figcaption>([^<]+)</figcaption>", html)
+    captions = re.findall(r"<figure><figcaption>([^<]+)</figcaption>", html)
     assert captions == ["before", "after", "step-000002"]
-    assert html.index("<figcaption>after") < html.index("during the run") < html.index("<figcaption>step-000002")
+    assert html.index(">after</figcaption>") < html.index("during the run") < html.index(">step-000002</figcaption>")
 
 
 def test_grids_of_further_files_stand_in_pairs_too(tmp_path):
     (tmp_path / "samples").mkdir()
     for title in ("after", "after-a", "after-b", "before", "before-a", "before-b", "step-000002"):
         sample_grid([Image(torch.rand(3, 8, 8))], [""]).save(tmp_path / "samples" / f"{title}.png")
-    captions = re.findall(r"<figcaption>([^<]+)</figcaption>", page(tmp_path))
+    captions = re.findall(r"<figure><figcaption>([^<]+)</figcaption>", page(tmp_path))
     assert captions == ["before", "after", "before-a", "after-a", "before-b", "after-b", "step-000002"]
 
 
@@ -117,7 +123,7 @@ def test_a_killed_run_says_so_and_shows_what_there_is(tmp_path):
 
 def test_an_empty_run_folder_has_a_report_too(tmp_path):
     html = page(tmp_path)
-    assert "recorded no step" in html and "was not evaluated" in html and "No optimizer step was recorded" in html
+    assert "recorded no step" in html and "Not evaluated" in html
     assert "config.yaml is missing" in html and f"<h1>{tmp_path.name}</h1>" in html
 
 
@@ -144,25 +150,6 @@ def test_a_report_that_is_written_again_replaces_the_old_one(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-ROWS = [{"step": 1, "a": 1.0}, {"step": 2, "a": None}, {"step": 4, "a": 3.0, "b": 1}]
-
-
-def test_held_out_error_rates_of_every_evaluation_are_a_curve(tmp_path):
-    (tmp_path / "evaluations").mkdir()
-    for title, step, errors in (("before", 0, [2, 1]), ("step-000002", 2, [1, 1]), ("after", 4, [1, 0])):
-        counts = {"wer": {"errors": errors, "units": [4, 6]}}
-        evaluation = {"step": step, "seconds": 0.0, "prompts": ["a", "b"], "values": {}, "counts": counts}
-        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps(evaluation))
-    for title in ("before-natural", "blind"):  # of other prompts, or not of what is measured
-        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps({**evaluation, "step": 9}))
-    # 3 / 10, 2 / 10, 1 / 10
-    assert read_run(tmp_path).rates == [{"step": 0, "wer": 0.3}, {"step": 2, "wer": 0.2}, {"step": 4, "wer": 0.1}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert 'alt="Curve of held-out wer"' in write_report(tmp_path).read_text()
-    (tmp_path / "evaluations" / "step-000002.json").unlink()
-    assert "held-out wer" not in write_report(tmp_path).read_text()  # two points are in the table
-
-
 def test_error_rates_and_further_files_have_tables_and_less_is_better(tmp_path):
     def interval(mean, low, high):
         return {"mean": mean, "low": low, "high": high, "n": 9}
@@ -185,21 +172,42 @@ def test_error_rates_and_further_files_have_tables_and_less_is_better(tmp_path):
     assert "<b>" not in html and "<i>" not in html
 
 
-def test_the_report_begins_with_what_rose_what_fell_and_what_is_within_noise(tmp_path):
-    run_folder(tmp_path)
-    difference = {"exact": interval(0.25, 0.1, 0.4), "clean": interval(-0.2, -0.3, -0.1), "size": interval(0.0, -1, 1)}
-    rate = {"heldout": {"difference": interval(-0.05, -0.08, -0.02)}}
-    summary = {"eval": {"difference": difference}, "rates": ["wer"], "wer": rate}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert verdict(read_run(tmp_path)) == (
-        "Rose: exact +0.250; fell: clean −0.200, wer of heldout −0.050; within noise: size 0.000."
-    )
-    html = page(tmp_path)
-    places = [
-        html.index(text) for text in ("Rose: exact", "Samples of held-out", "before and after</h2>", "Training</h2>")
+def test_the_report_begins_with_the_card_then_samples_then_the_table_and_folds_the_rest(html):
+    parts = [
+        '<section class="glance',
+        ">before</figcaption>",
+        "All held-out rewards</h2>",
+        "curves of training</summary>",
     ]
+    places = [html.index(part) for part in parts]
     assert places == sorted(places)
+    card = html[places[0] : places[1]]
+    assert card.index("0.250 to 0.500") < card.index('<b class="good" title="better">+0.250</b>') < card.index("clean")
+    assert "[0.100, 0.400]" in card and ">better</span>" in card
+    assert html.count("<details") == html.count('<details class="part">') >= 4  # none is open
 
 
-def test_a_run_without_an_evaluation_has_no_verdict(tmp_path):
-    assert verdict(read_run(run_folder(tmp_path))) == ""
+@pytest.mark.parametrize(
+    ("config", "command"),
+    [
+        ("model: {family: sd3}", "--against untrained --file PROMPTS"),
+        ("{model: {family: sd3}, data: {heldout: a.txt}}", "--against untrained<"),
+    ],
+)
+def test_a_run_without_an_evaluation_names_the_command_and_shows_the_training_reward(tmp_path, config, command):
+    run_folder(tmp_path)
+    (tmp_path / "config.yaml").write_text(config)
+    html = page(tmp_path)
+    assert "Not evaluated" in html and command in html and f"--run {tmp_path.parent.name}/{tmp_path.name}" in html
+    assert "exact in training: 0.25 to 1" in html
+    assert verdict(read_run(tmp_path)) == ""
+
+
+def test_a_report_stays_small_and_names_what_it_leaves_out(tmp_path, monkeypatch):
+    folder = finished_run(tmp_path)
+    whole = len(page(folder))
+    monkeypatch.setattr("mmgrpo.report.html.PAGE_BYTES", whole - 1)
+    html = page(folder)
+    assert len(html.encode()) < whole and "Not on this page" in html and "0.250 to 0.500" in html
+    monkeypatch.setattr("mmgrpo.report.html.PAGE_BYTES", 1)
+    assert "<details class" not in page(folder) and "0.250 to 0.500" in page(folder)  # the results always stand

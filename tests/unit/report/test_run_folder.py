@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mmgrpo.report import run_folder
-from mmgrpo.report.html import curves, facts, grids
+from mmgrpo.report.html import facts, grids
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.run_folder import read_run
 from mmgrpo.statistics import bootstrap_mean
@@ -60,24 +60,14 @@ def test_a_section_of_another_form_tells_no_facts(tmp_path):
     assert facts(read_run(tmp_path)) == {"optimizer steps": "0"}
 
 
-def test_curves_of_error_rates_come_first_and_steps_are_none(tmp_path):
-    (tmp_path / "evaluations").mkdir()
-    for step, title in enumerate(("before", "step-000001", "after")):
-        counts = {"wer": {"errors": [step], "units": [4]}}
-        record = {"step": step, "values": {}, "counts": counts}
-        (tmp_path / "evaluations" / f"{title}.json").write_text(json.dumps(record))
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "grad_norm": 0.5}\n')
-    assert [one.text for one in curves(read_run(tmp_path))] == ["Curve of held-out wer", "Curve of grad_norm"]
-
-
 def test_grids_have_headings_by_prompts_and_moments(tmp_path):
     (tmp_path / "samples").mkdir()
     for title in ("before", "after", "after-more", "step-000001"):
         (tmp_path / "samples" / f"{title}.png").touch()
     assert [(one.heading, list(one.images)) for one in grids(read_run(tmp_path), MediaFolder(tmp_path))] == [
         ("", ["before", "after"]),
-        ("prompts of further files", ["after-more"]),
-        ("during the run", ["step-000001"]),
+        ("Samples of prompts of further files", ["after-more"]),
+        ("Samples during the run", ["step-000001"]),
     ]
 
 

@@ -42,6 +42,7 @@ OURS = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "section", "article", "div", "p", "span"),
     *("h1", "h2", "h3", "b", "small", "sup", "ins", "del", "dl", "dt", "dd", "ul", "li", "pre", "img", "audio"),
     *("table", "thead", "tbody", "tr", "th", "td", "figure", "figcaption", "details", "summary"),
+    *("label", "input", "i", "code", "svg", "line", "polyline", "polygon", "ol"),
 }
 
 

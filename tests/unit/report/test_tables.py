@@ -100,4 +100,5 @@ def test_directions_are_signs_and_an_error_rate_needs_units(tmp_path):
     (tmp_path / "evaluations" / "before.json").write_text(json.dumps({**record, "counts": counts}))
     (one,) = read_measured(tmp_path)
     assert one.directions == {"up": 1.0, "down": -1.0, "odd": 1.0, "0": 1.0} and not one.final
-    assert read_run(tmp_path).rates == [{"step": 0, "cer": 0.5}]
+    [evaluated] = read_run(tmp_path).history
+    assert {rate: one["mean"] for rate, one in evaluated.rates.items()} == {"cer": 0.5}

@@ -87,7 +87,7 @@ def test_an_image_is_written_in_the_grid_and_alone_and_the_report_pairs_it(tmp_p
         assert written.size == (8, 8) and written.getpixel((3, 3)) == (255, 0, 0)
     assert all(WRITTEN.fullmatch(f.relative_to(tmp_path).as_posix()) for f in samples.rglob("*") if f.is_file())
     [file] = sections(MediaFolder(samples))
-    [card] = file.groups[""]
+    [card] = file.cards
     assert (card.id, card.prompt) == ("7", "a red square")
     assert [(side.title, side.size, side.text, side.rewards) for side in card.sides] == [
         ("before", "8 x 8", None, [("red", "0.000")]),
