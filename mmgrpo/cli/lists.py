@@ -28,11 +28,12 @@ OUTPUTS = {
 
 MODALITIES = {
     "visual": "Image and video generation",
-    "vlm": "Vision-language and language models",
+    "vlm": "Vision-language models",
     "text": "Language models",
     "speech": "Speech and audio",
 }
-"""Names of modalities to the headings of lists; others, of packages of users, are their own."""
+"""Names of modalities to the headings of lists, in their order; others, of packages of users, are their own and come
+last."""
 
 SEVERAL, OTHERS = "Several kinds of outputs", "Without a manifest"
 KINDS = (
@@ -67,7 +68,12 @@ def show(
     parts: dict[str, list[tuple[str, str]]] = {}
     for title, name, about in matching:
         parts.setdefault(title, []).append((name, about))
-    print("\n".join(sections(parts)))
+    first = {title: place for place, title in enumerate(MODALITIES.values())}
+    print(
+        "\n".join(
+            sections({title: parts[title] for title in sorted(parts, key=lambda one: first.get(one, len(first)))})
+        )
+    )
 
 
 def heading(modality: str) -> str:
