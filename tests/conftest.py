@@ -31,8 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.dont_write_bytecode = True
 
 
-CASES = 2
-"""Cases of a slow test outside of nightly runs where its table has more: a family or recipe."""
+TABLE = 2
+"""Cases of a slow test above which they are a table, of families or recipes, of which the first stays outside of
+nightly runs; what each family does is held by those tests that are not slow."""
 PRODUCT = 8
 """Cases of another test above which those are nightly whose values all stand in others, too: of presets by policies,
 each preset once and each policy once find what is wrong with either."""
@@ -65,8 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Files with slow tests come first, so that no process of pytest-xdist is left alone with one at the end.
 
     Slow tests have so much time that only a hang runs out of it, also on a loaded machine. Those with a
-    ``seed``, and others that learn, run at its first value, 0, those of a long table for ``CASES`` cases spread over
-    it; the others are nightly. So are cases of other tests whose table is a product, and where every call is checked
+    ``seed``, and others that learn, run at its first value, 0, those of a ``TABLE`` for its first case; the others are
+    nightly. So are cases of other tests whose table is a product, and where every call is checked
     against its signature all but the first and the last case, unless they are ``rows``, each a way of its own.
     """
     checked = bool(config.getoption("jaxtyping_packages"))
@@ -83,10 +84,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not nightly and ((slow and values and not rows) or len(values) > 1 or (checked and values and not rows)):
             (tables if slow else products).setdefault(item.nodeid.partition("[")[0], []).append(item)
     for table in tables.values():
-        if len(table) > CASES and not table[0].get_closest_marker("rows"):
-            stay = {round(number * (len(table) - 1) / (CASES - 1)) for number in range(CASES)}
-            for number in set(range(len(table))) - stay:
-                table[number].add_marker(pytest.mark.nightly)
+        if len(table) > TABLE and not table[0].get_closest_marker("rows"):
+            for item in table[1:]:
+                item.add_marker(pytest.mark.nightly)
     for table in products.values():
         few = checked and not table[0].get_closest_marker("rows")
         stay = {0, len(table) - 1} if few else spread(table) if len(table) > PRODUCT else set(range(len(table)))
