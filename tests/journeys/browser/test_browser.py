@@ -37,7 +37,8 @@ def test_a_tab_can_be_used(open_page, demo, demo_folder, name):
         assert all((demo_folder / row[side]).is_file() for row in rows for side in ("left", "right"))
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", TABS)
 def test_a_tab_can_be_used_with_the_keyboard_alone_in_a_narrow_window(open_page, demo, name):
     watched = open_page(demo, **NARROW)
     to_tab(watched.page, name)

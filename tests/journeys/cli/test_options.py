@@ -9,6 +9,7 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -353,15 +354,23 @@ def test_help_begins_with_the_name_of_the_program_and_what_it_is_about(program, 
     assert shown.startswith(f"usage: {name} [") and "It counts." in shown and "A count." in shown
 
 
+@cache
+def docs_in(kind: type) -> dict[str, str]:
+    """What stands under the fields in the source of a class, of which families have most in common."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(doc.value).split())
+        for field, doc in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
+    }
+
+
 def documented(kind: type, prefix: str = "--") -> Iterator[tuple[str, str]]:
     """The options of a dataclass, each with what stands under its field in the source."""
     hints, docs = typing.get_type_hints(kind), {}
     for parent in reversed([one for one in kind.__mro__ if dataclasses.is_dataclass(one)]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, doc in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-                docs[ast.unparse(field.target)] = " ".join(ast.literal_eval(doc.value).split())
+        docs |= docs_in(parent)
     for field in dataclasses.fields(kind):
         name = prefix + field.name.replace("_", "-")
         if dataclasses.is_dataclass(hints[field.name]):
