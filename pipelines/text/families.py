@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mmgrpo.family import Family
+from pipelines.text.options import CausalLmOptions
 from pipelines.vlm.families import vlm_family
-from pipelines.vlm.options import TextOptions
 
 FAMILIES: Mapping[str, Family] = {
     "causal_lm": vlm_family(
@@ -14,7 +14,7 @@ FAMILIES: Mapping[str, Family] = {
         "plain language models of any architecture that transformers knows",
         "pipelines.text.causal_lm",
         ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "gpt2"),
-        TextOptions,
+        CausalLmOptions,
         None,
         modality="text",
     )

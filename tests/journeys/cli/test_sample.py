@@ -97,7 +97,7 @@ def test_completions_of_a_run_stand_side_by_side_before_and_after(vlm_run, tmp_p
     ("options", "message"),
     [
         ([], "--prompts"),
-        (["--model.family", "causal_lm", "--prompts", "a"], "'causal_lm'"),
+        (["--model.family", "image_text", "--prompts", "a"], "'image_text'"),
         (["--before", "--prompts", "a"], "--before.*--run"),
         (["--weights", "latest", "--prompts", "a"], "--weights 'latest'"),
         (["--samples", 0, "--prompts", "a"], "--samples.*0"),
