@@ -19,7 +19,7 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.cli.options import options
+from mmgrpo.cli.options import json_output, options
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO, FRACTION, one_of, within
+from mmgrpo.terminal import definitions
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -99,11 +100,19 @@ class Args:
     """What decodes video files (data.video_reader)."""
     max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Largest length of a prompt in tokens, beyond which it is a problem; 0: no limit."""
+    json: bool = False
+    """Print the result as JSON, and all else to standard error."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check a data set, print the result, and exit with 1 if there are more problems than allowed."""
     args = options(Args, arguments, __doc__)
+    with json_output(args.json) as write:
+        check(args, write)
+
+
+def check(args: Args, write: Callable[[Mapping[str, Any]], None]) -> None:
+    """Check as the options say; ``write`` also gets the result. SystemExit(1) for more problems than allowed."""
     from mmgrpo.cli.prompts import rows_of
     from mmgrpo.cli.prompts import write as write_rows
     from mmgrpo.data.columns import columns_for
@@ -144,15 +153,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not args.reward and args.check_tasks and (reason := answerless(prompts)):
         problems |= {place: Skipped(prompt.id, "", reason) for place, prompt in readable if place not in problems}
     print(f"{args.data}: {len(rows)} rows")
-    print("\n".join(f"  {name:<10}{text}" for name, text in statistics_of(prompts, measures, tokens) if text))
-    if note:
-        print(f"  tokens    {note}")
-    if text := repeated(prompts):
-        print(f"  repeated  {text}")
-    print_keys(prompts, args.reward)
-    for text in unasked_forms(prompts, [reward for reward, _ in golds]):
-        print(f"  format    {text}")
-    print_problems({place: problems[place] for place, _ in rows if place in problems})
+    keys = readers_of(prompts, args.reward)
+    forms = unasked_forms(prompts, [reward for reward, _ in golds])
+    facts = [*statistics_of(prompts, measures, tokens), ("tokens", note), ("repeated", repeated(prompts))]
+    facts += [*described(keys), *(("format", text) for text in forms)]
+    print("\n".join(definitions([(name, text) for name, text in facts if text], "  ")))
+    ordered = {place: problems[place] for place, _ in rows if place in problems}
+    print_problems(ordered)
     if args.skipped:
         lines = (json.dumps(asdict(problem), ensure_ascii=False) + "\n" for problem in problems.values())
         write_text(Path(args.skipped), "".join(lines))
@@ -161,7 +168,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wrong = {problem.id for problem in problems.values()}
         rows_kept = islice(rows_of(args.data, args.media_root, args.columns), len(readable))
         write_rows(Path(args.kept), rows_kept, lambda prompt: prompt.id not in wrong)
-    if len(problems) > args.skip_limit * len(rows) or len(readable) < len(rows):
+    accepted = len(problems) <= args.skip_limit * len(rows) and len(readable) == len(rows)
+    write(
+        {
+            "data": args.data,
+            "accepted": accepted,
+            "rows": len(rows),
+            "readable": len(readable),
+            **numbers_of(prompts, measures, tokens),
+            "keys": {key: {"rows": count, "read_by": names} for key, (count, names) in keys.items()},
+            "notes": [*filter(None, [note, repeated(prompts)]), *forms],
+            "problems": [{"place": place, **asdict(problem)} for place, problem in ordered.items()],
+        }
+    )
+    if not accepted:
         raise SystemExit(1)
 
 
@@ -186,27 +206,36 @@ def answerless(prompts: Sequence[Prompt]) -> str:
     return f"cannot train: no answers; perhaps --data.columns {pair} (of check-data: --columns {pair})" if pair else ""
 
 
-def print_keys(prompts: Sequence[Prompt], rewards: Sequence[str]) -> None:
-    """Print every key of the rows that is not one of ours, and what would read it: families, and the given rewards or
-    any."""
+def readers_of(prompts: Sequence[Prompt], rewards: Sequence[str]) -> dict[str, tuple[int, list[str]]]:
+    """Every key of the rows that is not one of ours, with its rows, and what would read it: families, and the given
+    rewards or any."""
     from mmgrpo.data.pairs import KEYS
-    from mmgrpo.data.unread import HINT, keys_of, unread
+    from mmgrpo.data.unread import keys_of, unread
     from mmgrpo.family import families
     from mmgrpo.inputs import keys_of_family, keys_of_reward
     from mmgrpo.rewards import entries
 
     keys = unread(keys_of(prompts), [])
     if not keys:
-        return
+        return {}
     readers = {f"family {name}": keys_of_family(family) for name, family in families().items()}
     readers |= {f"reward {name}": keys_of_reward(name) for name in rewards or entries()}
     readers |= {"a run with data.offline": KEYS}
-    for key, count in sorted(keys.items(), key=lambda pair: (-pair[1], pair[0])):
-        names = [name for name, read in readers.items() if read and key in read]
+    ordered = sorted(keys.items(), key=lambda pair: (-pair[1], pair[0]))
+    return {key: (n, [name for name, read in readers.items() if read and key in read]) for key, n in ordered}
+
+
+def described(keys: Mapping[str, tuple[int, Sequence[str]]]) -> Iterator[tuple[str, str]]:
+    """The keys of ``readers_of``, and what to do about those that nothing reads."""
+    from mmgrpo.data.unread import HINT
+
+    if not keys:
+        return
+    for key, (count, names) in keys.items():
         more = f" and {len(names) - FEW} more" * (len(names) > FEW)
         by = f"read by {', '.join(names[:FEW])}{more}" if names else "read by nothing, so ignored"
-        print(f"  key       '{key[:60]}' in {count} rows: {by}")
-    print(f"  {'':<10}{HINT}")
+        yield "key", f"'{key[:60]}' in {count} rows: {by}"
+    yield "", HINT
 
 
 FORMS = {
@@ -609,6 +638,28 @@ def statistics_of(
     ]
 
 
+def numbers_of(prompts: Sequence[Prompt], measures: Sequence[Sequence[Any]], tokens: Sequence[int]) -> dict[str, Any]:
+    """What ``statistics_of`` has in words, as numbers; null where nothing was measured."""
+    from pipelines.vlm.media import Measure
+
+    kinds = Counter(media.kind for prompt in prompts for media in prompt.media)
+    known = [
+        (media.kind, one)
+        for prompt, sizes in zip(prompts, measures, strict=True)
+        for media, one in zip(prompt.media, sizes, strict=True)
+        if isinstance(one, Measure)
+    ]
+    sized = {kind: [one for name, one in known if name == kind] for kind in ("image", "video", "audio")}
+    return {
+        "media": dict(kinds),
+        "tasks": dict(Counter(prompt.task for prompt in prompts if prompt.task)),
+        "answers": sum(prompt.answer is not None for prompt in prompts),
+        "pixels": distribution([one.height * one.width for kind in ("image", "video") for one in sized[kind]]),
+        "seconds": distribution([one.seconds for kind in ("video", "audio") for one in sized[kind]]),
+        "tokens": distribution(tokens),
+    }
+
+
 def options_of_rows(prompts: Sequence[Prompt]) -> str:
     """The rows with options of a multiple choice, and their numbers; empty where there are none."""
     from mmgrpo.data.options import options_in
@@ -642,12 +693,20 @@ def sizes_of(measures: Sequence[Measure]) -> str:
 
 def spread(unit: str, values: Sequence[float | int]) -> str:
     """Minimum, median, 95th percentile and maximum of some numbers."""
-    if not values:
+    known = distribution(values)
+    if known is None:
         return ""
+    low, middle, high, top = (f"{value:.4g}" for value in known.values())
+    return f"{unit}: minimum {low}, median {middle}, 95th percentile {high}, maximum {top}"
+
+
+def distribution(values: Sequence[float | int]) -> dict[str, float] | None:
+    """Minimum, median, 95th percentile and maximum of some numbers; None without any."""
+    if not values:
+        return None
     ordered = sorted(values)
     high = ordered[int(0.95 * len(ordered))]
-    low, middle, high, top = (f"{value:.4g}" for value in (ordered[0], statistics.median(ordered), high, ordered[-1]))
-    return f"{unit}: minimum {low}, median {middle}, 95th percentile {high}, maximum {top}"
+    return {"minimum": ordered[0], "median": statistics.median(ordered), "p95": high, "maximum": ordered[-1]}
 
 
 def print_problems(problems: dict[str, Skipped]) -> None:

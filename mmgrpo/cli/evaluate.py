@@ -28,7 +28,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mmgrpo.cli import corpus
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.measures import Table, describe, difference, json_value, report
-from mmgrpo.cli.options import words
+from mmgrpo.cli.options import json_output, words
 from mmgrpo.cli.prompt_arguments import is_given
 from mmgrpo.cli.sample import refuse_copies
 from mmgrpo.cli.source import (
@@ -89,6 +89,8 @@ class Evaluate(Source):
     output: Annotated[str, ANY_TEXT] = ""
     """Output file; if empty, evaluation.json in the run folder, or in the working directory without a run. Of other
     weights or prompts than a run's own it has these in its name: evaluation-heldout-1.json with --limit 1."""
+    json: bool = False
+    """Print the contents of that file, JSON, and all else to standard error."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,12 @@ class Contestant:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Evaluate, print and write the results."""
     args, config, model_family = read_source(Evaluate, words(arguments), str(__doc__))
+    with json_output(args.json) as write:
+        evaluate(args, config, model_family, write)
+
+
+def evaluate(args: Any, config: Config, model_family: Family, write: Callable[[Mapping[str, Any]], None]) -> None:
+    """Evaluate as the options say; ``write`` also gets the result."""
     refuse_no_prompts(args, "--prompts TEXT")
     refuse_copies(args.samples, config)
     contestant = Contestant(args, config, model_family)
@@ -166,6 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         path = Path(args.output or Path(args.run) / default_name(args, model_family))
         write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
+        write(result)
         print(
             "\n".join([*report(result, sampling_options(config), directions), *corpus.lines(result.get("corpus", {}))])
         )

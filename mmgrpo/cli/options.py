@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TypeVar
 
 from mmgrpo.config.advice import usage_errors
@@ -22,6 +24,24 @@ def run_first(arguments: Sequence[str] | None) -> list[str]:
     """The words of a command whose first one is a run folder, which may be named by --run as in other commands."""
     run, rest = take_option(words(arguments), "--run")
     return [*([run] if run else []), *rest]
+
+
+@contextmanager
+def json_output(asked: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A ``with`` block that yields what writes a result. Where JSON is ``asked`` for it is all that standard output
+    has, for what else the block prints goes to standard error; otherwise nothing is written."""
+    if not asked:
+        yield lambda result: None
+        return
+    output = sys.stdout
+
+    def write(result: Mapping[str, Any]) -> None:
+        from mmgrpo.report.compare import plain
+
+        print(json.dumps(plain(result), indent=1, ensure_ascii=False, allow_nan=False), file=output, flush=True)
+
+    with redirect_stdout(sys.stderr):
+        yield write
 
 
 def options(kind: type[C], arguments: Sequence[str] | None, about: Any, program: str | None = None) -> C:

@@ -18,14 +18,14 @@ The configuration of a run is a recipe, which can name functions: it is code, so
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.measures import json_value
-from mmgrpo.cli.options import words
+from mmgrpo.cli.options import json_output, words
 from mmgrpo.cli.source import (
     UNTRAINED,
     Source,
@@ -65,11 +65,19 @@ class Sample(Source):
     """Output folder; if empty, drawn/ in the run folder, or in the working directory without a run."""
     columns: Annotated[int, within("[1, 1000]")] = 4
     """Number of columns of the grid."""
+    json: bool = False
+    """Print the contents of samples.json, JSON, with the folder and the page, and all else to standard error."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Sample and write the results."""
     args, config, model_family = read_source(Sample, words(arguments), str(__doc__))
+    with json_output(args.json) as write:
+        sample(args, config, model_family, write)
+
+
+def sample(args: Any, config: Config, model_family: Family, write: Callable[[Mapping[str, Any]], None]) -> None:
+    """Sample as the options say; ``write`` also gets the list of samples."""
     if args.before and not args.run:
         raise ValueError("--before compares the trained model of a run with its initial model; name the run with --run")
     refuse_copies(args.samples, config)
@@ -91,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         untrained = replace(args, weights=UNTRAINED)
         sets = {"before": draw_all(untrained, config, model_family, prompts, scoring, annotating, device), **sets}
     page = model_family.write_page(folder, sets, args.samples, args.columns)
-    write_list(folder, args, config, sets)
+    write({**write_list(folder, args, config, sets), "folder": str(folder), "page": str(page)})
     for title, shown in sets.items():
         print("\n".join(lines_of(shown, title or ("after" if args.before else ""))))
     print(f"{sum(len(shown.outputs) for shown in sets.values())} samples in {folder}: see {page}")
@@ -152,20 +160,25 @@ def draw_all(
     return Shown(rows, outputs, values, annotate(annotating, rows, outputs))
 
 
-def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown]) -> None:
-    """Write ``samples.json``: every sample with its prompt, noise, weights and rewards."""
+def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown]) -> dict[str, Any]:
+    """Write ``samples.json``: every sample with its prompt, noise, weights, rewards, and its text if it is one."""
     from mmgrpo.files import write_text
+    from mmgrpo.types import Text
 
     rows: list[dict[str, Any]] = []
     for title, shown in sets.items():
         weights = UNTRAINED if title else args.weights if args.run else "base"
-        for row, (prompt, values) in enumerate(zip(shown.prompts, shown.values, strict=True)):
+        for row, (prompt, output, values) in enumerate(zip(shown.prompts, shown.outputs, shown.values, strict=True)):
             slot, sample = divmod(row, args.samples)
             rewards = {name: json_value(value) for name, value in values.items()}
             noise = {"seed": args.seed, "slot": slot, "sample": sample}
-            rows.append({"prompt": prompt.text, "id": prompt.id, **noise, "weights": weights, "rewards": rewards})
-    about = {"run": args.run, "model": config.model.path, **sampling_options(config), "samples": args.samples}
-    write_text(folder / "samples.json", json.dumps({**about, "drawn": rows}, indent=1, ensure_ascii=False))
+            text = {"text": output.text} if isinstance(output, Text) else {}
+            about = {"prompt": prompt.text, "id": prompt.id, **noise, "weights": weights}
+            rows.append({**about, "rewards": rewards, **text})
+    result = {"run": args.run, "model": config.model.path, **sampling_options(config), "samples": args.samples}
+    result["drawn"] = rows
+    write_text(folder / "samples.json", json.dumps(result, indent=1, ensure_ascii=False))
+    return result
 
 
 if __name__ == "__main__":

@@ -261,14 +261,15 @@ def table(rows: Sequence[Row], markdown: bool = False) -> str:
 
 def as_dict(row: Row) -> dict[str, Any]:
     """A row as JSON has it: null where there is no number."""
-    return {name: _plain(value) for name, value in asdict(row).items()}
+    return {name: plain(value) for name, value in asdict(row).items()}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON has it: names as texts, lists for tuples, null for a number that is not finite."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

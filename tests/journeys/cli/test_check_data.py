@@ -421,3 +421,19 @@ def test_a_form_that_a_reward_reads_and_no_prompt_asks_for_is_named(text, reward
 def test_the_form_may_be_asked_for_by_the_system_prompt(check, tmp_path):
     path = write(tmp_path, [{"text": "How many?", "system": "Use <answer>.", "answer": "1", "task": "numeric"}])
     assert "  format" not in check(path)[1]
+
+
+def test_the_result_as_json_is_all_of_standard_output(check, tmp_path):
+    path = data(tmp_path, rows=3)
+    path.write_text(path.read_text() + '\n{"text": "Where?", "image": "gone.png", "weather": "wet"}')
+    status, out, err = check(path, "--json")
+    result = json.loads(out)
+    assert status == 1 and "4 rows" in err and result.keys() == {
+        *("data", "accepted", "rows", "readable", "media", "tasks", "answers", "pixels", "seconds", "tokens", "keys"),
+        *("notes", "problems"),
+    }  # fmt: skip
+    assert (result["accepted"], result["rows"], result["readable"], result["answers"]) == (False, 4, 4, 3)
+    assert result["media"] == {"image": 3, "video": 1} and result["tasks"] == {"numeric": 2, "choice": 1}
+    assert result["pixels"]["median"] == 56 * 28 and result["keys"]["weather"] == {"rows": 1, "read_by": []}
+    (problem,) = result["problems"]
+    assert problem.keys() == {"place", "id", "file", "reason"} and problem["file"].endswith("gone.png")

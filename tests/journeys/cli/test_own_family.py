@@ -124,7 +124,9 @@ def test_of_transcripts_the_rates_of_the_corpus_are_reported_too(folder, capsys)
     assert corpus["difference"]["wer"]["difference"]["mean"] == pytest.approx(-1 / 3)
     printed = capsys.readouterr().out
     assert "of 3 words: 1 substituted, 1 deleted, 0 inserted" in printed and "wer against the other: -0.333" in printed
-    alone = evaluated(HEARS, *options)
+    alone = evaluated(HEARS, *options, "--json")
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == alone and "of 3 words" in shown.err
     assert alone["corpus"]["groups"] == {} and "difference" not in alone["corpus"]
 
 
@@ -237,8 +239,8 @@ def test_samples_are_listed_with_what_they_were_drawn_from(folder, capsys):
     noise = [{"seed": 5, "slot": slot, "sample": sample, "weights": "base"} for slot in (0, 1) for sample in (0, 1)]
     values = [(1.5, 1.0), (None, 0.0), (1.5, 0.0), (None, 1.0)]
     assert listed["drawn"] == [
-        {"prompt": "?", "id": name, **one, "rewards": {"halves": half, "exact": right}}
-        for name, one, (half, right) in zip("üübb", noise, values, strict=True)
+        {"prompt": "?", "id": name, **one, "rewards": {"halves": half, "exact": right}, "text": text}
+        for name, one, (half, right), text in zip("üübb", noise, values, "3434", strict=True)
     ]
     assert '"ü"' in (folder / "drawn" / "samples.json").read_text(encoding="utf-8")
     assert [row["completion"] for row in read_lines(folder / "drawn" / "after.jsonl")] == ["3", "4", "3", "4"]
@@ -247,7 +249,10 @@ def test_samples_are_listed_with_what_they_were_drawn_from(folder, capsys):
     assert last == f"4 samples in drawn: see {page}" and page.is_file()
     assert printed[0] == "? -> 3  [halves 1.5, exact 1]" and len(printed) == 4
     assert not (folder / "drawn" / "before.jsonl").exists()
-    (one,) = sampled(*model, "--prompts", "hm?", "--output", "there", folder="there")["drawn"]
+    again = sampled(*model, "--prompts", "hm?", "--output", "there", "--json", folder="there")
+    place = {"folder": "there", "page": str(Path("there") / "completions.html")}
+    assert json.loads(capsys.readouterr().out) == {**again, **place}
+    (one,) = again["drawn"]
     assert (one["prompt"], one["rewards"], one["seed"]) == ("hm?", {}, 1234)
 
 
