@@ -44,6 +44,7 @@ from mmgrpo.cli.source import (
     Source,
     config_of,
     load_weights,
+    named,
     prompts_of,
     read_source,
     refuse_no_prompts,
@@ -81,7 +82,7 @@ class Evaluate(Source):
     """Smallest reward at which a sample counts as passed."""
     blind: bool = True
     """Also evaluate with blank images and videos, if prompts have any."""
-    groups: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    groups: Annotated[list[str], ANY_TEXT, named("--eval.groups")] = field(default_factory=list)
     """Columns of the rows by whose values rewards and corpus scores are reported too, e.g. voice; by default those of
     eval.groups of the run, and for corpus scores columns with few values."""
     worst: Annotated[int, COUNT_OR_ZERO] = 10

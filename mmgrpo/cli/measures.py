@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.config.names import plural
 from mmgrpo.report.terminal import interval, number, style
-from mmgrpo.terminal import styled, table
+from mmgrpo.terminal import paragraph, styled, table
 
 if TYPE_CHECKING:
     from mmgrpo.types import Prompt
@@ -120,7 +121,7 @@ def report(
 ) -> Iterator[str]:
     """The lines of the tables for a terminal; ``directions``: 1 for rewards that are to rise, -1 to fall."""
     settings = "".join(f", {name.replace('_', ' ')} {value}" for name, value in options.items())
-    yield f"{result['prompts']} prompts x {result['samples']} samples{settings}"
+    yield from paragraph(f"{result['prompts']} prompts x {plural(result['samples'], 'sample')}{settings}")
     rows = [[name, interval(one), str(one["n"]), str(one["failed"])] for name, one in result["rewards"].items()]
     yield from ("", *table(["reward", "mean (95 %)", "prompts", "failed"], rows))
     names, tasks = list(result["rewards"]), {"task": result["tasks"]} if len(result["tasks"]) > 1 else {}

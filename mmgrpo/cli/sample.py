@@ -30,6 +30,7 @@ from mmgrpo.cli.source import (
     UNTRAINED,
     Source,
     load_weights,
+    named,
     prompts_of,
     read_source,
     refuse_no_prompts,
@@ -55,7 +56,7 @@ PRINTED = 8
 class Sample(Source):
     """The model and the prompts to sample from."""
 
-    limit: Annotated[int, COUNT_OR_ZERO] = 16
+    limit: Annotated[int, COUNT_OR_ZERO, named("--eval.prompts")] = 16
     """Number of prompts to take from the start of the file; 0 takes all."""
     before: bool = False
     """Also sample from the initial model of the run with the same noise, for a comparison side by side."""

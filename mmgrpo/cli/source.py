@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import tyro
+
 from mmgrpo.cli.prompt_arguments import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
 from mmgrpo.config.conflicts import PROCESS, refuse_conflicts
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 UNTRAINED = "untrained"
 
 
+def named(setting: str) -> Any:
+    """An option that is also written as the setting of a run that it stands for."""
+    return tyro.conf.arg(aliases=[setting])
+
+
 @dataclass
 class Source(Given):
     """The model to use: of a run folder, or of the model options."""
@@ -39,14 +46,14 @@ class Source(Given):
     untrained."""
     file: Annotated[str, ANY_TEXT] = ""
     """Prompt file: .jsonl and other formats (docs/data.md lists them), or .txt (one prompt per line)."""
-    limit: Annotated[int, COUNT_OR_ZERO] = 0
+    limit: Annotated[int, COUNT_OR_ZERO, named("--eval.prompts")] = 0
     """Number of prompts to take from the start of the file; 0 takes all."""
-    samples: Annotated[int, within("[1, 1e6]")] = 1
+    samples: Annotated[int, within("[1, 1e6]"), named("--eval.samples")] = 1
     """Samples per prompt."""
-    seed: Annotated[int, SEED] = 1234
+    seed: Annotated[int, SEED, named("--eval.seed")] = 1234
     """Seed of the noise, which is the same for every model with the same prompts and samples, so that comparisons are
     paired."""
-    batch_size: Annotated[int, COUNT] = 64
+    batch_size: Annotated[int, COUNT, named("--eval.batch-size")] = 64
     """Samples drawn at a time, which limits memory; by default that of the run or of the family."""
     threads: Annotated[int, THREADS] = 0
     """CPU threads of torch; 0 leaves the choice to torch."""

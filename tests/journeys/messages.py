@@ -97,7 +97,7 @@ COMMANDS = {
         "sample --prompts red --samples 0",
         "sample --run nowhere",
         "evaluate --run nowhere",
-        "evaluate --eval.prompts 8",
+        "evaluate --eval.every 8",
         "evaluate --samples many",
         "export",
         "export --run nowhere",

@@ -12,7 +12,7 @@ import pytest
 import tyro
 import yaml
 
-from mmgrpo.cli import compare, launch, lists, serve_engine, sweep, train
+from mmgrpo.cli import compare, launch, lists, main, serve_engine, sweep, train
 from mmgrpo.cli.compare import Compare
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.main import COMMANDS
@@ -63,7 +63,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(command: str, arguments: Sequence[str]) -> None:
     """Read a command line as the command does, without running it; SystemExit or ValueError for one that it refuses."""
-    if command == "train" and sweep.is_asked(arguments):
+    if command == "help":
+        main.run([command, *arguments])
+    elif command == "train" and sweep.is_asked(arguments):
         sweep.plan(arguments, lambda words: train.read(words, ""))
     elif command == "train":
         train.arithmetic(train.read(arguments, ""))
@@ -97,8 +99,8 @@ def test_every_command_line_is_read(runs: Path, monkeypatch: pytest.MonkeyPatch)
     refused = {}
     for line in LINES:
         command, *arguments = words = shlex.split(line)
-        assert command in COMMANDS or command in ("COMMAND", "--help", "--version", "benchmarks")
-        if set(arguments) & set(PLUGIN) or "<name>" in arguments or command not in (*COMMANDS, "benchmarks"):
+        assert command in COMMANDS or command in ("COMMAND", "help", "--help", "--version", "benchmarks")
+        if set(arguments) & set(PLUGIN) or "<name>" in arguments or command not in (*COMMANDS, "help", "benchmarks"):
             continue
         if "--help" in arguments or (len(words) == 2 and words[1] == "--run") or not arguments:
             continue  # a mention of the command or of an option, not a line to copy

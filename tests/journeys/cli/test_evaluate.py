@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from mmgrpo.cli.evaluate import Contestant, Evaluate, opponent
+from mmgrpo.cli.sample import Sample
 from mmgrpo.cli.source import RENAMED, read_source
 from mmgrpo.config.reading import load_yaml, option_names, write_yaml
 from mmgrpo.config.settings import config_class
@@ -197,6 +198,12 @@ def test_a_run_without_held_out_prompts_is_named(command, tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "data": {"train": "a.jsonl", "heldout": ""}}))
     with pytest.raises(ValueError, match=f"{run}.*data.heldout.*--file"):
         call(command, "--run", run)
+
+
+@pytest.mark.parametrize("kind", [Evaluate, Sample])
+def test_sizes_are_named_as_the_settings_of_a_run(kind):
+    args, *_ = read_source(kind, ["--eval.prompts", "3", "--eval.samples=2", "--eval.seed", "5"], "")
+    assert (args.limit, args.samples, args.seed) == (3, 2, 5)
 
 
 @pytest.mark.parametrize("command", ["sample", "evaluate"])

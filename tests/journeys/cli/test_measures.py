@@ -98,7 +98,7 @@ def test_one_sample_has_no_chances_and_one_task_no_table():
     made["tasks"] = {"count": made["tasks"]["count"]}
     text = "\n".join(report(made, {}))
     assert "best of k" not in text and "pass@k" not in text and "fraction of samples" not in text
-    assert "task" not in text and text.startswith("3 prompts x 1 samples\n\nreward")
+    assert "task" not in text and text.startswith("3 prompts x 1 sample\n\nreward")
 
 
 def test_what_was_not_measured_is_not_reported():
