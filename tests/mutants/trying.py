@@ -80,6 +80,7 @@ class Collected:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.items = session.items
+        gc.unfreeze()  # what tests/conftest.py has frozen is not found
         self.functions = found_functions(Path.cwd())
         gc.freeze()
         self.loop(self)
