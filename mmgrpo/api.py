@@ -192,7 +192,7 @@ def train(
     owner = source.family if source else None
     rows = {"prompts": prompts, "heldout": heldout}
     rows = {name: value for name, value in rows.items() if not isinstance(value, str | Path)}
-    again = "the same call with resume=True"
+    again = "the same call with resume=True, name='{name}'"
     try:
         return execute(config, owner, lambda _: load(config, owner, lambda _: policy, rows), rewards, again, callbacks)
     except (ValueError, OSError) as error:
@@ -224,9 +224,12 @@ def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source
         )
 
 
-def run_config(config: Config, inherited: Collection[str] = ()) -> Result:
+def run_config(
+    config: Config, inherited: Collection[str] = (), again: str = "", callbacks: Sequence[Callback] = ()
+) -> Result:
     """Execute a configuration, as ``mmgrpo train`` does. ``inherited``: settings that may have lost their effect
-    through others and are then named in a warning, where all others are refused (``mmgrpo.config.needs``)."""
+    through others and are then named in a warning, where all others are refused (``mmgrpo.config.needs``); ``again``:
+    how the run is continued, where another command line does it; ``callbacks``: further ones."""
     owner = family(config.model.family)
     refuse_moot(config, usual(type(config), config.algorithm.preset), inherited)
     owner.check(config)
@@ -235,7 +238,7 @@ def run_config(config: Config, inherited: Collection[str] = ()) -> Result:
         device = str(accelerator.device)
         return load(config, owner, lambda prompts: owner.policy(config, device, prompts), inherited=inherited)
 
-    return execute(config, owner, start, config.rewards, "", config.callbacks)
+    return execute(config, owner, start, config.rewards, again, [*config.callbacks, *callbacks])
 
 
 def resume_command(config: Config) -> str:
@@ -258,14 +261,14 @@ def execute(
     callbacks: Sequence[Any] = (),
 ) -> Result:
     """A whole run: load with ``start``, train, save, evaluate and report. ``owner`` is the family of the policy, and
-    ``again`` says how to continue the run; empty: by the command line.
+    ``again`` says how to continue the run, whose name takes the place of {name}; empty: by the command line.
 
     Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
     that cannot start removes nothing.
     """
     with unstarted():
         config, accelerator = begin(config)
-    again = f"{again}, name={config.name!r}" if again else resume_command(config)
+    again = again.replace("{name}", config.name) or resume_command(config)
     with deterministic(config.deterministic), claimed(config, accelerator):
         with unstarted():
             trainer = make_trainer(config, owner, start, rewards, accelerator, again, callbacks)

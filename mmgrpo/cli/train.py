@@ -6,6 +6,7 @@
     mmgrpo train --help optim                                # the settings of one section; --help optim.lr of one
     mmgrpo train --model.family qwen_vl --help               # all options, of another model family
     mmgrpo train --recipe flow_grpo --dry-run                # sizes and costs of the run; nothing is loaded
+    mmgrpo train --recipe ... --stages sft,grpo              # supervised first, in one folder (mmgrpo/cli/stages.py)
     mmgrpo train --seeds 0 1 2 --sweep optim.lr=1e-4,3e-4    # six runs and their comparison (mmgrpo/cli/sweep.py)
     mmgrpo launch --recipe ... --distributed.shard full      # several GPUs; weights divided among them (FSDP2)
 
@@ -58,6 +59,7 @@ from mmgrpo.runtime.devices import processes_of, refuse_launcher
 from mmgrpo.runtime.identity import MARKER
 
 if TYPE_CHECKING:
+    from mmgrpo.cli.stages import Stage
     from mmgrpo.scoring import Scorer
 
 DEFAULT = "sd3"
@@ -82,6 +84,9 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
         refuse_launched(os.environ)
         sweep.main(words(arguments), lambda given: checked(given, about or str(__doc__), default))
         return
+    if any(word.split("=")[0] == "--stages" for word in words(arguments)):
+        train_stages(words(arguments), about or str(__doc__), default)
+        return
     config = read(words(arguments), about or str(__doc__), default)
     refuse_launcher(os.environ)
     refuse_toys(words(arguments), config)
@@ -98,12 +103,17 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
         raise FileNotFoundError(missing)
     check_model(config)
     check_adapters(config)
+    run_and_report(config, inherited(words(arguments), config))
+
+
+def run_and_report(config: Config, *given: Any) -> Any:
+    """Train, and print the results; ``given`` is further passed to ``run_config``."""
     from accelerate import PartialState
 
     from mmgrpo.api import run_config
     from mmgrpo.report.terminal import closing, title, verdict
 
-    result = run_config(config, inherited(words(arguments), config))
+    result = run_config(config, *given)
     if PartialState().is_main_process:
         folder = str(result.folder)
         print(f"{closing(result.summary)}\n\n{verdict(result.summary, folder, config.data.heldout)}")
@@ -113,6 +123,39 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
         if config.strict and (raised := result.summary["alarms"]):
             print(f"--strict: the run has raised alarms: {', '.join(map(title, raised))}", file=sys.stderr, flush=True)
             raise SystemExit(ALARMED)
+    return result
+
+
+def train_stages(arguments: Sequence[str], about: str, default: str) -> None:
+    """Train the stages of a run one after another (``mmgrpo.cli.stages``)."""
+    from mmgrpo.cli import stages
+
+    refuse_launcher(os.environ)
+    planned = stages.plan(
+        stages.stages_of(arguments, file_section(arguments)), lambda one: read_stage(one, about, default)
+    )
+    processes = processes_of(os.environ)
+
+    def check(one: stages.Planned) -> None:
+        refuse_toys(one.stage.arguments, one.config)
+        costs = arithmetic(one.config, processes)
+        if os.environ.get("RANK", "0") == "0":
+            print(costs, flush=True)
+            check_inputs(one.config, missing_data(one.stage.arguments, one.config))
+
+    stages.main(planned, check, lambda config, again, callbacks: run_and_report(config, (), again, callbacks))
+
+
+def read_stage(stage: Stage, about: str, default: str) -> Config:
+    """The configuration of a stage, but for its folder and the model that it starts from."""
+    return stage.effective(read(stage.arguments, about, default, stage))
+
+
+def file_section(arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings of the recipe or file that a command line names."""
+    name, rest = take_option(arguments, "--recipe")
+    path, _ = take_option(rest, "--config")
+    return load_yaml(str(recipe(name)) if name else path) if name or path else {}
 
 
 def refuse_launched(environment: Mapping[str, str]) -> None:
@@ -122,7 +165,13 @@ def refuse_launched(environment: Mapping[str, str]) -> None:
 
 
 def checked(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config:
-    """The configuration of a run that could start, as far as is known before anything is loaded."""
+    """The configuration of a run that could start, as far as is known before anything is loaded; of a run in stages
+    that of the last."""
+    if any(word.split("=")[0] == "--stages" for word in arguments):
+        from mmgrpo.cli import stages
+
+        asked = stages.stages_of(arguments, file_section(arguments))
+        return stages.plan(asked, lambda one: read_stage(one, about, default))[-1].config
     config = read(arguments, about, default)
     refuse_toys(arguments, config)
     arithmetic(config)
@@ -133,8 +182,8 @@ def checked(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Con
     return config
 
 
-def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config:
-    """The configuration of a run: the family's defaults, a recipe, the command line."""
+def read(arguments: Sequence[str], about: str, default: str = DEFAULT, stage: Stage | None = None) -> Config:
+    """The configuration of a run, or of a stage of it: the family's defaults, a recipe, the command line."""
     name, arguments = take_option(arguments, "--recipe")
     path, arguments = take_option(arguments, "--config")
     if name and path:
@@ -148,7 +197,12 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config
         f"sampling options are those of the family {named}; set --model.family for another."
     )
     kind = config_class(model_family.sections)
-    section = with_own(with_family(section, named), arguments, bool(name))
+    # A stage on data of its own is evaluated as the run is.
+    run = take_option(arguments, "--data.train")[1] if stage and "data.train" in stage.own else arguments
+    section = with_own(with_family(section, named), run, bool(name))
+    section = {key: value for key, value in section.items() if key != "stages"}  # settings of further runs
+    if stage:
+        return read_config(kind, arguments, stage.applied(section, kind), f"stage {stage.name}", f"{about}\n\n{note}")
     stored = bool(path) and Path(path).with_name(MARKER).is_file()
     config = read_config(kind, arguments, section, path or "the command line", f"{about}\n\n{note}", stored)
     refuse_moot(config, usual(kind, config.algorithm.preset), inherited(arguments, config))

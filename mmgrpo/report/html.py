@@ -44,6 +44,7 @@ CHANGES = (
     "95 % intervals: of the first row of the mean, of the others of the paired change since then, around the mean."
 )
 BLIND = "Blind: the same prompts with blank images and videos, which shows what can be guessed from the text alone."
+STAGED = "A run in stages: this is the last, after {stages} (stages/.../report.html). Before {first}: the first model."
 SUPERVISED = "Supervised instead: the same model after supervised training for the same time on the right answers."
 RATES = (
     "Corpus rates: all errors divided by all units (words or characters of the references), which differs from the "
@@ -87,18 +88,24 @@ def reward_table(run: RunFolder) -> Table:
     blind = mapping(run.summary.get("blind", {}), "summary.json: blind")
     supervised = mapping(run.summary.get("supervised", {}), "summary.json: supervised")
     supervised = mapping(supervised.get("after", {}), "summary.json: supervised: after")
+    earlier = mapping(run.summary.get("stages", {}), "summary.json: stages")
+    first = next(iter(earlier), "")
+    start = mapping(mapping(earlier.get(first, {}), "summary.json: stages").get("eval", {}), "summary.json: stages")
+    start = mapping(start.get("before", {}), "summary.json: stages")
     columns = ["before", run.latest, "difference"]
     columns += [*(["blind, after"] if blind else []), *(["supervised instead"] if supervised else [])]
+    columns += [f"before {first}"] if start else []
     before, after, difference = (mapping(run.evaluation.get(side, {}), f"summary.json: {side}") for side in SIDES)
     rows = {}
     for name in dict.fromkeys([*before, *after]):
         places = decimals(difference.get(name))
         cells = [mean_cell(side.get(name), places) for side in (before, after)]
         cells += [difference_cell(difference.get(name), places=places)]
-        cells += [mean_cell(other.get(name), places) for other in (blind, supervised) if other]
+        cells += [mean_cell(other.get(name), places) for other in (blind, supervised, start) if other]
         count = next((_count(side[name]) for side in (difference, after, before) if name in side), Cell(NONE))
         rows[name] = [*cells, count]
     notes = [BOOTSTRAP, *([BLIND] if blind else []), *([SUPERVISED] if supervised else [])]
+    notes += [STAGED.format(stages=", ".join(earlier), first=first)] if start else []
     return Table("All held-out rewards", ["reward", *columns, "prompts"], rows, notes)
 
 

@@ -3,6 +3,7 @@
 runs/demo/                  the run; run.json states its id (mmgrpo/runtime/identity.py)
 runs/.demo.lock             held by the process that writes
 runs/.demo.replaced-1/      a run that --overwrite replaces, until the new one has its first checkpoint
+runs/demo/stages/sft/       of a run in stages (mmgrpo/cli/stages.py): an earlier one, the folder of a run itself
 
 A lock on a run folder, so that two processes never write into one.
 """
@@ -36,6 +37,8 @@ import fcntl
 import os
 import socket
 
+STAGES = "stages"
+"""The folder of the earlier stages of a run within that of the last."""
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems without locks (some network file systems)."""
 
@@ -164,7 +167,7 @@ def refuse_folder(config: Config) -> None:
     if identity is None:
         if config.resume_from:
             raise FileNotFoundError(f"--resume-from {config.resume_from}: {folder} contains no run; check --name")
-        if folder.exists() and (not folder.is_dir() or any(not _is_temporary(path) for path in folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(not _is_expected(path) for path in folder.iterdir())):
             raise FileExistsError(
                 f"{folder} already exists and is not the folder of a run (it has no {MARKER}); nothing in it is "
                 "touched: choose another --name, or move it away"
@@ -257,6 +260,8 @@ def discard_replaced(folder: Path) -> None:
     Only what a run wrote is removed; other files are moved to the same place in the new folder.
     """
     for aside in replaced(folder):
+        for stage in sorted((aside / STAGES).glob("*")):
+            _remove_written(stage)
         _remove_written(aside)
         for path in sorted(path for path in aside.rglob("*") if not path.is_dir() or path.is_symlink()):
             target = folder / path.relative_to(aside)
@@ -266,6 +271,14 @@ def discard_replaced(folder: Path) -> None:
         _remove_empty(aside)
         if aside.exists():
             print(f"{aside} keeps files that the replaced run did not write, but this one did", flush=True)
+
+
+def set_aside(config: Config) -> None:
+    """Move the run of a folder aside, with all of its stages, before the first stage of another one begins there."""
+    folder = run_folder(config)
+    with lock(folder.with_name(f".{folder.name}.lock"), str(folder)):
+        if Identity.read(folder):
+            _set_aside(folder)
 
 
 def _keep_summary(folder: Path, steps: int) -> None:
@@ -361,6 +374,6 @@ def _has_keys(path: Path, keys: Set[str]) -> bool:
     )
 
 
-def _is_temporary(path: Path) -> bool:
-    """Whether a file is what a killed process left of writing the marker."""
-    return target_of(path.name) == MARKER
+def _is_expected(path: Path) -> bool:
+    """Whether a file is what a killed process left of writing the marker, or the folder of earlier stages."""
+    return target_of(path.name) == MARKER or (path.name == STAGES and path.is_dir())
