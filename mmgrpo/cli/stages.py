@@ -15,6 +15,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.sweep import values_of
@@ -179,6 +180,16 @@ class Planned:
 
     stage: Stage
     config: Config
+    first_model: Any
+    """The section ``model`` of the run, which its first stage starts from."""
+
+    @property
+    def known(self) -> Config:
+        """What can be checked before the run: where the model of the stage before is not there yet, with that of the
+        run."""
+        model, earlier = self.config.model, (self.config.model.path, getattr(self.config.model, "lora_path", ""))
+        there = all(Path(path).exists() for path in earlier if f"/{STAGES}/" in path)
+        return replace(self.config, model=model if there else self.first_model)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -206,10 +217,13 @@ def plan(stages: Sequence[Stage], read_stage: Callable[[Stage], Config]) -> list
                 config = replace(config, name=stage.name, output_dir=str(folder / STAGES))
             if config.resume_from:
                 raise ValueError("--resume-from: is of one run; continue a run in stages with --resume")
+            first_model = config.model
+            if planned:
+                config = started_from(config, planned[-1].config)
             refuse_folder(config)
         except (ValueError, OSError) as error:
             raise type(error)(f"stage {stage.name}: {error}") from error
-        planned.append(Planned(stage, config))
+        planned.append(Planned(stage, config, first_model))
     return planned
 
 
@@ -228,7 +242,7 @@ def started_from(config: Config, before: Config) -> Config:
     if not getattr(before.model, "lora_rank", 0):
         return replace(config, model=replace(model, path=folder))
     mode = "continue" if getattr(model, "lora_rank", 0) else "merge"
-    return replace(config, model=replace(model, lora_path=folder, lora_mode=mode))
+    return replace(config, model=replace(model, path=before.model.path, lora_path=folder, lora_mode=mode))
 
 
 class Earlier(Callback):
@@ -246,9 +260,9 @@ def main(planned: Sequence[Planned], check: Callable[[Planned], None], begin: Ca
     """Check all stages, and train them one after another. ``check`` prints the costs of a stage and raises for what
     could not start; ``begin`` trains a configuration and prints its results."""
     first, count, last = os.environ.get("RANK", "0") == "0", len(planned), planned[-1].config
-    for number_, one in enumerate(planned, 1):
+    for place, one in enumerate(planned, 1):
         if first:
-            print(f"\n== {one.title(number_, count)}", flush=True)
+            print(f"\n== {one.title(place, count)}", flush=True)
         try:
             check(one)
         except (ValueError, OSError) as error:
@@ -259,16 +273,14 @@ def main(planned: Sequence[Planned], check: Callable[[Planned], None], begin: Ca
         set_aside(last)
     again = f"the same command with --resume --name {last.name}"
     summaries: dict[str, Mapping[str, Any]] = {}
-    for number_, one in enumerate(planned, 1):
-        config, title = one.config, one.title(number_, count)
-        if number_ > 1:
-            config = started_from(config, planned[number_ - 2].config)
+    for place, one in enumerate(planned, 1):
+        config, title = one.config, one.title(place, count)
         ended = one.summary if config.resume else {}
         if first:
             print(f"\n== {title}{': has ended' * bool(ended)}", flush=True)
         if not ended:
-            callbacks = [Earlier(dict(summaries))] if number_ > 1 else []
-            result = begin(replace(config, overwrite=config.overwrite and number_ < count), again, callbacks)
+            callbacks = [Earlier(dict(summaries))] if place > 1 else []
+            result = begin(replace(config, overwrite=config.overwrite and place < count), again, callbacks)
             ended = result.summary
             del result  # the next stage has the memory of its model
         summaries[one.stage.name] = ended

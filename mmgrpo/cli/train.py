@@ -137,18 +137,21 @@ def train_stages(arguments: Sequence[str], about: str, default: str) -> None:
     processes = processes_of(os.environ)
 
     def check(one: stages.Planned) -> None:
-        refuse_toys(one.stage.arguments, one.config)
-        costs = arithmetic(one.config, processes)
+        config = one.known
+        refuse_toys(one.stage.arguments, config)
+        costs = arithmetic(config, processes)
         if os.environ.get("RANK", "0") == "0":
             print(costs, flush=True)
-            check_inputs(one.config, missing_data(one.stage.arguments, one.config))
+            check_inputs(config, missing_data(one.stage.arguments, config))
 
     stages.main(planned, check, lambda config, again, callbacks: run_and_report(config, (), again, callbacks))
 
 
 def read_stage(stage: Stage, about: str, default: str) -> Config:
     """The configuration of a stage, but for its folder and the model that it starts from."""
-    return stage.effective(read(stage.arguments, about, default, stage))
+    config = stage.effective(read(stage.arguments, about, default, stage))
+    refuse_moot(config, usual(type(config), config.algorithm.preset))
+    return config
 
 
 def file_section(arguments: Sequence[str]) -> dict[str, Any]:
@@ -589,6 +592,13 @@ def bind_blocks(config: Config) -> None:
         from mmgrpo.rounds.offline import refuse_algorithm, way_of
 
         refuse_algorithm(recipe, loss)
+        scale = family(config.model.family).guidance
+        if way_of(loss) == "learned" and scale and getattr(config.model, scale) != 1:
+            raise ValueError(
+                f"model.{scale}: got {getattr(config.model, scale):g} with algorithm.objective {loss.objective.text}, "
+                "expected 1: given answers are the samples of the velocity without guidance; guidance of evaluation "
+                "samples is sampling.evaluation_guidance"
+            )
         if way_of(loss) == "measured" and not config.data.ledger:
             raise ValueError(
                 f"data.ledger: names no measured rewards, which data.offline with the baseline {algorithm.baseline} "
