@@ -1,4 +1,4 @@
-"""The families of generators of images and clips."""
+"""The families of generators of images and clips, by denoising and by tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pipelines.visual.options import (
     AmusedOptions,
     FluxOptions,
     HunyuanVideoOptions,
+    JanusOptions,
     KleinOptions,
     KontextOptions,
     LtxImageOptions,
@@ -26,6 +27,7 @@ from pipelines.visual.options import (
     ZImageOptions,
 )
 from pipelines.visual.parallel import parallel_family
+from pipelines.visual.token_family import token_family
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -161,6 +163,13 @@ FAMILIES: Mapping[str, Family] = {
             ("AmusedPipeline",),
             AmusedOptions,
             MaskedSampling,
+        ),
+        token_family(
+            "janus",
+            "Janus and Janus-Pro, which draw images token by token",
+            "pipelines.visual.janus",
+            ("janus",),
+            JanusOptions,
         ),
     )
 }

@@ -9,7 +9,14 @@ from mmgrpo.config.conflicts import excludes, where
 from mmgrpo.config.needs import REFERENCE, needs
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, FRACTION, LONG_TEXT, one_of, within
 from mmgrpo.config.settings import Data, Eval
-from pipelines.options import MATCHING, SCALE, DenoisingSampling, DiffusionSampling, ModelOptions
+from pipelines.options import (
+    MATCHING,
+    SCALE,
+    DenoisingSampling,
+    DiffusionSampling,
+    ModelOptions,
+    TokenSampling,
+)
 
 GUIDED_ELSEWHERE = (
     needs("sampling.rollout_guidance", but=(0, 1))
@@ -350,6 +357,24 @@ class AmusedOptions(ModelOptions):
 
 
 @dataclass
+class JanusOptions(ModelOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "janus"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "deepseek-community/Janus-Pro-1B"
+    """Folder or hub id."""
+    size: Annotated[int, within("[0, 16384]")] = 0
+    """Width and height of the images in pixels; 0 takes the tokenizer's own (384 of Janus-Pro), and any other size is
+    refused."""
+    guidance: Annotated[float, SCALE] = 5.0
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none. The gradient grows with
+    it, so a learning rate belongs to a scale."""
+    decode_batch_size: Annotated[int, COUNT] = 8
+    """Memory limit: images decoded at a time."""
+
+
+@dataclass
 class ParallelSampling:
     """Sampling of tokens that are drawn several at a time, in rollouts and in evaluation."""
 
@@ -410,6 +435,24 @@ class VisualSampling(DenoisingSampling):
 @dataclass
 class VisualDiffusionSampling(DiffusionSampling, VisualSampling):
     """Sampling in rollouts and in evaluation, by DDIM whatever scheduler the checkpoint has."""
+
+
+@dataclass
+class ImageTokenSampling(TokenSampling):
+    """Sampling of the codes of images in rollouts and in evaluation."""
+
+    temperature: float = 1.0
+    """Temperature of rollouts; log-probabilities are those of the tempered, guided distribution."""
+    evaluation_temperature: float = 1.0
+    """Temperature of evaluation samples; 0 is greedy."""
+    dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
+    """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty:
+    model.dtype."""
+    max_tokens: ClassVar[int] = 0
+    """Fixed: an image has as many codes as its tokenizer makes of it."""
+    search: ClassVar[str] = "sample"
+    truncated: ClassVar[str] = "train"
+    features_kept: ClassVar[int] = 0
 
 
 @dataclass

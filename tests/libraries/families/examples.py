@@ -154,6 +154,7 @@ OWN: Mapping[str, Example] = {
         inputs=(700, 0),
         layers=["patch_embedding", "add_k_proj"],
     ),
+    "janus": Example([*TEXTS[:2], Prompt("a green circle left of a blue square", "2")], {"guidance": 2.0}),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
     "image_text": Example(SEEN, {"max_frames": 4}, SHORT),
