@@ -201,7 +201,7 @@ def read_network(
     kind: Any, source: str, training: Training, subfolder: str = "", optional: tuple[str, ...] = ()
 ) -> Any:
     """A network of a class (or auto class) of transformers or diffusers; missing weights are an error, which the
-    libraries replace by random ones with a warning, except for those whose names have one of ``optional`` in them."""
+    libraries replace by random ones with a warning, except for those whose names end with one of ``optional``."""
     path = str(training.network or source)
     check_weights(path, subfolder, training.allow_pickle)
     # Only transformers knows code of checkpoints for networks, and only its classes take the argument.
@@ -216,7 +216,7 @@ def read_network(
             **safely(training),
             **code,
         )
-    refuse_missing(path, [key for key in report["missing_keys"] if not any(part in key for part in optional)])
+    refuse_missing(path, [key for key in report["missing_keys"] if not key.endswith(optional)])
     if training.sharded:
         from pipelines.training import WAITING
 

@@ -326,6 +326,14 @@ class Janus:
             inner.model.vqmodel = None
 
 
+def without_vq() -> Any:
+    """The class of transformers, of a checkpoint whose images something else makes."""
+    from transformers import JanusForConditionalGeneration as Whole
+
+    place = {"__module__": Whole.__module__, "_keys_to_ignore_on_load_missing": [re.escape(VQ)]}
+    return type(Whole.__name__, (Whole,), place)
+
+
 def load(options: JanusOptions, training: Training = PLAIN) -> Janus:
     """Load a Janus model for training; the tokenizer of images is frozen, and so are the parts that only read images
     or write words.
@@ -339,7 +347,7 @@ def load(options: JanusOptions, training: Training = PLAIN) -> Janus:
     refuse_checkpoint(source, options.size)
     sizes, words, device = Sizes.of(source), words_of(source), torch.device(training.device)
     small = (Path(source) / PATCHES).is_dir()
-    network = read_network(JanusForConditionalGeneration, source, training, optional=(VQ,) if small else ())
+    network = read_network(without_vq() if small else JanusForConditionalGeneration, source, training)
     images: Any = network.model.vqmodel.float()
     if small:
         with reading(source, PATCHES):

@@ -17,6 +17,7 @@ from mmgrpo.policies.generation import DecodingState
 from mmgrpo.policies.token_model import next_position
 from mmgrpo.types import Image, Prompt, Request, Rollout
 from pipelines.visual import janus
+from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.janus import VQ, words_of
 from pipelines.visual.patches import PatchTokenizer
 from tests.tiny import tiny_checkpoint
@@ -241,9 +242,7 @@ def test_a_prompt_is_the_turn_of_a_chat_template_with_one_beginning(folder, tmp_
 
 
 def test_patches_are_found_again_and_drawn_in_their_places():
-    """Patches of one colour each: white, and the eight corners of the cube less black."""
-    from pipelines.visual.enlarger import Enlarger
-
+    """Patches of one colour each: white, and three others."""
     table = torch.tensor([[1.0, 1, 1], [-1, 1, 1], [1, -1, 1], [1, 1, -1]])[:, :, None, None].expand(4, 3, 2, 2)
     patches = PatchTokenizer(table, 3, Enlarger(scale=1))
     for weight in patches.enlarger.parameters():
@@ -254,3 +253,22 @@ def test_patches_are_found_again_and_drawn_in_their_places():
     assert image[0, :, 0, 2].tolist() == [-1, 1, 1] and image[0, :, 2, 0].tolist() == [1, 1, -1]
     assert torch.equal(patches.encode(image), codes)
     assert torch.equal(patches.encode(image.repeat_interleave(2, 2).repeat_interleave(2, 3)), codes)
+
+
+def test_a_small_model_draws_with_patches_and_saves_them(folder, tmp_path, capfd):
+    """Without a VQ model, which is neither looked for nor named as missing."""
+    path = changed(folder, tmp_path / "small", {}, VQ)
+    generator = torch.Generator().manual_seed(0)
+    enlarger = Enlarger(scale=2)
+    table = torch.rand(24, 3, 2, 2, generator=generator) * 2 - 1
+    PatchTokenizer(table, 4, enlarger).save(Path(path) / "patches")
+    family("janus").refuse_model(config_of(path, size=16), path)
+    policy = shaken(policy_of(path))
+    assert "vqmodel" not in capfd.readouterr().err
+    rollout = drawn(policy)
+    assert all(isinstance(one, Image) and one.pixels.shape == (3, 16, 16) for one in rollout.outputs)
+    policy.save(tmp_path / "saved")
+    again = policy_of(str(tmp_path / "saved"))
+    codes = torch.arange(32).view(2, 16) % 24
+    assert torch.equal(again.model.pixels(codes), policy.model.pixels(codes))
+    assert torch.equal(scored(again, rollout), scored(policy, rollout))
