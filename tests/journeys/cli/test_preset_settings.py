@@ -185,6 +185,6 @@ def test_every_requirement_of_a_block_is_a_known_one():
 
 @pytest.mark.parametrize("name", recipes())
 def test_a_recipe_resolves_to_the_same_settings_with_and_without_those_of_its_preset(name):
-    section = load_yaml(recipes()[name])
+    section = {key: value for key, value in load_yaml(recipes()[name]).items() if key != "stages"}  # further runs
     kind = config_class(family(section["model"]["family"]).sections)
     assert build(kind, with_preset(kind, section, name), name) == build(kind, section, name)
