@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
@@ -71,6 +71,38 @@ class Elsewhere(Protocol):
         ``form`` is diffusers, comfyui, peft or merged; ``dtype`` and ``check`` (prompts with which it is compared with
         the policy) concern a merged model.
         """
+        ...
+
+
+class Incomparable(ValueError):
+    """What no library draws, so that there is nothing to compare a sample with."""
+
+
+Difference: TypeAlias = Callable[[Any], float]
+"""Of a model that the library has loaded: how far what it draws is from the samples of a policy."""
+
+
+@runtime_checkable
+class Library(Protocol):
+    """The library by which others run the models of a family: it draws what a policy draws without randomness."""
+
+    @property
+    def measure(self) -> str:
+        """What a ``Difference`` is, in words."""
+        ...
+
+    @property
+    def tolerance(self) -> Mapping[str, float]:
+        """The largest difference of equal models, by ``model.dtype``."""
+        ...
+
+    def compare(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Difference:
+        """Draw the prompts with the policy, which may be freed afterwards. ``Incomparable`` where the library has no
+        such model."""
+        ...
+
+    def load(self, config: Config, path: str, adapters: str, device: str) -> Any:
+        """The library's own model of a checkpoint, with the exported adapters of a folder unless that is empty."""
         ...
 
 
@@ -194,6 +226,8 @@ class Family:
     """What may draw its rollouts in place of the policy."""
     elsewhere: Callable[[], Elsewhere] | None = None
     """How its trained models are written for other programs (``mmgrpo export``)."""
+    library: Callable[[], Library] | None = None
+    """The library with which its samples can be compared (``mmgrpo validate``)."""
 
     def policy(
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""

@@ -275,11 +275,11 @@ def write_merged(
 
 
 @torch.no_grad()
-def scores(policy: Policy, rollout: Rollout, name: str = "log_probs") -> Tensor:
-    """The trained decisions scored by a policy, in order, on the CPU."""
+def scores(policy: Policy, rollout: Rollout, name: str = "log_probs", limit: int = 8) -> Tensor:
+    """The trained decisions scored by a policy, in order, on the CPU; ``limit`` is that of ``Steps.split``."""
     mask = rollout.decisions.loss_mask
     dense = torch.zeros(mask.shape)
-    for part in rollout.steps.split(mask, 8):
+    for part in rollout.steps.split(mask, limit):
         dense[part.rows.cpu(), part.positions.cpu()] = (
             policy.score(rollout, part, frozenset({name}))[name].float().cpu()
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import Config, Sections
-from mmgrpo.family import Arithmetic, Engines, Family, Load, families, texts
+from mmgrpo.family import Arithmetic, Engines, Family, Library, Load, families, texts
 from pipelines.families import SAMPLER, adapters, displayed, write_page, write_texts
 from pipelines.options import check_trainable
 
@@ -72,7 +72,15 @@ def language_family(
         blocks=blocks,
         engines=engines,
         elsewhere=adapters,
+        library=library,
     )
+
+
+def library() -> Library:
+    """transformers' own forward pass."""
+    from pipelines.library import Transformers
+
+    return Transformers()
 
 
 def check(name: str, config: Config) -> None:

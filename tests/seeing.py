@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Rollout, Turn, Video
+from pipelines.library import inputs_of
 from pipelines.vlm import smolvlm
 from tests.building import load, module
 from tests.tiny import maker
@@ -125,25 +126,8 @@ def released_positions(model: Any) -> Any:
     return rope
 
 
-def plain_inputs(loaded: Any, prompt: Prompt, completion: Tensor) -> dict[str, Any]:
-    """What the library's forward pass takes of one prompt and its completion, without any padding."""
-    context = loaded.encode([prompt])
-    ids = torch.cat([context.ids, completion[None]], 1)
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    (media,) = context.media
-    if loaded.network.config.model_type != "qwen2_5_vl":
-        return inputs | ({"pixel_values": torch.cat([one.tiles for one in media])[None]} if media else {})
-    pictures, clips = [one for one in media if not one.seconds], [one for one in media if one.seconds]
-    kinds = (ids == loaded.network.config.image_token_id) + 2 * (ids == loaded.network.config.video_token_id)
-    inputs["mm_token_type_ids"] = kinds.int()
-    if pictures:
-        inputs["pixel_values"] = torch.cat([one.patches for one in pictures])
-        inputs["image_grid_thw"] = torch.tensor([one.grid for one in pictures])
-    if clips:
-        inputs["pixel_values_videos"] = torch.cat([one.patches for one in clips])
-        inputs["video_grid_thw"] = torch.tensor([one.grid for one in clips])
-        inputs["second_per_grid_ts"] = torch.tensor([one.seconds for one in clips])
-    return inputs
+plain_inputs = inputs_of
+"""What the library's forward pass takes of one prompt and its completion."""
 
 
 def plain_log_probs(loaded: Any, prompt: Prompt, completion: Tensor) -> Tensor:

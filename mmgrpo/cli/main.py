@@ -36,6 +36,7 @@ COMMANDS = {
     ),
     "learn-map": ("mmgrpo.cli.learn_map", "learn the map from texts to images of the reward transported"),
     "bench": ("mmgrpo.cli.bench", "measure speed and memory on this machine"),
+    "validate": ("mmgrpo.cli.validate", "check that a checkpoint samples, trains, saves and exports on this machine"),
     "explain": ("mmgrpo.cli.explain", "explain a preset, a paper, a block, a reward or a recipe; compare two presets"),
     "papers": ("mmgrpo.cli.papers", "list the papers, and how much of each is implemented"),
     "recipes": ("mmgrpo.cli.lists:recipes", "list the recipes"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
-from mmgrpo.family import Arithmetic, Family
+from mmgrpo.family import Arithmetic, Family, Library
 from pipelines.denoising import (
     Process,
     check_decisions,
@@ -118,6 +118,7 @@ def visual_family(
         in_step=in_step,
         engines=DENOISER,
         elsewhere=partial(elsewhere, name, process),
+        library=partial(library, name, architectures, guidance, process),
     )
 
 
@@ -130,6 +131,13 @@ def elsewhere(name: str, process: Process) -> Elsewhere:
     formats = ("diffusers", *(["comfyui"] if writer else []), "peft")
     prefix = "unet" if process == "diffusion" else "transformer"
     return Elsewhere(formats, prefix, writer, writer and writer.targets, reset={"transformer": ""})
+
+
+def library(name: str, architectures: tuple[str, ...], guidance: str, process: Process) -> Library:
+    """diffusers' own pipeline."""
+    from pipelines.visual.library import Diffusers
+
+    return Diffusers(name, architectures, guidance, process)
 
 
 def check(name: str, process: Process, clips: bool, config: Config) -> None:

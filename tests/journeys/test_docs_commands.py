@@ -12,7 +12,7 @@ import pytest
 import tyro
 import yaml
 
-from mmgrpo.cli import compare, launch, lists, main, serve_engine, sweep, train
+from mmgrpo.cli import compare, launch, lists, main, serve_engine, sweep, train, validate
 from mmgrpo.cli.compare import Compare
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.main import COMMANDS
@@ -21,6 +21,7 @@ from mmgrpo.cli.sample import Sample
 from mmgrpo.cli.source import read_source
 from mmgrpo.config import plugins
 from mmgrpo.config.ranges import check_ranges
+from mmgrpo.family import families
 from tests import ROOT
 from tests.pages import DOCS, PAGES, blocks, in_code, prose
 
@@ -76,6 +77,11 @@ def read(command: str, arguments: Sequence[str]) -> None:
         train.arithmetic(train.read(serve_engine.split(arguments)[1], ""))
     elif command == "compare":
         options(Compare, compare.split(arguments)[1], "")
+    elif command == "validate":
+        names, rest = compare.split(arguments)
+        [name] = names or ["flux"]
+        owner = name if name in families() else "causal_lm" if name.startswith("pypi:smollm") else "flux"
+        validate.read(owner, name, rest)
     elif command in ("sample", "evaluate"):
         read_source({"sample": Sample, "evaluate": Evaluate}[command], arguments, "")
     elif command in ("bench", "benchmarks"):

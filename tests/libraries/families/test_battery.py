@@ -25,6 +25,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.types import Policy, Prompt, Request, Rollout, Text
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
+from pipelines.export import scores
 from tests.building import load, module
 from tests.libraries.families.examples import EXAMPLES, OWN
 from tests.tiny import maker, tiny_checkpoint
@@ -100,11 +101,7 @@ def rollout_of(name: str, policy: Policy) -> Rollout:
 
 def rescored(policy: Policy, rollout: Rollout, name: str = "log_probs", limit: int = 7) -> Tensor:
     """The trained decisions scored again, in order."""
-    dense = torch.zeros_like(rollout.decisions.log_probs)
-    with torch.no_grad():
-        for part in rollout.steps.split(rollout.decisions.loss_mask, limit):
-            dense[part.rows, part.positions] = policy.score(rollout, part, frozenset({name}))[name].float()
-    return dense[rollout.decisions.loss_mask]
+    return scores(policy, rollout, name, limit)
 
 
 def shake(policy: Policy, size: float = 0.05) -> None:

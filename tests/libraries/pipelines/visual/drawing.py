@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mmgrpo.family import families
 from mmgrpo.types import Prompt
 from pipelines.visual import sd3
 from pipelines.visual.flow import FlowModel
+from pipelines.visual.library import Call, released
 from tests.building import load
+
+__all__ = ["PROMPTS", "STEPS", "at", "draw", "drawn_by_diffusers", "noise", "ours", "released", "shake", "theirs"]
 
 PROMPTS = [Prompt("a red circle"), Prompt("a blue square and a circle."), Prompt("a red circle")]
 STEPS = 4
@@ -48,15 +53,35 @@ def theirs(pipe, x, guidance: float, output: str):
     ).images
 
 
-def released(name: str, folder: str | Path, lora: str | Path = "") -> Any:
-    """diffusers' own pipeline of a folder, with the adapters of another."""
-    import diffusers
+def drawn_by_diffusers(
+    name: str,
+    folder: str | Path,
+    x: torch.Tensor,
+    output: str,
+    *,
+    size: tuple[int, int],
+    scale: float,
+    lora: str | Path = "",
+    levels: torch.Tensor | None = None,
+    prompts: Sequence[Prompt] = PROMPTS,
+    frames: int = 0,
+    fps: float = 0.0,
+    **options: Any,
+) -> torch.Tensor:
+    """What the pipeline of a family makes of the same noise, as ``mmgrpo validate`` asks it.
 
-    pipe = getattr(diffusers, name).from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
-    return pipe
+    The noise levels are the pipeline's own or, with a solver of another kind, ``levels``; ``scale`` is that of
+    classifier-free guidance, and the options are those of the family's model.
+    """
+    make: Any = families()[name].library
+    library = make()
+    pipeline = library.pipeline(str(folder), str(lora))
+    pipeline = pipeline if levels is None else library.with_our_steps(pipeline, levels)
+    calls = [
+        Call(prompt, start[None], STEPS, scale, size, frames, fps, options=options)
+        for prompt, start in zip(prompts, x, strict=True)
+    ]
+    return library.samples(pipeline, calls, output)
 
 
 def shake(network, scale: float = 0.2) -> None:

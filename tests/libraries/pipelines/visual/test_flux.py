@@ -13,7 +13,7 @@ from mmgrpo.types import Request
 from pipelines.visual import flux
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import tiny_checkpoint
 
 
@@ -33,19 +33,8 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    pipe = released("FluxPipeline", folder, lora)
-    return pipe(
-        prompt=[prompt.text for prompt in PROMPTS],
-        negative_prompt=[""] * len(PROMPTS) if true_cfg_scale > 1 else None,
-        height=16,
-        width=24,
-        latents=flux.pack(x),
-        num_inference_steps=STEPS,
-        guidance_scale=guidance,
-        true_cfg_scale=true_cfg_scale,
-        max_sequence_length=48,
-        output_type=output,
-    ).images
+    options = {"guidance": guidance, "max_sequence_length": 48}
+    return drawn_by_diffusers("flux", folder, x, output, size=(16, 24), scale=true_cfg_scale, lora=lora, **options)
 
 
 @pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(3.5, 1.0), (1.0, 1.0), (3.5, 2.5)])

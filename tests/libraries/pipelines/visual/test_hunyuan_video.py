@@ -14,7 +14,7 @@ from pipelines.visual import hunyuan_video
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.families.examples import PICTURE, shown
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -30,20 +30,8 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    pipe = released("HunyuanVideoPipeline", folder, lora)
-    return pipe(
-        prompt=[prompt.text for prompt in PROMPTS],
-        negative_prompt=[""] * len(PROMPTS) if true_cfg_scale > 1 else None,
-        height=16,
-        width=32,
-        num_frames=5,
-        latents=x.clone(),
-        num_inference_steps=STEPS,
-        guidance_scale=guidance,
-        true_cfg_scale=true_cfg_scale,
-        max_sequence_length=40,
-        output_type=output,
-    ).frames
+    options = {"frames": 5, "scale": true_cfg_scale, "lora": lora, "guidance": guidance, "max_sequence_length": 40}
+    return drawn_by_diffusers("hunyuan_video", folder, x, output, size=(16, 32), **options)
 
 
 @pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(6.0, 1.0), (1.0, 1.0), (6.0, 2.5)])

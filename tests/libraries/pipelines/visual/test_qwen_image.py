@@ -13,7 +13,7 @@ from pipelines.visual import flux, qwen_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load, refuse_foreign
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -28,18 +28,8 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    pipe = released("QwenImagePipeline", folder, lora)
-    return pipe(
-        prompt=[prompt.text for prompt in PROMPTS],
-        negative_prompt=[" "] * len(PROMPTS) if guidance > 1 else None,
-        height=16,
-        width=24,
-        latents=flux.pack(x),
-        num_inference_steps=STEPS,
-        true_cfg_scale=guidance,
-        max_sequence_length=48,
-        output_type=output,
-    ).images
+    options = {"scale": guidance, "lora": lora, "max_sequence_length": 48}
+    return drawn_by_diffusers("qwen_image", folder, x, output, size=(16, 24), **options)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load, refuse_foreign
 from tests.libraries.families.examples import SEEN
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import STEPS, draw, drawn_by_diffusers, noise, shake
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -29,23 +28,10 @@ def ours(folder: Path, **options) -> FlowModel:
 
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = ""):
-    """What diffusers' pipeline makes of the same noise under the Euler scheduler of its shift."""
-    from diffusers import FlowMatchEulerDiscreteScheduler
-
-    pipe = released("SanaPipeline", folder, lora)
-    pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=pipe.scheduler.config.flow_shift)
-    return pipe(
-        prompt=[prompt.text for prompt in PROMPTS],
-        height=32,  # the pipeline asks for multiples of 32
-        width=64,
-        latents=x.clone(),
-        sigmas=np.linspace(1, 1 / STEPS, STEPS),
-        num_inference_steps=STEPS,
-        guidance_scale=guidance,
-        max_sequence_length=48,
-        use_resolution_binning=False,
-        output_type=output,
-    ).images
+    """What diffusers' pipeline makes of the same noise with Euler's steps on the levels of its solver."""
+    options = {"scale": guidance, "lora": lora, "max_sequence_length": 48}
+    levels = ours(folder).grid(STEPS).levels
+    return drawn_by_diffusers("sana", folder, x, output, size=(32, 64), levels=levels, **options)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.5])

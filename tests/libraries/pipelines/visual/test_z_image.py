@@ -15,7 +15,7 @@ from pipelines.visual import z_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load, refuse_foreign
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -32,18 +32,8 @@ def theirs(
     folder: Path, x: torch.Tensor, scale: float, output: str, normalization: float = 0.0, lora: str | Path = ""
 ) -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    pipe = released("ZImagePipeline", folder, lora)
-    return pipe(
-        prompt=[prompt.text for prompt in PROMPTS],
-        height=16,
-        width=24,
-        latents=x.clone(),
-        num_inference_steps=STEPS,
-        guidance_scale=scale,
-        cfg_normalization=normalization,  # type: ignore[arg-type]  # annotated as a flag, read as a number
-        max_sequence_length=48,
-        output_type=output,
-    ).images
+    options = {"scale": scale + 1, "lora": lora, "max_sequence_length": 48, "cfg_normalization": normalization}
+    return drawn_by_diffusers("z_image", folder, x, output, size=(16, 24), **options)
 
 
 @pytest.mark.parametrize(("scale", "normalization"), [(0.0, 0.0), (4.0, 0.0), (4.0, 1.0)])

@@ -1,0 +1,235 @@
+"""A sample of diffusers' own pipeline from the noise of ours, with which ours is compared.
+
+The pipeline is read by its own ``from_pretrained``, so that text encoders, packing, guidance, noise levels and VAE are
+those of the library. Only solvers are replaced that take other steps than the deterministic sampler here: of a flow by
+Euler's steps on the same levels, of a diffusion by DDIM with eta = 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.config.plugins import locate
+from mmgrpo.config.settings import Config
+from mmgrpo.family import Difference, Incomparable, families
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Policy, Prompt, Request, Video
+from pipelines.denoising import Process
+from pipelines.pretrained import architecture
+from pipelines.training import torch_dtype
+from pipelines.visual.conditioning_image import conditioning_image, first_frame
+from pipelines.visual.flow import is_euler
+from pipelines.visual.flux import pack
+
+__all__ = ["TOLERANCE", "Call", "Diffusers", "released"]
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
+"""Root mean square of the differences of pixels in [0, 1], by the precision of computation."""
+
+
+def as_tokens(latents: Float[Tensor, "N c frames h w"]) -> Float[Tensor, "N tokens c"]:
+    """Every latent pixel of every frame as a token, as LTX-Video's pipelines take noise."""
+    return latents.flatten(2).transpose(1, 2)
+
+
+PACKED: Mapping[str, Callable[[Tensor], Tensor]] = {
+    **dict.fromkeys(("flux", "flux_kontext", "qwen_image", "qwen_image_edit"), pack),
+    **dict.fromkeys(("ltx_video", "ltx_i2v"), as_tokens),
+}
+"""Families whose pipelines take the noise in another layout than the latents of a policy."""
+GIVEN_SIZES = {"qwen_image_edit": (1024,), "flux_kontext": (0, 1024), "flux2_klein": (1024,)}
+"""Values of ``model.given_size`` that pipelines have; others are ours."""
+NO_WORDS = {"qwen_image": " ", "qwen_image_edit": " "}
+"""The negative prompt that stands for none, where that is not the empty text."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a pipeline is asked for one prompt; arguments that it does not take are left out."""
+
+    prompt: Prompt
+    start: Float[Tensor, "1 *latent"]
+    """Noise, behind whatever a prompt states of the sample (its first frame)."""
+    steps: int
+    guidance: float
+    """Scale of classifier-free guidance."""
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    frames: int = 0
+    fps: float = 0.0
+    framed: bool = False
+    """Whether the image of the prompt becomes a frame of the clip."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the section model."""
+
+
+@dataclass(frozen=True)
+class Diffusers:
+    """diffusers' pipeline of a family of images or clips."""
+
+    name: str
+    architectures: tuple[str, ...]
+    guidance: str
+    """The option that is the scale of classifier-free guidance."""
+    process: Process
+
+    measure = "root mean square of the differences of pixels in [0, 1]"
+    tolerance = TOLERANCE
+
+    def compare(self, config: Config, policy: Policy, prompts: Sequence[Prompt]) -> Difference:
+        """Draw every prompt once with the deterministic sampler."""
+        if not isinstance(policy, DenoisingPolicy):
+            raise Incomparable(f"sampling.policy: is compared with transitions only, got {type(policy).__name__}")
+        model: Any = policy.evaluation.model
+        if model.architecture.pipeline is None:
+            raise Incomparable("a model without text encoders and VAE of its own is none of diffusers'")
+        sizes = GIVEN_SIZES.get(self.name, ())
+        if sizes and (given := vars(config.model)["given_size"]) not in sizes:
+            raise Incomparable(f"model.given_size: diffusers' pipeline has {sizes[-1]}, got {given}")
+        request = Request(prompts, range(len(prompts)), 1, seed=1)
+        grid = policy.evaluation_grid
+        drawn, _, conditioning = policy.evaluation.sample(policy.network, request, grid)
+        outputs: list[Any] = list(drawn)
+        with torch.no_grad():
+            starts = model.architecture.complete(policy.evaluation.initial_noise(request, 1), conditioning.tensors)
+        ours = torch.stack([one.frames if isinstance(one, Video) else one.pixels for one in outputs]).cpu()
+        shared: dict[str, Any] = {"steps": grid.steps, "guidance": float(model.guidance), "fps": float(model.fps)}
+        shared |= {"size": tuple(ours.shape[-2:]), "frames": ours.shape[1] if ours.dim() == 5 else 0}
+        shared |= {"framed": model.architecture.frame_size is not None, "options": vars(config.model)}
+        calls = [Call(prompt, start[None].cpu(), **shared) for prompt, start in zip(prompts, starts, strict=True)]
+        levels = grid.levels.float().cpu() if self.process == "flow" else None
+
+        def difference(pipeline: Any) -> float:
+            theirs = self.samples(self.with_our_steps(pipeline, levels), calls).float().cpu()
+            return float((theirs - ours).square().mean().sqrt())
+
+        return difference
+
+    def load(self, config: Config, path: str, adapters: str, device: str) -> Any:
+        """diffusers' pipeline in the precision of ``model.dtype``."""
+        return self.pipeline(locate(path), adapters, torch_dtype(config.model.dtype), device)
+
+    def pipeline(self, path: str, adapters: str = "", dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+        """The pipeline of a checkpoint, with adapters that diffusers reads where a folder is named."""
+        declared, parts = architecture(path), {}
+        shared = sum(declared in other.architectures for other in families().values()) > 1
+        if self.name == "qwen_image_edit":
+            from pipelines.visual.qwen_image_edit import edit_processor
+
+            # transformers' own class needs torchvision, for clips only.
+            parts["processor"] = edit_processor().from_pretrained(path, subfolder="processor")
+        return released(
+            self.architectures[0] if shared else declared, path, adapters, dtype=dtype, device=device, **parts
+        )
+
+    def with_our_steps(self, pipeline: Any, levels: Tensor | None) -> Any:
+        """The pipeline with a solver that takes the steps of the deterministic sampler, on ``levels`` of a flow."""
+        from diffusers import DDIMScheduler
+
+        if levels is None:
+            pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
+        elif not is_euler(pipeline.scheduler):
+            pipeline.scheduler = euler_on(levels)
+        return pipeline
+
+    def samples(self, pipeline: Any, calls: Sequence[Call], output: str = "pt") -> Tensor:
+        """What the pipeline draws, of images N 3 H W and of clips N frames 3 H W, in [0, 1]; with ``output`` latent its
+        own latents."""
+        accepted, results = inspect.signature(type(pipeline).__call__).parameters, []
+        for call in calls:
+            with torch.random.fork_rng(), torch.no_grad():
+                torch.manual_seed(0)  # LTX-Video's decoder injects noise, which ours draws with this seed
+                arguments = {**self.arguments(call, "true_cfg_scale" in accepted), "output_type": output}
+                drawn = pipeline(**{name: value for name, value in arguments.items() if name in accepted})
+            results.append(drawn.frames if "num_frames" in accepted else drawn.images)
+        return torch.cat([torch.as_tensor(one) for one in results])
+
+    def arguments(self, call: Call, true_scale: bool) -> dict[str, Any]:
+        """By name; ``true_scale``: the pipeline has a scale of guidance proper next to one that the network reads."""
+        options, (height, width) = call.options, call.size
+        negative = options.get("negative_prompt") or (NO_WORDS.get(self.name, "") if true_scale else None)
+        arguments: dict[str, Any] = {
+            "prompt": call.prompt.text,
+            "height": height,
+            "width": width,
+            "num_frames": call.frames,
+            "frame_rate": int(call.fps),
+            "latents": PACKED.get(self.name, torch.clone)(call.start),
+            "generator": torch.Generator(),
+            "num_inference_steps": call.steps,
+            "eta": 0.0,
+            "use_resolution_binning": False,
+        }
+        if negative is not None and call.guidance > 1:
+            arguments["negative_prompt"] = negative
+        if "max_sequence_length" in options:
+            arguments["max_sequence_length"] = options["max_sequence_length"]
+        if true_scale:
+            arguments["true_cfg_scale"] = call.guidance
+        if not true_scale or self.guidance == "true_cfg_scale":
+            arguments["guidance_scale"] = options["guidance"] if true_scale else call.guidance
+        if options.get("guidance_2"):
+            arguments["guidance_scale_2"] = options["guidance_2"]
+        if self.name == "z_image":  # whose pipeline adds the scale to the prediction with the prompt
+            arguments |= {"guidance_scale": call.guidance - 1, "cfg_normalization": options["cfg_normalization"]}
+        if self.name == "flux_kontext":
+            arguments |= {"max_area": height * width, "_auto_resize": bool(options["given_size"])}
+        if call.prompt.media:
+            image = first_frame(call.prompt, self.name, call.size) if call.framed else None
+            arguments["image"] = image or conditioning_image(call.prompt, self.name)
+        return arguments
+
+
+def released(
+    name: str,
+    path: str | Path,
+    adapters: str | Path = "",
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    **parts: Any,
+) -> Any:
+    """A pipeline of diffusers by the name of its class, with the adapters of another folder."""
+    import diffusers
+
+    pipeline = getattr(diffusers, name).from_pretrained(path, dtype=dtype, use_safetensors=True, **parts)
+    pipeline.set_progress_bar_config(disable=True)
+    module = importlib.import_module(type(pipeline).__module__)
+    if "ftfy" not in vars(module):  # which some pipelines call even where it is missing
+        module.ftfy = SimpleNamespace(fix_text=str)  # type: ignore[attr-defined]
+    if adapters:
+        pipeline.load_lora_weights(str(adapters))
+        if (second := Path(adapters) / "transformer_2").is_dir():
+            pipeline.load_lora_weights(str(second), load_into_transformer_2=True)
+    return pipeline.to(device)
+
+
+def euler_on(levels: Float[Tensor, " levels"]) -> Any:
+    """diffusers' Euler scheduler of flows on given noise levels, whatever a pipeline asks for."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=1.0)
+
+    def set_timesteps(
+        num_inference_steps: int | None = None,
+        device: Any = None,
+        sigmas: Any = None,
+        mu: float | None = None,
+        timesteps: Any = None,
+    ) -> None:
+        scheduler.sigmas, scheduler.timesteps = levels.clone(), (1000 * levels[:-1]).to(device)
+        scheduler.num_inference_steps = len(levels) - 1
+        scheduler._step_index = scheduler._begin_index = None
+
+    scheduler.set_timesteps = set_timesteps
+    return scheduler
