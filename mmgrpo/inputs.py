@@ -137,7 +137,8 @@ def facts(config: Config, splits: Splits) -> dict[str, bool]:
 
 def keys_of_family(owner: Family) -> frozenset[str] | None:
     """The keys of ``Prompt.meta`` that a family reads; None where it has no source."""
-    answers = [value for one in fields(owner) if (value := getattr(owner, one.name)) is not one.default]
+    used = [one for one in fields(owner) if one.name != "library"]  # which reads no rows of a run, but all families
+    answers = [value for one in used if (value := getattr(owner, one.name)) is not one.default]
     functions = [function for answer in answers for function in functions_in(answer)]
     places = {(owner.module, ""), *((one.__module__, one.__name__) for one in functions)}
     known = [keys for place in places if (keys := keys_read(*place)) is not None]
