@@ -16,11 +16,12 @@ import gradio as gr
 import torch
 
 from mmgrpo.cli.demo import parts
-from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, in_a_line
+from mmgrpo.cli.demo.kept import Question, kept
+from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, failure
 from mmgrpo.evaluation import annotate
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.isolation import score_column
+from mmgrpo.scoring.isolation import scored_or_abstained
 from mmgrpo.types import Output, Policy, Prompt, Request, Turn
 
 TITLES = {BEFORE: "Base", AFTER: "Trained"}
@@ -43,7 +44,7 @@ class Side:
 
     outputs: Sequence[Output]
     rewards: Sequence[Mapping[str, float]] = ()
-    """Values by name for each sample; NaN where a reward failed."""
+    """Values by name for each sample; NaN where a reward failed, and without a reason where it does not apply."""
     notes: Sequence[Mapping[str, Any]] = ()
     """Annotations (``Scorer.annotate``) of each sample."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -183,15 +184,22 @@ def score(opened: Opened, name: str, prompt: Prompt, outputs: Sequence[Output]) 
 
 
 def values_of(one: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> tuple[list[float], str]:
-    """The values of a reward, NaN where there is none, and why it failed."""
+    """The values of a reward, NaN where there is none, and why it failed and what to do; no reason where it only does
+    not apply."""
     nothing = [math.nan] * len(outputs)
     if one.reads_rollout:
-        return nothing, "it reads the decisions of training"
+        reason = "it reads the decisions of training, which these samples do not have; its curve is in the tab Runs"
+        return nothing, reason
     try:
-        values = score_column(one.name, one.fn, prompts, outputs, one.trusted, one.elsewhere)
-    except Exception as error:  # a reward is code of somebody else's
-        return nothing, in_a_line(error.__cause__ or error)
-    return [value if math.isfinite(value) else math.nan for value in values], ""
+        values = scored_or_abstained(one.name, one.fn, prompts, outputs, one.trusted, one.elsewhere)
+    except (RuntimeError, ValueError) as error:  # whatever the reward raised
+        return nothing, failure(error.__cause__ or error, one.name)
+    invalid = [value for value in values if value is not None and not math.isfinite(value)]
+    reason = ""
+    if invalid:
+        reason = f"it returned {invalid[0]} for {len(invalid)} of {len(values)} outputs, which it could not score; "
+        reason += f"'mmgrpo rewards {one.name}' says what it reads of a prompt"
+    return [math.nan if value is None or not math.isfinite(value) else value for value in values], reason
 
 
 # ---- what the tabs of the modalities share
@@ -202,16 +210,33 @@ class Examples:
     """Held-out prompts of pairs, read when they are first needed."""
 
     opened: Opened
-    known: dict[str, dict[str, Prompt]] = field(default_factory=dict)
+    known: dict[str, dict[str, Question]] = field(default_factory=dict)
 
     def of(self, name: str) -> dict[str, Prompt]:
-        """Examples of a pair by key, at most ``EXAMPLES``; none if its held-out file cannot be read here."""
+        """Examples of a pair by key, at most ``EXAMPLES`` of its held-out file besides those of which its run has kept
+        samples, which come first; none if neither can be read here."""
         pair = look_up(self.opened, name)
         if name not in self.known:
             prompts = pair.examples(None)
-            places = parts.spaced(len(prompts), EXAMPLES)
-            self.known[name] = {str(i): prompts[place] for i, place in enumerate(places)}
-        return self.known[name]
+            spaced = {prompts[place].id: prompts[place] for place in parts.spaced(len(prompts), EXAMPLES)}
+            whole = {one.id: one for one in prompts}
+            first = [replace(one, prompt=whole.get(one.prompt.id, one.prompt)) for one in kept(pair.run, EXAMPLES)]
+            others = [Question(one) for one in spaced.values() if one.id not in {two.prompt.id for two in first}]
+            self.known[name] = {str(i): one for i, one in enumerate([*first, *others])}
+        return {key: one.prompt for key, one in self.known[name].items()}
+
+    def kept(self, name: str, key: str) -> Comparison | None:
+        """What the run of a pair has kept of an example, as a comparison of one sample; None where it has not."""
+        self.of(name)
+        question, pair = self.known[name].get(key), look_up(self.opened, name)
+        if question is None or question.outputs is None:
+            return None
+        sides = {
+            side: Side([question.output(place)], [{title: two[place] for title, two in question.values.items()}])
+            for place, side in enumerate((BEFORE, AFTER))
+        }
+        weights = {title: pair.weights_of_rewards().get(title, 0.0) for title in question.values}
+        return Comparison(name, question.prompt, pair.config.eval.seed, 1, [*sides], question.moment, sides, weights)
 
     def get(self, name: str, key: str) -> Prompt | None:
         """An example; None for ``OWN``."""
@@ -292,7 +317,7 @@ def status_of(made: Comparison | None, doing: str = "") -> str:
     same = ", the same for both models" if both else ""
     several = "1 sample" if made.total == 1 else f"{made.total} samples"
     text = f"{several}, {noise}{same}." if made.done else f"{made.drawn} of {several} drawn."
-    alone = "" if both else " The model is not trained yet, so that only the base is shown."
+    alone = "" if both else " There is no trained model here, so that only the base is shown."
     return parts.status(f"{text}{alone} {doing}".strip())
 
 

@@ -11,11 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmgrpo.cli.errors import is_user_error
 from mmgrpo.cli.source import UNTRAINED, Source, load_weights, run_config, run_section
 from mmgrpo.cli.train import read
+from mmgrpo.config.registry import parse
 from mmgrpo.family import Family, family
 from mmgrpo.runtime.checkpoint import latest_checkpoint, step_of
 from mmgrpo.runtime.identity import MARKER
+from mmgrpo.scoring.load import common_parameters
 
 if TYPE_CHECKING:
     from mmgrpo.config.settings import Config
@@ -70,6 +73,15 @@ class Pair:
     def sides(self) -> tuple[str, ...]:
         """The models that there are now."""
         return (BEFORE, AFTER) if self.trained else (BEFORE,)
+
+    def weights_of_rewards(self) -> dict[str, float]:
+        """The weight in training of every reward, by the name that it has in metrics; none is loaded."""
+        weights = {}
+        for spec in self.config.rewards:
+            name, parameters = parse(spec)
+            common = common_parameters(name, parameters, ":" in name, elsewhere=False)
+            weights[common.title] = common.weight
+        return weights
 
     def examples(self, count: int | None) -> list[Prompt]:
         """The first held-out prompts, or all; empty if they cannot be read here."""
@@ -161,7 +173,8 @@ class Opened:
                 try:
                     one = scorer(spec, self.device)
                 except (Exception, SystemExit) as error:  # a reward is code of somebody else's
-                    failed[spec.partition("(")[0]] = in_a_line(error)
+                    written = spec.partition("(")[0]
+                    failed[written] = failure(error, written)
                 else:
                     found[one.name] = one
             self.rewards[name] = list(found.values()), failed
@@ -173,6 +186,22 @@ def in_a_line(error: BaseException, file: str = "") -> str:
     of its path."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.replace(file, Path(file).name)[:500]
+
+
+def failure(error: BaseException, reward: str) -> str:
+    """Why a reward has no values and what to do, in a line: its error, with its type and the line of the user's own
+    code unless it is addressed to users; then what is missing here, or how to see it alone."""
+    from mmgrpo.rewards import entries
+    from mmgrpo.scoring.isolation import in_words
+    from mmgrpo.scoring.manifest import obstacle
+
+    told = isinstance(error, Exception) and is_user_error(error)
+    text = in_a_line(error) if told else " ".join(in_words(error).split())[:500]
+    entry = entries().get(reward)
+    manifest = entry.read_manifest() if entry else None
+    alone = f"see it alone: mmgrpo score --reward {reward} FILE"
+    advice = (obstacle(manifest) if manifest else "") or (alone if entry else "correct it and start the demo again")
+    return text if advice in text else f"{text.rstrip('.;')}; {advice}"
 
 
 def free_memory(device: str) -> None:

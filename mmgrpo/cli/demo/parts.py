@@ -188,21 +188,25 @@ def digits(value: float, form: str = ".3g") -> str:
     return "–" if math.isnan(value) else f"{value + 0.0:{form}}"
 
 
+def reward_value(value: float, reason: str = "", form: str = ".3g") -> str:
+    """Mark-up of a value of a reward: ``failed`` where there is none for a reason, a dash where it does not apply."""
+    if math.isnan(value) and reason:
+        return f'<span class="failed" title="{escaped(reason)}">failed</span>'
+    return digits(value, form)
+
+
 def rewards_list(values: Mapping[str, float], reasons: Mapping[str, str], *facts: str) -> str:
-    """Mark-up of rewards by name, then of ``facts``; a reward without a value is shown as failed."""
-    items = []
-    for name, value in values.items():
-        title = f' title="{escaped(reasons.get(name, "no value for this output"))}"'
-        text = '<b class="failed">failed</b>' if math.isnan(value) else f"<b>{digits(value, '.3f')}</b>"
-        items.append(f"<li{title if math.isnan(value) else ''}>{escaped(name)} {text}</li>")
+    """Mark-up of rewards by name, then of ``facts``."""
+    cells = {name: reward_value(value, reasons.get(name, ""), ".3f") for name, value in values.items()}
+    items = [f"<li>{escaped(name)} <b>{cell}</b></li>" for name, cell in cells.items()]
     items += [f"<li>{escaped(fact)}</li>" for fact in facts]
     return f'<ul class="rewards">{"".join(items)}</ul>' if items else ""
 
 
 def reasons_list(reasons: Mapping[str, str]) -> str:
-    """Mark-up of why rewards failed, folded away."""
-    items = "".join(f"<p>{escaped(name)}: {escaped(reason[:400])}</p>" for name, reason in reasons.items())
-    return f"<details><summary>why rewards failed</summary><small>{items}</small></details>" if items else ""
+    """Mark-up of which rewards failed, and why."""
+    items = "".join(f"<li><b>{escaped(name)}</b> failed: {escaped(reason)}</li>" for name, reason in reasons.items())
+    return f'<ul class="note">{items}</ul>' if items else ""
 
 
 # ---- uploads

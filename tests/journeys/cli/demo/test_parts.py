@@ -75,8 +75,8 @@ def test_no_text_becomes_mark_up_or_a_template():
 def test_rewards_are_listed_and_failures_named():
     text = parts.rewards_list({"a": 0.5, "b": NAN, "c": NAN}, {"b": "broke"}, "3 tokens")
     assert text == (
-        '<ul class="rewards"><li>a <b>0.500</b></li><li title="broke">b <b class="failed">failed</b></li>'
-        '<li title="no value for this output">c <b class="failed">failed</b></li><li>3 tokens</li></ul>'
+        '<ul class="rewards"><li>a <b>0.500</b></li><li>b <b><span class="failed" title="broke">failed</span></b></li>'
+        "<li>c <b>–</b></li><li>3 tokens</li></ul>"
     )
     assert parts.rewards_list({}, {}) == "" == parts.reasons_list({})
     assert [parts.digits(value) for value in (NAN, -0.0, 0.12345)] == ["–", "0", "0.123"]

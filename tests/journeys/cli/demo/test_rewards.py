@@ -15,7 +15,9 @@ from mmgrpo.cli import score as score_command
 from mmgrpo.cli.demo import parts, rewards
 from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.rewards import Score, attack_html, attacked, effect, verdict
+from mmgrpo.config.plugins import PYPI, WEIGHTS, registered
 from mmgrpo.rewards import entries
+from mmgrpo.runtime.pypi_weights import is_downloaded
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.evaluation.attacks import DAMAGES, damaged
 from tests.journeys.cli.demo.fakes import BUSY, EVIL, LONG, MOVING, NAN, page, silent
@@ -56,7 +58,7 @@ def test_only_names_of_the_table_are_rewards(name):
 
 
 def test_all_rewards_are_listed_those_of_the_upload_first(monkeypatch):
-    monkeypatch.setattr(rewards, "in_cache", lambda name: False)  # another test may be downloading
+    monkeypatch.setattr(rewards, "is_downloaded", lambda source: False)  # another test may be downloading
     names = [name for _, name in rewards.choices("Audio")]
     assert sorted(names) == sorted(entries())
     fits = ["Audio" in rewards.kinds(entries()[name]) for name in names]
@@ -83,8 +85,7 @@ def test_all_rewards_are_listed_those_of_the_upload_first(monkeypatch):
 def test_what_is_missing_is_said_and_not_tried(name, reason, monkeypatch, tmp_path):
     """Where nothing has been downloaded yet."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("reward_models.wheels.CACHE", tmp_path)
-    monkeypatch.setattr("pipelines.speech.whisper_weights.CACHE", tmp_path / "whisper")
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(rewards, "scorer", lambda *given: pytest.fail("it was loaded"))
     output = {"Text": Text("3"), "Image": BUSY, "Audio": LONG}[entries()[name].read_manifest().scores[0]]  # type: ignore[union-attr]
     made = score(name, output)
@@ -93,12 +94,17 @@ def test_what_is_missing_is_said_and_not_tried(name, reason, monkeypatch, tmp_pa
 
 
 def test_weights_that_were_downloaded_are_not_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr("reward_models.wheels.CACHE", tmp_path)
-    (tmp_path / "brisque-0.2.0").mkdir()
+    """Of every registered name: its own folder says so, and no other."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sources = [f"{PYPI}{point.name}" for point in registered(WEIGHTS)]
+    assert len(sources) > 8 and not any(map(is_downloaded, [*sources, f"{PYPI}nothing"]))
+    for point in registered(WEIGHTS):
+        folder = point.load().folder.expanduser()
+        folder.mkdir(parents=True)
+        assert [source for source in sources if is_downloaded(source)] == [f"{PYPI}{point.name}"]
+        folder.rmdir()
+    (tmp_path / ".cache" / "mmgrpo" / "brisque-0.2.0").mkdir()
     assert not rewards.missing("brisque") and rewards.missing("niqe")
-    for there, folder in ((True, tmp_path), (False, tmp_path / "nothing")):
-        monkeypatch.setattr("pipelines.speech.whisper_weights.CACHE", folder)
-        assert rewards.in_cache("whisper-tiny.en") is there
 
 
 def test_a_module_of_the_working_directory_never_stands_in_for_a_reward_of_the_table(monkeypatch, tmp_path):
@@ -135,9 +141,9 @@ def test_what_fails_is_shown_as_failed_with_a_line(name, output, reason):
     assert f"<td>{rewards.FAILED}</td>" in table and reason in table
 
 
-def test_nan_is_failed(monkeypatch):
+def test_a_reward_that_does_not_apply_says_so(monkeypatch):
     monkeypatch.setattr(rewards, "values_of", lambda *given: ([math.nan], ""))
-    assert "could not score this output" in score("exact", Text("3"), "3").reason
+    assert "does not apply" in score("exact", Text("3"), "3").reason
 
 
 # ---- attacks
@@ -241,7 +247,7 @@ def test_an_attack_shows_values_as_they_come_and_at_last_the_verdict(functions, 
 
 
 def test_an_upload_is_shown_with_the_rewards_and_attacks_of_its_kind(functions, image, monkeypatch):
-    monkeypatch.setattr(rewards, "in_cache", lambda name: False)  # another test may be downloading
+    monkeypatch.setattr(rewards, "is_downloaded", lambda source: False)  # another test may be downloading
     shown, choices, attacks = functions["look"](image, None)
     assert "<figcaption>your upload</figcaption>" in shown
     assert choices["choices"] == rewards.choices("Image") != rewards.choices()

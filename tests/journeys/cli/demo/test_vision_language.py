@@ -87,9 +87,10 @@ def test_rewards_that_fail_are_said_with_their_reasons():
     found.rewards["a"] = rewards, {"absent": "not installed"}
     base = asked(found, count=3).split("<h3>Trained</h3>")[0]
     # The mean has two failed rewards, the answers two, three and three.
-    assert base.count(">failed</b>") == 2 + 2 + 3 + 3 and base.count("partial <b>0.250</b>") == 2
-    reasons = base.split("why rewards failed")[1]
-    assert "absent: not installed" in reasons and "broken: " in reasons and "&lt;img" in reasons
+    assert base.count(">failed</span>") == 2 + 2 + 3 + 3 and base.count("partial <b>0.250</b>") == 2
+    reasons = base.split('<ul class="note">')[1]
+    assert all(f"<b>{name}</b> failed: " in reasons for name in ("absent", "broken", "partial"))
+    assert "not installed" in reasons and "inf for 2 of 3" in reasons and "&lt;img" in reasons
 
 
 def test_texts_of_visitors_and_models_are_escaped():

@@ -115,7 +115,7 @@ def test_the_table_of_the_chosen_samples_has_the_difference_and_the_failures():
     assert "change" not in alone and "trained #" not in alone
     assert rewards_table(None, {}) == "" == rewards_table(comparison((1.0,)), {})
     failed = rewards_table(drawn(2), {BEFORE: 1, AFTER: 1})
-    assert failed.count("<td>failed</td>") == 4 and "<li>missing failed: not there</li>" in failed
+    assert failed.count(">failed</span></td>") == 4 and "<li><b>missing</b> failed: not there</li>" in failed
     assert failed.count("<small>trained on</small>") == 1 and "<img src=x" not in failed
 
 
@@ -143,7 +143,7 @@ def test_videos_have_players_and_a_model_alone_has_its_image():
     last = results(painters(videos=True), "a", "a wall", None, 3, 1)[-1]
     assert not last[2]["visible"] and last[3].count('src="data:video/mp4;base64,') == 2
     last = results(painters([BEFORE]), "a", "a wall", None, 3, 2)[-1]
-    assert last[3].count("<img") == 1 and not last[2]["visible"] and "not trained yet" in status_of(last[0])
+    assert last[3].count("<img") == 1 and not last[2]["visible"] and "no trained model" in status_of(last[0])
 
 
 def test_errors_are_one_line_without_mark_up_and_other_models_are_refused():

@@ -19,8 +19,9 @@ import torch
 
 from mmgrpo.cli import evaluate_rewards
 from mmgrpo.cli.demo import parts, vote, vote_store
+from mmgrpo.cli.demo.kept import Question, kept
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
-from mmgrpo.cli.demo.vote import ANY, Question, Trial, questions, reveal_html, same, sides_html
+from mmgrpo.cli.demo.vote import ANY, Trial, questions, reveal_html, same, sides_html
 from mmgrpo.cli.demo.vote_store import (
     BOTH_BAD,
     LEFT,
@@ -35,7 +36,7 @@ from mmgrpo.cli.demo.vote_store import (
 from mmgrpo.runtime.folder import UNSUPPORTED
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from reward_models.evaluation.protocols import read_benchmark
-from tests.journeys.cli.demo.fakes import BUSY, EVIL, FLAT, KINDS, Model, holding, pair, trial
+from tests.journeys.cli.demo.fakes import BUSY, EVIL, FLAT, KINDS, NAN, Model, holding, pair, trial
 
 
 def opened_on(folder: Path, one: Pair, *models: Any) -> Opened:
@@ -109,6 +110,8 @@ def test_rewards_of_the_run_give_their_verdict_after_the_vote(tmp_path):
     words = reveal_html(made, RIGHT)
     assert "You preferred the right one: <strong>before training</strong>." in words
     assert words.count("not known") == 3 and words.count("<td>after training</td>") == 1
+    assert {*made.reasons} == {"ocr", "clip_score", "nothing"} and "nobody/nothing" in made.reasons["clip_score"]
+    assert words.count("</b> failed: ") == 3
     assert [vote.preference(*two) for two in ((1.0, 2.0), (2.0, 1.0), (1.0, 1.0))] == [
         "after training",
         "before training",
@@ -175,8 +178,8 @@ def functions(page: Any, name: str) -> list[Any]:
 def test_a_vote_from_the_first_click_to_the_tally(wired):
     page, opened = wired
     (draw,), store = functions(page, "draw"), functions(page, "store")
-    first, *_, (trial, asked, sides, reveal, *buttons) = draw.fn("a", "0", None, lambda *place, **words: None)
-    assert [one["interactive"] for one in first[4:]] == [False] * 5 + [True]  # drawing can be cancelled, not voted on
+    first, *_, (_, trial, asked, sides, reveal, *buttons) = draw.fn("a", "0", None, None, lambda *place, **words: None)
+    assert [one["interactive"] for one in first[5:]] == [False] * 5 + [True]  # drawing can be cancelled, not voted on
     assert "&lt;img src=x" in asked and "onerror=alert(1)>" not in asked
     assert sides.count("data:image/png") == 2 and not reveal and "training" not in sides
     assert [one["interactive"] for one in buttons] == [True] * 6
@@ -200,7 +203,7 @@ def test_an_unknown_pair_opens_nothing(wired):
         with pytest.raises(gr.Error, match="model: got"):
             choose.fn(name)
         with pytest.raises(gr.Error, match="model: got"):
-            next(draw.fn(name, ANY, ""))
+            next(draw.fn(name, ANY, "", None))
     prompts, typed, counts, *_ = choose.fn("a")
     assert prompts["value"] == ANY, "the prompt that was chosen before may be none of these"
     assert prompts["choices"] == [("any held-out prompt", ANY), (EVIL, "0"), ("b", "1")] and typed["visible"]
@@ -213,7 +216,7 @@ def drawing(opened, place="0", typed=""):
         vote.tab(opened)
     told = []
     (draw,) = functions(page, "draw")
-    steps = list(draw.fn("a", place, typed, lambda *given, **words: told.append((*given, words["desc"]))))
+    steps = list(draw.fn("a", place, typed, None, lambda *given, **words: told.append((*given, words["desc"]))))
     return steps, told
 
 
@@ -225,6 +228,41 @@ def test_a_cancellation_and_another_pair_leave_nothing_to_vote_on(wired):
     _, typed, _, state, *shown = choose.fn("a")
     assert typed["value"] == "" and state is None and shown[:3] == ["", "", ""]
     assert [one["interactive"] for one in shown[3:]] == [False] * 6
+
+
+def test_the_next_trial_is_drawn_while_the_visitor_looks_at_this_one(wired):
+    """It is shown without asking a model; one for other choices is not, and what fails ahead fails when it is asked."""
+    page, opened = wired
+    (draw,), (prepare,) = functions(page, "draw"), functions(page, "prepare")
+    *_, ready = prepare.fn("a", ANY, "")
+    models = list(opened.loaded.values())
+    counts = [len(one.asked) for one in models]
+    *_, (used, shown, *_) = draw.fn("a", ANY, "", ready)
+    assert used is None and shown is ready.trial and [len(one.asked) for one in models] == counts == [1, 1]
+    *_, (_, other, *_) = draw.fn("a", "1", "", ready)
+    assert other.prompt.text == "b" and [len(one.asked) for one in models] == [2, 2]
+    assert list(prepare.fn("b", ANY, "")) == [None]
+
+
+def test_samples_that_a_run_kept_are_ready_when_the_page_opens(tmp_path):
+    """Of images as of texts, with their rewards, and without a model; clips, which are kept smaller, are drawn."""
+    folder = tmp_path / "run" / "samples"
+    for moment, output in (("before", FLAT), ("step-000020", BUSY)):
+        (folder / moment).mkdir(parents=True)
+        (folder / moment / "0.png").write_bytes(parts.png(parts.to_pil(output)))
+        rows = [{**completion(n, ""), "image": f"{moment}/0.{suffix}"} for n, suffix in enumerate(("png", "webp"))]
+        (folder / f"{moment}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (one,) = kept(tmp_path / "run", 9)
+    assert same(one.output(0), FLAT) and same(one.output(1), BUSY) and one.moment == "000020"
+    opened = opened_on(tmp_path, pair(weights="", run=tmp_path / "run"))
+    assert vote.compared(opened) == ["a"]
+    with gr.Blocks() as page:
+        vote.tab(opened)
+    (choose,) = functions(page, "choose")
+    _, typed, _, shown, asked, sides, _, *buttons = choose.fn("a")
+    assert same(shown.outputs[AFTER], BUSY) and "question 0" in asked and sides.count("<img") == 2
+    assert not typed["visible"] and [one["interactive"] for one in buttons] == [True] * 6
+    assert shown.values == {"task": (1.0, 1.0), "none": (pytest.approx(NAN, nan_ok=True),) * 2}
 
 
 def test_media_of_a_prompt_that_cannot_be_read_are_left_out(tmp_path, capsys):

@@ -1,0 +1,88 @@
+"""Samples that a run has kept of its held-out prompts, before training and at its last evaluation: they are shown and
+voted on at once, without a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.cli.demo.models import AFTER
+from mmgrpo.cli.demo.parts import decoded
+from mmgrpo.report.audio_player import MIME
+from mmgrpo.report.cards import Row, read_completions
+from mmgrpo.report.media import IMAGE_SUFFIXES, contained
+from mmgrpo.types import Media, Output, Prompt, Text, Turn
+
+MOVING = (".gif", ".webp")
+"""Suffixes of clips as a report plays them, which are smaller than the videos were."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and what both sides made of it where a run has kept that: a text, or the file of another output."""
+
+    prompt: Prompt
+    outputs: tuple[Output | Media, Output | Media] | None = None
+    values: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Rewards before and after, NaN where there is none."""
+    moment: str = ""
+    """When the second was made: ``model`` for the end of the run, else the step."""
+
+    def output(self, place: int) -> Output:
+        """What one side made, read where it is a file."""
+        assert self.outputs is not None
+        one = self.outputs[place]
+        return decoded(one) if isinstance(one, Media) else one
+
+
+def kept(run: Path | None, most: int) -> list[Question]:
+    """At most ``most`` held-out prompts of which ``samples`` in a run folder has an output of both moments, in the
+    order of the file; damaged files have none, and links out of the folder are not followed."""
+    if run is None or contained(run, "samples") is None:
+        return []
+    folder = run / "samples"
+    try:
+        moments = next(iter(read_completions(folder).values()), {})
+    except (OSError, ValueError):
+        return []
+    if len(moments) < 2:
+        return []
+    last = [*moments][-1]
+    first = {row["id"]: row for row in next(iter(moments.values()))}
+    pairs = [(first[row["id"]], row) for row in moments[last] if row["id"] in first]
+    when = "model" if last == AFTER else last.removeprefix("step-")
+    questions = []
+    for before, after in pairs[:most]:
+        outputs = _output(folder, before), _output(folder, after)
+        if outputs[0] is not None and outputs[1] is not None:
+            values = {
+                name: (_float(before["rewards"].get(name)), _float(end)) for name, end in after["rewards"].items()
+            }
+            questions.append(Question(_prompt(folder, after), (outputs[0], outputs[1]), values, when))
+    return questions
+
+
+def _output(folder: Path, row: Row) -> Output | Media | None:
+    """None for a file that is not there, and for one that is less than the output was."""
+    name = row.get("image") or row.get("sound")
+    if Path(name or "").suffix.lower() in MOVING:
+        return None
+    return _medium(folder, name) if name else Text(row["completion"])
+
+
+def _prompt(folder: Path, row: Row) -> Prompt:
+    media = tuple(medium for name in row["media"] if (medium := _medium(folder, name)))
+    return Prompt(row["prompt"], row["id"], row["answer"], row["task"], row["meta"], (Turn("user", media),))
+
+
+def _medium(folder: Path, name: str) -> Media | None:
+    suffix, path = Path(name).suffix.lower(), contained(folder, name)
+    kind = "image" if suffix in IMAGE_SUFFIXES else "audio" if suffix in MIME else ""
+    return Media(kind, str(path)) if kind and path else None
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
