@@ -281,7 +281,7 @@ def tab(opened: Opened) -> None:
             *_, first = steps(name, ANY, "", at_once=True) if ready else [None]
         typed = can_be_typed(pair, several)
         prompts = gr.update(choices=[*anyone, *labels], value=ANY)
-        shown = opened_on(first) if first else (None, "", "", "", *closed())
+        shown = opened_on(first) if isinstance(first, Trial) else (None, "", "", "", *closed())
         return prompts, gr.update(value="", visible=typed), counts, *shown
 
     def opened_on(trial: Trial) -> tuple[Any, ...]:
