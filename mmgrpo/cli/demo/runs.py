@@ -1,4 +1,4 @@
-"""The tab Runs: curves of several runs, their results, samples by step, and settings that differ.
+"""The tab Runs: what training did to held-out prompts, other curves of several runs, samples by step, and settings.
 
 Run folders are untrusted input, and can be written at the same time: a run that cannot be read is a sentence that says
 why, and the other runs are shown. Every value is escaped by the templates of mmgrpo/report.
@@ -24,13 +24,15 @@ from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.parts import QUIET
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.cards import Row, Section, read_completions, section
+from mmgrpo.report.hacking import Measured
 from mmgrpo.report.html import correlation_table, error_rate_table, extra_tables, head, reward_table
 from mmgrpo.report.media import MediaFolder, Medium, contained, shown_image
 from mmgrpo.report.plots import running_mean, series, thinned, title_of
 from mmgrpo.report.render import render
-from mmgrpo.report.run_folder import FILES, PARTS, RunFolder, read_run
+from mmgrpo.report.run_folder import FILES, PARTS, RunFolder, read_measured, read_run
 from mmgrpo.report.untrusted import printable
 from mmgrpo.runtime.identity import MARKER
+from mmgrpo.statistics import Interval, bootstrap_mean
 
 # ---- reading
 
@@ -43,6 +45,10 @@ SETTINGS, LETTERS, LEVELS = 2000, 400, 8
 kilobyte a value of gigabytes."""
 METRICS = 10_000
 """Names to choose from."""
+RESAMPLES = 2000
+"""Draws of the bootstrap of an interval in a chart."""
+HELD_OUT = "held-out "
+"""What the name of a reward over the held-out prompts begins with."""
 
 Signature = tuple[tuple[str, int, int], ...]
 """Names, times in nanoseconds and sizes of the files of a run."""
@@ -59,6 +65,25 @@ class Look:
     problem: str = ""
     completions: Mapping[str, Mapping[str, Sequence[Row]]] = field(default_factory=dict)
     """Completions by file of prompts and moment."""
+    evaluations: Sequence[Measured] = ()
+    """The values of the held-out prompts, by step."""
+    intervals: dict[str, Sequence[tuple[int, Interval]]] = field(default_factory=dict)
+    """What ``held_out`` has computed."""
+
+    def held_out(self, reward: str) -> Sequence[tuple[int, Interval]]:
+        """The mean of a reward over the held-out prompts at every evaluation, with its bootstrap interval."""
+        if reward not in self.intervals:
+            columns = [(one.step, one.values[reward]) for one in self.evaluations if reward in one.values]
+            known = [(step, column[np.isfinite(column)]) for step, column in columns]
+            self.intervals[reward] = [(step, bootstrap_mean(some, RESAMPLES)) for step, some in known if some.size]
+        return self.intervals[reward]
+
+    def metrics(self) -> list[str]:
+        """Names of metrics: held-out rewards, those that are trained on first, then those of the optimizer steps."""
+        trained = {name for one in self.evaluations for name in one.directions}
+        rewards = dict.fromkeys(name for one in self.evaluations for name in one.values)
+        first = sorted(rewards, key=lambda name: name not in trained)
+        return [*(f"{HELD_OUT}{name}" for name in first), *(self.run.metric_names() if self.run else ())]
 
     @property
     def running(self) -> bool:
@@ -108,7 +133,8 @@ def read_look(name: str, folder: Path) -> Look:
         try:
             samples = folder / "samples"
             completions = read_completions(samples) if contained(folder, "samples") else {}
-            return Look(name, folder, read_run(folder), completions=completions)
+            measured = sorted(read_measured(folder), key=lambda one: (one.step, one.final))
+            return Look(name, folder, read_run(folder), completions=completions, evaluations=measured)
         except FileNotFoundError as error:
             problem = f"{Path(error.filename or '').name} has vanished while it was read"
         except OSError as error:
@@ -121,11 +147,13 @@ def read_look(name: str, folder: Path) -> Look:
 
 
 def metrics_of(looks: Sequence[Look]) -> list[str]:
-    """Names of all metrics, those of most runs first, rewards before others, then in order of appearance."""
-    counts = Counter(name for look in looks if look.run for name in look.run.metric_names())
+    """Names of all metrics, those of most runs first, held-out rewards before those of training and those before
+    others, then in order of appearance."""
+    counts = Counter(name for look in looks if look.run for name in look.metrics())
 
-    def rank(name: str) -> tuple[bool, int]:
-        return not (name.startswith("reward/") and name.endswith("/mean")), -counts[name]
+    def rank(name: str) -> tuple[bool, bool, int]:
+        training = name.startswith("reward/") and name.endswith("/mean")
+        return not name.startswith(HELD_OUT), not training, -counts[name]
 
     return sorted(counts, key=rank)[:METRICS]
 
@@ -144,6 +172,17 @@ def curve_points(look: Look, metric: str, seconds: bool, percent: int) -> Points
     x, y = thinned(across, running_mean(values, percent) if percent else values, POINTS)
     known = np.isfinite(x) & np.isfinite(y)
     return list(zip(x[known].astype(float).tolist(), y[known].tolist(), strict=True))
+
+
+def interval_curve(look: Look, metric: str, seconds: bool) -> Curve:
+    """The curve of a held-out reward of a run with its intervals; ``seconds`` are those of training."""
+    points = look.held_out(metric.removeprefix(HELD_OUT))
+    if seconds and look.run:
+        steps, times = series(look.run.metrics, "seconds")
+        at = {0: 0.0, **dict(zip(steps.tolist(), times.tolist()))}
+        points = [(at[step], one) for step, one in points if np.isfinite(at.get(step, np.nan))]
+    mean, low, high = ([(float(x), getattr(one, end)) for x, one in points] for end in ("mean", "low", "high"))
+    return Curve(look.name, mean, mean, low, high)
 
 
 def differences(looks: Sequence[Look]) -> dict[str, list[str]]:
@@ -202,8 +241,12 @@ def heading(moment: str, name: str = HELDOUT) -> str:
 def chart(looks: Sequence[Look], metric: str, axis: str, percent: int) -> str:
     """The curves of a metric, a colour for each run."""
     title, seconds = title_of(metric), axis == SECONDS
+    if held_out := metric.startswith(HELD_OUT):
+        title = f"{title}: mean over prompts, 95 % intervals"
     curves = [
-        Curve(look.name, curve_points(look, metric, seconds, 0), curve_points(look, metric, seconds, percent))
+        interval_curve(look, metric, seconds)
+        if held_out
+        else Curve(look.name, curve_points(look, metric, seconds, 0), curve_points(look, metric, seconds, percent))
         for look in looks
     ]
     without = [curve.name for curve in curves if not curve.thin]
@@ -295,7 +338,6 @@ STEP, SECONDS = "optimizer step", "seconds"
 EVERY = 5.0
 """Seconds after which a run that is unfinished is looked at again."""
 Number = float | int
-NOTHING = "No run is open. Train one (`mmgrpo train --recipe visual/demo`), and name its folder: `mmgrpo demo runs`."
 
 
 def chosen_of(opened: Opened, names: Sequence[str] | None) -> dict[str, Path]:
@@ -368,24 +410,23 @@ def moment_label(moments: Sequence[str], number: int) -> str:
 
 def tab(opened: Opened) -> None:
     """Build the tab. Runs are read when the page is opened."""
-    note = gr.Markdown(NOTHING, visible=not opened.runs, elem_id="runs-none")
     with gr.Row():
         chosen = gr.Dropdown(
             list(opened.runs), value=list(opened.runs)[:FIRST], multiselect=True, label="runs", elem_id="runs-choose",
             max_choices=MOST, scale=4, min_width=240,
         )  # fmt: skip
-        refresh = gr.Button("Refresh", elem_id="runs-refresh", size="md", scale=1, min_width=160)
+        # Any value is taken: the names to choose from change with the runs, and an unknown one has no curve.
+        metric = gr.Dropdown(
+            [], label="metric", elem_id="runs-metric", scale=3, min_width=200, allow_custom_value=True
+        )  # fmt: skip
+        refresh = gr.Button("Refresh", elem_id="runs-refresh", size="md", scale=1, min_width=120)
+    plot = gr.HTML(elem_id="runs-curves", padding=False)
     at = gr.Slider(1, 2, step=1, label="samples", visible=False, elem_id="runs-moment")
     samples = gr.HTML(elem_id="runs-samples", padding=False)
     details = gr.HTML(elem_id="runs-details", padding=False)
-    with gr.Row():
-        # Any value is taken: the names to choose from change with the runs, and an unknown one has no curve.
-        metric = gr.Dropdown(
-            [], label="metric", elem_id="runs-metric", scale=3, min_width=240, allow_custom_value=True
-        )  # fmt: skip
+    with gr.Accordion("axis and smoothing of the chart", open=False, elem_id="runs-chart"), gr.Row():
         axis = gr.Radio([STEP, SECONDS], value=STEP, label="horizontal axis", elem_id="runs-axis", min_width=240)
         percent = gr.Slider(0, 20, value=10, step=1, label="smoothing, %", elem_id="runs-smooth", min_width=240)
-    plot = gr.HTML(elem_id="runs-curves", padding=False)
     with gr.Accordion("settings that differ", open=False, elem_id="runs-settings"):
         settings = gr.HTML(elem_id="runs-differences", padding=False)
     timer = gr.Timer(EVERY, active=False)
@@ -424,14 +465,14 @@ def tab(opened: Opened) -> None:
             else "no new runs in the opened folders"
         )
         names = [*(names or ()), *new][:MOST]
-        return gr.Dropdown(list(opened.runs), value=names), gr.Markdown(visible=not opened.runs)
+        return gr.Dropdown(list(opened.runs), value=names)
 
     choices = [chosen, metric, axis, percent]
     parts = [metric, plot, details, settings, at, samples, timer, seen]
     if Context.root_block:  # the page
         Context.root_block.load(first, choices, [chosen, *parts], **QUIET)
     chosen.input(show, choices, parts, **QUIET)
-    refresh.click(look_again, [chosen], [chosen, note], **QUIET).success(show, choices, parts, **QUIET)
+    refresh.click(look_again, [chosen], [chosen], **QUIET).success(show, choices, parts, **QUIET)
     timer.tick(changed, [seen, *choices, at], parts, **QUIET)
     last: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
     for control in (metric.input, axis.input, percent.input):

@@ -70,9 +70,18 @@ def runs(tmp_path_factory) -> Path:
 
 
 @contextmanager
-def demo_of(runs: Path, folder: Path) -> Iterator[str]:
-    """``mmgrpo demo`` in a process of its own, with its files in ``folder``; its address."""
-    arguments = ["demo", str(runs), "--port", "0", "--device", "cpu", "--votes", str(folder / "votes.jsonl")]
+def demo_of(runs: Path | None, folder: Path) -> Iterator[str]:
+    """``mmgrpo demo`` in a process of its own, with its files in ``folder``; its address. None opens no run."""
+    arguments = [
+        "demo",
+        *([str(runs)] if runs else []),
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--votes",
+        str(folder / "votes.jsonl"),
+    ]
     variables = environment(GRADIO_TEMP_DIR=str(folder / "cache"))
     with (folder / "demo.log").open("w") as log:
         demo = subprocess.Popen([*COMMAND, *arguments], env=variables, cwd=folder, stdout=log, stderr=log)

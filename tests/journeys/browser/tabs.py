@@ -249,6 +249,7 @@ def runs(page: Any) -> None:
     page.locator("#runs-curves figcaption", has_text=re.compile("^loss$")).wait_for()
     assert page.locator("#runs-curves polyline.thick").count() == shown + 1 - page.locator("#runs-curves .soft").count()
     at_rest(page)
+    page.locator("#runs-chart button").first.click()
     page.locator("#runs-axis").get_by_label("seconds").check()
     page.locator("#runs-curves .axis", has_text="seconds").wait_for()
 

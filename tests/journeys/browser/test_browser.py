@@ -14,7 +14,7 @@ from mmgrpo.cli.demo.app import TABS
 from mmgrpo.cli.demo.vote_store import read_votes
 from mmgrpo.report.html import write_report
 from tests.journeys.browser import keyboard
-from tests.journeys.browser.conftest import ANSWER, NARROW
+from tests.journeys.browser.conftest import ANSWER, NARROW, WIDE, demo_of
 from tests.journeys.browser.runs import KINDS
 from tests.journeys.browser.tabs import STEPS, is_shown, to_tab
 
@@ -44,6 +44,23 @@ def test_a_tab_can_be_used_with_the_keyboard_alone_in_a_narrow_window(open_page,
     to_tab(watched.page, name)
     keyboard.STEPS[name](watched.page)
     assert watched.overflow() == []
+
+
+@pytest.mark.nightly
+def test_without_a_run_the_chart_and_a_pair_of_the_stored_one_are_on_the_first_screen(open_page, tmp_path):
+    with demo_of(None, tmp_path) as address:
+        page = open_page(address).page
+        page.locator("#runs-curves .band").first.wait_for(state="attached")
+        page.locator("#runs-samples img").nth(1).wait_for()
+        at = page.evaluate(
+            "[...document.querySelectorAll('#runs-curves svg, #runs-samples img')].slice(0, 3)"
+            ".map(one => one.getBoundingClientRect().top)"
+        )
+        assert at[0] < min(at[1:]) and max(at) < WIDE["height"]
+        to_tab(page, "Vote")
+        page.locator("#vote-left-button:enabled").wait_for()
+        to_tab(page, "Visual")
+        page.locator("#visual-slider img").nth(1).wait_for()
 
 
 def test_every_tab_is_reached_with_the_keyboard_alone(open_page, demo):

@@ -19,7 +19,7 @@ import pytest
 
 from mmgrpo.cli.demo import Args, app, gate, look, main
 from mmgrpo.cli.demo.app import TABS, build, free_port, header, launch, listen, read_password, serve
-from mmgrpo.cli.demo.models import Opened, open_all
+from mmgrpo.cli.demo.models import STORED, Opened, open_all
 from tests import ROOT
 from tests.journeys.browser.answers import at_rest, press, watch
 from tests.journeys.browser.conftest import ANSWER, browsing, skip_without_browser
@@ -82,6 +82,8 @@ def test_the_head_says_what_is_opened_and_what_is_left_out():
     for count, words in ((1, "1 run: run0;"), (2, "2 runs: run0, run1;"), (6, "run4, run5;"), (7, "run5 and 1 more;")):
         few = dict(list(runs.items())[:count])
         assert words in header(Opened(few, {"run0": painters().pairs["a"]}, Path("v"))), "a run is named once"
+    stored = Opened({STORED: Path("/")}, {}, Path("v"))
+    assert "mmgrpo train --recipe visual/demo" in header(stored) and "--recipe" not in text
     text = header(Opened({EVIL: Path("/")}, {}, Path("v"), left_out={EVIL: EVIL}))
     assert "1 run: " in text and "1 run not opened or only in part" in text
     assert text.count("onerror") == 3 and "<img" not in text

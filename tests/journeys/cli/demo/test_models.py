@@ -14,11 +14,14 @@ import torch
 
 from mmgrpo.cli.demo import Args
 from mmgrpo.cli.demo import models as opening
+from mmgrpo.cli.demo.kept import kept
 from mmgrpo.cli.demo.models import (
     AFTER,
     BEFORE,
     EMBEDDED,
     NAMED,
+    STORED,
+    STORED_RUN,
     Opened,
     Pair,
     find_runs,
@@ -27,10 +30,12 @@ from mmgrpo.cli.demo.models import (
     run_pair,
     trained_model,
 )
+from mmgrpo.cli.demo.runs import metrics_of, read_look
 from mmgrpo.cli.train import read
 from mmgrpo.config.reading import write_yaml
 from mmgrpo.family import Family, family
-from mmgrpo.types import Policy, Request
+from mmgrpo.report.groups import group_steps
+from mmgrpo.types import Image, Policy, Request
 from tests.journeys.cli import quick
 from tests.journeys.cli.demo.fakes import Model
 from tests.journeys.cli.demo.fakes import pair as pair_of
@@ -103,7 +108,18 @@ def test_a_folder_without_runs_is_an_error_unless_it_is_the_default(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="'runs'"):
         open_all(Args(runs=["runs"]), "cpu")
-    assert open_all(Args(), "cpu").runs == {}
+    found = open_all(Args(), "cpu")
+    assert found.runs == {STORED: STORED_RUN} and found.pairs[STORED].sides == (BEFORE,)
+
+
+def test_the_stored_run_is_small_and_shows_what_training_changed():
+    assert sum(path.stat().st_size for path in STORED_RUN.rglob("*") if path.is_file()) <= 300_000
+    pairs = kept(STORED_RUN, 99)
+    assert len(pairs) >= 8 and all(isinstance(one.output(place), Image) for one in pairs for place in (0, 1))
+    found = read_look("a", STORED_RUN)
+    (first, before), *_, (last, after) = found.held_out("scene_all")
+    assert metrics_of([found])[0] == "held-out scene_all" and first == 0 < last and after.mean > before.mean
+    assert group_steps(STORED_RUN)
 
 
 def test_without_options_the_runs_of_the_working_directory_are_opened(folder, monkeypatch):

@@ -171,6 +171,24 @@ def test_a_curve_is_over_steps_or_seconds_and_is_smoothed(tmp_path):
     assert curve_points(look, "another", False, 0) == []
 
 
+def test_the_reward_that_is_trained_on_is_shown_first_over_the_held_out_prompts(tmp_path):
+    folder = write_run(tmp_path / "a", metrics={"reward/t/mean": 1.0})
+    (folder / "evaluations").mkdir()
+    for title, step, mean in (("before", 0, 0.25), ("step-000002", 2, 0.5), ("after", 4, 0.75)):
+        values = {"h": [1.0, 0.0], "t": [mean, mean, None]}
+        record = {"step": step, "prompts": ["x", "y", "z"], "trained": {"t": 1.0}, "values": values}
+        (folder / "evaluations" / f"{title}.json").write_text(json.dumps(record))
+    parts = overview(opened(folder))
+    names = [name for _, name in parts["metric"].choices]
+    assert parts["metric"].value == "held-out t" and names[:3] == ["held-out t", "held-out h", "reward/t/mean"]
+    assert parts["curves"].count('class="band"') == 1 and "0.25 to 0.75 [0.75, 0.75]" in parts["curves"]
+    look = read_look("a", folder)
+    assert runs.interval_curve(look, "held-out t", False).thin == [(0, 0.25), (2, 0.5), (4, 0.75)]
+    assert runs.interval_curve(look, "held-out t", True).thin == [(0, 0.25), (1, 0.5), (2, 0.75)]
+    wide = runs.interval_curve(look, "held-out h", False)
+    assert wide.low[0] == (0, 0) and wide.high[0] == (0, 1) and wide.thick[0] == (0, 0.5)
+
+
 def test_missing_values_are_left_out_and_long_curves_thinned(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "a")
     with (folder / "metrics.jsonl").open("a") as file:
