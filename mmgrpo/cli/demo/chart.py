@@ -29,15 +29,18 @@ class Curve:
     low: Points = ()
     """The lower ends of the intervals of the values, where they have any."""
     high: Points = ()
+    change: str = ""
+    """From the first to the last value, in words."""
 
     @property
     def summary(self) -> str:
-        """The last value; of values with intervals the first one too, and the last interval."""
+        """The last value; of values with intervals the first one too, and the change, else the last interval."""
         last = number(self.thick[-1][1], ".4g")
         if not self.low:
             return last
         ends = [number(points[-1][1], ".3g") for points in (self.low, self.high)]
-        return f"{number(self.thick[0][1], '.3g')} to {number(self.thick[-1][1], '.3g')} [{', '.join(ends)}]"
+        first = f"{number(self.thick[0][1], '.3g')} to {number(self.thick[-1][1], '.3g')}"
+        return f"{first}, {self.change}" if self.change else f"{first} [{', '.join(ends)}]"
 
 
 def chart_html(title: str, axis: str, curves: Sequence[Curve], notes: Sequence[str] = ()) -> str:

@@ -24,6 +24,7 @@ from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.parts import QUIET
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.cards import Row, Section, read_completions, section
+from mmgrpo.report.figures import is_number
 from mmgrpo.report.hacking import Measured
 from mmgrpo.report.html import correlation_table, error_rate_table, extra_tables, head, reward_table
 from mmgrpo.report.media import MediaFolder, Medium, contained, shown_image
@@ -182,7 +183,16 @@ def interval_curve(look: Look, metric: str, seconds: bool) -> Curve:
         at = {0: 0.0, **dict(zip(steps.tolist(), times.tolist()))}
         points = [(at[step], one) for step, one in points if np.isfinite(at.get(step, np.nan))]
     mean, low, high = ([(float(x), getattr(one, end)) for x, one in points] for end in ("mean", "low", "high"))
-    return Curve(look.name, mean, mean, low, high)
+    return Curve(look.name, mean, mean, low, high, paired(look, metric.removeprefix(HELD_OUT)))
+
+
+def paired(look: Look, reward: str) -> str:
+    """The mean difference of the prompts between both ends of a run, and its interval; empty where it has none."""
+    differences = look.run.evaluation.get("difference") if look.run else None
+    one = differences.get(reward) if isinstance(differences, Mapping) else None
+    if not isinstance(one, Mapping) or not all(is_number(one.get(end)) for end in ("mean", "low", "high")):
+        return ""
+    return f"{one['mean']:+.3f} [{one['low']:.3f}, {one['high']:.3f}] paired by prompt"
 
 
 def differences(looks: Sequence[Look]) -> dict[str, list[str]]:
@@ -419,9 +429,9 @@ def tab(opened: Opened) -> None:
         metric = gr.Dropdown(
             [], label="metric", elem_id="runs-metric", scale=3, min_width=200, allow_custom_value=True
         )  # fmt: skip
+        at = gr.Slider(1, 2, step=1, label="samples", visible=False, elem_id="runs-moment", scale=3, min_width=240)
         refresh = gr.Button("Refresh", elem_id="runs-refresh", size="md", scale=1, min_width=120)
     plot = gr.HTML(elem_id="runs-curves", padding=False)
-    at = gr.Slider(1, 2, step=1, label="samples", visible=False, elem_id="runs-moment")
     samples = gr.HTML(elem_id="runs-samples", padding=False)
     details = gr.HTML(elem_id="runs-details", padding=False)
     with gr.Accordion("axis and smoothing of the chart", open=False, elem_id="runs-chart"), gr.Row():

@@ -182,6 +182,9 @@ def test_the_reward_that_is_trained_on_is_shown_first_over_the_held_out_prompts(
     names = [name for _, name in parts["metric"].choices]
     assert parts["metric"].value == "held-out t" and names[:3] == ["held-out t", "held-out h", "reward/t/mean"]
     assert parts["curves"].count('class="band"') == 1 and "0.25 to 0.75 [0.75, 0.75]" in parts["curves"]
+    estimate = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 3}
+    (folder / "summary.json").write_text(json.dumps({"eval": {"difference": {"t": estimate}}}))
+    assert "0.25 to 0.75, +0.500 [0.250, 0.750]" in overview(opened(folder))["curves"]
     look = read_look("a", folder)
     assert runs.interval_curve(look, "held-out t", False).thin == [(0, 0.25), (2, 0.5), (4, 0.75)]
     assert runs.interval_curve(look, "held-out t", True).thin == [(0, 0.25), (1, 0.5), (2, 0.75)]
