@@ -357,7 +357,9 @@ def test_a_reward_that_ends_the_process_is_one_that_cannot_be_loaded(monkeypatch
 
     monkeypatch.setattr("mmgrpo.rewards.scorer", ending)
     found = Opened({}, {"a": pair_of(rewards=["mine:own(weight=2)"])}, Path("v"), device="cuda:3")
-    assert found.scorers("a") == ([], {"mine:own": "cuda:3 ends"}) == found.rewards["a"]
+    loaded, failed = found.scorers("a")
+    assert not loaded and (loaded, failed) == found.rewards["a"]
+    assert [*failed] == ["mine:own"] and "SystemExit: cuda:3 ends" in failed["mine:own"]
 
 
 def test_what_is_opened_by_default_and_by_options(tmp_path, monkeypatch):
