@@ -367,10 +367,10 @@ def test_what_is_opened_by_default_and_by_options(tmp_path, monkeypatch):
     found = open_all(Args(), "cuda:2")
     assert (
         list(found.pairs)
-        == [f"embedded: {recipe}" for recipe in EMBEDDED]
+        == [STORED, *(f"embedded: {recipe}" for recipe in EMBEDDED)]
         == [*(pair.name for pair in found.pairs.values())]
     )
-    assert [pair.modality for pair in found.pairs.values()] == ["visual", "visual", "vlm", "speech", "speech"]
+    assert [pair.modality for pair in found.pairs.values()] == [*["visual"] * 3, "vlm", "speech", "speech"]
     assert (found.votes, found.device, found.folders) == (tmp_path / "votes.jsonl", "cuda:2", ["runs"])
     assert found.left_out == {} and Opened({}, {}, Path("v")).device == "cpu"
     pair = open_all(Args(before="a/base", family="wan", after="b/tuned"), "cpu").pairs[NAMED]
