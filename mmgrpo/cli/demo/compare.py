@@ -16,7 +16,7 @@ import gradio as gr
 import torch
 
 from mmgrpo.cli.demo import parts
-from mmgrpo.cli.demo.kept import Question, kept
+from mmgrpo.cli.demo.kept import Question, with_kept
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, failure
 from mmgrpo.evaluation import annotate
 from mmgrpo.policies.token import TokenPolicy
@@ -218,11 +218,9 @@ class Examples:
         pair = look_up(self.opened, name)
         if name not in self.known:
             prompts = pair.examples(None)
-            spaced = {prompts[place].id: prompts[place] for place in parts.spaced(len(prompts), EXAMPLES)}
-            whole = {one.id: one for one in prompts}
-            first = [replace(one, prompt=whole.get(one.prompt.id, one.prompt)) for one in kept(pair.run, EXAMPLES)]
-            others = [Question(one) for one in spaced.values() if one.id not in {two.prompt.id for two in first}]
-            self.known[name] = {str(i): one for i, one in enumerate([*first, *others])}
+            spaced = [prompts[place] for place in parts.spaced(len(prompts), EXAMPLES)]
+            known = with_kept(pair.run, prompts, spaced, EXAMPLES)
+            self.known[name] = {str(i): one for i, one in enumerate(known)}
         return {key: one.prompt for key, one in self.known[name].items()}
 
     def kept(self, name: str, key: str) -> Comparison | None:

@@ -4,8 +4,8 @@ voted on at once, without a model."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,15 @@ def kept(run: Path | None, most: int) -> list[Question]:
             }
             questions.append(Question(_prompt(folder, after), (outputs[0], outputs[1]), values, when))
     return questions
+
+
+def with_kept(run: Path | None, prompts: Sequence[Prompt], others: Sequence[Prompt], most: int) -> list[Question]:
+    """At most ``most`` questions of which a run has kept samples, each with its whole prompt where ``prompts`` has it,
+    then ``others`` without samples. Prompts can have equal or empty ids."""
+    whole = {one.id: one for one in prompts}
+    first = [replace(one, prompt=whole.get(one.prompt.id, one.prompt)) for one in kept(run, most)]
+    ids = {one.prompt.id for one in first}
+    return [*first, *(Question(one) for one in others if one.id not in ids)]
 
 
 def _output(folder: Path, row: Row) -> Output | Media | None:

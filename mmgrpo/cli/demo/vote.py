@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ import gradio as gr
 import torch
 
 from mmgrpo.cli.demo.compare import compare, look_up
-from mmgrpo.cli.demo.kept import Question, kept
+from mmgrpo.cli.demo.kept import Question, kept, with_kept
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, in_a_line
 from mmgrpo.cli.demo.parts import (
     PRIVATE,
@@ -130,9 +130,8 @@ def compared(opened: Opened) -> list[str]:
 def questions(pair: Pair) -> list[Question]:
     """Prompts of a pair: those of which its run has kept samples, which are ready at once, then, where both models are
     here, other held-out ones."""
-    examples = {one.id: one for one in (pair.examples(None) if len(pair.sides) == 2 else ())}
-    known = [replace(one, prompt=examples.pop(one.prompt.id, one.prompt)) for one in kept(pair.run, QUESTIONS)]
-    return [*known, *map(Question, examples.values())][:QUESTIONS]
+    prompts = pair.examples(None)
+    return with_kept(pair.run, prompts, prompts if len(pair.sides) == 2 else (), QUESTIONS)[:QUESTIONS]
 
 
 def can_be_typed(pair: Pair, several: Sequence[Question]) -> bool:
