@@ -14,6 +14,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its processes, and what is printed would be wrapped
 
 import pytest
 import torch

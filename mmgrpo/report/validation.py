@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.files import write_text
-from mmgrpo.report.untrusted import MAX_JSON, mapping, parse_json, read_text
 
 __all__ = ["CHECKS", "STATUSES", "Outcome", "Validation", "commit", "read_results", "table", "versions", "write"]
 
@@ -87,6 +86,8 @@ def write(folder: Path, result: Validation) -> Path:
 
 def read_results(folder: Path) -> dict[str, Validation]:
     """The results in a folder by checkpoint; ValueError for a file that is none."""
+    from mmgrpo.report.untrusted import MAX_JSON, mapping, parse_json, read_text
+
     results: dict[str, Validation] = {}
     for file in sorted(folder.glob("*.json")):
         content = dict(mapping(parse_json(read_text(folder, file.name, MAX_JSON), file), file))

@@ -331,7 +331,7 @@ def test_a_call_without_settings_is_a_hundred_steps_of_grpo_in_groups_of_eight(m
         rewards=["first_number"],
     )
     assert (made, owner, rewards) == (expected, None, (first_number,))
-    assert again == "the same call with resume=True" and callbacks == ()
+    assert again == "the same call with resume=True, name='{name}'" and callbacks == ()
 
 
 def test_every_argument_of_a_call_has_its_place_in_the_configuration(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from mmgrpo import evaluation
+from mmgrpo import evaluation, progress_bar
 from mmgrpo.config.settings import Eval, Run
 from mmgrpo.evaluation import EvalSettings, Evaluation, draw, draw_samples, evaluate, members
 from mmgrpo.runtime.finite import NotFinite
@@ -137,7 +137,8 @@ def test_texts_are_kept_by_prompt_and_other_outputs_have_none():
 
 
 @pytest.mark.parametrize("main", [True, False])
-def test_one_process_tells_how_far_it_is(main, capsys):
+def test_one_process_tells_how_far_it_is(main, capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "INTERVAL", 0.0)
     place = Place()
     place.is_main_process = main
     evaluated(Answers(), title="natural", accelerator=place)

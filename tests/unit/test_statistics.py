@@ -50,8 +50,9 @@ def test_what_could_not_be_scored_is_left_out_and_nothing_has_no_mean():
 def test_means_of_a_long_file_have_fewer_resamples(monkeypatch):
     values = [0.0, 1.0, 2.0, 7.0]
     monkeypatch.setattr(run_folder, "DRAWS", 20)
-    found = dict(run_folder._means({"a": values}, "a file"))
-    assert found == {"a": bootstrap_mean(values, 20 // 4).as_dict()}
+    recorded = run_folder.Recorded(0, list("wxyz"), {"a": np.array(values)}, {}, {})
+    found = run_folder._compared({"before": recorded})
+    assert found == {"before": {"a": bootstrap_mean(values, 20 // 4).as_dict()}}
 
 
 @pytest.mark.parametrize(

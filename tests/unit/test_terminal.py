@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import pytest
@@ -123,5 +124,7 @@ def test_a_terminal_has_a_bar_that_overwrites_itself(monkeypatch):
 def test_a_terminal_without_a_size_has_the_usual_one(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr(terminal.shutil, "get_terminal_size", lambda usual: __import__("os").terminal_size(usual))
-    assert width() == 80
+    with monkeypatch.context() as without_size:  # pytest itself asks for the size when the test has ended
+        without_size.setattr(terminal.shutil, "get_terminal_size", lambda usual: os.terminal_size(usual))
+        columns = width()
+    assert columns == 80

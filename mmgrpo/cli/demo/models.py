@@ -32,7 +32,7 @@ KEPT = 2
 BEFORE, AFTER = "before", "after"
 STORED, STORED_RUN = "demo (stored)", Path(__file__).parent / "stored"
 """Name and folder of the run that is shown where there is no other: one of ``visual/demo``, without its weights, which
-``scripts/stored_run.py`` made."""
+``scripts/pretrain/stored_run.py`` made."""
 NAMED = "--before and --after"
 """Name of the pair of these options."""
 

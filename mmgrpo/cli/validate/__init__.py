@@ -84,8 +84,7 @@ def several(names: Sequence[str], arguments: Sequence[str]) -> bool:
     owners = [name for name in names if name in families()]
     chosen = {name: record.family for name, record in checkpoints().items() if not names or record.family in owners}
     chosen |= dict.fromkeys((name for name in names if name not in owners), "")
-    if "--help" in arguments or "-h" in arguments:
-        read(owners[0] if owners else "sd3", "", arguments)
+    read(owners[0] if owners else "sd3", "", arguments)  # --help ends here, and so does a wrong option
     for owner in owners:
         if owner not in chosen.values():
             raise ValueError(

@@ -1,7 +1,7 @@
 """Make the run that the demo shows where there is no other: a small copy of a run folder, without its weights.
 
     mmgrpo train --recipe visual/demo --steps 100 --eval.every 25 --groups-kept 4
-    python -m scripts.stored_run runs/demo
+    python -m scripts.pretrain.stored_run runs/demo
 
 It keeps the configuration, the metrics that are plotted, every evaluation, the first held-out samples before and after,
 and the last training group. Numbers are rounded to four digits; pictures are as they were.
