@@ -81,7 +81,12 @@ def word_tokenizer(words: Sequence[str]) -> Any:
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", places["<bos>"])])
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unknown>"
+        tokenizer_object=inner,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unknown>",
+        additional_special_tokens=["<image>", "<begin_of_image>"],
     )
 
 

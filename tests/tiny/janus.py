@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-TEXT_WORDS = ("a", "red", "green", "blue", "square", "circle", "left", "of", ".")
+TEXT_WORDS = ("a", "red", "green", "blue", "square", "circle", "left", "of", ".", *map(str, range(10)))
 
 
 def tiny(folder: str | Path, seed: int = 0, places: int = 64) -> str:

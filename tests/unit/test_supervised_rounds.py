@@ -19,7 +19,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.rounds.offline import Offline
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Answer, Image, Media, Policy, Prompt
-from pipelines.vlm.causal_lm import toy
+from pipelines.text.causal_lm import toy
 from tests.building import (
     algorithm_blocks,
     attached,

@@ -36,7 +36,7 @@ def contents(recipe: str) -> dict[str, Any]:
 def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[object]:
     """Two optimizer steps of a recipe on the tiny model of its family; trees keep their groups, others have four."""
     recipe = contents(f"visual/{name}")
-    family, plan = recipe["model"]["family"], recipe["sampling"].get("plan", "every_step")
+    family, plan = recipe["model"]["family"], recipe.get("sampling", {}).get("plan", "every_step")
     tree = plan.startswith(("branch", "tree"))
     reward = 'frames(reward="jpeg_compressibility")' if generates_video(family) else "jpeg_compressibility"
     groups = [] if tree else ["--data.group-size", 4]
@@ -54,6 +54,8 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     if name == "flow_opd":  # a teacher that is there
         more = ["--algorithm.networks", f"frozen(path='{output / 'flow_grpo' / 'model'}')"]
     # With a visible step and no average, so that the LoRA that is saved draws something else.
+    tokens = families()[family].sections.process == "tokens"
+    steps = [] if tokens else ["--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256]
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []
     small = dict(EXAMPLES[family].model)
     if "max_sequence_length" in small:
@@ -65,7 +67,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
         *(word for key, value in small.items() for word in (f"--model.{key.replace('_', '-')}", value)),
         *("--model.dtype", "float32", "--data.prompts-per-step", recipe["optim"].get("updates", 1)),
         *groups,
-        *("--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256),
+        *steps,
         *("--optim.micro-batch-size", 64, "--steps", 2, "--threads", 1),
         *("--eval.prompts", 2, "--samples-shown", 2),
         *("--rewards", *rewards, *visible, *more),
