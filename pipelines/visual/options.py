@@ -388,6 +388,8 @@ class ParallelSampling:
     """Passes of the network of an evaluation sample; 0 means steps."""
     forward_batch_size: Annotated[int, COUNT] = 64
     """Memory limit: samples of one forward pass without gradient."""
+    plan_per: ClassVar[str] = "round"
+    """Fixed: all images take as many passes."""
     likelihood: ClassVar[str] = "drawn"
     """Fixed where tokens have one order."""
     masks: ClassVar[int] = 0

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 
 def parallel_family(
-    name: str, about: str, module: str, architectures: tuple[str, ...], options: type, sampling: type = ParallelSampling
+    name: str,
+    about: str,
+    module: str,
+    architectures: tuple[str, ...],
+    options: type,
+    sampling: type = ParallelSampling,
+    blocks: tuple[str, ...] = ("*TransformerBlock",),
 ) -> Family:
     """The record of a generator whose tokens are drawn several at a time; ``module`` has its ``load``."""
     return Family(
@@ -55,6 +61,7 @@ def parallel_family(
         accept=accept,
         displayed=displayed,
         guidance="guidance",
+        blocks=blocks,
         in_step=True,
         elsewhere=elsewhere,
     )

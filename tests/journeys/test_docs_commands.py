@@ -6,13 +6,14 @@ import importlib
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tyro
 import yaml
 
-from mmgrpo.cli import compare, launch, lists, main, serve_engine, sweep, train, validate
+from mmgrpo.cli import compare, launch, lists, main, serve_engine, stages, sweep, train, validate
 from mmgrpo.cli.compare import Compare
 from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.main import COMMANDS
@@ -68,6 +69,9 @@ def read(command: str, arguments: Sequence[str]) -> None:
         main.run([command, *arguments])
     elif command == "train" and sweep.is_asked(arguments):
         sweep.plan(arguments, lambda words: train.read(words, ""))
+    elif command == "train" and stages.is_asked(arguments):
+        read_stage = partial(train.read_stage, about="", default=train.DEFAULT)
+        stages.plan(stages.stages_of(arguments, train.file_section(arguments)), read_stage)
     elif command == "train":
         train.arithmetic(train.read(arguments, ""))
     elif command == "launch":
