@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,9 +93,13 @@ class Transformers:
             raise Incomparable(f"config.json: architectures: transformers has no class '{name}'")
         network: Any = kind.from_pretrained(source, dtype=torch_dtype(config.model.dtype), use_safetensors=True)
         if adapters:
-            from peft import PeftModel
+            from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
+            from safetensors.torch import load_file
 
-            network = PeftModel.from_pretrained(network, adapters).base_model.model
+            # Not by PeftModel.from_pretrained, which reads a pickle where a folder has nothing else.
+            network = get_peft_model(network, PeftConfig.from_pretrained(adapters))
+            set_peft_model_state_dict(network, load_file(Path(adapters) / "adapter_model.safetensors"))
+            network = network.base_model.model
         return network.eval().to(device)
 
 

@@ -126,8 +126,8 @@ class Diffusers:
         if self.name == "qwen_image_edit":
             from pipelines.visual.qwen_image_edit import edit_processor
 
-            # transformers' own class needs torchvision, for clips only.
-            parts["processor"] = edit_processor().from_pretrained(path, subfolder="processor")
+            Processor = edit_processor()  # transformers' own class needs torchvision, for clips only
+            parts["processor"] = Processor.from_pretrained(path, subfolder="processor")
         return released(
             self.architectures[0] if shared else declared, path, adapters, dtype=dtype, device=device, **parts
         )
