@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo import progress_bar
 from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families, family
@@ -213,7 +214,8 @@ LOST = Media("audio", "lost.wav")
 @pytest.mark.parametrize(
     ("name", "kind"), [("whisper", "clips"), ("flow_speech", "recordings"), ("codec_speech", "recordings")]
 )
-def test_rows_are_left_out_up_to_the_limit_and_refused_beyond_it(name, kind, capsys):
+def test_rows_are_left_out_up_to_the_limit_and_refused_beyond_it(name, kind, capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "INTERVAL", 0.0)
     text = "" if name == "whisper" else "say"  # a recognizer takes no text
     made, rows = (
         config(name),
