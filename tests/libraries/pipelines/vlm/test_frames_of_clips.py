@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image as Pil
 
+from mmgrpo import progress_bar
 from mmgrpo.config.conflicts import refuse_conflicts
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.images import IMAGE_CACHE
@@ -92,7 +93,8 @@ def test_a_rounded_size_at_a_limit_stays():
     assert smart_resize(85, 57, 28, 1, 84 * 56) == (84, 56)
 
 
-def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys):
+def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "INTERVAL", 0.0)
     config = config_class(FAMILIES["qwen_vl"].sections)()
     config.data.image_cache = 3
     shown = Prompt("", "a", turns=(Turn("user", (Media("image", Image(torch.zeros(3, 4, 4))),)),))
