@@ -92,7 +92,9 @@ def test_texts_of_a_hostile_run_are_not_run(open_page, demo):
     page = open_page(demo).page
     to_tab(page, "Runs")  # whose first runs are shown at once
     page.locator("#runs-details h2", has_text="<img").wait_for()
-    page.locator("text=window.hacked >> visible=true").first.wait_for()  # others are folded
+    page.locator("#runs-metric input").click()
+    page.get_by_role("option").filter(has_text="window.hacked").first.click()
+    page.locator("#runs-curves", has_text="window.hacked").wait_for()
     page.locator("#runs-choose input").click()
     page.get_by_role("option", name="<img").click()
     page.locator("#runs-details h2", has_text="<img").wait_for(state="detached")
