@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
@@ -17,6 +17,7 @@ from pipelines.options import check_trainable
 from pipelines.visual.family import naming, read, write_page, write_samples
 from pipelines.visual.options import ParallelSampling, VisualData, VisualEval
 from pipelines.visual.sizes import refuse_sizes
+from pipelines.visual.token_family import accept, tokens
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -47,7 +48,7 @@ def parallel_family(
             outputs="Image",
         ),
         load=partial(load, name=name, module=module, architectures=architectures),
-        decisions=lambda config: "tokens",
+        decisions=tokens,
         arithmetic=arithmetic,
         read=partial(read, partial(readable, module)),
         write_samples=write_samples,
@@ -162,9 +163,3 @@ def readable(
         return list(prompts), []
     with naming(f"{name}: "):
         return read_whole(check, config, prompts)
-
-
-def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-    """The prompts that the text encoder reads whole, and the skipped ones, which it would cut."""
-    model: Any = policy.model  # type: ignore[attr-defined]
-    return read_whole(model.check, config, prompts)

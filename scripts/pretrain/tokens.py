@@ -8,7 +8,7 @@ of 256 patches of 4 x 4 pixels (k-means), and the enlarger of the other small mo
 there, some colours and shapes are drawn more often than others, so that the model succeeds sometimes for most prompts,
 and all sentences occur: the held-out prompts are held out from reinforcement learning only. A tenth of the prompts are
 replaced by padding, so that classifier-free guidance is possible. The weights are saved in half precision, without a
-VQ model; about 10 CPU-minutes.
+VQ model; 13 CPU-minutes (AMD EPYC with AVX2), to a loss of .102 a code.
 
 A network of width 96 with 2 layers is too small for as many minutes: after 1,200 steps at a peak rate of 3e-3 (4.2
 CPU-minutes, loss .451 a code) its images have the place of their prompt at .74 and its colour at .07, since the codes
