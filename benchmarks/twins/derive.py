@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +112,7 @@ BASES = {"gaussian": "visual/flow_grpo", "matching": "visual/diffusion_nft"}
 """The recipe whose sampling and optimizer a preset without a recipe takes, by the kind of its decisions."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Twin:
     """A recipe or preset at the size of a world."""
 
@@ -171,7 +171,7 @@ def reads_steps(preset: str) -> bool:
 def derived(name: str, section: Mapping[str, Any]) -> Twin:
     """The twin of a recipe's settings: blocks, sampling, groups and optimizer stay, sizes are those of a world."""
     kind = section["model"]["family"]
-    fields = family(kind).sections.sampling.__dataclass_fields__
+    fields = {field.name for field in dataclasses.fields(family(kind).sections.sampling)}
     world = "plane" if "plan" in fields else "words" if "max_tokens" in fields else "scale"
     size = SIZES[world]
     sampling, algorithm = dict(section.get("sampling", {})), dict(section["algorithm"])
