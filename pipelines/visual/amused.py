@@ -8,6 +8,9 @@ checkpoint's masking schedule; which ones is drawn beforehand, where the pipelin
     logits = logits_negative + g (logits_prompt - logits_negative)
 
 are the policy's, drawn and scored alike.
+
+    load(options)  an ordinary folder or hub id, amused/amused-512; or a small one, whose prompts ``words/`` reads
+                   (``pipelines.visual.words``) and whose images ``patches/`` makes (``pipelines.visual.patches``)
 """
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ from mmgrpo.types import Image, Output, Prompt, Reference
 from pipelines import require
 from pipelines.conditions import Encoding, Encodings, negative_of, refuse_cut, refuse_media, stacked
 from pipelines.lora import lora_weights
-from pipelines.pretrained import check_pipeline, locate, read_encoders, read_json, read_network, read_part
+from pipelines.pretrained import check_pipeline, locate, read_encoders, read_json, read_network, read_part, reading
 from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER
 from pipelines.visual.options import AmusedOptions
+from pipelines.visual.patches import PATCHES, PatchTokenizer
 from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.small import is_small, read_words
+from pipelines.visual.words import WordEncoder
 
 __all__ = ["LORA_TARGETS", "Amused", "load"]
 
@@ -68,14 +74,85 @@ def check_words(pipeline: Any, prompt: Prompt, most: int = 0) -> None:
     refuse_cut(prompt, pipeline.tokenizer, pipeline.tokenizer.model_max_length, "CLIP", advice="")
 
 
+@dataclass(frozen=True)
+class Published:
+    """CLIP and the VQ-VAE of a checkpoint, which are not trained."""
+
+    tokenizer: Any
+    text_encoder: Any
+    vqvae: Any
+
+    @property
+    def scale(self) -> int:
+        """Pixels per side of a code."""
+        return 2 ** (len(self.vqvae.config.block_out_channels) - 1)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Text encoder and VQ-VAE by name."""
+        return {"text_encoder": self.text_encoder, "vqvae": self.vqvae}
+
+    def check(self, prompt: Prompt) -> None:
+        """ValueError for a prompt of which CLIP would cut something."""
+        check_words(self, prompt)
+
+    def encode(self, text: str) -> Encoding:
+        """CLIP's states before the last layer, and its projection."""
+        ids = self.tokenizer(
+            [text], return_tensors="pt", padding="max_length", max_length=self.tokenizer.model_max_length
+        ).input_ids
+        encoded = self.text_encoder(ids.to(self.text_encoder.device), output_hidden_states=True)
+        return encoded.hidden_states[-2][0].float(), encoded.text_embeds[0].float()
+
+    def pixels(self, codes: Int[Tensor, "N h w"]) -> Float[Tensor, "N 3 height width"]:
+        """Images in [0, 1], about."""
+        shape = (*codes.shape, self.vqvae.config.latent_channels)
+        return self.vqvae.decode(codes, force_not_quantize=True, shape=shape).sample.float()
+
+    def save(self, folder: Path) -> None:
+        """Nothing: they are those of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """What takes their place in a small model; saved with it, so that its folder loads by itself."""
+
+    words: WordEncoder
+    patches: PatchTokenizer
+
+    @property
+    def scale(self) -> int:
+        """Pixels per side of a code."""
+        return self.patches.size // self.patches.side
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Both by name."""
+        return {"words": self.words, "patches": self.patches}
+
+    def check(self, prompt: Prompt) -> None:
+        """ValueError for a word outside the vocabulary."""
+        self.words.tokenize([prompt.text])
+
+    def encode(self, text: str) -> Encoding:
+        """States of words, and their pooled vector."""
+        hidden, pooled = self.words(self.words.tokenize([text]))
+        return hidden[0], pooled[0]
+
+    def pixels(self, codes: Int[Tensor, "N h w"]) -> Float[Tensor, "N 3 height width"]:
+        """Images in [0, 1], about."""
+        return (self.patches.decode(codes.flatten(1)) + 1) / 2
+
+    def save(self, folder: Path) -> None:
+        """Write both."""
+        self.words.save(folder / "words")
+        self.patches.save(folder / PATCHES)
+
+
 @dataclass
 class Amused:
     """A masked transformer as the model of a policy that draws tokens several at a time; ``load`` returns one."""
 
     network: nn.Module
-    tokenizer: Any
-    text_encoder: Any
-    vqvae: Any
+    parts: Published | Small
     shape: tuple[int, int]
     """Height and width in codes."""
     passes: int
@@ -92,7 +169,6 @@ class Amused:
         self.device = torch.device(self.training.device)
         self.encodings = Encodings(self._encode, self.device)
         self.mask = int(self.network.config.vocab_size) - 1  # type: ignore[union-attr,arg-type]
-        self.scale = 2 ** (len(self.vqvae.config.block_out_channels) - 1)
         places = self.shape[0] * self.shape[1]
         if self.passes > places:
             raise ValueError(
@@ -145,7 +221,7 @@ class Amused:
             hidden = torch.cat([conditions["negative"], hidden])
             pooled = torch.cat([conditions["negative_pooled"], pooled])
         height, width = self.shape
-        sizes = [width * self.scale, height * self.scale, 0, 0, AESTHETIC]
+        sizes = [width * self.parts.scale, height * self.parts.scale, 0, 0, AESTHETIC]
         with autocast(self.training.compute_dtype, codes.device):
             logits = network(
                 codes.view(-1, height, width),
@@ -164,23 +240,21 @@ class Amused:
         """Images of codes, ``decode_batch_size`` at a time."""
         pixels = []
         for codes in tokens.split(self.decode_batch_size):
-            shape = (len(codes), *self.shape, self.vqvae.config.latent_channels)
-            decoded = self.vqvae.decode(codes.view(-1, *self.shape), force_not_quantize=True, shape=shape).sample
-            pixels += list(decoded.float().clamp(0, 1).cpu())
+            pixels += list(self.parts.pixels(codes.view(-1, *self.shape)).clamp(0, 1).cpu())
         return [Image(image) for image in pixels]
 
     def check(self, prompt: Prompt) -> None:
-        """Raise ValueError for a prompt, or a negative prompt that is read, of which CLIP would cut something."""
-        check_words(self, prompt)
+        """Raise ValueError for a prompt, or a negative prompt that is read, that is not read whole."""
+        self.parts.check(prompt)
         if self.guidance != 1:
             try:
-                check_words(self, negative_of(prompt, self.negative_prompt))
+                self.parts.check(negative_of(prompt, self.negative_prompt))
             except ValueError as error:
                 raise ValueError(f"the negative prompt of prompt '{prompt.id}': {error}") from error
 
     def frozen_parts(self) -> dict[str, nn.Module]:
-        """The encoder and the VQ-VAE by name."""
-        return {"text_encoder": self.text_encoder, "vqvae": self.vqvae}
+        """What reads prompts and what makes images, by name."""
+        return self.parts.networks()
 
     def save(self, folder: Path, network: nn.Module) -> None:
         """Write adapters as diffusers names them, or the whole network into ``transformer/``."""
@@ -189,6 +263,7 @@ class Amused:
         network = extract_model_from_parallel(network)
         if not self.training.adapters:
             network.save_pretrained(folder / TRANSFORMER)  # type: ignore[operator]
+            self.parts.save(folder)
             return
         from diffusers import StableDiffusion3Pipeline as Writer  # aMUSEd's pipeline has no writer of its own
 
@@ -197,12 +272,8 @@ class Amused:
 
     def _encode(self, prompt: Prompt) -> Encoding:
         refuse_media(prompt)
-        check_words(self, prompt)
-        ids = self.tokenizer(
-            [prompt.text], return_tensors="pt", padding="max_length", max_length=self.tokenizer.model_max_length
-        ).input_ids
-        encoded = self.text_encoder(ids.to(self.device), output_hidden_states=True)
-        return encoded.hidden_states[-2][0].float(), encoded.text_embeds[0].float()
+        self.parts.check(prompt)
+        return self.parts.encode(prompt.text)
 
 
 def load(options: AmusedOptions, training: Training = PLAIN) -> Amused:
@@ -211,17 +282,12 @@ def load(options: AmusedOptions, training: Training = PLAIN) -> Amused:
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes, settings or checkpoints.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import UVit2DModel, VQModel
-    from transformers import CLIPTokenizer
+    from diffusers import UVit2DModel
 
-    source = locate(options.path, EXAMPLE, "model_index.json")
+    source = locate(options.path, EXAMPLE, "model_index.json", "words")
     check_pipeline(source)
     network = read_network(UVit2DModel, source, training, TRANSFORMER)
-    frozen = Training(device=training.device, allow_pickle=training.allow_pickle)
-    vqvae = read_network(VQModel, source, frozen, "vqvae")
-    index = read_json(source, "model_index.json") or {}
-    text_encoder = read_encoders(source, index, ("text_encoder",), training)["text_encoder"]
-    freeze((vqvae, text_encoder), training.device)
+    parts = read_small(source, training) if is_small(source) else read_published(source, training)
     scheduler = read_json(source, "scheduler/scheduler_config.json") or {}
     schedule = scheduler.get("masking_schedule", "cosine")
     if schedule not in MASKING:
@@ -229,14 +295,12 @@ def load(options: AmusedOptions, training: Training = PLAIN) -> Amused:
             f"'{source}': scheduler/scheduler_config.json: masking_schedule: got {schedule!r}, expected "
             f"{' or '.join(MASKING)}"
         )
-    factor = 2 ** (len(vqvae.config.block_out_channels) - 1)
-    sides, default = sides_of(network, factor), factor * network.config.sample_size
-    shape = latent_size(options.height, options.width, sides, factor=factor, default=default)
+    sides, default = sides_of(network, parts.scale), parts.scale * network.config.sample_size
+    sides = sides._replace(unit=parts.patches.size, most=parts.patches.size) if isinstance(parts, Small) else sides
+    shape = latent_size(options.height, options.width, sides, factor=parts.scale, default=default)
     return Amused(
         network,
-        read_part(CLIPTokenizer, source, subfolder="tokenizer"),
-        text_encoder,
-        vqvae,
+        parts,
         shape,
         min(PASSES, math.prod(shape)),
         schedule,
@@ -246,3 +310,25 @@ def load(options: AmusedOptions, training: Training = PLAIN) -> Amused:
         negative_prompt=options.negative_prompt,
         decode_batch_size=options.decode_batch_size,
     )
+
+
+def read_published(source: str, training: Training) -> Published:
+    """CLIP in the precision of computation, the VQ-VAE in fp32."""
+    from diffusers import VQModel
+    from transformers import CLIPTokenizer
+
+    frozen = Training(device=training.device, allow_pickle=training.allow_pickle)
+    vqvae = read_network(VQModel, source, frozen, "vqvae")
+    index = read_json(source, "model_index.json") or {}
+    text_encoder = read_encoders(source, index, ("text_encoder",), training)["text_encoder"]
+    freeze((vqvae, text_encoder), training.device)
+    return Published(read_part(CLIPTokenizer, source, subfolder="tokenizer"), text_encoder, vqvae)
+
+
+def read_small(source: str, training: Training) -> Small:
+    """Words and patches of a small model."""
+    device = torch.device(training.device)
+    with reading(source, PATCHES):
+        patches = PatchTokenizer.load(Path(source) / PATCHES)
+    freeze((patches,), device)
+    return Small(read_words(source, device), patches)

@@ -40,7 +40,7 @@ from pipelines.lora import has_adapters
 from pipelines.pretrained import locate, read_json, read_network, reading, save_network
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, freeze, make_trainable
 from pipelines.visual.options import JanusOptions
-from pipelines.visual.patches import PatchTokenizer
+from pipelines.visual.patches import PATCHES, PatchTokenizer
 
 EXAMPLE = "deepseek-community/Janus-Pro-1B"
 """A hub id, for errors."""
@@ -49,8 +49,8 @@ __all__ = ["LORA_TARGETS", "Janus", "Words", "load", "refuse_checkpoint", "words
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """The attention of the language model."""
-VQ, PATCHES = "model.vqmodel.", "patches"
-"""The beginning of the names of the VQ model's weights, and the folder of what takes its place in small models."""
+VQ = "model.vqmodel."
+"""The beginning of the names of the VQ model's weights."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from mmgrpo.files import write_tensors
 from pipelines.visual.enlarger import Enlarger
 
+PATCHES = "patches"
+"""The folder of a ``PatchTokenizer`` in that of a small model."""
+
 
 class PatchTokenizer(nn.Module):
     """Images of ``side`` x ``side`` patches, in [-1, 1], as the numbers of the nearest patches of a table, row by row,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KINDS = ("one", "many")
-"""Kinds of scenes that it draws."""
+"""Kinds of scenes that it draws: one object at a place, and two or three equal ones."""
+SHARES = (0.7, 0.3, 0.0, 0.0, 0.0)
+"""Fractions of images of each kind of the scenes, in their order."""
 MARKS = ("<pad>", "<bos>", "<eos>", "<image>", "<begin_of_image>", "<unknown>")
 """Tokens besides words, in the order of their ids."""
 
@@ -60,8 +62,6 @@ class Args:
     """Width of the network."""
     layers: int = 3
     """Its layers."""
-    one: float = 0.7
-    """Fraction of images of one object at a place; the others have two or three equal ones."""
     every: int = 250
     """Steps between evaluations, after which the model is saved."""
     threads: int = 1
@@ -143,7 +143,7 @@ def build(args: Args, vocabulary: int) -> Any:
     return network
 
 
-def loss_of(network: Any, tokenizer: Any, patches: Any, args: Args, shares: Tensor, random: Any) -> Float[Tensor, ""]:
+def loss_of(network: Any, tokenizer: Any, patches: Any, args: Args, random: Any) -> Float[Tensor, ""]:
     """Mean cross-entropy of the codes of a new batch, in nats."""
     import torch
     from torch import nn
@@ -151,7 +151,7 @@ def loss_of(network: Any, tokenizer: Any, patches: Any, args: Args, shares: Tens
     from pipelines.conversation import pad_left, positions_of
     from scripts.pretrain.visual import draw
 
-    texts, (pixels,) = draw(shares, args.batch, random)
+    texts, (pixels,) = draw(torch.tensor(SHARES), args.batch, random)
     codes, begin = patches.encode(pixels), MARKS.index("<begin_of_image>")
     ids, real = pad_left([[*row, begin] for row in tokenizer(texts)["input_ids"]], 0)
     dropped = torch.rand(args.batch, generator=random) < args.dropout
@@ -166,46 +166,74 @@ def loss_of(network: Any, tokenizer: Any, patches: Any, args: Args, shares: Tens
     return nn.functional.cross_entropy(network.model.generation_head(states).flatten(0, 1), codes.flatten())
 
 
-def train(args: Args) -> None:
-    """Train, evaluate regularly, and save."""
+def image_tokenizer(codes: int, seed: int) -> Any:
+    """The patches of the kinds of scenes, as many as ``codes``, and the enlarger of the other small model."""
     import torch
-    from torch import nn
-    from tqdm import tqdm
 
     from mmgrpo.randomness import stream
-    from mmgrpo.toy import scenes
     from pipelines.visual.enlarger import Enlarger
     from pipelines.visual.patches import PatchTokenizer
     from scripts.pretrain.visual import draw
 
-    begin, losses = time.process_time(), []
-    write_prompts(args.output.parent)
-    shares = torch.tensor([args.one, 1 - args.one, 0, 0, 0])
     enlarger = Enlarger.load(Path(locate("embedded:visual/scenes/base")) / "enlarger")
-    _, (images,) = draw(shares, 1000, stream(args.seed, "tokenizer"))
-    patches = PatchTokenizer.fit(images, args.codes, 8, enlarger, stream(args.seed, "clusters"))
-    tokenizer = word_tokenizer(scenes.vocabulary())
+    _, (images,) = draw(torch.tensor(SHARES), 1000, stream(seed, "tokenizer"))
+    return PatchTokenizer.fit(images, codes, 8, enlarger, stream(seed, "clusters"))
+
+
+def optimize(
+    parameters: Sequence[Any],
+    loss: Callable[[], Tensor],
+    save: Callable[[], None],
+    *,
+    steps: int,
+    lr: float,
+    warmup: int,
+    every: int,
+) -> None:
+    """AdamW with warm-up and cosine decay; prints the mean loss and saves every so many steps."""
+    import torch
+    from torch import nn
+    from tqdm import tqdm
+
+    begin, losses = time.process_time(), []
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    for step in tqdm(range(1, steps + 1), mininterval=5):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1, step / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        value = loss()
+        optimizer.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        losses.append(value.item())
+        if step % every == 0 or step == steps:
+            minutes = (time.process_time() - begin) / 60
+            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {sum(losses) / len(losses):.4f}")
+            losses.clear()
+            save()
+
+
+def train(args: Args) -> None:
+    """Train, evaluate regularly, and save."""
+    from mmgrpo.randomness import stream
+    from mmgrpo.toy import scenes
+
+    write_prompts(args.output.parent)
+    patches, tokenizer = image_tokenizer(args.codes, args.seed), word_tokenizer(scenes.vocabulary())
     network = build(args, len(tokenizer))
     parts = (network.model.vision_model, network.model.aligner, network.lm_head)
     frozen = {id(weight) for part in parts for weight in part.parameters()}
     frozen -= {id(network.get_input_embeddings().weight)}
-    parameters = [weight for weight in network.parameters() if id(weight) not in frozen]
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     random = stream(args.seed, "pretrain")
-    for step in tqdm(range(1, args.steps + 1), mininterval=5):
-        for group in optimizer.param_groups:
-            group["lr"] = args.lr * min(1, step / args.warmup) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
-        loss = loss_of(network, tokenizer, patches, args, shares, random)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        if step % args.every == 0 or step == args.steps:
-            minutes = (time.process_time() - begin) / 60
-            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {sum(losses) / len(losses):.4f}")
-            losses.clear()
-            save(args.output, network, tokenizer, patches)
+    optimize(
+        [weight for weight in network.parameters() if id(weight) not in frozen],
+        lambda: loss_of(network, tokenizer, patches, args, random),
+        lambda: save(args.output, network, tokenizer, patches),
+        steps=args.steps,
+        lr=args.lr,
+        warmup=args.warmup,
+        every=args.every,
+    )
 
 
 def write_prompts(folder: Path) -> None:

@@ -16,7 +16,10 @@ from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.training import Training
 from pipelines.visual.amused import Amused, load, revealed
+from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.options import AmusedOptions
+from pipelines.visual.patches import PatchTokenizer
+from scripts.pretrain import masked_tokens
 from tests.libraries.families.test_battery import config_of, rescored
 from tests.tiny import maker, tiny_checkpoint
 
@@ -129,3 +132,31 @@ def test_an_unknown_schedule_is_refused_by_name(folder, tmp_path):
     file.write_text(json.dumps({**json.loads(file.read_text()), "masking_schedule": "square"}))
     with pytest.raises(ValueError, match=r"masking_schedule.*square"):
         load(AmusedOptions(path=str(tmp_path / "model")))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> str:
+    """A small model: words and patches in place of CLIP and the VQ-VAE."""
+    folder, args = tmp_path_factory.mktemp("small"), masked_tokens.Args(codes=16, width=32, layers=1)
+    table = torch.rand(16, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    masked_tokens.save(folder, *masked_tokens.build(args), PatchTokenizer(table, 8, Enlarger()))
+    return str(folder)
+
+
+def test_a_small_model_is_complete_in_its_folder(small, tmp_path):
+    policy = ParallelTokenPolicy(model(small, 2.0))
+    rollout = policy.rollout(Request([Prompt("a red square", "0"), Prompt("two blue circles", "1")], [0, 1], 3, 3))
+    torch.testing.assert_close(rescored(policy, rollout), rollout.decisions.log_probs.flatten(), rtol=0, atol=1e-5)
+    assert {image.pixels.shape for image in rollout.outputs} == {(3, 64, 64)}  # type: ignore[union-attr]
+    with torch.no_grad():
+        next(policy.network.parameters()).add_(0.1)
+    policy.save(tmp_path)
+    again = ParallelTokenPolicy(model(str(tmp_path), 2.0))
+    images = [one.sample(Request(PROMPTS, [0, 1], 1, 5)) for one in (policy, again)]
+    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(*images, strict=True))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("size", "text", "named"), [(32, "a red square", "32"), (64, "a red zebra", "'zebra'")])
+def test_a_small_model_refuses_what_it_cannot_draw(small, size, text, named):
+    with pytest.raises(ValueError, match=named):
+        load(AmusedOptions(path=small, height=size, width=size, guidance=1.0)).check(Prompt(text, "0"))
