@@ -20,6 +20,7 @@ from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.options import AmusedOptions
 from pipelines.visual.patches import PatchTokenizer
 from scripts.pretrain import masked_tokens
+from scripts.pretrain.tokens import image_tokenizer, optimize
 from tests.libraries.families.test_battery import config_of, rescored
 from tests.tiny import maker, tiny_checkpoint
 
@@ -160,3 +161,17 @@ def test_a_small_model_is_complete_in_its_folder(small, tmp_path):
 def test_a_small_model_refuses_what_it_cannot_draw(small, size, text, named):
     with pytest.raises(ValueError, match=named):
         load(AmusedOptions(path=small, height=size, width=size, guidance=1.0)).check(Prompt(text, "0"))
+
+
+@pytest.mark.slow
+def test_pretraining_reaches_the_words_and_lowers_its_loss():
+    args = masked_tokens.Args(codes=16, width=32, layers=1, batch=8)
+    patches, (network, words) = image_tokenizer(args.codes, 0), masked_tokens.build(args)
+    losses, parameters = [], [*network.parameters(), *words.parameters()]
+
+    def loss() -> torch.Tensor:
+        losses.append(masked_tokens.loss_of(network, words, patches, args, torch.Generator().manual_seed(0)))
+        return losses[-1]
+
+    optimize(parameters, loss, lambda: None, steps=8, lr=1e-2, warmup=1, every=8)
+    assert losses[-1] < 0.7 * losses[0] and words.table.weight.grad.abs().sum() > 0
