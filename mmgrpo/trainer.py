@@ -92,7 +92,7 @@ class Trainer:
         self.before: dict[str, Evaluation] = {}
         self.after: dict[str, Evaluation] = {}
         refuse_untrainable(self.trained, optim)
-        self.optimizer = make_optimizer(list(self.trained.values()), optim)
+        self.optimizer = make_optimizer(self.trained, optim)
         refuse_unfit(self, self.rounds, bool(evaluation.every and evaluation.prompts))
         self.initial = InitialWeights(self.trained)
         policy.networks.follow(())  # it may have those of an earlier run
@@ -251,7 +251,7 @@ class Trainer:
         started, on_policy = time.perf_counter(), not self.moved
         lr, self.loss = learning_rate(self.optim, self.step, self.steps), self.hyperparameters(self.step).loss
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("rate", 1.0)
         self.optimizer.zero_grad()
         trainable, tally = int((batch.host.loss_mask & rows[:, None]).sum()), Tally()
         settings: Any = {"micro_batch_size": self.optim.micro_batch_size, "accelerator": self.accelerator}

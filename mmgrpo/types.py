@@ -351,6 +351,12 @@ class Batch:
         """``Decisions.owned`` on the host."""
         return self.decisions.owned.cpu()
 
+    def of_part(self, name: str) -> Batch:
+        """The batch with the decisions of one part of its rows alone (``part_field``)."""
+        there = self.decisions.fields[part_field(name)]
+        decisions = replace(self.decisions, decision_mask=self.decisions.decision_mask & there)
+        return replace(self, decisions=decisions, loss_mask=self.loss_mask & there)
+
 
 @dataclass(frozen=True)
 class Host:
@@ -567,6 +573,19 @@ class Reference(Protocol):
     def read(self, folder: Path) -> Mapping[str, Tensor]:
         """The values of the trained parameters, by name, in a folder that a run of this model saved."""
         ...
+
+
+@runtime_checkable
+class Joint(Protocol):
+    """A policy whose rows have decisions of several kinds (``mmgrpo.policies.joint``)."""
+
+    parts: Mapping[str, Any]
+    """The ``kind``, ``provides``, ``fields`` and ``keys`` of each, by its name."""
+
+
+def part_field(name: str) -> str:
+    """The field [B, T] that is True where a row has a decision of this part."""
+    return f"part {name}"
 
 
 def distinct_prompts(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]]:

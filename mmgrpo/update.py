@@ -31,7 +31,9 @@ from accelerate import Accelerator
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.config.parts import PartLines, read_parts
 from mmgrpo.config.registry import Bound, bind_scheduled
+from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.perturbations import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
@@ -73,6 +75,8 @@ class LossRecipe:
     """Which rows of other origins a round has, and what they count (``mmgrpo.rounds``)."""
     networks: tuple[Bound, ...] = ()
     """The networks of the run besides the present one and the reference before training, and how they change."""
+    parts: tuple[PartLoss, ...] = ()
+    """Losses of the parts of rows with decisions of several kinds, in place of the objective, aggregation and terms."""
 
     @staticmethod
     def of(
@@ -86,6 +90,7 @@ class LossRecipe:
         supervised: str = "none",
         hint: str = "none",
         added: str = "none",
+        parts: Sequence[str] = (),
     ) -> LossRecipe:
         """Bind the text of a configuration; unknown names and parameters are errors here, before the run."""
         loss = LossRecipe(
@@ -99,6 +104,7 @@ class LossRecipe:
             bind_scheduled(hint, HINTS, "algorithm.hint"),
             bind_scheduled(added, ADDITIONS, "algorithm.added"),
             bind_networks(networks),
+            tuple(PartLoss.of(one, objective, aggregation, terms) for one in read_parts(parts)),
         )
         check_changes(loss.scores)
         return loss
@@ -111,12 +117,16 @@ class LossRecipe:
     @property
     def scores(self) -> frozenset[str]:
         """Names of the scores that the policy must return under the present parameters."""
+        if self.parts:
+            return frozenset[str]().union(*(part.loss.scores for part in self.parts))
         bounds = (self.objective, self.off_policy, self.mismatch, *self.terms)
         return frozenset(name for bound in bounds for name in bound.needs) - BATCH_NAMES | {"log_probs"}
 
     @property
     def fields(self) -> frozenset[str]:
         """Names in ``Decisions.fields`` that rollouts must have."""
+        if self.parts:
+            return frozenset[str]().union(*(part.loss.fields for part in self.parts))
         return frozenset(self.aggregation.block.needs) - BATCH_NAMES | self.replay({}).fields
 
     @property
@@ -140,6 +150,7 @@ class LossRecipe:
     def tallied(self) -> list[str]:
         """Names of the sums of a ``Tally``, the same on all ranks, also where one has no rows."""
         names = ["loss", "entries", "clip/low", "clip/high", *(f"term/{name}" for name in self.term_names)]
+        names += [f"{part.name}/{name}" for part in self.parts for name in part.loss.tallied]
         return [*names, *VELOCITY_METRICS]
 
     @property
@@ -155,11 +166,15 @@ class LossRecipe:
     @property
     def term_names(self) -> list[str]:
         """Names of the parts of the loss besides the objective."""
-        return [*(term.text.split("(")[0] for term in self.terms), *(["nll"] if self.supervises else [])]
+        terms = [term for part in self.parts for term in part.loss.terms] if self.parts else self.terms
+        names = dict.fromkeys(term.text.split("(")[0] for term in terms)
+        return [*names, *(["nll"] if self.supervises else [])]
 
     @property
     def clip_range(self) -> float:
         """The smallest distance of a ratio from one at which the objective clips; infinite for one without a clip."""
+        if self.parts:
+            return min(part.loss.clip_range for part in self.parts)
         signature = inspect.signature(self.objective.block.fn).parameters
         given = {name: p.default for name, p in signature.items()} | dict(self.objective.parameters)
         bounds = [given[name] for name in ("low", "high", "clip") if name in given and given[name] > 0]
@@ -170,8 +185,33 @@ class LossRecipe:
     @property
     def coupled(self) -> bool:
         """True when the loss needs the present scores of a whole row or group together."""
+        if self.parts:
+            return any(part.loss.coupled for part in self.parts)
         bounds = (self.objective, *self.terms, *([self.mismatch] if self.factor_follows_policy else []))
         return any(bound.block.level != "decision" for bound in bounds)
+
+
+@dataclass(frozen=True)
+class PartLoss:
+    """The loss of one part of the rows, and its share in the sum of losses."""
+
+    name: str
+    loss: LossRecipe
+    coef: float
+
+    @staticmethod
+    def of(lines: PartLines, objective: str, aggregation: str, terms: Sequence[str]) -> PartLoss:
+        """Bind the lines of a part; those that it does not state are given."""
+        own = {"objective": objective, "aggregation": aggregation, "terms": terms}
+        return PartLoss(
+            lines.name, LossRecipe.of(**{name: lines.get(name, value) for name, value in own.items()}), lines.coef
+        )
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """Those of its blocks and of its share, each behind the name of the part."""
+        own = {"coef": self.coef} if isinstance(self.coef, Schedule) else {}
+        return {f"{self.name}.{name}": one for name, one in (own | named(self.loss)).items()}
 
 
 def losses(loss: LossRecipe) -> dict[str, LossRecipe]:
@@ -308,13 +348,24 @@ def accumulate_gradients(
     micro_batch_size: int,
     accelerator: Accelerator,
     on_policy: bool,
+    coef: float = 1.0,
 ) -> Tally:
-    """Add the gradient of the step's loss over the given rows (of the whole batch) to this rank's parameters.
+    """Add the gradient of ``coef`` times the step's loss over the given rows (of the whole batch) to this rank's
+    parameters; of rows of several parts the sum of their losses, each over the decisions of its part alone.
 
     ``on_policy``: the parameters are those of the rollout, so that ratios are one (``Step.as_drawn``), which saves a
     coupled objective its first pass. A parameter that no gradient reaches is left without one; ``sum_gradients``
     sets it to zero.
     """
+    settings: Any = {"micro_batch_size": micro_batch_size, "accelerator": accelerator, "on_policy": on_policy}
+    if loss.parts:
+        together = Tally()
+        for part in loss.parts:
+            of_part = accumulate_gradients(
+                policy, batch.of_part(part.name), rows, part.loss, coef=part.coef, **settings
+            )
+            together.join(of_part, part.name)
+        return together
     decisions, rows = batch.decisions, rows.cpu()
     loss_mask = batch.loss_mask & put(rows, batch.loss_mask.device)[:, None]
     inputs = {
@@ -339,6 +390,7 @@ def accumulate_gradients(
         weights = weights_by_origin(loss.aggregation, inputs, decisions.origin, loss.replay({}), loss.supervised({}))
     else:
         weights = loss.aggregation(inputs)
+    weights = weights if coef == 1 else coef * weights
     origins = {*batch.host.origin.tolist()}
     there = frozenset(name for name, several in kinds.items() if origins.intersection(several))
     step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy, there)
@@ -462,12 +514,17 @@ def learning_rate(optim: Optim, step: int, steps: int) -> float:
 
 
 def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of an optimizer step from the sums of its tally: those of its decisions become means."""
-    entries = max(1.0, sums["entries"])
-    means = {name: sums[name] / entries for name in ("clip/low", "clip/high", *VELOCITY_METRICS)}
-    others = {name: value for name, value in sums.items() if name != "entries" and name not in means}
+    """Metrics of an optimizer step from the sums of its tally: those of its decisions become means, also of parts."""
+    counts = {name.removesuffix("entries"): max(1.0, value) for name, value in sums.items() if name.endswith("entries")}
+    named = [(of, name) for of in counts for name in ("clip/low", "clip/high", *VELOCITY_METRICS)]
+    means = {f"{of}{name}": sums[f"{of}{name}"] / counts[of] for of, name in named}
+    others = {name: value for name, value in sums.items() if not name.endswith("entries") and name not in means}
     kl = sum(value for name, value in sums.items() if name.startswith("term/kl"))
-    return {**{name: mean for name, mean in means.items() if mean or name not in VELOCITY_METRICS}, "kl": kl, **others}
+    return {
+        **{name: mean for name, mean in means.items() if mean or not name.endswith(VELOCITY_METRICS)},
+        "kl": kl,
+        **others,
+    }
 
 
 def minibatches(key: Int[Tensor, "B"], updates: int, generator: torch.Generator) -> list[Bool[Tensor, "B"]]:

@@ -118,6 +118,7 @@ def recipe(**changes: Any) -> AdvantageRecipe:
         "credit": "broadcast",
         "select": [],
         "kl_weight": "none",
+        "parts": [],
     }
     return AdvantageRecipe.of(SimpleNamespace(**{**written, **changes}))
 
@@ -154,7 +155,7 @@ def trainer(
     heldout: Sequence[Prompt] = (),
     columns: Sequence[str] = (),
     extra: Mapping[str, Sequence[Prompt]] | None = None,
-    rates: Sequence[ErrorRate] = (),
+    error_rates: Sequence[ErrorRate] = (),
     prompts_per_step: int = 2,
     group_size: int = 4,
     redraws: int = 0,
@@ -182,7 +183,7 @@ def trainer(
     samplers = Sampling.of(sampler, trackers)
     ledger = samplers.ledger(prompts)
     ledger.start({number: Measured.of(values) for number, values in (measured or {}).items()})
-    scorers = scorers or [Scorer("reward", reward, rates=rates)]
+    scorers = scorers or [Scorer("reward", reward, rates=error_rates)]
     advantages = advantages or recipe()
     loss = loss or LossRecipe.of("ppo(low=0.2, high=0.2)", "per_sample")
     optim_settings = Optim(**{"lr": 1e-2, "max_grad_norm": 0.0, "weight_decay": 0.0, **optim})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
@@ -27,10 +28,11 @@ from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS, kl_metrics
 from mmgrpo.config.names import nearest
+from mmgrpo.config.parts import LINES, PartLines, read_parts
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
-from mmgrpo.config.schedules import Schedule
-from mmgrpo.types import COUNTED, OWN, RECORDS, UNTRAINED, Decisions
+from mmgrpo.config.schedules import Schedule, named
+from mmgrpo.types import COUNTED, OWN, RECORDS, UNTRAINED, Decisions, part_field, select_rows
 
 STANDARD_INPUTS = frozenset(
     {"values", "weights", "key", "stat", "keep", "normalise", "centred", "advantages"}
@@ -63,6 +65,8 @@ class AdvantageBlocks(Protocol):
     def select(self) -> Sequence[str]: ...
     @property
     def kl_weight(self) -> str: ...
+    @property
+    def parts(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ class AdvantageRecipe:
     before: tuple[Bound, ...]
     after: tuple[Bound, ...]
     kl_weight: Bound
+    parts: tuple[PartAdvantages, ...] = ()
+    """Of rows with decisions of several kinds, in place of the lines from transform to select."""
 
     @staticmethod
     def of(blocks: AdvantageBlocks) -> AdvantageRecipe:
@@ -117,6 +123,7 @@ class AdvantageRecipe:
             before=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if early),
             after=tuple(bound for bound, early in zip(selectors, is_before, strict=True) if not early),
             kl_weight=bind_scheduled(blocks.kl_weight, KL_WEIGHTS, "algorithm.kl_weight"),
+            parts=tuple(PartAdvantages.of(lines, blocks) for lines in read_parts(blocks.parts)),
         )
 
     @property
@@ -133,6 +140,7 @@ class AdvantageRecipe:
     def bounds(self) -> tuple[Bound, ...]:
         """All blocks from rewards to advantages."""
         compared = (self.combine, self.baseline, self.scale, *self.shape, self.credit)
+        compared += tuple(bound for part in self.parts for bound in part.recipe.bounds)
         return (*self.transform, *compared, *self.before, *self.after, self.kl_weight)
 
     @property
@@ -155,6 +163,7 @@ class AdvantageRecipe:
         bounds = (*bounds, *self.after)
         given = [bound.parameters for bound in bounds]
         names = [one for parameters in given for name in ("by", "of") for one in [parameters.get(name)] if one]
+        names += [name for part in self.parts for name in (*part.weights, *part.recipe.named_rewards)]
         return frozenset(names) | {
             one for parameters in given for name in ("members", "auxiliary") for one in parameters.get(name, ())
         }
@@ -178,6 +187,31 @@ class AdvantageRecipe:
     def key_names(self) -> tuple[str, ...]:
         """Names of the keys (``Decisions.keys``) that the rollout has to bring along."""
         return tuple(key.name for key in self.keys)
+
+
+@dataclass(frozen=True)
+class PartAdvantages:
+    """The advantages of one part of the rows."""
+
+    name: str
+    recipe: AdvantageRecipe
+    per: str = ""
+    """The key of the rows that share its decisions; empty: they do not."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the rewards; empty: those of the run."""
+
+    @staticmethod
+    def of(lines: PartLines, blocks: AdvantageBlocks) -> PartAdvantages:
+        """Bind the lines of a part; those that it does not state are the section's."""
+        own: dict[str, Any] = {line: lines.get(line, getattr(blocks, line)) for line in LINES}
+        given: Any = SimpleNamespace(**own, weighting=(), kl_weight="none", parts=())
+        recipe = AdvantageRecipe.of(given)
+        return PartAdvantages(lines.name, recipe, lines.per, lines.weights)
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """Those of its blocks, each behind the name of the part."""
+        return {f"{self.name}.{name}": one for name, one in named(self.recipe).items()}
 
 
 @dataclass(frozen=True)
@@ -234,6 +268,9 @@ def estimate(
     the rewards, by default their numbers. Computed on the CPU in double precision, so that ranks and devices do not
     matter. ValueError for rewards that a block cannot compare, and for advantages that are not finite.
     """
+    if algorithm.parts:
+        given = values, valid, reward_weights, decisions, names, factor, abstained, counted_origins
+        return _of_parts(algorithm, *given)
     device = values.device
     if not bool((reward_weights != 0).any()):
         raise ValueError("rewards: all weights are 0; give at least one reward a nonzero weight")
@@ -329,6 +366,55 @@ def estimate(
         silent=_silent(values, counted, group, stats[0]),
         measured=kl_metrics(algorithm.kl_weight, inputs["raw"], names, stats[0]) if weighed else {},
     )
+
+
+def _of_parts(
+    algorithm: AdvantageRecipe,
+    values: Float[Tensor, "B R"],
+    valid: Bool[Tensor, "B R"],
+    weights: Float[Tensor, "R"],
+    decisions: Decisions,
+    names: Sequence[str],
+    factor: float,
+    abstained: Bool[Tensor, "B R"] | None,
+    origins: Sequence[int],
+) -> Estimate:
+    """The estimate of rows with decisions of several kinds: what it says of samples and groups is that of the section's
+    own lines, advantages and mask are those of each part at its decisions.
+
+    The rows of a key ``per`` count as one, whose rewards are their means and whose decisions are those of the first of
+    them, which owns the shared ones. J = 2 texts with K = 3 images each, of rewards -.743, .752, .502 and .099, -.460,
+    -.152: means .1703 and -.1710, advantages +-.7071 among texts where rows together give texts +-.3003.
+    """
+    whole = replace(algorithm, parts=())
+    result = estimate(values, valid, weights, decisions, whole, names, factor, abstained, origins)
+    advantages, loss_mask = torch.zeros_like(result.advantages), torch.zeros_like(result.loss_mask)
+    measured = dict(result.measured)
+    nowhere = torch.zeros_like(valid) if abstained is None else abstained
+    for part in algorithm.parts:
+        there = decisions.fields[part_field(part.name)]
+        masks = {"loss_mask": decisions.loss_mask & there, "decision_mask": decisions.decision_mask & there}
+        own, place = replace(decisions, **masks), torch.arange(decisions.rows, device=values.device)
+        scores, known, left, rows = values, valid, nowhere, place
+        if part.per:
+            key = torch.unique(_column(decisions, part.per), return_inverse=True)[1].to(values.device)
+            rows = groups.group_first(key, torch.ones_like(key, dtype=torch.bool)).nonzero()[:, 0]
+            place = key[rows].argsort()[key]
+            columns = [(values[:, column], valid[:, column]) for column in range(valid.shape[1])]
+            scores = torch.stack([groups.group_mean(value, key, there) for value, there in columns], 1)[rows]
+            known = torch.stack([groups.group_count(key, there) for _, there in columns], 1)[rows] > 0
+            own, left = select_rows(own, rows), nowhere[rows] & ~known
+        of_part = torch.tensor([part.weights.get(name, 0.0) for name in names]) if part.weights else weights
+        one = estimate(scores, known, of_part, own, part.recipe, names, factor, left, origins)
+        advantages = torch.where(there, one.advantages[place], advantages)
+        mask = torch.zeros_like(loss_mask)
+        mask[rows] = one.loss_mask
+        loss_mask = loss_mask | mask
+        shown = {"advantage": one.advantages.abs()[one.loss_mask]}
+        if "entropy" in decisions.fields:
+            shown["entropy"] = decisions.fields["entropy"][mask]
+        measured |= {f"{part.name}/{name}": float(many.mean()) if len(many) else 0.0 for name, many in shown.items()}
+    return replace(result, advantages=advantages, loss_mask=loss_mask, measured=measured)
 
 
 def _key(text: str) -> Key:

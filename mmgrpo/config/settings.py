@@ -211,6 +211,18 @@ class Algorithm:
     networks: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Further networks that the loss compares with or that sample, besides the policy and the initial one:
     average(slope=...), renewal(every=...), earlier, frozen(path=...); by default none."""
+    parts: Annotated[
+        list[str],
+        ANY_TEXT,
+        excludes(
+            *("algorithm.networks", "algorithm.replay", "algorithm.supervised", "algorithm.hint", "algorithm.added"),
+            *("algorithm.mismatch", "algorithm.kl_weight", "algorithm.weighting", "data.offline"),
+            where("optim.step", but="plain"),
+            why="it is of rows with decisions of one kind",
+        ),
+    ] = field(default_factory=list)
+    """Lines of each kind of decisions, where rows have several (model.family=rewriter), in place of those above:
+    text(preset=..., per='trace', weights=...), image(objective=..., coef=...); by default none."""
 
 
 @dataclass
@@ -219,6 +231,9 @@ class Optim:
 
     lr: Annotated[float, within("[0, 1000]"), OWN_STEP] = 1e-4
     """Peak learning rate. 1e-4 suits LoRA adapters; training all weights of a large model takes about 1e-6."""
+    rates: Annotated[list[str], ANY_TEXT, OWN_STEP] = field(default_factory=list)
+    """Factors of the learning rate for parameters by their names, e.g. text=0.1 "image.*bias=2" (* for any letters, and
+    a name stands for all below it); the first that fits."""
     weight_decay: Annotated[float, within("[0, 1000]"), OWN_STEP] = 1e-4
     """Decoupled weight decay, relative to the learning rate."""
     beta1: Annotated[float, within("[0, 1)"), OWN_STEP] = 0.9

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.step_rewards import STEP_FIELDS
+from mmgrpo.config.names import nearest
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.requirements.blocks import REQUIREMENTS, refuse_unmet
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
-from mmgrpo.types import RECORDS, Policy, Prompt
+from mmgrpo.types import RECORDS, Joint, Policy, Prompt
 from mmgrpo.update import LossRecipe, all_fields, all_scores
 
 
@@ -59,6 +61,28 @@ def refuse_mismatch(
             f"algorithm.keys: got {', '.join(sorted(unknown))}, expected keys of this policy's samples "
             f"({', '.join(sorted(policy.keys))}); choose among these, or another sampling.plan or policy"
         )
+
+
+def parts_of(
+    policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe
+) -> list[tuple[Any, AdvantageRecipe, LossRecipe]]:
+    """What each part of the rows has (``Joint.parts``), with its blocks; of rows with decisions of one kind the policy
+    and the blocks of the section. ValueError for parts of the algorithm that are not those of the policy."""
+    if not loss.parts:
+        return [(policy, recipe, loss)]
+    there, names = policy.parts if isinstance(policy, Joint) else {}, [part.name for part in loss.parts]
+    for name in names:
+        if name not in there:
+            has = f"trains {', '.join(there)}" if there else "has decisions of one kind"
+            raise ValueError(f"algorithm.parts: got '{name}', and this policy {has}.{nearest(name, there)}")
+    if left := [name for name in there if name not in names]:
+        raise ValueError(f"algorithm.parts: nothing trains '{left[0]}'; add it, or freeze it (model.trained)")
+    for part in recipe.parts:
+        keys = there[part.name].keys
+        if part.per and part.per not in keys:
+            raise ValueError(f"algorithm.parts: per of {part.name}: unknown key '{part.per}'.{nearest(part.per, keys)}")
+    rows = zip(recipe.parts, loss.parts, strict=True)
+    return [(there[own.name], of_part.recipe, own.loss) for of_part, own in rows]
 
 
 def refuse_networks(loss: LossRecipe, name: str) -> frozenset[str]:

@@ -11,7 +11,7 @@ from mmgrpo.config.conflicts import DECISIONS
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound, parse
 from mmgrpo.requirements.blocks import refuse_beside
-from mmgrpo.requirements.policies import refuse_alone, refuse_mismatch, refuse_records, refuse_tasks
+from mmgrpo.requirements.policies import parts_of, refuse_alone, refuse_mismatch, refuse_records, refuse_tasks
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import ByHand, Policy, Prompt
 from mmgrpo.update import LossRecipe
@@ -108,9 +108,10 @@ def refuse_unsuited(
     """ValueError for an algorithm that does not suit a run, however it was made. ``evaluates``: held-out prompts are
     evaluated during it. ``used``: settings for which callbacks stand; the policy may stand for others (``ByHand``)."""
     run = {"evaluations": evaluates, "positive_weights": all(one.weight >= 0 for one in scorers)}
-    refuse_mismatch(policy, recipe, loss, run)
-    refuse_tasks(loss, prompts)
-    refuse_records(policy, recipe, loss, scorers)
     of_policy = policy.used if isinstance(policy, ByHand) else {}
-    refuse_beside(recipe, loss, {DECISIONS: policy.kind, **of_policy, **used})
+    for traits, of_part, own in parts_of(policy, recipe, loss):
+        refuse_mismatch(traits, of_part, own, run)
+        refuse_records(traits, of_part, own, scorers)
+        refuse_beside(of_part, own, {DECISIONS: traits.kind, **of_policy, **used})
+    refuse_tasks(loss, prompts)
     refuse_rewards(recipe, scorers, prompts, evaluates, loss.networks)

@@ -46,7 +46,7 @@ class NamedNetworks(Callback):
 
     def on_round_end(self, run: Run, round_: Round) -> None:
         if run.policy.networks.advance(run.step, self.kl, run.loss.networks):
-            run.optimizer = make_optimizer(list(run.trained.values()), run.optim)
+            run.optimizer = make_optimizer(run.trained, run.optim)
 
     def on_evaluate(self, run: Run, title: str, evaluation: Evaluation) -> None:
         if is_new(run, title):

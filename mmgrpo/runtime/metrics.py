@@ -17,9 +17,12 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from mmgrpo.files import naming, write_text
-from mmgrpo.runtime.distributed import sum_by_name
+from mmgrpo.runtime.distributed import largest, sum_by_name
 
 Row = dict[str, Any]
+
+PEAK = "ratio/max_minus_one"
+"""Metric of a part of the rows: the largest |ratio - 1| of its decisions in a step, from the stored log-probs on."""
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Tally:
     gaps: list[Tensor] = field(default_factory=list)
     present: list[tuple[tuple[Tensor, Tensor], Tensor]] = field(default_factory=list)
     """The log-probs that a step on policy computed, in parts: their (rows, positions) in the batch and their values."""
+    peaks: dict[str, list[Tensor]] = field(default_factory=dict)
+    """The ratio gaps of each part of the rows, by the name of the metric."""
 
     def add(self, name: str, value: Tensor) -> None:
         """Add a number on the device, which is not waited for."""
@@ -40,6 +45,13 @@ class Tally:
         """Measure the ratio gap of some entries."""
         gap = (torch.exp(present.detach() - stored) - 1).abs().masked_fill(~entries, 0.0)
         self.gaps += [gap.max()] if gap.numel() else []
+
+    def join(self, part: Tally, name: str) -> None:
+        """Add the sums of one part of the rows, together and under its name, and its largest |ratio - 1|."""
+        self.added += [pair for key, value in part.added for pair in ((key, value), (f"{name}/{key}", value))]
+        self.gaps += part.gaps
+        self.present += part.present
+        self.peaks[f"{name}/{PEAK}"] = part.gaps
 
     def read(self) -> tuple[dict[str, float], float]:
         """The sums by name, and the largest |ratio - 1| of present and stored log-probs of decisions that the policy
@@ -54,7 +66,8 @@ class Tally:
     def summed(self, names: Sequence[str], accelerator: Accelerator) -> tuple[dict[str, float], float]:
         """``read`` with the sums over all ranks of those that are named; others are this rank's."""
         sums, gap = self.read()
-        return sums | sum_by_name(sums, names, accelerator), gap
+        peaks = {name: largest(float(max([0.0, *gaps])), accelerator) for name, gaps in self.peaks.items()}
+        return sums | sum_by_name(sums, names, accelerator) | peaks, gap
 
     @property
     def sums(self) -> dict[str, float]:

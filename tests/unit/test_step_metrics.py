@@ -106,11 +106,11 @@ def test_errors_of_a_watched_rate_are_counted_in_every_round_where_there_are_any
         return ErrorRate(name, lambda _, outputs: [errors] * len(outputs), ones, watched=watched)
 
     rates = [rate("missed", 1.0, True), rate("never", 0.0, True), rate("wer", 1.0, False)]
-    first, *_ = lines(tmp_path, rates=rates)
+    first, *_ = lines(tmp_path, error_rates=rates)
     assert first["reward/reward/missed"] == 8  # 2 prompts x 4 samples
     assert not {"reward/reward/never", "reward/reward/wer"} & first.keys()
 
 
 def test_the_rules_of_error_rates_stand_in_the_evaluations(tmp_path):
-    lines(tmp_path, rates=[ErrorRate("wer", ones, ones, "whisper 1")], heldout=toy_prompts(2))
+    lines(tmp_path, error_rates=[ErrorRate("wer", ones, ones, "whisper 1")], heldout=toy_prompts(2))
     assert json.loads((tmp_path / "evaluations" / "before.json").read_text())["rules"] == {"wer": "whisper 1"}

@@ -373,7 +373,7 @@ def test_a_resumed_run_writes_the_metrics_of_an_uninterrupted_one(tmp_path):
             toy_prompts(5),
             heldout=toy_prompts(2),
             extra={"further": toy_prompts(3)},
-            rates=[misses()],
+            error_rates=[misses()],
             steps=9,
             updates=2,
             ema=0.8,

@@ -35,7 +35,7 @@ from tests.toys import ToyModel, toy_policy, toy_prompts
 
 def rows(folder: Path, accelerator: Accelerator) -> Trainer:
     further = {"further": toy_prompts(5)}
-    return denoising("every_step", folder, accelerator, updates=2, epochs=2, extra=further, rates=[misses()])
+    return denoising("every_step", folder, accelerator, updates=2, epochs=2, extra=further, error_rates=[misses()])
 
 
 def tree(folder: Path, accelerator: Accelerator) -> Trainer:
@@ -251,6 +251,23 @@ REMEMBERED: dict[str, dict[str, Any]] = {
     "corrected": {"added": "corrected(text=' a', answer=' {answer}', tokens=3)"},
 }
 
+
+def joint(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Texts of different lengths, from each of which images are drawn, and a loss for either."""
+    from mmgrpo.policies.joint import JointPolicy
+
+    def rewrite(prompt: Prompt, text: Output) -> Prompt:
+        return replace(prompt, answer=len(text.text) / 10)  # type: ignore[union-attr]
+
+    policy = JointPolicy(TokenPolicy(load_toy(), max_tokens=5), toy_policy(steps=4), count=2, rewrite=rewrite)
+    prompts = [Prompt(f"say {word}", word) for word in ("a", "b", "a b", "b a")]
+    parts = ["text(per='trace')", "image(objective='grpo_guard(clip=1e-3)')"]
+    settings: dict[str, Any] = {"lr": 1e-3, "rates": ["image=0.5"], "epochs": 2, "accelerator": accelerator}
+    return trainer(
+        policy, folder, prompts, reward=near_one, steps=3, **settings, **algorithm_blocks("grpo", parts=parts, terms=[])
+    )
+
+
 CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "rows": rows,
     "tree": tree,
@@ -262,6 +279,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "offline": offline,
     "sighted": sighted,
     "choices": choices,
+    "joint": joint,
     "hinge": hinge,
     "networks": networks,
     "learners": learners,

@@ -19,7 +19,7 @@ QUANTIZED = [name for name in OPTIMIZERS if name != "adamw"]
 @pytest.mark.parametrize(("eps", "step"), [(1e-8, 1e-4 / 3), (1e-15, 1e-4), (0.0, 1e-4)])
 def test_gradients_below_eps_make_small_steps(eps, step):
     weight = nn.Parameter(torch.zeros(1))
-    optimizer = make_optimizer([weight], Optim(lr=1e-4, weight_decay=0.0, eps=eps))
+    optimizer = make_optimizer({"weight": weight}, Optim(lr=1e-4, weight_decay=0.0, eps=eps))
     weight.grad = torch.tensor([5e-9])
     optimizer.step()
     assert float(weight.detach()) == pytest.approx(-step, rel=1e-4)
@@ -59,8 +59,8 @@ def test_a_quantized_optimizer_goes_the_way_of_adamw_and_resumes_exactly(name, t
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     optim = Optim(lr=1e-2, optimizer=name, weight_decay=0.1)
     plain, weight = start(), start()
-    optimizer = make_optimizer([weight], optim)
-    trained(make_optimizer([plain], Optim(lr=1e-2, weight_decay=0.1)), plain, 3, seed=0)
+    optimizer = make_optimizer({"weight": weight}, optim)
+    trained(make_optimizer({"weight": plain}, Optim(lr=1e-2, weight_decay=0.1)), plain, 3, seed=0)
     trained(optimizer, weight, 3, seed=0)
     gone, apart = (plain - start()).abs().mean(), (plain - weight).abs().mean()
     assert gone > 2e-2 and apart < (0.05 if "8bit" in name else 1e-4) * gone
@@ -70,7 +70,7 @@ def test_a_quantized_optimizer_goes_the_way_of_adamw_and_resumes_exactly(name, t
     assert held < (3 if "8bit" in name else 9) * weight.numel()  # 2 or 8 bytes an entry
     path = save_checkpoint(tmp_path, 3, {"optimizer": tensors}, {"optimizer": state})
     other = nn.Parameter(weight.detach().clone())
-    fresh, loaded = make_optimizer([other], optim), load_checkpoint(path)
+    fresh, loaded = make_optimizer({"weight": other}, optim), load_checkpoint(path)
     restore_optimizer(fresh, loaded.tensors["optimizer"], loaded.state["optimizer"])
     trained(optimizer, weight, 2, seed=1)
     trained(fresh, other, 2, seed=1)
