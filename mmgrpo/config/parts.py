@@ -73,6 +73,8 @@ def _read(text: str) -> PartLines:
             given[line] = checked(PartLines, line, value, place)
         elif not isinstance(value, dict) or not value or not all(one in ANY_NUMBER for one in value.values()):
             raise ValueError(f"{place}: got {value!r}, expected the weights of rewards by their names, e.g. {{'a': 1}}")
+        else:
+            given[line] = {reward: float(weight) for reward, weight in value.items()}
     stated = {line: given[line] for line in ("coef", "per", "weights", "preset") if line in given}
     if isinstance(stated.get("preset"), Schedule):
         raise ValueError(f"{what}: preset of {name}: got {stated['preset'].text}, expected a name")
