@@ -22,6 +22,7 @@ from tests.pages import DOCS, rows_of
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import decisions
 from tests.unit.policies.test_exploring import policy as exploring
+from tests.unit.policies.test_joint import joint
 from tests.unit.policies.test_token_policy import token_policy
 from tests.unit.policies.test_tools import PROMPTS as TOLD
 from tests.unit.policies.test_tools import Walk, few_calls
@@ -40,6 +41,8 @@ PATTERNS = {
     r"weight/(?!factor)\w+": "weight/<name>",
     r"correlation/\w+/\w+": "correlation/<a>/<b>",
     r"rollout/ended_\w+": "rollout/ended_<why>",
+    r"(?:text|image)/(clip|term|velocity)/\w+": r"<part>/\1/...",
+    r"(?:text|image)/(\w+|ratio/\w+)": r"<part>/\1",
 }
 """Names of metrics to the form in which the page has them."""
 
@@ -81,6 +84,7 @@ def written(folder: Path) -> set[str]:
             ("granular_grpo", previews, {}),
             ("awm", exploring(explore_steps=5, keep=2), {}),
             ("tdm_r1", few_steps(), {}),
+            ("grpo", joint(), {"terms": [], "parts": ["text(terms=['entropy_bonus(coef=0.1)'])", "image"]}),
         ]
     ):
         run = trainer(

@@ -29,7 +29,7 @@ PARTS = (
 
 
 def joint(count: int = 2, trained=(), seed: int = 0, **settings) -> JointPolicy:
-    first = CategoricalPolicy(TableModel(len(PROMPTS), 5, seed))
+    first = CategoricalPolicy(TableModel(5, 5, seed))
     rewrite = lambda prompt, text: replace(prompt, answer=int(text.text) / 5)  # noqa: E731
     return JointPolicy(first, toy_policy(steps=4, **settings), count=count, rewrite=rewrite, trained=trained)
 
