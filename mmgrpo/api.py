@@ -344,12 +344,14 @@ def finish(
         from mmgrpo.report.hacking import alarms
         from mmgrpo.report.html import write_report
         from mmgrpo.report.idle import read_alarms
+        from mmgrpo.report.model_card import add_model_card
         from mmgrpo.report.run_folder import read_measured
 
         raised = [*read_alarms(folder), *alarms(read_measured(folder))]
         summary["alarms"] = [alarm.as_dict() for alarm in raised]
         write_text(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False))
         write_report(folder)
+        add_model_card(folder, config.model.path, owner.task if owner else "")
     if owner and owner.engines:
         owner.engines.end(trainer.policy)
     accelerator.end_training()

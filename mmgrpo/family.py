@@ -229,6 +229,13 @@ class Family:
     library: Callable[[], Library] | None = None
     """The library with which its samples can be compared (``mmgrpo validate``)."""
 
+    @property
+    def task(self) -> str:
+        """The hub's name of what it does (``task_of``)."""
+        from mmgrpo.report.model_card import task_of
+
+        return task_of(self.sections.outputs, self.modality, self.blank is not without_media)
+
     def policy(
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
     ) -> Policy:

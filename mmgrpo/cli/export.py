@@ -28,16 +28,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options, run_first
 from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, one_of
-
-if TYPE_CHECKING:
-    from mmgrpo.report.model_card import Base
 
 
 @dataclass
@@ -70,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.cli.source import run_section
     from mmgrpo.config.reading import build
     from mmgrpo.config.settings import config_class
-    from mmgrpo.family import family, without_media
-    from mmgrpo.report.model_card import task_of, write_card
+    from mmgrpo.family import family
+    from mmgrpo.report.model_card import base_of, write_card
     from mmgrpo.runtime.saved_model import check_model
 
     section, folder = run_section(args.run), Path(args.run)
@@ -96,8 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         owner, config, model, args.format, output, dtype=args.dtype, device=args.device, check=args.check
     )
     base = base_of(config.model.path)
-    task = task_of(owner.sections.outputs, owner.modality, owner.blank is not without_media)
-    write_card(folder, output, base, task, args.format, args.push)
+    write_card(folder, output, base, owner.task, args.format, args.push)
     print(done, flush=True)
     for file in sorted(file for file in output.rglob("*") if file.is_file()):
         print(f"{file.stat().st_size:>14,} bytes  {file}")
@@ -105,18 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"note: {base.warning}", flush=True)
     if hub is not None:
         print(f"uploaded: {hub.upload(output, args.public)}", flush=True)
-
-
-def base_of(path: str) -> Base:
-    """The base model of a run, with its licence where its card is on this machine."""
-    from mmgrpo.config.plugins import EMBEDDED, PYPI, locate
-    from mmgrpo.report.model_card import Base, licence_of
-    from mmgrpo.scoring.manifest import cached_on_hub
-
-    if path.startswith((EMBEDDED, PYPI)):
-        return Base(path, "apache-2.0" if path.startswith(EMBEDDED) else "")
-    folder = cached_on_hub(path) or Path(locate(path))
-    return Base(path, licence_of(folder if folder.is_dir() else None))
 
 
 @dataclass(frozen=True)

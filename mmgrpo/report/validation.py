@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +17,7 @@ from typing import Any
 
 from mmgrpo.files import write_text
 
-__all__ = ["CHECKS", "STATUSES", "Outcome", "Validation", "commit", "read_results", "table", "versions", "write"]
+__all__ = ["CHECKS", "STATUSES", "Outcome", "Validation", "read_results", "table", "versions", "write"]
 
 CHECKS: Mapping[str, str] = {
     "loads": "the model is read, and draws the same sample twice",
@@ -159,12 +158,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def commit() -> str:
-    """The commit of the code, with -dirty where files differ from it; empty where it is no repository."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""

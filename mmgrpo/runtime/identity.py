@@ -11,9 +11,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -60,14 +62,15 @@ class Identity:
     """``distributed.shard`` with which it was started."""
     resumed: tuple[Mapping[str, Any], ...] = ()
     """For each resumption its time, the settings that it changed, old and new, and its number of processes."""
+    commit: str = ""
+    """Of the code that started it (``commit_of_code``)."""
 
     @staticmethod
     def new(config: Config, inputs: Mapping[str, str], processes: int = 1, run: str = "") -> Identity:
         """The identity of a run that starts now, by so many processes, with the id ``run`` or another one."""
         now, shard = f"{datetime.now():%Y-%m-%d %H:%M:%S}", config.distributed.shard
-        return Identity(
-            run or secrets.token_hex(8), _fingerprint(config), inputs, now, version("mmgrpo"), processes, shard
-        )
+        state = (inputs, now, version("mmgrpo"), processes, shard)
+        return Identity(run or secrets.token_hex(8), _fingerprint(config), *state, commit=commit_of_code())
 
     @staticmethod
     def read(folder: Path) -> Identity | None:
@@ -135,6 +138,19 @@ class Identity:
                     f"{folder}: {what} changed since the run started; restore what it started from, "
                     "or start another run with --name"
                 )
+
+
+@cache
+def commit_of_code() -> str:
+    """The commit of the code, with -dirty where files differ from it; empty where it is no repository, as of an
+    installed package, also one within somebody's repository."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    describe = ["describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, check=True)
+        return subprocess.run([*git, *describe], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _fingerprint(config: Config, known: Collection[str] | None = None) -> str:

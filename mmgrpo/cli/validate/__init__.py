@@ -37,6 +37,7 @@ from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import Family, families, family
 from mmgrpo.report import validation
 from mmgrpo.report.validation import CHECKS, HEAD, Outcome, Validation
+from mmgrpo.runtime.identity import commit_of_code
 
 OUTPUT = "validated"
 
@@ -244,7 +245,7 @@ def run(owner: Family, config: Config, label: str) -> Validation:
         if name.startswith(("model.", "sampling.")) and value != usual.get(name) and name not in LEFT_OUT
     }
     return Validation(
-        label, owner.name, words_of(device), job.dtype, validation.commit(), validation.versions(), changed, found
+        label, owner.name, words_of(device), job.dtype, commit_of_code(), validation.versions(), changed, found
     )
 
 
@@ -265,7 +266,7 @@ def words_of(device: str) -> str:
 def not_run(path: str, owner: str, reason: str) -> Validation:
     """The result of a checkpoint of which nothing was run."""
     outcomes = [Outcome(name, "not run", reason) for name in CHECKS]
-    return Validation(path, owner, commit=validation.commit(), versions=validation.versions(), outcomes=outcomes)
+    return Validation(path, owner, commit=commit_of_code(), versions=validation.versions(), outcomes=outcomes)
 
 
 def print_table(folder: Path) -> None:

@@ -38,6 +38,7 @@ def test_a_run_leaves_a_whole_folder_with_sounds(spoken):
     assert [line["ratio/first_minus_one"] for line in lines] == pytest.approx([0, 0], abs=1e-5)
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert sorted(path.name for path in (spoken / "model").iterdir()) == [
+        "README.md",
         "config.json",
         "model.safetensors",
         "run.json",

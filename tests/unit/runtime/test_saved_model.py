@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from mmgrpo.runtime.saved_model import check_model, write_model
+from mmgrpo.files import target_of
+from mmgrpo.runtime.saved_model import add_card, check_model, write_model, written_files
 from tests.faults.trials import Fault, in_child
 from tests.unit.runtime.trees import tree
 
@@ -80,9 +81,28 @@ def test_a_file_of_a_users_whose_name_the_new_model_takes_is_kept_under_another(
     assert (folder / "card").read_text() == "card of 2" and (folder / "card.earlier").read_text() == "mine"
 
 
+def test_a_card_is_the_runs_until_a_user_writes_in_it(tmp_path):
+    folder = tmp_path / "model"
+    for content in (b"before", b"after"):
+        write_model(folder, saves("a"), "run", 1)
+        add_card(folder, {"README.md": content})
+        assert tree(folder).keys() == {"run.json", "a", "README.md"} and tree(folder)["README.md"] == content
+    (folder / "README.md").write_text("mine")
+    check_model(folder)
+    write_model(folder, saves("a"), "run", 2)
+    assert tree(folder)["README.md"] == b"mine"
+    add_card(folder, {"README.md": b"new"})
+    assert (tree(folder)["README.md"], tree(folder)["README.md.earlier"]) == (b"new", b"mine")
+
+
 @pytest.mark.parametrize("users", [False, True])
 def test_wherever_it_is_killed_the_next_one_ends_the_same(users, tmp_path):
-    """Every operation on files in turn; the third model is written after the second was cut off."""
+    """Every operation on files in turn; the third model and its card are written after the second was cut off."""
+
+    def written(folder):
+        write_model(folder, saves("a", "sub/b"), "run", 2)
+        add_card(folder, {"README.md": b"new"})
+
     at = 0
     while True:
         at += 1
@@ -90,17 +110,21 @@ def test_wherever_it_is_killed_the_next_one_ends_the_same(users, tmp_path):
         run.mkdir()
         folder = run / "model"
         write_model(folder, saves("a", "old"), "run", 1)
+        add_card(folder, {"README.md": b"old"})
         if users:
             (folder / "sub").mkdir()
             (folder / "sub" / "mine").write_text("mine")
-        ended = in_child(partial(write_model, folder, saves("a", "sub/b"), "run", 2), run, Fault(at))
+        ended = in_child(partial(written, folder), run, Fault(at))
         states = [name for name in ("model", ".model-replaced") if (run / name / "a").exists()]
         assert states  # one of the two models is there, whole
         check_model(run / states[0])
-        write_model(folder, saves("a", "sub/b"), "run", 2)
+        for left in [path for path in folder.glob(".*") if target_of(path.name)]:  # a run that is resumed removes them
+            assert target_of(left.name) in written_files(folder)
+            left.unlink()
+        written(folder)
         check_model(folder)
         mine = {"model/sub/mine"} if users else set()
-        assert tree(run).keys() == {"model/a", "model/sub/b", "model/run.json"} | mine, at
+        assert tree(run).keys() == {"model/a", "model/sub/b", "model/run.json", "model/README.md"} | mine, at
         if ended.status == 0:
             break
     assert at > 10
