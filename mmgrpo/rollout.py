@@ -200,11 +200,13 @@ def sample_round(
     ledger: Ledger | None = None,
     drawing: Drawing | None = None,
     changed: Callable[[Request], Request] = lambda request: request,
+    drawn: Callable[[Rollout], Rollout] = lambda rollout: rollout,
     extend: Callable[[RoundRows], dict[str, float]] | None = None,
 ) -> Round:
     """Sample round ``number``; all its randomness comes from (seed, number) and the ledger, by default an empty one.
     Weights are by default the scorers', ``drawing`` that which begins at the cursor. ``changed``: what is asked of the
-    policy for a request. ``extend`` adds further rows after those that were drawn, and returns metrics."""
+    policy for a request. ``drawn``: what it drew, with further fields. ``extend`` adds further rows after those, and
+    returns metrics."""
     now = reward_weights or RewardWeights.of(scorers)
     ledger = ledger or settings.samplers.ledger(prompts)
     drawing = drawing or Drawing(settings, ledger, order, cursor, number, seed, accelerator.num_processes)
@@ -228,7 +230,7 @@ def sample_round(
                     )
                 )
                 started = time.perf_counter()
-                rollout = draw.numbered(policy.rollout(request), request, places_of_part)
+                rollout = drawn(draw.numbered(policy.rollout(request), request, places_of_part))
                 greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
                 begun.append((rollout, rows.judge(request, rollout, greedy)))
                 seconds["rollout"] += time.perf_counter() - started
@@ -244,7 +246,7 @@ def sample_round(
         # Over all draws so far: the batch scales of a redrawn round are those of everything that it sampled.
         decisions, scores, result = rows.estimate()
         draw = drawing.next(result, decisions)
-    flat, drawn, further = result.zero_spread, rows.count, dict[str, float]()
+    flat, count, further = result.zero_spread, rows.count, dict[str, float]()
     if extend is not None:
         started = time.perf_counter()
         with drawing_weights(policy.network, uneven=True):  # ranks sample and score different numbers of such rows
@@ -256,7 +258,7 @@ def sample_round(
         **result.metrics,
         "group/draws": float(len(drawing.draws)),
         "rollout/evaluations": total(sum(one.evaluations for one in rows.rollouts), accelerator),
-        "rollout/rows": float(drawn),
+        "rollout/rows": float(count),
         "time/rollout": seconds["rollout"],
         "time/reward": seconds["reward"],
         **reward_metrics(rows.names, recipe.trained(rows.names, rows.weights.tolist()), scores, decisions, number),

@@ -233,6 +233,7 @@ class Trainer:
                     ledger=self.ledger,
                     drawing=drawing,
                     changed=partial(self.callbacks.changed, self),
+                    drawn=partial(self.callbacks.drawn, self),
                     extend=partial(self.callbacks.call, "on_rows", self) if self.callbacks.having("on_rows") else None,
                 )
             self.record.begin_round(round_)

@@ -135,6 +135,7 @@ def has(config: Config) -> frozenset[str]:
         "turns": sampling.tools,
         "beam": sampling.search == "beam",
         "sampler": sampling.dtype or config.rollout.engine != "policy",
+        "hidden_states": True,
     }
     return frozenset(name for name, known in there.items() if known)
 

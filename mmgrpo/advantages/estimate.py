@@ -17,7 +17,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.advantages import groups
+from mmgrpo.advantages import (
+    gae,  # noqa: F401  for its blocks
+    groups,
+)
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE, SEPARATE, weighted
 from mmgrpo.advantages.credit import CREDITS, any_shared

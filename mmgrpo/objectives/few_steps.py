@@ -22,7 +22,7 @@ from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, wi
 from mmgrpo.config.registry import block
 from mmgrpo.objectives.base import AGGREGATIONS, OBJECTIVES, Loss, unclipped
 from mmgrpo.objectives.matching import SMALLEST, dgpo
-from mmgrpo.runtime.networks import NETWORKS, Move
+from mmgrpo.runtime.networks import BELOW_ONE, NETWORKS, Move
 
 
 @block(NETWORKS, inner={"objective": OBJECTIVES, "aggregation": AGGREGATIONS})
@@ -34,8 +34,8 @@ def learner(
     terms: Sequence[str] = (),
     aggregation: str = "per_sample",
     updates: Annotated[int, COUNT] = 1,
-    beta1: Annotated[float, within("[0, 1)")] = 0.9,
-    beta2: Annotated[float, within("[0, 1)")] = 0.999,
+    beta1: Annotated[float, BELOW_ONE] = 0.9,
+    beta2: Annotated[float, BELOW_ONE] = 0.999,
 ) -> Move:
     """A network that trains itself on the rollouts of every round, before the policy's own steps: ``updates`` steps of
     an AdamW of its own on an objective and terms of its own, in which it is the present network. It begins as the

@@ -73,7 +73,14 @@ class TokenPolicy(TokenPasses):
         self.fields = frozenset({"truncated", "entropy"}).union(*(part.fields for part in parts))
         self.fields |= {"sampler_log_probs"} if sampling_dtype else set()
         self.provides = frozenset(
-            {"log_probs", "entropy", "certainty", "reference.log_probs", "log_probs under a changed prompt"}
+            {
+                "log_probs",
+                "entropy",
+                "certainty",
+                "hidden_state",
+                "reference.log_probs",
+                "log_probs under a changed prompt",
+            }
             | {"reference.log_probs under a changed prompt"}
             | {f"{name} of samples" for name in RECORDS}
         ).difference(*(part.lacks for part in parts))
@@ -166,8 +173,11 @@ class TokenPolicy(TokenPasses):
         return Rollout(prompts, self.decode(sequences), decisions, sequences, evaluations=int(real.sum()))
 
     def score(self, rollout: Rollout, part: Tokens, names: frozenset[str]) -> Scores:
-        """Score the part's tokens again under the present parameters."""
+        """Score the part's tokens again under the present parameters; ``hidden_state`` alone is that before each,
+        [N width], without a pass of the output layer."""
         sequences: Sequences = rollout.steps  # type: ignore[assignment]
+        if names == {"hidden_state"}:
+            return {"hidden_state": self.states(self.network, sequences, part.distinct)[part.inverse, part.positions]}
         measures = [name for name in MEASURES if name in names]
         log_probs, *measured = self._score(self.network, sequences, part, measures)
         scores: Scores = {"log_probs": log_probs, **dict(zip(measures, measured, strict=True))}

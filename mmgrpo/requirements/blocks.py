@@ -18,7 +18,7 @@ from mmgrpo.config.needs import moot, refuse
 from mmgrpo.config.registry import Bound
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import DECLARED, DEFAULTS, Algorithm
-from mmgrpo.runtime.networks import name_of
+from mmgrpo.runtime.networks import is_critic, name_of
 from mmgrpo.update import LossRecipe
 
 
@@ -75,6 +75,8 @@ REQUIREMENTS: Mapping[str, Requirement] = {
     "teacher": Requirement(
         "a network of the name 'teacher'", "algorithm.networks, e.g. frozen(path=...)", of_policy=False
     ),
+    "critic": Requirement("a value network", "algorithm.networks, e.g. critic(lr=1e-5)", of_policy=False),
+    "hidden_states": Requirement("hidden states before its decisions", "model.family to one of token models"),
 }
 """What blocks may require, by name."""
 
@@ -84,6 +86,7 @@ OF_INPUTS: Mapping[str, str] = {
     "step_rewards": "steps",
     "step_values": "steps",
     "step_ends": "steps",
+    "value": "critic",
     "teacher.log_probs": "teacher",
     "teacher.shift": "teacher",
 }
@@ -157,6 +160,7 @@ def of_algorithm(loss: LossRecipe) -> frozenset[str]:
         "replay": bool(loss.replay({}).count),
         "answers": added.active and added.old == "one",
         "teacher": any(name_of(rule) == "teacher" for rule in loss.networks),
+        "critic": any(map(is_critic, loss.networks)),
     }
     return frozenset(name for name, there in given.items() if there)
 

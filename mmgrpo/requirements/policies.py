@@ -8,11 +8,12 @@ from typing import Any
 
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS
 from mmgrpo.advantages.estimate import AdvantageRecipe
+from mmgrpo.advantages.gae import CRITIC_FIELDS
 from mmgrpo.advantages.step_rewards import STEP_FIELDS
 from mmgrpo.config.names import nearest
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.requirements.blocks import REQUIREMENTS, refuse_unmet
-from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, is_critic, name_of
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import RECORDS, Joint, Policy, Prompt
 from mmgrpo.update import LossRecipe, all_fields, all_scores
@@ -26,7 +27,8 @@ def refuse_mismatch(
     scores = all_scores(loss)
     under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in scores if "@" in name}
     same = {name: under_changes.get(name, name) for name in scores}
-    for other in map(name_of, loss.networks):
+    critics = {name_of(rule) for rule in loss.networks if is_critic(rule) and CRITIC_FIELDS & recipe.fields}
+    for other in [name for name in map(name_of, loss.networks) if name not in critics]:
         asked = refuse_networks(loss, other)
         same |= {name: REFERENCE_NETWORK + under_changes.get(name, name).removeprefix(other) for name in asked}
     if missing := {under_changes.get(name, name) for name, one in same.items() if one not in policy.provides}:
@@ -42,12 +44,15 @@ def refuse_mismatch(
         )
     known = {**run, "tree": "tree" in policy.keys, "turns": "turn of samples" in policy.provides}
     known["positions"] = policy.kind != "tokens"
+    known["hidden_states"] = "hidden_state" in policy.provides
+    known["critic"] = bool(critics)
     known["steps"] = known["turns"] or bool(policy.fields & STEP_FIELDS)
     refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
     if (
         absent := (recipe.fields | all_fields(loss))
         - policy.fields
         - COMPARISON_FIELDS
+        - CRITIC_FIELDS
         - LEDGER_FIELDS
         - RECORDS.keys()
     ):

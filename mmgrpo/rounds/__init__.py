@@ -12,6 +12,7 @@ from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rounds.callback import Callback, Choices
+from mmgrpo.runtime.networks import is_critic
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 
@@ -25,6 +26,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "supervised": lambda choices: choices.loss.supervised.text != "none",
     "reward_weights": lambda choices: choices.weighting,
     "networks": lambda choices: choices.loss.networks,
+    "critic": lambda choices: any(map(is_critic, choices.loss.networks)),
     "steps": lambda choices: parse(choices.optim.step, "optim.step")[0] != "plain",
     "moving_average": lambda choices: choices.optim.ema,
     "interpolation": lambda choices: choices.optim.interpolation != 1,

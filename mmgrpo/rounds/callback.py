@@ -5,6 +5,7 @@
         on_evaluate             before training, between rounds, after training
         drawing                 around what draws and scores a round, or in its place: round
             on_request          what is asked of the policy, a part of the round at a time
+            on_draw             what it drew, before that is scored
             on_rows             the round is drawn and scored, and further rows may join it
         on_rollout_end          it has its advantages
         learn               something else learns from it, before the policy does
@@ -47,7 +48,7 @@ from mmgrpo.prompts.drawing import Drawing, PromptOrder
 from mmgrpo.prompts.ledger import Ledger
 from mmgrpo.rollout import Round, RoundRows, RoundSettings
 from mmgrpo.scoring import Scorer
-from mmgrpo.types import Policy, Prompt, Request
+from mmgrpo.types import Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch, LossRecipe
 
 Numbers = Mapping[str, float]
@@ -175,6 +176,10 @@ class Callback:
     def on_request(self, run: Run, request: Request) -> Request:
         """What is asked of the policy, from what an earlier callback asks."""
         return request
+
+    def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
+        """What the policy drew for a request, before it is scored: the same decisions, to which fields may be added."""
+        return rollout
 
     def on_rows(self, run: Run, rows: RoundRows) -> Numbers | None:
         """Add rows to those of a round, or let some give way (mmgrpo/rounds/rows.py), before its advantages are made.
@@ -326,6 +331,18 @@ class Callbacks:
                 )
             request = changed
         return request
+
+    def drawn(self, run: Run, rollout: Rollout) -> Rollout:
+        """What the policy drew, with what callbacks add to it."""
+        for callback in self:
+            changed = callback.on_draw(run, rollout)
+            if not isinstance(changed, Rollout):
+                raise ValueError(
+                    f"{type(callback).__name__}.on_draw: got {changed!r:.80}, expected a Rollout; return the one that "
+                    "it was given, or rollout.with_decisions(...)"
+                )
+            rollout = changed
+        return rollout
 
     def call(self, hook: str, run: Run, *given: Any, taken: Numbers | None = None) -> dict[str, float]:
         """Call a hook of all callbacks; the numbers that they return. ``taken``: metrics that the run has already."""

@@ -42,6 +42,7 @@ REFERENCE_NETWORK = "reference"
 """Name of the network before training, which every policy has."""
 
 DECAY = within("[0, 1]")
+BELOW_ONE = within("[0, 1)")
 
 
 class Move(NamedTuple):
@@ -133,6 +134,34 @@ def base(*, name: str = REFERENCE_NETWORK) -> Move:
     return Move()
 
 
+@block(NETWORKS, requires={"hidden_states": {}})
+def critic(
+    *,
+    lr: Annotated[float, POSITIVE],
+    name: str = "critic",
+    lam: Annotated[float, DECAY] = 1.0,
+    clip: Annotated[float, UPPER_BOUND] = 0.2,
+    updates: Annotated[int, COUNT] = 1,
+    warmup: Annotated[int, COUNT_OR_ZERO] = 0,
+    beta1: Annotated[float, BELOW_ONE] = 0.9,
+    beta2: Annotated[float, BELOW_ONE] = 0.999,
+) -> Move:
+    """The value network of the credits ``gae`` and ``turn_gae``: a network that begins as the reference, with a linear
+    head of value 0 on its last hidden states, and learns the returns of every round in ``updates`` steps of an AdamW of
+    its own (``mmgrpo/rounds/critic.py``).
+
+    ``lam``: that of its targets, 1 for the discounted sums of rewards (VC-PPO, 2503.01491). ``clip``: how far from that
+    of the rollout a value may move before its error stops pulling further (PPO's usual .2; inf for none). ``warmup``:
+    the first so many optimizer steps train it alone.
+    """
+    return Move()
+
+
+def is_critic(rule: Bound) -> bool:
+    """Whether a rule is the value network."""
+    return rule.block.fn is critic
+
+
 def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
     """The rules of ``algorithm.networks``; ValueError for two of one name, and for two that draw the rollouts."""
     bounds = tuple(bind_scheduled(text, NETWORKS, "algorithm.networks") for text in texts)
@@ -152,6 +181,8 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
             f"algorithm.networks: {lost[0].text}: unknown network '{lost[0].parameters['of']}'."
             f"{nearest(lost[0].parameters['of'], names)}"
         )
+    if len(critics := [bound.text for bound in bounds if is_critic(bound)]) > 1:
+        raise ValueError(f"algorithm.networks: got {' and '.join(critics)}, expected one critic")
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]
     if len(drawing) > 1:
         raise ValueError(f"algorithm.networks: got samples for {' and '.join(drawing)}, expected one that draws")

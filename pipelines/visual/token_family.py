@@ -57,7 +57,7 @@ def tokens(config: Config) -> str:
 
 def has(config: Config) -> frozenset[str]:
     """What blocks may require of its rollouts."""
-    return frozenset({"sampler"} if config.sampling.dtype else ())
+    return frozenset({"hidden_states", *(["sampler"] if config.sampling.dtype else [])})
 
 
 def check(config: Config) -> None:

@@ -122,6 +122,16 @@ def written(folder: Path) -> set[str]:
         others.run_round()
     others.record.log.flush()
     names |= {name for row in read_metrics(folder / "others" / "metrics.jsonl") for name in row}
+    valued = trainer(
+        token_policy(),
+        folder / "ppo",
+        prompts,
+        prompts_per_step=1,
+        reward=lambda prompts, outputs: [1.0] * len(outputs),
+        **algorithm_blocks("ppo"),
+    )
+    valued.run_round()
+    names |= {name for row in read_metrics(folder / "ppo" / "metrics.jsonl") for name in row}
     group = NeighborPolicy(
         ToyModel(), steps=3, draws=1, anchors=1, spread=0.3, temperature=1.0, evaluation_steps=3, forward_batch_size=9
     )

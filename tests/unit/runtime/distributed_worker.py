@@ -233,6 +233,20 @@ def learners(folder: Path, accelerator: Accelerator) -> Trainer:
     return trainer(policy, folder, toy_prompts(4), accelerator=accelerator, **settings)
 
 
+def criticized(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A value network of texts."""
+    from pipelines.text.causal_lm import toy
+
+    def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [float(output.tokens < 3) for output in outputs]  # type: ignore[union-attr]
+
+    prompts = [Prompt(f"say {word}", word) for word in ("a", "b", "a b", "b a")]
+    blocks = algorithm_blocks("ppo", networks=["critic(lr=1e-2, updates=2)"])
+    more: dict[str, Any] = {"prompts_per_step": 4, "steps": 3, "lr": 1e-3}
+    policy = TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)
+    return trainer(policy, folder, prompts, reward=short, accelerator=accelerator, **more, **blocks)
+
+
 def stopped_early(folder: Path, accelerator: Accelerator) -> Trainer:
     """A reward that is only logged and never rises ends the run after three evaluations."""
     flat = Scorer("flat", lambda prompts, outputs: [0.5] * len(outputs), weight=0.0)
@@ -283,6 +297,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "hinge": hinge,
     "networks": networks,
     "learners": learners,
+    "criticized": criticized,
     "pictured": pictured,
     "stopped early": stopped_early,
     **{name: partial(remembered, changes) for name, changes in REMEMBERED.items()},

@@ -1,0 +1,132 @@
+"""Generalized advantage estimation: credit from the values of a learned critic (arXiv:1506.02438).
+
+    delta_k = r_k + gamma V_(k+1) - V_k          V behind the last unit is 0
+    A_k     = delta_k + gamma lam A_(k+1)
+    return  = A_k + V_k                          what the critic learns, with a lam of its own
+
+A unit k is a decision, or a turn with all of its tokens, whose value is that before its first one. The field ``value``
+[B, T] is the critic's (``mmgrpo/rounds/critic.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmgrpo.advantages.credit import CREDITS, Mask, Matrix, Node, mean_over_sharing_rows, of_turns, turn_rewards
+from mmgrpo.advantages.groups import Rows, Values, group_first
+from mmgrpo.config.ranges import FRACTION
+from mmgrpo.config.registry import Bound, block
+
+CRITIC_FIELDS = frozenset({"value"})
+"""Fields of decisions that a critic adds to those of the policy."""
+
+
+@block(CREDITS, level="group")
+def gae(
+    values: Values,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    value: Matrix,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    lam: Annotated[float, FRACTION] = 0.95,
+    whiten: bool = True,
+) -> Matrix:
+    """Advantages of single decisions, with the sample's reward at the last one (PPO, arXiv:1707.06347; gamma 1 and
+    lambda .95 as usual for texts). ``whiten``: minus the mean of the round's, over their std.
+
+    V = .5, .25, .75, a reward of 1, gamma 1: with lambda 1 .5, .75, .25 (1 - V), with lambda 0 -.25, .5, .25, with .5
+    .0625, .625, .25.
+    """
+    rewards = at_last(values, decision_mask)
+    return _credit(advantages(rewards, value, decision_mask, gamma, lam), stat, node, decision_mask, whiten)
+
+
+@block(CREDITS, level="group")
+def turn_gae(
+    values: Values,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    value: Matrix,
+    turn: Node,
+    step_rewards: Matrix,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    lam: Annotated[float, FRACTION] = 0.95,
+    whiten: bool = True,
+) -> Matrix:
+    """Advantages of whole turns, each for all of its tokens: the rewards of turns (``turn_reward`` of the tools), and
+    the sample's at the last one.
+
+    Turns of rewards 0 and 1, V = .5 and .25 before them, gamma and lambda 1: .5 and .75.
+    """
+    earned, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, 1.0)
+    made = advantages(earned, values_of_turns(value, decision_mask, turn, there), there, gamma, lam)
+    return _credit(of_turns(made, decision_mask, turn), stat, node, decision_mask, whiten)
+
+
+def advantages(
+    rewards: Float[Tensor, "B K"], value: Float[Tensor, "B K"], units: Bool[Tensor, "B K"], gamma: float, lam: float
+) -> Float[Tensor, "B K"]:
+    """A_k at the units of each row, which are where ``units`` is True; 0 elsewhere."""
+    made, after, later = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        here = units[:, t]
+        one = rewards[:, t] + gamma * after - value[:, t] + gamma * lam * later
+        made[:, t] = torch.where(here, one, 0.0)
+        later, after = torch.where(here, one, later), torch.where(here, value[:, t], after)
+    return made
+
+
+def at_last(values: Values, decision_mask: Mask) -> Matrix:
+    """The reward of each row at its last decision."""
+    last = decision_mask & (decision_mask.flip(1).cumsum(1).flip(1) == 1)
+    return torch.where(last, values[:, None], 0.0)
+
+
+def turn_starts(decision_mask: Mask, turn: Node) -> Mask:
+    """The first decision of each turn."""
+    number = torch.where(decision_mask, turn, -1)
+    known = torch.cat([torch.full_like(number[:, :1], -1), number.cummax(1).values[:, :-1]], 1)
+    return decision_mask & (number > known)
+
+
+def values_of_turns(value: Matrix, decision_mask: Mask, turn: Node, there: Bool[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+    """The value before the first token of each turn, in the table of ``turn_rewards``."""
+    first = torch.where(turn_starts(decision_mask, turn), value, 0.0)
+    return torch.zeros_like(there, dtype=value.dtype).scatter_add(1, torch.where(decision_mask, turn, 0), first)
+
+
+def returns_of(
+    credit: Bound,
+    totals: Values,
+    decision_mask: Mask,
+    fields: Mapping[str, Tensor],
+    lam: float,
+) -> tuple[Matrix, Mask]:
+    """What a critic learns for a credit of this file, A + V with a lambda of its own, and where: before every decision,
+    or before the first one of every turn."""
+    gamma, value = credit.parameters.get("gamma", credit.block.parameters["gamma"].default), fields["value"]
+    if "turn" not in credit.block.needs:
+        return advantages(at_last(totals, decision_mask), value, decision_mask, gamma, lam) + value, decision_mask
+    turn = fields["turn"].long()
+    earned, there, _ = turn_rewards(totals, decision_mask, fields["step_rewards"].to(value.dtype), turn, 1.0)
+    before = values_of_turns(value, decision_mask, turn, there)
+    table = advantages(earned, before, there, gamma, lam) + before
+    return of_turns(table, decision_mask, turn), turn_starts(decision_mask, turn)
+
+
+def _credit(made: Matrix, stat: Rows, node: Node, decision_mask: Mask, whiten: bool) -> Matrix:
+    """The mean of the rows that share a decision and, with ``whiten``, standardized over the distinct decisions."""
+    made = mean_over_sharing_rows(made, stat, node, decision_mask)
+    entries = decision_mask & stat[:, None]
+    if not (whiten and bool(entries.any())):
+        return made
+    distinct = made[entries][group_first(node[entries], torch.ones_like(node[entries], dtype=torch.bool))]
+    std = distinct.std(correction=0)
+    return torch.where(entries & (std > 0), (made - distinct.mean()) / (std + 1e-8), 0.0)

@@ -1,0 +1,164 @@
+"""A value network beside the policy: values of its decisions before a round is scored, and a regression on its returns.
+
+    on_draw    V of every decision, the field ``value``, which the credits ``gae`` and ``turn_gae`` read
+    learn      mean of max((V - R)^2, (clip(V) - R)^2) / 2 over the decisions, R = A + V with the critic's own lambda
+    move       no step of the policy while the critic warms up alone
+
+Its network is a named one (``algorithm.networks: critic(lr=...)``), which holds and checkpoints the trunk; the head, a
+linear function of the last hidden state before a decision that begins as 0, is here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mmgrpo.advantages.gae import returns_of
+from mmgrpo.config.registry import Bound
+from mmgrpo.rollout import Round
+from mmgrpo.rounds.callback import Callback, Choices, Run
+from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
+from mmgrpo.runtime.distributed import sum_gradients, sum_over_ranks
+from mmgrpo.runtime.finite import NotFinite
+from mmgrpo.runtime.networks import is_critic, name_of
+from mmgrpo.types import OWN, Batch, Decisions, Rollout
+from mmgrpo.update import scored
+
+HIDDEN = frozenset({"hidden_state"})
+"""The hidden state before a decision, as a policy scores it."""
+
+
+def value_error(
+    value: Float[Tensor, "N"], old: Float[Tensor, "N"], target: Float[Tensor, "N"], clip: float
+) -> Float[Tensor, "N"]:
+    """max((V - R)^2, (old + clamp(V - old, +-clip) - R)^2) / 2 (PPO's clipped value loss).
+
+    V = .5, old = 0, R = 1, clip .2: max(.25, .64) / 2 = .32, without a gradient; R = 0: .125.
+    """
+    clipped = old + (value - old).clamp(-clip, clip)
+    return torch.maximum((value - target).square(), (clipped - target).square()) / 2
+
+
+class Critic(Callback):
+    """The value network of a run."""
+
+    key: ClassVar[str] = "critic"
+
+    def __init__(self, rule: Bound) -> None:
+        given = {name: one.default for name, one in rule.block.parameters.items()} | dict(rule.parameters)
+        self.rule, self.name, self.settings = rule, name_of(rule), given
+        self.head: nn.Linear | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.saved: tuple[Mapping[str, Tensor], Any] | None = None
+        self.totals = torch.zeros(0)
+
+    def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
+        decisions = rollout.decisions
+        values = torch.zeros_like(decisions.log_probs, dtype=torch.float32)
+        with torch.no_grad(), run.policy.networks(self.name):
+            for part in rollout.steps.split(decisions.decision_mask, run.optim.micro_batch_size):
+                state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
+                values[part.rows, part.positions] = self._value(state)
+        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "value": values}))
+
+    def on_rollout_end(self, run: Run, round_: Round) -> None:
+        self.totals = round_.totals
+
+    def move(self, run: Run, batch: Batch, rows: Bool[Tensor, " B"]) -> bool:
+        return run.step < self.settings["warmup"]
+
+    def learn(self, run: Run, batch: Batch) -> dict[str, float]:
+        """Loss and gradient norm of the last update, and of the values before it their mean and the share of the
+        returns' variance that they explain. ``NotFinite`` where the loss or the norm is not."""
+        started, decisions = time.perf_counter(), batch.decisions
+        old, target, entries = self._targets(run, decisions)
+        if not bool(entries.any()) or self.head is None or self.optimizer is None:
+            return {}
+        networks, count = run.policy.networks, entries.sum()
+        trunk, trained = networks.optimizers[self.name], list(networks.trained.values())
+        values, head = trunk.param_groups[0]["params"], list(self.head.parameters())
+        for _ in range(self.settings["updates"]):
+            for parameter in trained:
+                parameter.grad = None
+            loss = torch.zeros((), device=old.device)
+            with networks(self.name):
+                for at, scores in scored(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
+                    error = value_error(self._value(scores["hidden_state"]), old[at], target[at], self.settings["clip"])
+                    part = error.sum() / count
+                    part.backward()
+                    loss += part.detach()
+                for parameter in trained:  # of a tied table, whose whole gradient comes from the output layer elsewhere
+                    if parameter.grad is not None and parameter.grad.is_sparse:
+                        parameter.grad = parameter.grad.to_dense()
+                sum_gradients([*trained, *head], run.accelerator)
+            for value, parameter in zip(values, trained, strict=True):
+                value.grad, parameter.grad = parameter.grad, None
+            norm = float(nn.utils.clip_grad_norm_([*values, *head], run.optim.max_grad_norm or math.inf))
+            total = float(sum_over_ranks(loss, run.accelerator))
+            if not (math.isfinite(norm) and math.isfinite(total)):
+                raise NotFinite(
+                    f"algorithm.networks: {self.rule.text}: got a loss of {total:g} and a gradient of norm {norm:g}; "
+                    "lower its lr, and go back to a checkpoint before the divergence with --resume-from"
+                )
+            for optimizer in (trunk, self.optimizer):
+                optimizer.step()
+                optimizer.zero_grad()
+        returns, errors = target[entries], (target - old)[entries]
+        spread = float(returns.var(correction=0))
+        explained = 1 - float(errors.var(correction=0)) / spread if spread else 0.0
+        return {
+            "critic/loss": total,
+            "critic/grad_norm": norm,
+            "critic/value": float(old[entries].mean()),
+            "critic/explained_variance": explained,
+            "time/learners": time.perf_counter() - started,
+        }
+
+    def _targets(self, run: Run, decisions: Decisions) -> tuple[Tensor, Tensor, Bool[Tensor, "B T"]]:
+        """The values of the rollout, the returns, and the decisions that have one: those of scored rows of the policy
+        where a unit of the credit begins."""
+        old, totals = decisions.fields["value"], self.totals.to(decisions.log_probs.device)
+        given = totals.nan_to_num(0.0), decisions.decision_mask, decisions.fields
+        target, units = returns_of(run.recipe.credit, *given, self.settings["lam"])
+        return old, target, units & (~totals.isnan() & (decisions.origin == OWN))[:, None]
+
+    def _value(self, state: Float[Tensor, "N width"]) -> Float[Tensor, "N"]:
+        if self.head is None:
+            self.head = nn.Linear(state.shape[1], 1, device=state.device)
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+            betas = (self.settings["beta1"], self.settings["beta2"])
+            parameters = self.head.parameters()
+            self.optimizer = torch.optim.AdamW(parameters, lr=self.settings["lr"], betas=betas, weight_decay=0.0)
+            if self.saved:
+                tensors, state_ = self.saved
+                self.head.load_state_dict({name: tensors[f"head.{name}"] for name in ("weight", "bias")})
+                moments = {n.removeprefix("optimizer."): v for n, v in tensors.items() if n.startswith("optimizer.")}
+                restore_optimizer(self.optimizer, moments, state_)
+                self.saved = None
+        return self.head(state.float())[:, 0]
+
+    def state(self) -> Any:
+        return flatten_optimizer(self.optimizer)[1] if self.optimizer else None
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        if self.head is None or self.optimizer is None:
+            return {}
+        moments = {f"optimizer.{name}": value for name, value in flatten_optimizer(self.optimizer)[0].items()}
+        return {f"head.{name}": value.detach() for name, value in self.head.named_parameters()} | moments
+
+    def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
+        self.head, self.optimizer = None, None
+        self.saved = (tensors, state) if state is not None else None
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [Critic(rule) for rule in choices.loss.networks if is_critic(rule)]

@@ -1,0 +1,89 @@
+"""Generalized advantages: numbers in the head, a double sum as oracle, turns, and what stands outside of decisions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.advantages.gae import CREDITS, advantages, at_last, gae, returns_of, turn_gae, turn_starts
+from mmgrpo.config.registry import bind
+
+MASK = torch.tensor([[True, True, True]])
+VALUE = torch.tensor([[0.5, 0.25, 0.75]]).double()
+
+
+def credit(block, value, mask, rewards, **more):
+    node = torch.arange(mask.numel()).view(mask.shape)
+    stat = more.pop("stat", torch.ones(len(mask), dtype=torch.bool))
+    return block(torch.tensor(rewards).double(), stat, node, mask, value, **{"whiten": False, **more})
+
+
+@pytest.mark.parametrize(
+    ("lam", "expected"), [(1.0, [0.5, 0.75, 0.25]), (0.0, [-0.25, 0.5, 0.25]), (0.5, [0.0625, 0.625, 0.25])]
+)
+def test_advantages_are_sums_of_errors_of_the_value(lam, expected):
+    assert credit(gae, VALUE, MASK, [1.0], lam=lam)[0].tolist() == pytest.approx(expected)
+
+
+def test_they_equal_the_double_sum_and_skip_what_is_no_decision():
+    """sum_l (gamma lam)^l delta_(k+l) over the decisions alone, whose places a tool's answer separates."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(5, 9, generator=generator) < 0.7
+    mask[:, 0] = True
+    value, rewards = (torch.randn(5, 9, generator=generator).double() for _ in range(2))
+    made = advantages(rewards, value, mask, 0.9, 0.8)
+    for row in range(5):
+        places = mask[row].nonzero()[:, 0].tolist()
+        v, r = value[row, places].tolist() + [0.0], rewards[row, places].tolist()
+        deltas = [r[k] + 0.9 * v[k + 1] - v[k] for k in range(len(r))]
+        sums = [sum(0.72**after * one for after, one in enumerate(deltas[k:])) for k in range(len(r))]
+        assert made[row, places].tolist() == pytest.approx(sums)
+        assert not made[row][~mask[row]].any()
+
+
+def test_with_lambda_one_the_return_is_the_discounted_reward_whatever_the_values():
+    rewards = at_last(torch.tensor([2.0]).double(), MASK)
+    assert (advantages(rewards, VALUE, MASK, 0.5, 1.0) + VALUE)[0].tolist() == [0.5, 1.0, 2.0]
+
+
+def test_a_turn_has_one_advantage_from_the_value_before_it():
+    """Turns of two and one tokens between which a tool answers; 0.25 for the first turn, 1 for the whole."""
+    mask = torch.tensor([[True, True, False, True]])
+    turn, value = torch.tensor([[0, 0, 0, 1]]), torch.tensor([[0.5, 9.0, 9.0, 0.25]]).double()
+    earned = torch.tensor([[0.0, 0.25, 7.0, 0.0]]).double()
+    made = credit(turn_gae, value, mask, [1.0], turn=turn, step_rewards=earned, lam=1.0)
+    assert made[0].tolist() == [0.75, 0.75, 0.0, 0.75]
+    assert turn_starts(mask, turn)[0].tolist() == [True, False, False, True]
+    one_turn = credit(turn_gae, value, mask, [1.0], turn=turn * 0, step_rewards=earned * 0)
+    assert one_turn[0].tolist() == [0.5, 0.5, 0.0, 0.5]
+
+
+def test_turns_of_one_token_are_decisions():
+    turn, nothing = torch.tensor([[0, 1, 2]]), torch.zeros(1, 3).double()
+    tokens = credit(gae, VALUE, MASK, [1.0], gamma=0.9)
+    assert torch.equal(credit(turn_gae, VALUE, MASK, [1.0], turn=turn, step_rewards=nothing, gamma=0.9), tokens)
+
+
+def test_a_critic_learns_the_rewards_to_come_before_each_unit_of_the_credit():
+    """Of three tokens the discounted reward; of turns the rewards from theirs on, before their first tokens."""
+    fields = {
+        "value": VALUE,
+        "turn": torch.tensor([[0, 0, 1]]),
+        "step_rewards": torch.tensor([[0.0, 0.25, 0.0]]).double(),
+    }
+    total = torch.tensor([1.0]).double()
+    tokens = returns_of(bind("gae(gamma=0.5)", CREDITS, "credit"), total, MASK, fields, 1.0)
+    assert tokens[0][0].tolist() == [0.25, 0.5, 1.0] and tokens[1].all()
+    turns = returns_of(bind("turn_gae", CREDITS, "credit"), total, MASK, fields, 1.0)
+    assert turns[0][0].tolist() == [1.25, 1.25, 1.0] and turns[1][0].tolist() == [True, False, True]
+    half = returns_of(bind("turn_gae", CREDITS, "credit"), total, MASK, fields, 0.0)
+    assert half[0][0].tolist() == [1.0, 1.0, 1.0]  # .25 + V of the second turn, .75
+
+
+def test_whitened_advantages_are_standardized_over_the_round():
+    value = torch.tensor([[0.5, 0.25], [0.0, 0.5]]).double()
+    mask = torch.tensor([[True, True], [True, False]])
+    made = credit(gae, value, mask, [1.0, 0.25], lam=1.0, whiten=True)  # .5, .75, .25: mean .5, std .2041
+    assert made[mask].tolist() == pytest.approx([0.0, 1.2247449, -1.2247449], abs=1e-6)
+    unscored = credit(gae, value, mask, [1.0, 0.0], lam=1.0, whiten=True, stat=torch.tensor([True, False]))
+    assert unscored[0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-6) and not unscored[1].any()

@@ -1,0 +1,140 @@
+"""A value network beside a policy: what it learns, when the policy waits for it, and that a run resumes with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mmgrpo.rounds.critic import Critic, value_error
+from mmgrpo.runtime.metrics import read_metrics
+from mmgrpo.types import OWN
+from tests.building import algorithm_blocks, attached, killed_and_whole, rounds_of, trainer
+from tests.unit.policies.test_token_policy import PROMPTS, token_policy
+
+pytest.importorskip("transformers")
+
+
+def of_prompt(prompts, outputs) -> list[float]:
+    """Reward: known from the prompt alone, so that it is the value of every decision."""
+    return [float(prompt.id) for prompt in prompts]
+
+
+def has_a(prompts, outputs) -> list[float]:
+    return [float("a" in output.text.split()) for output in outputs]
+
+
+def run(folder, rule: str = "critic(lr=0.01)", preset: str = "ppo", **more):
+    blocks = algorithm_blocks(preset, networks=[rule])
+    settings = {"reward": has_a, "steps": 4, "group_size": 4, "prompts_per_step": 3, "lr": 1e-2, **blocks, **more}
+    return trainer(token_policy(), folder, PROMPTS, **settings)
+
+
+def test_the_error_of_a_value_is_clipped_as_its_formula_says():
+    value = torch.tensor([0.5, 0.5], requires_grad=True)
+    error = value_error(value, torch.zeros(2), torch.tensor([1.0, 0.0]), 0.2)
+    assert error.tolist() == pytest.approx([0.32, 0.125])
+    error.sum().backward()
+    assert value.grad.tolist() == pytest.approx([0.0, 0.5])  # the first pulls no further
+    free = value_error(value, torch.zeros(2), torch.tensor([1.0, 0.0]), float("inf"))
+    assert free.tolist() == pytest.approx([0.125, 0.125])
+
+
+def test_values_are_those_before_a_rounds_learning_and_returns_its_rewards(tmp_path):
+    made = run(tmp_path, "critic(lr=0.01, lam=1.0)", reward=of_prompt)
+    rounds = rounds_of(made)
+    made.run_round()
+    made.run_round()
+    first, second = rounds
+    mask = first.batch.decisions.decision_mask
+    assert not first.batch.decisions.fields["value"].any()  # the head begins as 0
+    assert second.batch.decisions.fields["value"][second.batch.decisions.decision_mask].abs().min() > 0
+    _, target, entries = attached(made, Critic)._targets(made, second.batch.decisions)
+    wanted = second.totals[:, None].expand_as(target)
+    assert torch.equal(entries, second.batch.decisions.decision_mask)
+    assert target[entries].tolist() == pytest.approx(wanted[entries].tolist(), abs=1e-5)
+    assert mask.any() and (first.batch.decisions.origin == OWN).all()
+
+
+def test_a_critic_learns_what_the_prompt_tells_and_the_variance_of_advantages_falls(tmp_path):
+    """Rewards 0, 1 and 2 of three prompts: a perfect critic leaves no advantage."""
+    made = run(tmp_path, "critic(lr=0.02, updates=8, clip=inf)", reward=of_prompt, steps=12, lr=0.0)
+    rounds = rounds_of(made)
+    made.fit()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert lines[0]["critic/explained_variance"] == 0 and lines[-1]["critic/explained_variance"] > 0.9
+    errors = [
+        float(
+            (one.totals[:, None] - one.batch.decisions.fields["value"])[one.batch.decisions.decision_mask]
+            .square()
+            .mean()
+        )
+        for one in (rounds[0], rounds[-1])
+    ]
+    assert errors[1] < 0.1 * errors[0]
+
+
+def test_its_first_update_is_a_naive_regression_of_its_head(tmp_path):
+    """With a frozen trunk's states, one AdamW step of a zero head on the returns."""
+    made = run(tmp_path, "critic(lr=0.01, lam=1.0)")
+    rounds = rounds_of(made)
+    made.run_round()
+    [round_], critic = rounds, attached(made, Critic)
+    rollout, decisions = round_.rollouts[0], round_.batch.decisions
+    assert critic.head is not None
+    untouched = token_policy()
+    [part] = rollout.steps.split(decisions.decision_mask, 99)
+    with torch.no_grad():
+        states = untouched.score(rollout, part, frozenset({"hidden_state"}))["hidden_state"]
+    head = nn.Linear(states.shape[1], 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=0.01, weight_decay=0.0)
+    target = round_.totals[:, None].expand_as(decisions.log_probs)[part.rows, part.positions]
+    ((head(states)[:, 0] - target).square().mean() / 2).backward()
+    optimizer.step()
+    torch.testing.assert_close(critic.head.weight, head.weight, rtol=0, atol=1e-5)
+    torch.testing.assert_close(critic.head.bias, head.bias, rtol=0, atol=1e-5)
+
+
+def test_a_critic_that_warms_up_leaves_the_policy_as_it_is(tmp_path):
+    made = run(tmp_path, "critic(lr=0.01, warmup=2)")
+    before = {name: one.detach().clone() for name, one in made.trained.items()}
+    for moved in (False, False, True):
+        made.run_round()
+        assert any(not torch.equal(before[name], one) for name, one in made.trained.items()) is moved
+
+
+def test_the_policy_and_the_critic_have_weights_of_their_own(tmp_path):
+    made = run(tmp_path, lr=0.0)
+    before = {name: one.detach().clone() for name, one in made.trained.items()}
+    made.run_round()
+    made.run_round()  # from the second on the head passes a gradient to its trunk
+    values = made.policy.networks.values["critic"]
+    assert all(torch.equal(before[name], one) for name, one in made.trained.items())
+    assert any(not torch.equal(before[name], one) for name, one in values.items())
+
+
+@pytest.mark.parametrize("preset", ["ppo"])
+def test_a_killed_run_goes_on_with_its_critic(preset, tmp_path):
+    killed, whole = killed_and_whole(lambda folder: run(folder, preset=preset, save_every=1), tmp_path)
+    assert killed == whole and "critic/loss" in whole[-1]
+
+
+def test_a_group_of_one_is_enough(tmp_path):
+    made = run(tmp_path, group_size=1, steps=2, reward=of_prompt)
+    made.fit()
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("networks", "changes", "named"),
+    [
+        ([], {}, "critic"),
+        (["critic(lr=0.01)"], {"credit": "broadcast", "baseline": "group_mean"}, "critic"),
+        (["critic(lr=0.01)", "critic(lr=0.01, name='other')"], {}, "critic"),
+    ],
+)
+def test_a_credit_without_a_critic_and_a_critic_without_a_credit_are_refused(networks, changes, named, tmp_path):
+    with pytest.raises(ValueError, match=named):
+        trainer(token_policy(), tmp_path, PROMPTS, **algorithm_blocks("ppo", networks=networks, **changes))
