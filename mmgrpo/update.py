@@ -43,7 +43,7 @@ from mmgrpo.prompts.hints import HINTS
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
-from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, is_critic, name_of
 from mmgrpo.runtime.sharding import backward, in_step, scoring_weights
 from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Batch, Part, Policy, Rollout, Scores, of_kinds
 
@@ -139,7 +139,8 @@ class LossRecipe:
         """True when the loss compares with the network before training, which must then be stored."""
         moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
         used = {name.partition(".")[0] for name in self.scores if "." in name} | {self.added({}).network}
-        return not moving and REFERENCE_NETWORK in used
+        penalized = any(rule.parameters.get("kl") for rule in self.networks if is_critic(rule))
+        return not moving and (penalized or REFERENCE_NETWORK in used)
 
     @property
     def factor_follows_policy(self) -> bool:

@@ -4,8 +4,8 @@
     A_k     = delta_k + gamma lam A_(k+1)
     return  = A_k + V_k                          what the critic learns, with a lam of its own
 
-A unit k is a decision, or a turn with all of its tokens, whose value is that before its first one. The field ``value``
-[B, T] is the critic's (``mmgrpo/rounds/critic.py``).
+A unit k is a decision, or a turn with all of its tokens, whose value is that before its first one. The fields ``value``
+and ``token_rewards``, what a decision earns by itself (a KL penalty), are the critic's (``mmgrpo/rounds/critic.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmgrpo.advantages.groups import Rows, Values, group_first
 from mmgrpo.config.ranges import FRACTION
 from mmgrpo.config.registry import Bound, block
 
-CRITIC_FIELDS = frozenset({"value"})
+CRITIC_FIELDS = frozenset({"value", "token_rewards"})
 """Fields of decisions that a critic adds to those of the policy."""
 
 
@@ -33,6 +33,7 @@ def gae(
     node: Node,
     decision_mask: Mask,
     value: Matrix,
+    token_rewards: Matrix,
     gamma: Annotated[float, FRACTION] = 1.0,
     lam: Annotated[float, FRACTION] = 0.95,
     whiten: bool = True,
@@ -43,7 +44,7 @@ def gae(
     V = .5, .25, .75, a reward of 1, gamma 1: with lambda 1 .5, .75, .25 (1 - V), with lambda 0 -.25, .5, .25, with .5
     .0625, .625, .25.
     """
-    rewards = at_last(values, decision_mask)
+    rewards = at_last(values, decision_mask) + token_rewards
     return _credit(advantages(rewards, value, decision_mask, gamma, lam), stat, node, decision_mask, whiten)
 
 
@@ -54,6 +55,7 @@ def turn_gae(
     node: Node,
     decision_mask: Mask,
     value: Matrix,
+    token_rewards: Matrix,
     turn: Node,
     step_rewards: Matrix,
     gamma: Annotated[float, FRACTION] = 1.0,
@@ -65,7 +67,7 @@ def turn_gae(
 
     Turns of rewards 0 and 1, V = .5 and .25 before them, gamma and lambda 1: .5 and .75.
     """
-    earned, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, 1.0)
+    earned, there, _ = turn_rewards(values, decision_mask, step_rewards + token_rewards, turn, 1.0)
     made = advantages(earned, values_of_turns(value, decision_mask, turn, there), there, gamma, lam)
     return _credit(of_turns(made, decision_mask, turn), stat, node, decision_mask, whiten)
 
@@ -111,11 +113,13 @@ def returns_of(
 ) -> tuple[Matrix, Mask]:
     """What a critic learns for a credit of this file, A + V with a lambda of its own, and where: before every decision,
     or before the first one of every turn."""
-    gamma, value = credit.parameters.get("gamma", credit.block.parameters["gamma"].default), fields["value"]
+    gamma = credit.parameters.get("gamma", credit.block.parameters["gamma"].default)
+    value, rewards = fields["value"], fields["token_rewards"]
     if "turn" not in credit.block.needs:
-        return advantages(at_last(totals, decision_mask), value, decision_mask, gamma, lam) + value, decision_mask
-    turn = fields["turn"].long()
-    earned, there, _ = turn_rewards(totals, decision_mask, fields["step_rewards"].to(value.dtype), turn, 1.0)
+        rewards = at_last(totals, decision_mask) + rewards
+        return advantages(rewards, value, decision_mask, gamma, lam) + value, decision_mask
+    turn, rewards = fields["turn"].long(), rewards + fields["step_rewards"].to(rewards.dtype)
+    earned, there, _ = turn_rewards(totals, decision_mask, rewards, turn, 1.0)
     before = values_of_turns(value, decision_mask, turn, there)
     table = advantages(earned, before, there, gamma, lam) + before
     return of_turns(table, decision_mask, turn), turn_starts(decision_mask, turn)

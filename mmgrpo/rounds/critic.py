@@ -1,6 +1,6 @@
 """A value network beside the policy: values of its decisions before a round is scored, and a regression on its returns.
 
-    on_draw    V of every decision, the field ``value``, which the credits ``gae`` and ``turn_gae`` read
+    on_draw    V of every decision and what it earns by a KL penalty, which the credits ``gae`` and ``turn_gae`` read
     learn      mean of max((V - R)^2, (clip(V) - R)^2) / 2 over the decisions, R = A + V with the critic's own lambda
     move       no step of the policy while the critic warms up alone
 
@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from mmgrpo.advantages.gae import returns_of
 from mmgrpo.config.registry import Bound
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
+from mmgrpo.runtime.checkpoint import flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.distributed import sum_gradients, sum_over_ranks
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import is_critic, name_of
@@ -59,6 +60,19 @@ class Critic(Callback):
         self.saved: tuple[Mapping[str, Tensor], Any] | None = None
         self.totals = torch.zeros(0)
 
+    def attach(self, run: Run) -> None:
+        if self.settings["start"]:
+            read = load_checkpoint(Path(self.settings["start"]))
+            values, saved = run.policy.networks.values[self.name], read.tensors.get(f"network-{self.name}", {})
+            if self.key not in read.tensors or saved.keys() != values.keys():
+                raise ValueError(
+                    f"algorithm.networks: {self.rule.text}: the checkpoint has no critic of the name '{self.name}' and "
+                    "of the weights that this run trains; name one of a run of the same model with such a critic"
+                )
+            for name, value in values.items():
+                value.copy_(saved[name])
+            self.load(None, read.tensors[self.key], 0)
+
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
         decisions = rollout.decisions
         values = torch.zeros_like(decisions.log_probs, dtype=torch.float32)
@@ -66,21 +80,38 @@ class Critic(Callback):
             for part in rollout.steps.split(decisions.decision_mask, run.optim.micro_batch_size):
                 state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
                 values[part.rows, part.positions] = self._value(state)
-        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "value": values}))
+        added = {"value": values, "token_rewards": self._penalty(run, rollout)}
+        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, **added}))
 
-    def on_rollout_end(self, run: Run, round_: Round) -> None:
-        self.totals = round_.totals
+    @torch.no_grad()
+    def _penalty(self, run: Run, rollout: Rollout) -> Float[Tensor, "B T"]:
+        """-kl (log pi - log pi_ref) of every decision; 0 without a coefficient."""
+        decisions, coef = rollout.decisions, self.settings["kl"]
+        penalty = torch.zeros_like(decisions.log_probs, dtype=torch.float32)
+        for part in rollout.steps.split(decisions.decision_mask, run.optim.micro_batch_size) if coef else ():
+            reference = run.policy.score(rollout, part, frozenset({"reference.log_probs"}))["reference.log_probs"]
+            gap = decisions.log_probs[part.rows, part.positions] - reference
+            penalty[part.rows, part.positions] = -coef * gap.float()
+        return penalty
+
+    def on_rollout_end(self, run: Run, round_: Round) -> dict[str, float]:
+        self.totals, decisions, coef = round_.totals, round_.batch.decisions, self.settings["kl"]
+        earned = decisions.fields["token_rewards"][decisions.decision_mask]
+        return {"critic/kl": -float(earned.mean()) / coef} if coef and len(earned) else {}
 
     def move(self, run: Run, batch: Batch, rows: Bool[Tensor, " B"]) -> bool:
         return run.step < self.settings["warmup"]
 
     def learn(self, run: Run, batch: Batch) -> dict[str, float]:
-        """Loss and gradient norm of the last update, and of the values before it their mean and the share of the
-        returns' variance that they explain. ``NotFinite`` where the loss or the norm is not."""
+        """Loss and gradient norm of the last update (without one, the loss of the values as they are), and of values
+        before it the mean and the share of the returns' variance that they explain. ``NotFinite`` where loss or norm
+        is not."""
         started, decisions = time.perf_counter(), batch.decisions
         old, target, entries = self._targets(run, decisions)
         if not bool(entries.any()) or self.head is None or self.optimizer is None:
             return {}
+        returns, errors = target[entries], (target - old)[entries]
+        spread, total, norm = float(returns.var(correction=0)), float(errors.square().mean()) / 2, 0.0
         networks, count = run.policy.networks, entries.sum()
         trunk, trained = networks.optimizers[self.name], list(networks.trained.values())
         values, head = trunk.param_groups[0]["params"], list(self.head.parameters())
@@ -110,8 +141,6 @@ class Critic(Callback):
             for optimizer in (trunk, self.optimizer):
                 optimizer.step()
                 optimizer.zero_grad()
-        returns, errors = target[entries], (target - old)[entries]
-        spread = float(returns.var(correction=0))
         explained = 1 - float(errors.var(correction=0)) / spread if spread else 0.0
         return {
             "critic/loss": total,
@@ -138,10 +167,11 @@ class Critic(Callback):
             parameters = self.head.parameters()
             self.optimizer = torch.optim.AdamW(parameters, lr=self.settings["lr"], betas=betas, weight_decay=0.0)
             if self.saved:
-                tensors, state_ = self.saved
+                tensors, moments = self.saved
                 self.head.load_state_dict({name: tensors[f"head.{name}"] for name in ("weight", "bias")})
-                moments = {n.removeprefix("optimizer."): v for n, v in tensors.items() if n.startswith("optimizer.")}
-                restore_optimizer(self.optimizer, moments, state_)
+                if moments is not None:  # another run's critic begins without its own
+                    named = {n.removeprefix("optimizer."): v for n, v in tensors.items() if n.startswith("optimizer.")}
+                    restore_optimizer(self.optimizer, named, moments)
                 self.saved = None
         return self.head(state.float())[:, 0]
 
@@ -156,7 +186,7 @@ class Critic(Callback):
 
     def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
         self.head, self.optimizer = None, None
-        self.saved = (tensors, state) if state is not None else None
+        self.saved = (tensors, state) if tensors else None
 
 
 def callbacks(choices: Choices) -> list[Callback]:

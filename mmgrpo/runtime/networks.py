@@ -141,7 +141,9 @@ def critic(
     name: str = "critic",
     lam: Annotated[float, DECAY] = 1.0,
     clip: Annotated[float, UPPER_BOUND] = 0.2,
-    updates: Annotated[int, COUNT] = 1,
+    kl: Annotated[float, within("[0, inf)")] = 0.0,
+    updates: Annotated[int, COUNT_OR_ZERO] = 1,
+    start: str = "",
     warmup: Annotated[int, COUNT_OR_ZERO] = 0,
     beta1: Annotated[float, BELOW_ONE] = 0.9,
     beta2: Annotated[float, BELOW_ONE] = 0.999,
@@ -151,8 +153,10 @@ def critic(
     its own (``mmgrpo/rounds/critic.py``).
 
     ``lam``: that of its targets, 1 for the discounted sums of rewards (VC-PPO, 2503.01491). ``clip``: how far from that
-    of the rollout a value may move before its error stops pulling further (PPO's usual .2; inf for none). ``warmup``:
-    the first so many optimizer steps train it alone.
+    of the rollout a value may move before its error stops pulling further (PPO's usual .2; inf for none). ``kl``: every
+    token earns -kl (log pi - log pi_ref), the penalty of RLHF within the reward (2203.02155). ``warmup``:
+    the first so many optimizer steps train it alone. ``start``: a checkpoint of another run of the same model, whose
+    critic it begins as; with ``updates=0`` it stays that one (DVPO, 2502.16944).
     """
     return Move()
 

@@ -122,14 +122,9 @@ def written(folder: Path) -> set[str]:
         others.run_round()
     others.record.log.flush()
     names |= {name for row in read_metrics(folder / "others" / "metrics.jsonl") for name in row}
-    valued = trainer(
-        token_policy(),
-        folder / "ppo",
-        prompts,
-        prompts_per_step=1,
-        reward=lambda prompts, outputs: [1.0] * len(outputs),
-        **algorithm_blocks("ppo"),
-    )
+    blocks = algorithm_blocks("ppo", networks=["critic(lr=1e-5, kl=0.1)"])
+    policy, flat = token_policy(keep_reference=True), lambda prompts, outputs: [1.0] * len(outputs)
+    valued = trainer(policy, folder / "ppo", prompts, reward=flat, prompts_per_step=1, **blocks)
     valued.run_round()
     names |= {name for row in read_metrics(folder / "ppo" / "metrics.jsonl") for name in row}
     group = NeighborPolicy(

@@ -15,7 +15,14 @@ VALUE = torch.tensor([[0.5, 0.25, 0.75]]).double()
 def credit(block, value, mask, rewards, **more):
     node = torch.arange(mask.numel()).view(mask.shape)
     stat = more.pop("stat", torch.ones(len(mask), dtype=torch.bool))
-    return block(torch.tensor(rewards).double(), stat, node, mask, value, **{"whiten": False, **more})
+    inputs = {
+        "stat": stat,
+        "node": node,
+        "decision_mask": mask,
+        "value": value,
+        "token_rewards": torch.zeros_like(value),
+    }
+    return block(torch.tensor(rewards).double(), **{**inputs, "whiten": False, **more})
 
 
 @pytest.mark.parametrize(
@@ -23,6 +30,13 @@ def credit(block, value, mask, rewards, **more):
 )
 def test_advantages_are_sums_of_errors_of_the_value(lam, expected):
     assert credit(gae, VALUE, MASK, [1.0], lam=lam)[0].tolist() == pytest.approx(expected)
+
+
+def test_the_worked_numbers_of_three_tokens_and_of_a_penalty():
+    value = torch.tensor([[0.5, 0.6, 0.7]]).double()
+    assert credit(gae, value, MASK, [1.0])[0].tolist() == pytest.approx([0.46575, 0.385, 0.3])
+    cost = torch.tensor([[-0.1, 0.0, 0.0]]).double()
+    assert credit(gae, value, MASK, [1.0], token_rewards=cost)[0].tolist() == pytest.approx([0.36575, 0.385, 0.3])
 
 
 def test_they_equal_the_double_sum_and_skip_what_is_no_decision():
@@ -68,6 +82,7 @@ def test_a_critic_learns_the_rewards_to_come_before_each_unit_of_the_credit():
     """Of three tokens the discounted reward; of turns the rewards from theirs on, before their first tokens."""
     fields = {
         "value": VALUE,
+        "token_rewards": torch.zeros_like(VALUE),
         "turn": torch.tensor([[0, 0, 1]]),
         "step_rewards": torch.tensor([[0.0, 0.25, 0.0]]).double(),
     }

@@ -15,6 +15,10 @@ from tests.unit.policies.test_token_policy import PROMPTS, token_policy
 pytest.importorskip("transformers")
 
 
+MOVED = 0.05
+"""Added to a weight, so that the policy is not its reference."""
+
+
 def of_prompt(prompts, outputs) -> list[float]:
     """Reward: known from the prompt alone, so that it is the value of every decision."""
     return [float(prompt.id) for prompt in prompts]
@@ -119,6 +123,42 @@ def test_the_policy_and_the_critic_have_weights_of_their_own(tmp_path):
 def test_a_killed_run_goes_on_with_its_critic(preset, tmp_path):
     killed, whole = killed_and_whole(lambda folder: run(folder, preset=preset, save_every=1), tmp_path)
     assert killed == whole and "critic/loss" in whole[-1]
+
+
+def test_a_critic_begins_as_that_of_a_checkpoint_and_may_stay_it(tmp_path):
+    first = run(tmp_path / "first", "critic(lr=0.02, warmup=9)", reward=of_prompt, steps=2, save_every=1)
+    first.fit()
+    place = sorted((tmp_path / "first" / "checkpoints").iterdir())[-1]
+    made = run(tmp_path / "second", f"critic(lr=0.02, start='{place}', updates=0)", reward=of_prompt)
+    rounds = rounds_of(made)
+    made.run_round()
+    made.run_round()
+    kept, own = first.policy.networks.values["critic"], made.policy.networks.values["critic"]
+    assert all(torch.equal(kept[name], value) for name, value in own.items())
+    head, other = attached(first, Critic).head, attached(made, Critic).head
+    assert head is not None and other is not None and torch.equal(head.weight, other.weight)
+    assert rounds[0].batch.decisions.fields["value"].any()
+    with pytest.raises(ValueError, match="critic"):
+        run(tmp_path / "third", f"critic(lr=0.02, start='{place}', name='other')")
+
+
+def test_a_token_earns_less_the_likelier_it_is_than_for_the_reference(tmp_path):
+    blocks = algorithm_blocks("ppo", networks=["critic(lr=0.01, kl=0.5)"])
+    policy = token_policy(keep_reference=True)
+    assert blocks["loss"].needs_reference
+    with torch.no_grad():
+        next(policy.network.parameters()).add_(MOVED)
+    made = trainer(policy, tmp_path, PROMPTS, reward=has_a, lr=0.0, **blocks)
+    rounds = rounds_of(made)
+    made.run_round()
+    [round_] = rounds
+    decisions, [rollout] = round_.batch.decisions, round_.rollouts
+    [part] = rollout.steps.split(decisions.decision_mask, 99)
+    reference = policy.score(rollout, part, frozenset({"reference.log_probs"}))["reference.log_probs"]
+    gap = decisions.log_probs[part.rows, part.positions] - reference
+    earned = decisions.fields["token_rewards"][part.rows, part.positions]
+    torch.testing.assert_close(earned, -0.5 * gap, rtol=0, atol=1e-6)
+    assert gap.abs().max() > 1e-3 and round_.metrics["critic/kl"] == pytest.approx(float(gap.mean()), abs=1e-6)
 
 
 def test_a_group_of_one_is_enough(tmp_path):
