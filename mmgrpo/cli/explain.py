@@ -17,6 +17,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,13 @@ def lacking(name: str) -> list[str]:
 
 def trains(path: Path, name: str) -> bool:
     """Whether a recipe names the preset."""
-    return re.search(rf"^ +preset: {name}\s*(#.*)?$", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    return re.search(rf"^ +preset: {name}\s*(#.*)?$", text_of(path), re.MULTILINE) is not None
+
+
+@cache
+def text_of(path: Path) -> str:
+    """The text of a recipe."""
+    return path.read_text(encoding="utf-8")
 
 
 def numbered(text: str, table: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules, walk_packages
@@ -92,13 +92,18 @@ def table_of(kind: str) -> dict[str, Block]:
 
 def registered() -> dict[str, dict[str, Block]]:
     """All blocks by kind and name. The rooms of the package are imported for it, but not its commands."""
+    _import_rooms()
+    return {kind: {name: row for table in tables for name, row in table.items()} for kind, tables in TABLES.items()}
+
+
+@cache
+def _import_rooms() -> None:
     package = Path(__file__).parents[1]
     for room in iter_modules([str(package)], "mmgrpo."):
         if room.name != "mmgrpo.cli":
             import_module(room.name)
             for module in walk_packages([str(package / room.name.partition(".")[2])], f"{room.name}."):
                 import_module(module.name)
-    return {kind: {name: row for table in tables for name, row in table.items()} for kind, tables in TABLES.items()}
 
 
 table_of("schedule").update(
