@@ -7,6 +7,7 @@ divide a copy of the model (``distributed.shard`` full; else N = 1), in bytes
     gradients      4 T / N
     optimizer      8 T / N              both averages of AdamW; 2 T of adamw_8bit
     copies         4 T / N each         optim.ema, optim.interpolation below 1
+    networks       4 T / N each         algorithm.networks; of one that learns, as a critic, 12 T / N
     reference      b P / N              where all weights train and the loss compares with the network before training
     gathered       two blocks, of families whose calls are in step, with their gradients; else all weights
     encoders, VAE  whole, in the precision of computation; encoders none with model.forget_encoders
@@ -33,6 +34,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from mmgrpo.config.registry import parse
 
 CARDS, RESERVE = (24, 80), 2.0
 """GB of cards (10^9 bytes), and what is left of one for the libraries and fragments."""
@@ -220,6 +223,7 @@ def needs(
         "gradients": 4 * trained / shards,
         "optimizer": moments * trained / shards,
         "copies": 4 * trained * ((optim.ema > 0) + (optim.interpolation != 1)) / shards,
+        "networks": trained * sum(12 if "lr" in parse(rule)[1] else 4 for rule in config.algorithm.networks) / shards,
         "reference": stored * total * (reference and not rank) / shards,
     }
     if divided:

@@ -230,6 +230,17 @@ def test_a_part_of_what_is_divided_and_frozen_is_the_worked_number():
     assert needs(large, whole, processes=4, in_step=True)["gathered"] == 2 * 108
 
 
+def test_a_further_network_is_a_copy_of_what_trains_and_one_that_learns_has_moments():
+    """Ten parameters: 40 bytes of an average, 40 and 80 of moments of a critic."""
+    config = config_class(families()["causal_lm"].sections)()
+    config = replace(config, model=replace(config.model, lora_rank=0))
+    networks = ["average", "critic(lr=1e-5)"]
+    told = replace(config, algorithm=replace(config.algorithm, networks=networks))
+    folder = Folder({"b.0.to_q.weight": (2, 5)}, {})
+    assert needs(folder, told, processes=1)["networks"] == 40 + 120
+    assert "networks" not in needs(folder, config, processes=1)
+
+
 def test_the_base_of_adapters_is_stored_as_it_is_quantized():
     """48 weights in half a byte each, and 2 x 14 of adapters in fp32."""
     config = config_class(families()["sd3"].sections)()
