@@ -72,6 +72,7 @@ TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "o_
 """Adapted layers of families that name none."""
 
 KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "neighbors": ("prompt",), "gaussian": ("prompt", "tree")}
+KEYS["joint"] = ("prompt", "trace", "tree")
 """The kind of a policy's decisions to the keys of its samples (``Policy.keys``)."""
 
 

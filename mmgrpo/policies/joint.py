@@ -119,12 +119,15 @@ class JointPolicy:
         *,
         count: int,
         rewrite: Callable[[Prompt, Output], Prompt],
+        ask: Callable[[Prompt], Prompt] = lambda prompt: prompt,
         names: tuple[str, str] = ("text", "image"),
         trained: Sequence[str] = (),
     ) -> None:
-        """``count``: J, the first's samples of each prompt. ``rewrite``: the prompt of the second for a prompt and an
-        output of the first. ``trained``: which of the two ``names``; by default both. The others are frozen."""
-        self.first, self.second, self.count, self.rewrite, self.names = first, second, count, rewrite, names
+        """``count``: J, the first's samples of each prompt. ``ask`` makes the first's prompt of one, ``rewrite`` the
+        second's of one and an output of the first. ``trained``: which of the two ``names``; by default both. The others
+        are frozen."""
+        self.first, self.second, self.count, self.names = first, second, count, names
+        self.rewrite, self.ask = rewrite, ask
         self.trained = tuple(name for name in names if not trained or name in trained)
         both = dict(zip(names, (first, second), strict=True))
         if count < 1 or not self.trained or {*trained} - {*names} or len(both) < 2:
@@ -158,7 +161,7 @@ class JointPolicy:
             raise ValueError(
                 f"data.group_size: got {request.group_size}, expected a multiple of the {self.count} texts of a prompt"
             )
-        texts = self.first.rollout(replace(request, group_size=self.count))
+        texts = self.first.rollout(self._asked(request, self.count))
         draws = self.second.rollout(self._drawn(request, texts.outputs, self.count, each))
         prompts = [prompt for prompt in request.prompts for _ in range(request.group_size)]
         steps = JointSteps(texts, draws, self.names, self.trained)
@@ -181,7 +184,7 @@ class JointPolicy:
     @torch.no_grad()
     def sample(self, request: Request) -> Sequence[Output]:
         """An output for each of ``group_size`` texts of the first, both as after training."""
-        texts = self.first.sample(request)
+        texts = self.first.sample(self._asked(request, request.group_size))
         return self.second.sample(self._drawn(request, texts, request.group_size, 1))
 
     def keep_reference(self) -> None:
@@ -194,6 +197,10 @@ class JointPolicy:
         for name, policy in self.policies.items():
             policy.save(folder / name)
         share(folder)
+
+    def _asked(self, request: Request, group_size: int) -> Request:
+        """The request of the first policy."""
+        return replace(request, prompts=[self.ask(prompt) for prompt in request.prompts], group_size=group_size)
 
     def _drawn(self, request: Request, texts: Sequence[Output], count: int, group_size: int) -> Request:
         """The request of the second policy for ``count`` texts of each prompt."""
