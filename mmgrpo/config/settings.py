@@ -130,9 +130,10 @@ class Algorithm:
         ),
         excludes(
             *("algorithm.replay", "algorithm.hint", "algorithm.added"),
-            why="only samples of the round have rewards of steps",
-            having=("step_rewards", "step_values"),
+            why="only samples of the round have rewards or values of steps",
+            having=("step_rewards", "step_values", "value"),
         ),
+        excludes("data.offline", why="given answers have no values of a critic", having="value"),
         excludes(where("sampling.search", "beam"), why="only samples have a divergence", having="divergence"),
     ] = "broadcast"
     """How the advantage of a sample is assigned to its decisions: broadcast (the same to all), tree_depth, ..."""
