@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.columns import unwrapped
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import CONTRAST, HINTED, OWN, Media, Prompt, Reference
 
@@ -118,14 +119,16 @@ class Sequences:
 
 
 def answer_of(prompt: Prompt) -> str:
-    """The text of the prompt's answer; a prompt without one is an error."""
+    """The prompt's answer as a completion, which has the tags and thoughts that the row has around it and that were
+    taken off for verifiers; a prompt without one is an error."""
     if not isinstance(prompt.answer, str) or not prompt.answer:
         raise ValueError(
             f"prompt '{prompt.id}': got answer {prompt.answer!r}, expected the text of a correct completion, which "
             "data.reference_in_group, algorithm.added and algorithm.supervised train on; add the column answer, or "
             "leave them out"
         )
-    return prompt.answer
+    whole = [*prompt.columns.values(), prompt.meta.get("reply")]
+    return next((one for one in whole if one != prompt.answer and unwrapped(one) == prompt.answer), prompt.answer)
 
 
 def answers_of(prompt: Prompt) -> list[str]:

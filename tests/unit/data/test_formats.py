@@ -8,6 +8,7 @@ import pytest
 
 from mmgrpo.data.columns import unwrapped
 from mmgrpo.data.messages import prompt_of
+from mmgrpo.policies.token_model import answer_of, answers_of
 
 BLOCKS = [{"type": "text", "text": "What is it?"}]
 FORMATS: dict[str, tuple[dict[str, Any], str, str, Any]] = {
@@ -92,6 +93,31 @@ def test_a_question_beside_a_text_stays_what_it_was():
 )
 def test_tags_of_a_completion_are_taken_off_where_they_hold_all_of_it(written, meant):
     assert unwrapped(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("row", "learned"),
+    [
+        ({"text": "2 + 2?", "answer": "4"}, "4"),
+        ({"text": "2 + 2?", "answer": "<answer> 4 </answer>"}, "<answer> 4 </answer>"),
+        (
+            {"problem": "2 + 2?", "solution": "<think>so</think><answer>4</answer>"},
+            "<think>so</think><answer>4</answer>",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "2 + 2?"},
+                    {"role": "assistant", "content": "<think>so</think> <answer>4</answer>"},
+                ]
+            },
+            "<think>so</think> <answer>4</answer>",
+        ),
+    ],
+)
+def test_an_answer_is_compared_without_tags_and_learned_with_them(row, learned):
+    prompt = prompt_of(row, "the file:1", "1")
+    assert prompt.answer == "4" and answers_of(prompt) == [learned] and answer_of(prompt) == learned
 
 
 def test_a_picture_in_a_url_is_not_fetched():
