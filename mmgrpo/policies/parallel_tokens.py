@@ -80,6 +80,18 @@ class ParallelModel(Protocol):
         ...
 
 
+@runtime_checkable
+class CachingModel(ParallelModel, Protocol):
+    """A causal model that keeps what it computed of earlier passes while samples are drawn."""
+
+    def next_logits(
+        self, network: nn.Module, conditions: Conditions, tokens: Int[Tensor, "N T"], cache: dict[str, Any]
+    ) -> Float[Tensor, "N L vocabulary"]:
+        """Logits of the places of the next pass alone, as ``logits`` gives them; ``cache`` is the model's own between
+        the passes of the same rows, and empty before the first."""
+        ...
+
+
 @dataclass(frozen=True)
 class Remasking:
     """Masks with which finished samples are scored, M = ``count`` of them.
@@ -246,11 +258,15 @@ class ParallelTokenPolicy:
         prompt = put(torch.arange(len(request.prompts)).repeat_interleave(request.group_size), self.device)
         conditions, tokens = model.encode(request.prompts), torch.zeros_like(order)
         log_probs, entropy = (torch.zeros_like(uniform) for _ in range(2))
-        for number in range(model.passes):
-            for rows in torch.arange(len(order), device=self.device).split(self.batch_size):
+        for rows in torch.arange(len(order), device=self.device).split(self.batch_size):
+            read = _selected(conditions, prompt[rows])
+            cache: dict[str, Any] = {}
+            for number in range(model.passes):
                 places, numbers = order[rows] == number, torch.full_like(rows, number)
-                read = _selected(conditions, prompt[rows])
-                logits = model.logits(self.network, read, tokens[rows], order[rows], numbers)[places]
+                if isinstance(model, CachingModel):
+                    logits = model.next_logits(self.network, read, tokens[rows], cache).flatten(0, 1)
+                else:
+                    logits = model.logits(self.network, read, tokens[rows], order[rows], numbers)[places]
                 distribution = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
                 refuse_nan(distribution, "the probabilities of tokens")
                 drawn = draw_tokens(distribution, uniform[rows][places]) if temperature else distribution.argmax(-1)

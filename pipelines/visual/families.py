@@ -22,11 +22,13 @@ from pipelines.visual.options import (
     SdxlOptions,
     SkyreelsOptions,
     StableDiffusionOptions,
+    VarOptions,
     WanImageOptions,
     WanOptions,
     ZImageOptions,
 )
 from pipelines.visual.parallel import parallel_family
+from pipelines.visual.scale_family import scale_family
 from pipelines.visual.token_family import token_family
 
 FAMILIES: Mapping[str, Family] = {
@@ -170,6 +172,13 @@ FAMILIES: Mapping[str, Family] = {
             "pipelines.visual.janus",
             ("janus",),
             JanusOptions,
+        ),
+        scale_family(
+            "var",
+            "VAR, which draws images of a class scale by scale",
+            "pipelines.visual.var",
+            ("NextScaleTransformer",),
+            VarOptions,
         ),
     )
 }

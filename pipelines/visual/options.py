@@ -375,6 +375,24 @@ class JanusOptions(ModelOptions):
 
 
 @dataclass
+class VarOptions(ModelOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "var"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = ""
+    """Folder."""
+    size: Annotated[int, within("[0, 16384]")] = 0
+    """Width and height of the images in pixels; 0 takes the tokenizer's own (256 of the published models), and any
+    other size is refused."""
+    guidance: Annotated[float, SCALE] = 5.0
+    """Classifier-free guidance of the policy at the finest scale, in rollout, training and evaluation; it grows from
+    none at the coarsest, and 1 is none at all. The published cfg is one less."""
+    decode_batch_size: Annotated[int, COUNT] = 8
+    """Memory limit: images decoded at a time."""
+
+
+@dataclass
 class ParallelSampling:
     """Sampling of tokens that are drawn several at a time, in rollouts and in evaluation."""
 
@@ -396,6 +414,16 @@ class ParallelSampling:
     """Fixed where tokens have one order."""
     mask_share: ClassVar[float] = 0.0
     """Fixed where tokens have one order."""
+
+
+@dataclass
+class ScaleSampling(ParallelSampling):
+    """Sampling of the codes of images scale by scale, in rollouts and in evaluation."""
+
+    steps: ClassVar[int] = 0  # type: ignore[misc]
+    """Fixed: as many passes as scales."""
+    evaluation_steps: ClassVar[int] = 0  # type: ignore[misc]
+    """Fixed."""
 
 
 @dataclass

@@ -155,6 +155,7 @@ OWN: Mapping[str, Example] = {
         layers=["patch_embedding", "add_k_proj"],
     ),
     "janus": Example([*TEXTS[:2], Prompt("a green circle left of a blue square", "2")], {"guidance": 2.0}),
+    "var": Example(TEXTS, {"guidance": 3.0}),
     "amused": Example(TEXTS, SQUARE | {"guidance": 2.0}, FEW),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
