@@ -11,7 +11,7 @@ A prompt is a class: the row's ``class`` (a number from 0) where it has one, els
 checkpoint's ``classes.json`` or a number.
 
     load(options)  a folder of transformer/, images/ (its tokenizer) and classes.json, as
-                   ``pipelines.visual.var_checkpoint`` writes it of the published files
+                   ``scripts/convert_var.py`` writes it of the published files
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pipelines.visual.options import VarOptions
 __all__ = ["LORA_TARGETS", "Classes", "Var", "load", "refuse_checkpoint", "words_of"]
 
 LORA_TARGETS = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out")
-EXAMPLE = "a folder that 'python -m pipelines.visual.var_checkpoint' writes"
+EXAMPLE = "a folder that 'python -m scripts.convert_var' writes"
 """For errors."""
 IMAGES, CLASSES = "images", "classes.json"
 CONFIG = f"{TRANSFORMER}/config.json"
@@ -115,7 +115,7 @@ def refuse_checkpoint(source: str, size: int) -> None:
     if images is None:
         raise ValueError(
             f"model.path: '{source}': got a checkpoint without its tokenizer of images ({IMAGES}/config.json), "
-            "which makes images of codes; add that of the published model (pipelines.visual.var_checkpoint)"
+            "which makes images of codes; add that of the published model (scripts/convert_var.py)"
         )
     for name in ("scales", "codes", "channels"):
         if network.get(name) != images.get(name):

@@ -1,7 +1,5 @@
 """The published files of VAR (FoundationVision/var: ``var_d16.pth``, ``vae_ch160v4096z32.pth``) as a folder of the
-family ``var``.
-
-    python -m pipelines.visual.var_checkpoint var_d16.pth vae_ch160v4096z32.pth FOLDER --names imagenet_classes.txt
+family ``var`` (``scripts/convert_var.py``).
 
 The files are pickles, of which tensors alone are read (``weights_only``). Sizes are those of the tensors; the scales,
 which no tensor states, are those of the published code for 256 x 256 pixels unless given. Names of classes, one line
@@ -12,15 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from tyro.conf import Positional
 
-from mmgrpo.cli.errors import enter
 from mmgrpo.data.values import reason_of
 
 SCALES = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)
@@ -174,33 +169,3 @@ def _read(file: Path) -> Mapping[str, Tensor]:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged pickle leads torch to
         raise ValueError(f"'{file}' cannot be read as tensors alone: {reason_of(error)}") from error
-
-
-@dataclass
-class Args:
-    """The published files, and where to write."""
-
-    transformer: Positional[Path]
-    """``var_d16.pth``, d20, d24 or d30."""
-    tokenizer: Positional[Path]
-    """``vae_ch160v4096z32.pth``."""
-    folder: Positional[Path]
-    """Output folder."""
-    names: Path | None = None
-    """A text file of names of the classes, one line each; several names of a class are divided by commas."""
-    scales: tuple[int, ...] = SCALES
-    """Sides of the maps of codes."""
-
-
-def main() -> None:
-    import tyro
-
-    args = tyro.cli(Args, description=__doc__)
-    lines = args.names.read_text().splitlines() if args.names else []
-    convert(
-        args.transformer, args.tokenizer, args.folder, args.scales, [line.strip() for line in lines if line.strip()]
-    )
-
-
-if __name__ == "__main__":
-    enter(main)
