@@ -14,13 +14,11 @@ scales.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from diffusers import ConfigMixin, ModelMixin
-from diffusers.configuration_utils import register_to_config
-from diffusers.loaders import PeftAdapterMixin
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -30,6 +28,18 @@ functional = nn.functional
 
 SHARPEST = 100.0
 """The most that the product of normalized queries and keys is multiplied by."""
+
+
+@cache
+def of_diffusers(network: type[nn.Module]) -> Any:
+    """A network of this module as a class of diffusers, which saves, loads and adapts it."""
+    from diffusers import ConfigMixin, ModelMixin
+    from diffusers.configuration_utils import register_to_config
+    from diffusers.loaders import PeftAdapterMixin
+
+    initialize: Any = register_to_config(network.__init__)
+    values = {"__init__": initialize, "__module__": network.__module__}
+    return type(network.__name__, (network, ModelMixin, ConfigMixin, PeftAdapterMixin), values)
 
 
 class NextScaleAttention(nn.Module):
@@ -90,13 +100,12 @@ class NextScaleBlock(nn.Module):
         return hidden + self.fall(inner) * inner_gate, kept
 
 
-class NextScaleTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
+class NextScaleTransformer(nn.Module):
     """Logits of the codes of all scales; the defaults are those of the published model of depth 16."""
 
     _supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["NextScaleBlock"]
 
-    @register_to_config
     def __init__(
         self,
         scales: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
@@ -155,7 +164,7 @@ class NextScaleTransformer(ModelMixin, ConfigMixin, PeftAdapterMixin):
         return self.head(self.norm(hidden) * (scale + 1) + shift)
 
 
-class ScaleTokenizer(ModelMixin, ConfigMixin):
+class ScaleTokenizer(nn.Module):
     """Images of the codes of all scales.
 
     ``widths`` are those of the convolutional decoder of the published model, from the finest resolution; without them a
@@ -163,7 +172,6 @@ class ScaleTokenizer(ModelMixin, ConfigMixin):
     which an enlarger draws (``pipelines.visual.patches``).
     """
 
-    @register_to_config
     def __init__(
         self,
         scales: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
@@ -177,6 +185,7 @@ class ScaleTokenizer(ModelMixin, ConfigMixin):
     ) -> None:
         super().__init__()
         self.scales, self.share, self.patch = tuple(scales), share, patch
+        self.factor = patch * enlarging[0] if patch else 2 ** (len(widths) - 1)
         self.codebook = nn.Embedding(codes, channels)
         self.mixers = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(mixing))
         self.decoder: Any = self._decoder(channels, widths) if widths else Enlarger(*enlarging)
@@ -194,9 +203,7 @@ class ScaleTokenizer(ModelMixin, ConfigMixin):
     @property
     def size(self) -> int:
         """Width and height of an image in pixels."""
-        config: Any = self.config
-        factor = self.patch * config.enlarging[0] if self.patch else 2 ** (len(config.widths) - 1)
-        return self.scales[-1] * factor
+        return self.scales[-1] * self.factor
 
     def contribution(self, scale: int, codes: Int[Tensor, "N n"]) -> Float[Tensor, "N channels side side"]:
         """What the codes of a scale, counted from 0, add to the feature map."""

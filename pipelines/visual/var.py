@@ -270,12 +270,12 @@ def load(options: VarOptions, training: Training = PLAIN) -> Var:
     Raises FileNotFoundError for a folder that is no model, ValueError for what ``refuse_checkpoint`` names.
     """
     require("visual", "diffusers", "peft")
-    from pipelines.visual.scales import NextScaleTransformer, ScaleTokenizer
+    from pipelines.visual.scales import NextScaleTransformer, ScaleTokenizer, of_diffusers
 
     source = locate(options.path, EXAMPLE, CONFIG)
     refuse_checkpoint(source, options.size)
-    network = read_network(NextScaleTransformer, source, training, TRANSFORMER)
-    images = read_network(ScaleTokenizer, source, Training(device=training.device), IMAGES)
+    network = read_network(of_diffusers(NextScaleTransformer), source, training, TRANSFORMER)
+    images = read_network(of_diffusers(ScaleTokenizer), source, Training(device=training.device), IMAGES)
     freeze([images], training.device)
     return Var(
         network,

@@ -124,7 +124,7 @@ def convert(
 ) -> None:
     """Write a folder of the family of two published files. Raises FileNotFoundError, or ValueError for tensors of
     another architecture or of other scales."""
-    from pipelines.visual.scales import NextScaleTransformer, ScaleTokenizer
+    from pipelines.visual.scales import NextScaleTransformer, ScaleTokenizer, of_diffusers
     from pipelines.visual.var import IMAGES, write_names
 
     weights, decoder = transformer_of(_read(transformer)), decoder_of(_read(tokenizer))
@@ -137,7 +137,7 @@ def convert(
             f"'{transformer}'; give its scales"
         )
     layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
-    network: Any = NextScaleTransformer(
+    network: Any = of_diffusers(NextScaleTransformer)(
         tuple(scales),
         codes,
         channels,
@@ -150,7 +150,7 @@ def convert(
     levels = 1 + max(int(name.split(".")[3]) for name in decoder if name.startswith("decoder.1.up_blocks."))
     widths = [len(decoder[f"decoder.1.up_blocks.{level}.resnets.0.conv1.bias"]) for level in reversed(range(levels))]
     mixing = sum(name.startswith("mixers.") and name.endswith("weight") for name in decoder)
-    images: Any = ScaleTokenizer(tuple(scales), codes, channels, mixing, widths=tuple(widths))
+    images: Any = of_diffusers(ScaleTokenizer)(tuple(scales), codes, channels, mixing, widths=tuple(widths))
     for part, values, file in ((network, weights, transformer), (images, decoder, tokenizer)):
         try:
             part.load_state_dict(values)

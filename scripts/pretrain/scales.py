@@ -109,10 +109,10 @@ def fit(images: Float[Tensor, "N 3 32 32"], args: Args, enlarger: Any, random: t
     """The tokenizer."""
     from torch import nn
 
-    from pipelines.visual.scales import ScaleTokenizer
+    from pipelines.visual.scales import ScaleTokenizer, of_diffusers
 
     sizes = [args.colours] * (len(SCALES) - 1) + [args.patches]
-    made: Any = ScaleTokenizer(
+    made: Any = of_diffusers(ScaleTokenizer)(
         SCALES, sum(sizes), 51, 0, widths=(), patch=PATCH, enlarging=(enlarger.scale, enlarger.width)
     )
     made.decoder.load_state_dict(enlarger.state_dict())
@@ -149,7 +149,7 @@ def train(args: Args) -> None:
 
     from mmgrpo.randomness import derive, stream
     from pipelines.visual.enlarger import Enlarger
-    from pipelines.visual.scales import NextScaleTransformer
+    from pipelines.visual.scales import NextScaleTransformer, of_diffusers
     from scripts.pretrain.visual import draw
 
     begin, losses = time.process_time(), []
@@ -160,7 +160,7 @@ def train(args: Args) -> None:
     names = sentences()
     numbers = {name: number for number, name in enumerate(names)}
     torch.manual_seed(derive(args.seed, "weights"))
-    network: Any = NextScaleTransformer(
+    network: Any = of_diffusers(NextScaleTransformer)(
         SCALES, sum(sizes), 51, len(names), args.width, args.layers, heads=4, inner=2 * args.width
     )
     print(f"{sum(one.numel() for one in network.parameters()):,} parameters")
