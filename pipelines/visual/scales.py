@@ -39,7 +39,8 @@ def of_diffusers(network: type[nn.Module]) -> Any:
 
     initialize: Any = register_to_config(network.__init__)
     values = {"__init__": initialize, "__module__": network.__module__}
-    return type(network.__name__, (network, ModelMixin, ConfigMixin, PeftAdapterMixin), values)
+    bases: tuple[Any, ...] = (network, ModelMixin, ConfigMixin, PeftAdapterMixin)
+    return type(network.__name__, bases, values)
 
 
 class NextScaleAttention(nn.Module):
