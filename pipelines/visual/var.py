@@ -269,7 +269,7 @@ def load(options: VarOptions, training: Training = PLAIN) -> Var:
 
     Raises FileNotFoundError for a folder that is no model, ValueError for what ``refuse_checkpoint`` names.
     """
-    require("visual", "diffusers", "peft")
+    require("visual", "diffusers", "transformers", "peft")
     from pipelines.visual.scales import NextScaleTransformer, ScaleTokenizer, of_diffusers
 
     source = locate(options.path, EXAMPLE, CONFIG)
