@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
@@ -29,6 +31,7 @@ from mmgrpo.scoring.manifest import RewardEntry as RewardEntry
 from mmgrpo.scoring.manifest import declared as declared
 from mmgrpo.scoring.manifest import reward as reward
 from mmgrpo.scoring.process import RewardProcess
+from mmgrpo.types import Prompt
 
 
 def entries() -> Mapping[str, RewardEntry]:
@@ -57,8 +60,12 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
             return from_trl(spec, name)
         accepts = "device" in inspect.signature(spec).parameters
         fn = functools.partial(spec, device=device) if accepts else spec
-        manifest = entry.read_manifest() if (entry := entry_of(spec)) else None
-        return Scorer(name, fn, reads_rollout=reads_rollout(spec), manifest=manifest, records=records(spec))
+        entry = entry_of(spec)
+        manifest, gradient = (
+            (entry.read_manifest(), differentiable(entry, {}, device, own=False)) if entry else (None, None)
+        )
+        reads = reads_rollout(spec)
+        return Scorer(name, fn, reads_rollout=reads, manifest=manifest, records=records(spec), gradient=gradient)
     name, parameters = parse(spec)
     own = ":" in name
     entry = RewardEntry(name) if own else entries().get(name)
@@ -80,6 +87,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
     manifest = read_through(entry.read_manifest(), parameters)
+    gradient = None if common.timeout or entry.elsewhere else differentiable(entry, parameters, device, own)
     fn = cached(name, fn, parameters, manifest, common.cache)
     parameters.pop("device", "")
     rates, annotate, _ = (
@@ -103,7 +111,19 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         check_row,
         common.schedule,
         recorded,
+        gradient,
     )
+
+
+def differentiable(
+    entry: RewardEntry, parameters: Mapping[str, Any], device: str, own: bool
+) -> Callable[[], Callable[[Sequence[Prompt], Tensor], Tensor]] | None:
+    """What loads the differentiable form of a reward with these parameters, None where it has none."""
+    if not entry.gradient:
+        return None
+    load = plugins.load_object(entry.gradient, "rewards", own)
+    accepts = "device" in inspect.signature(load).parameters
+    return functools.partial(load, **{**({"device": device} if accepts else {}), **parameters})
 
 
 def read_through(manifest: Manifest | None, parameters: Mapping[str, Any]) -> Manifest | None:

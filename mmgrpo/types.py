@@ -421,6 +421,9 @@ class Request:
     judge: Callable[[Sequence[Prompt], Sequence[Output]], Float[Tensor, "N"]] | None = None
     """The rewards of outputs as one number, NaN where they could not be scored, for policies that prune while they
     sample; None outside of training."""
+    gradient: Callable[[Sequence[Prompt], Float[Tensor, "N 3 H W"]], Float[Tensor, "N"]] | None = None
+    """The weighted sum of the rewards as a differentiable function of pixels in [0, 1], for policies that draw with
+    gradient (``mmgrpo.rounds.reward_gradients``)."""
 
 
 @runtime_checkable

@@ -23,7 +23,7 @@ Process = Literal["flow", "diffusion"]
 CHECKPOINT = "checkpoint"
 """Name of the noise levels of the checkpoint's own scheduler."""
 
-DECISIONS = {"transitions": "gaussian", "matching": "matching", "neighbors": "neighbors"}
+DECISIONS = {"transitions": "gaussian", "matching": "matching", "neighbors": "neighbors", "gradients": "gradients"}
 """``sampling.policy`` to the kind of its decisions, for which presets are defined."""
 
 
@@ -39,7 +39,7 @@ def check_decisions(config: Config) -> None:
 
 
 def decisions(config: Config) -> str:
-    """``gaussian`` transitions, flow-``matching`` errors at sampled noise levels, or ``neighbors``."""
+    """``gaussian`` transitions, flow-``matching`` errors at sampled noise levels, ``neighbors`` or ``gradients``."""
     return DECISIONS[config.sampling.policy]
 
 
@@ -96,8 +96,12 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
     bind(sampling.plan, PLANS, "sampling.plan")
     bind(sampling.error, ERRORS, "sampling.error")
     refuse_other_process(name, process, sampling)
+    if sampling.policy == "gradients":
+        from mmgrpo.policies.reward_gradients import gradient_path
+
+        gradient_path(sampling.gradient)
     levels = round(sampling.noisy_fraction * sampling.steps)
-    if sampling.policy != "transitions" and sampling.draws > levels:
+    if sampling.policy in ("matching", "neighbors") and sampling.draws > levels:
         raise ValueError(
             f"sampling.draws: got {sampling.draws}, expected at most {levels}, the number of noise levels "
             f"(sampling.steps={sampling.steps} times sampling.noisy_fraction={sampling.noisy_fraction}); lower it or "
@@ -141,6 +145,12 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
         sampled = passes * data.group_size * sampling.steps
         decisions = samples * sampling.draws * sampling.anchors
         trained = passes * sampling.draws * sampling.anchors
+    elif sampling.policy == "gradients":
+        from mmgrpo.policies.reward_gradients import gradient_path
+
+        branch_points, samples = 1, data.prompts_per_step * data.group_size
+        decisions, sampled = samples, passes * data.group_size * sampling.steps
+        trained = passes * data.group_size * gradient_path(sampling.gradient).evaluations(sampling.steps)
     else:
         drawing, generator, alike = planner(sampling.plan), stream(config.seed, "arithmetic"), data.prompts_per_step
         times, alike = (alike, 1) if sampling.plan_per == "prompt" else (1, alike)
@@ -214,6 +224,11 @@ def policy_over(
         del arguments["drawing"]
         of_groups = {"draws": sampling.draws, "anchors": sampling.anchors, "spread": sampling.spread}
         policy = NeighborPolicy(model, temperature=sampling.temperature, **of_groups, **arguments)
+    elif sampling.policy == "gradients":
+        from mmgrpo.policies.reward_gradients import RewardGradientPolicy
+
+        del arguments["drawing"]
+        policy = RewardGradientPolicy(model, gradient=sampling.gradient, **arguments)
     else:
         of_steps = {"kernel_text": sampling.kernel, "completion_steps": sampling.completion_steps}
         policy = DenoisingPolicy(model, plan=sampling.plan, plan_per=sampling.plan_per, **of_steps, **arguments)

@@ -19,6 +19,7 @@ SCALE = within("[1, 1000]", note="1 is no guidance")
 TRANSITIONS = needs("sampling.policy", "transitions")
 MATCHING = needs("sampling.policy", "matching")
 NEIGHBORS = needs("sampling.policy", "neighbors")
+GRADIENTS = needs("sampling.policy", "gradients")
 
 
 @dataclass
@@ -119,10 +120,11 @@ class DenoisingSampling:
     kernel: Annotated[str, ANY_TEXT, TRANSITIONS] = "flow_sde(a=0.7)"
     """Stochastic transition: flow_sde(a=...), dance(eta=...), cps(a=...), flow_ddim(eta=...); of a diffusion model
     ddim(eta=...), consistency."""
-    policy: Annotated[str, one_of("transitions", "matching", "neighbors")] = "transitions"
+    policy: Annotated[str, one_of("transitions", "matching", "neighbors", "gradients")] = "transitions"
     """The kind of decisions: transitions (Gaussian steps of the reverse SDE; options kernel and plan), matching (errors
-    at sampled noise levels, with ODE rollouts; options draws and error) or neighbors (which sample of the group an ODE
-    step is nearest to; options draws, anchors, spread and temperature)."""
+    at sampled noise levels, with ODE rollouts; options draws and error), neighbors (which sample of the group an ODE
+    step is nearest to; options draws, anchors, spread and temperature) or gradients (of differentiable rewards, through
+    the last steps; option gradient)."""
     plan: Annotated[str, ANY_TEXT, TRANSITIONS, *SAMPLING["sampling.plan"]] = "every_step"
     """Which steps are stochastic, trained and branched: every_step, random_subset, random_window, sliding_window,
     one_step_branch, branch_tree, branch_mix, tree_window."""
@@ -142,6 +144,9 @@ class DenoisingSampling:
     """neighbors: how different the initial noises of a group are; 1 means independent."""
     temperature: Annotated[float, within("(0, 1e9]"), NEIGHBORS] = 1.0
     """neighbors: divisor of the squared distances, which are sums over the latent; about its size for images."""
+    gradient: Annotated[str, ANY_TEXT, GRADIENTS, *SAMPLING["sampling.gradient"]] = "draft(last=1)"
+    """gradients: which steps carry the gradient of a reward: draft(last=K), refl(first=.., last=..) or
+    srpo(wanted=.., unwanted=..)."""
     noisy_fraction: Annotated[float, POSITIVE_FRACTION, MATCHING, needs("sampling.boundaries", False)] = 1.0
     """matching: fraction of the noise levels, from the noisiest, that are sampled (DGPO: .7 or .5 of 10 steps)."""
     solver: Annotated[str, one_of("euler", "dpmpp_2m"), MATCHING, *SAMPLING["sampling.solver"]] = "euler"

@@ -1,11 +1,14 @@
 """How images become the input of published models, to the pixel: resized, cropped or padded, normalized.
 
-torchvision is not needed: the resizing of its PIL path is Pillow's, that of its tensor path is torch's.
+torchvision is not needed: the resizing of its PIL path is Pillow's, that of its tensor path is torch's. For gradients
+of rewards the same is done in torch, in Pillow's two passes and with its rounding to 8 bits, which has the gradient 1
+(``Preprocessing.differentiable``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -49,7 +52,8 @@ def normalized(
     std: Sequence[float] = CLIP_STD,
 ) -> Float[Tensor, "*n 3 height width"]:
     """(pixels - mean) / std by channel."""
-    return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    centre, spread = (torch.tensor(one, device=pixels.device)[:, None, None] for one in (mean, std))
+    return (pixels - centre) / spread
 
 
 def centre_crop(
@@ -82,10 +86,90 @@ def padded_longest(image: Image, size: int, antialias: bool) -> Float[Tensor, "3
     As there, the image has 8 bits a channel first, and values that bicubic interpolation takes out of [0, 1] are
     kept.
     """
-    given = from_pil(to_pil(image))
-    height, width = given.shape[1:]
+    return _padded(from_pil(to_pil(image))[None], size, antialias)[0]
+
+
+def _padded(given: Float[Tensor, "N 3 H W"], size: int, antialias: bool) -> Float[Tensor, "N 3 size size"]:
+    height, width = given.shape[2:]
     factor = size / max(height, width)
     new = [round(side * factor) for side in (height, width)]
-    pixels = functional.interpolate(given[None], size=new, mode="bicubic", antialias=antialias)[0]
+    pixels = functional.interpolate(given, size=new, mode="bicubic", antialias=antialias)
     across, down = size - new[1], size - new[0]
     return functional.pad(pixels, (across // 2, across - across // 2, down // 2, down - down // 2))
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From an image to the input of a network: as published, and differentiable."""
+
+    published: Callable[[Image], Float[Tensor, "3 height width"]]
+    differentiable: Callable[[Float[Tensor, "N 3 H W"]], Float[Tensor, "N 3 height width"]]
+    """Of pixels in [0, 1]; equal to the published one but for single values that lie half way between two of 8 bits."""
+
+    def __call__(self, image: Image) -> Float[Tensor, "3 height width"]:
+        return self.published(image)
+
+
+def crop_of(
+    size: int,
+    mean: Sequence[float] = CLIP_MEAN,
+    std: Sequence[float] = CLIP_STD,
+    resample: int = Pil.Resampling.BICUBIC,
+    corner: Callable[[float], int] = round,
+) -> Preprocessing:
+    """``centre_crop``, normalized."""
+
+    def differentiable(pixels: Tensor) -> Tensor:
+        height, width = pixels.shape[2:]
+        short = min(width, height)
+        width, height = int(size * width / short), int(size * height / short)
+        resized = resized_as_pillow(pixels, (height, width), resample)
+        left, top = corner((width - size) / 2), corner((height - size) / 2)
+        return normalized(resized[:, :, top : top + size, left : left + size], mean, std)
+
+    return Preprocessing(
+        lambda image: normalized(centre_crop(image, size, resample, corner), mean, std), differentiable
+    )
+
+
+def stretch_to(
+    size: tuple[int, int], mean: Sequence[float], std: Sequence[float], resample: int = Pil.Resampling.BICUBIC
+) -> Preprocessing:
+    """``stretched``, normalized."""
+    return Preprocessing(
+        lambda image: normalized(stretched(image, size, resample), mean, std),
+        lambda pixels: normalized(resized_as_pillow(pixels, size, resample), mean, std),
+    )
+
+
+def padding_to(size: int, antialias: bool) -> Preprocessing:
+    """``padded_longest``, normalized as for CLIP."""
+    return Preprocessing(
+        lambda image: normalized(padded_longest(image, size, antialias)),
+        lambda pixels: normalized(_padded(eight_bits(pixels), size, antialias)),
+    )
+
+
+def eight_bits(pixels: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Clamped to [0, 1] and rounded to 255ths; the rounding has the gradient 1."""
+    inside = pixels.clamp(0, 1)
+    return inside + ((inside.detach() * 255).round() / 255 - inside.detach())
+
+
+def resized_as_pillow(
+    pixels: Float[Tensor, "N 3 H W"], size: tuple[int, int], resample: int
+) -> Float[Tensor, "N 3 height width"]:
+    """Resized to (height, width) as Pillow does it: rows, then columns, each with 8 bits. ValueError for a filter that
+    torch does not have."""
+    modes = {Pil.Resampling.BICUBIC: "bicubic", Pil.Resampling.BILINEAR: "bilinear"}
+    if resample not in modes:
+        raise ValueError(
+            f"resample: got {Pil.Resampling(resample).name.lower()}, expected bicubic or bilinear for the gradient of "
+            "a reward"
+        )
+    pixels = eight_bits(pixels)
+    for between in ((pixels.shape[2], size[1]), size):
+        if tuple(pixels.shape[2:]) != between:
+            mode = modes[Pil.Resampling(resample)]
+            pixels = eight_bits(functional.interpolate(pixels, size=between, mode=mode, antialias=True))
+    return pixels

@@ -30,7 +30,7 @@ from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt, Video
 from reward_models.checkpoints import load_exactly, read_tensors
-from reward_models.scene_tower import SceneTower
+from reward_models.scene_tower import SceneTower, resized
 
 SCENES = "scenes"
 """The name of the features that are trained with the head."""
@@ -121,6 +121,7 @@ def last_token(hidden: Float[Tensor, "N T width"], mask: Bool[Tensor, "N T"]) ->
     scale="standard deviations of the training set",
     reads=("text", "media"),
     source="train-reward; head of BaseReward, arXiv:2509.16127",
+    gradient="reward_models.preference:differentiable",
 )
 def preference(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: str, device: str = "cpu") -> list[float]:
     """The score of a head trained with scripts/train_reward.py, in standard deviations of its training set.
@@ -128,6 +129,23 @@ def preference(prompts: Sequence[Prompt], outputs: Sequence[Output], weights: st
     ``weights`` is the folder that it wrote. NaN for an image or clip with pixels that are not finite.
     """
     return scores_of(load(weights, device), prompts, outputs, device)
+
+
+def differentiable(weights: str, device: str = "cpu") -> Callable[[Sequence[Prompt], Tensor], Tensor]:
+    """``preference`` as a function of pixels; ValueError for a head on frozen features, which have no gradient."""
+    model = load(weights, device)
+    tower = model.tower
+    if tower is None:
+        raise ValueError(
+            f"preference: weights: {weights} has a head on '{model.description.features}', expected {SCENES} for the "
+            "gradient of the reward"
+        )
+
+    def score(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
+        raw = model(tower.numbers(prompts).to(device), resized(pixels.to(device)))
+        return (raw - model.description.mean) / model.description.std
+
+    return score
 
 
 def scores_of(model: PreferenceModel, prompts: Sequence[Prompt], outputs: Sequence[Output], device: str) -> list[float]:

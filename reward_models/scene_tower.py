@@ -36,16 +36,18 @@ class SceneTower(nn.Module):
     def inputs(
         self, prompts: Sequence[Prompt], outputs: Sequence[Output]
     ) -> tuple[Int[Tensor, "N words"], Float[Tensor, "N 3 32 32"]]:
-        """Numbers of the words, 0 for unknown ones and after the end, and pixels resized to 32."""
-        sentences = [[self.words.get(word, 0) for word in prompt.text.lower().split()[:WORDS]] for prompt in prompts]
-        numbers = torch.tensor([row + [0] * (WORDS - len(row)) for row in sentences]).reshape(-1, WORDS)
+        """``numbers`` of the words, and pixels resized to 32."""
         images = []
         for output in outputs:
             if not isinstance(output, Image):
                 raise TypeError(f"preference: got an output of kind {type(output).__name__}, expected an Image")
-            pixels = output.pixels[None]
-            images.append(functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", antialias=True))
-        return numbers, torch.cat(images)
+            images.append(resized(output.pixels[None]))
+        return self.numbers(prompts), torch.cat(images)
+
+    def numbers(self, prompts: Sequence[Prompt]) -> Int[Tensor, "N words"]:
+        """Numbers of the words, 0 for unknown ones and after the end."""
+        sentences = [[self.words.get(word, 0) for word in prompt.text.lower().split()[:WORDS]] for prompt in prompts]
+        return torch.tensor([row + [0] * (WORDS - len(row)) for row in sentences]).reshape(-1, WORDS)
 
     def forward(
         self, words: Int[Tensor, "N words"], pixels: Float[Tensor, "N 3 height width"]
@@ -57,6 +59,11 @@ class SceneTower(nn.Module):
                 x = torch.cat([x, _coordinates(x)], 1)
             x = functional.silu(norm(convolution(x)) * (1 + scales[:, layer, 0]) + scales[:, layer, 1])
         return self.out(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))
+
+
+def resized(pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 3 32 32"]:
+    """Pixels resized to 32."""
+    return functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", antialias=True)
 
 
 def _coordinates(x: Float[Tensor, "N C height width"]) -> Float[Tensor, "N 2 height width"]:

@@ -54,7 +54,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.config.presets import CATALOGUE
     from mmgrpo.config.registry import registered
     from mmgrpo.family import families
-    from mmgrpo.policies import denoising, flow_matching, neighbors
+    from mmgrpo.policies import denoising, flow_matching, neighbors, reward_gradients
     from mmgrpo.rewards import entries
     from reward_models.rules.tags import STYLES
     from reward_models.rules.tasks import TASKS
@@ -62,7 +62,12 @@ def tables() -> dict[str, Mapping[str, Any]]:
     return {
         "preset": CATALOGUE,
         **registered(),
-        "policy": {"transitions": denoising, "matching": flow_matching, "neighbors": neighbors},
+        "policy": {
+            "transitions": denoising,
+            "matching": flow_matching,
+            "neighbors": neighbors,
+            "gradients": reward_gradients,
+        },
         "reward": entries(),
         "task": TASKS,
         "style": STYLES,

@@ -278,6 +278,7 @@ def facts(name: str) -> dict[str, str]:
             "range": manifest.range + (f" ({manifest.scale})" if manifest.scale else ""),
             "reads": ", ".join(manifest.reads),
             "compares": "the outputs of a prompt with each other" if manifest.group else "",
+            "gradient": "with respect to the pixels (sampling.policy=gradients)" if entry.gradient else "",
             "repeats": "" if manifest.deterministic else "equal inputs can have different values",
             "weights": ", ".join(manifest.weights),
             "licence": manifest.licence,

@@ -71,8 +71,11 @@ ALARMED = 3
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "o_proj")
 """Adapted layers of families that name none."""
 
-KEYS = {"tokens": ("prompt",), "matching": ("prompt",), "neighbors": ("prompt",), "gaussian": ("prompt", "tree")}
-KEYS["joint"] = ("prompt", "trace", "tree")
+KEYS = {
+    **dict.fromkeys(("tokens", "matching", "neighbors", "gradients"), ("prompt",)),
+    "gaussian": ("prompt", "tree"),
+    "joint": ("prompt", "trace", "tree"),
+}
 """The kind of a policy's decisions to the keys of its samples (``Policy.keys``)."""
 
 

@@ -43,9 +43,9 @@ KINDS = {
 }
 """Names of the files to their titles, in the order in which presets are listed."""
 
-POLICIES = ("any", "tokens", "gaussian", "matching")
+POLICIES = ("any", "tokens", "gaussian", "matching", "gradients")
 """Kinds of decisions: tokens of language models; Gaussian transitions of denoising policies, or clip means over latent
-dimensions; flow-matching errors at drawn noise levels."""
+dimensions; flow-matching errors at drawn noise levels; gradients of rewards."""
 
 PROCESSES = ("tokens", "flow", "diffusion")
 """What a model was trained on, by which the value of a setting of ``sampling`` may differ."""

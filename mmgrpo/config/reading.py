@@ -322,6 +322,7 @@ def refuse_preset(name: str, kind: str) -> None:
         reason = {
             "tokens": "it needs tokens, their entropies or lengths",
             "matching": "its clip range is calibrated for flow-matching errors",
+            "gradients": "it differentiates rewards through the sampler, with sampling.policy=gradients",
             "gaussian": "it needs Gaussian transitions, or its clip range is calibrated for their log-probabilities",
         }[expected]
         raise ValueError(

@@ -72,6 +72,13 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
             given=where("sampling.policy", "neighbors"),
         ),
     ),
+    "sampling.gradient": (
+        excludes(
+            where("algorithm.objective", lacking="gradient_reward"),
+            why="a policy that draws with gradient has no log-probs to train on (presets draft, refl and srpo)",
+            given=where("sampling.policy", "gradients"),
+        ),
+    ),
     "sampling.boundaries": (
         excludes(
             *("sampling.explore_steps", where("sampling.solver", "dpmpp_2m"), OF_DIFFUSION),

@@ -325,7 +325,7 @@ class Data:
         FRACTION,
         excludes("algorithm.weighting", why="given answers have no rewards that it could follow"),
         excludes(
-            where(DECISIONS, "gaussian", "neighbors"),
+            where(DECISIONS, "gaussian", "neighbors", "gradients"),
             why="given answers are scored as tokens or by matching errors (sampling.policy=matching)",
         ),
     ] = 0.0

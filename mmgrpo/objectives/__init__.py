@@ -16,7 +16,16 @@ what it must see together: single decisions, all decisions of a sample, or all s
 from __future__ import annotations
 
 # Imported for their blocks.
-from mmgrpo.objectives import aggregation, divergences, few_steps, groups, matching, preference, surrogates  # noqa: F401
+from mmgrpo.objectives import (  # noqa: F401
+    aggregation,
+    divergences,
+    few_steps,
+    groups,
+    matching,
+    preference,
+    reward_gradient,
+    surrogates,
+)
 from mmgrpo.objectives.base import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS, Loss
 
 __all__ = ["OFF_POLICY_OBJECTIVES", "MISMATCH", "OBJECTIVES", "TERMS", "AGGREGATIONS", "Loss"]

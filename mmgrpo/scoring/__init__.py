@@ -70,6 +70,9 @@ class Scorer:
     """What its weight follows during training."""
     records: tuple[str, ...] = ()
     """Names in ``RECORDS`` that the policy must record for it."""
+    gradient: Callable[[], Callable[[Sequence[Prompt], Tensor], Tensor]] | None = None
+    """Loads its differentiable form, of prompts and pixels (``RewardEntry.gradient``); None for one that has none, or
+    that another process computes."""
 
 
 def rules_of(scorers: Sequence[Scorer]) -> dict[str, str]:

@@ -103,6 +103,9 @@ class RewardEntry:
     """A function of a prompt and of the reward's parameters that raises ValueError for a row that it cannot score."""
     manifest: Manifest | str = ""
     """What it reads, its scale and its weights, or ``module:name`` of it."""
+    gradient: str = ""
+    """From the reward's parameters to its differentiable form: a function of N prompts and pixels [N, 3, H, W] in
+    [0, 1] on the device of the run that returns N scores, equal to the reward's. Empty: it has none."""
 
     def read_manifest(self) -> Manifest | None:
         """The manifest, or None for a reward of somebody else's that has none."""
@@ -131,6 +134,7 @@ def reward(
     check: str = "",
     elsewhere: bool = False,
     row: str = "",
+    gradient: str = "",
     module: str = "",
 ) -> Callable[[Function], Function]:
     """Declare a function of prompts and outputs a reward of its package, under its own name.
@@ -146,7 +150,7 @@ def reward(
 
     def declare(function: Function) -> Function:
         path = f"{module or function.__module__}:{function.__name__}"
-        setattr(function, _DECLARED, RewardEntry(path, rates, annotate, check, elsewhere, row, manifest))
+        setattr(function, _DECLARED, RewardEntry(path, rates, annotate, check, elsewhere, row, manifest, gradient))
         return function
 
     return declare

@@ -317,6 +317,13 @@ class FlowModel:
                 outputs.append(Video(sample, self.fps) if self.fps else Image(sample))
         return outputs
 
+    def decoded(self, latents: Float[Tensor, "N *latent"], conditioning: Conditioning = NOTHING) -> Tensor:
+        """The pixels of denoised latents with their gradient, on the device and not clamped, in the VAE's precision."""
+        with self._autocast(torch.float32):
+            pixels = self.architecture.pixels(self.architecture.complete(latents, conditioning.tensors))
+        refuse_overflow(pixels, self.architecture.pipeline)
+        return pixels.float()
+
     @property
     def sample_size(self) -> Image | Video:
         """A sample, for its size."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from reward_models.checkpoints import read_tensors
 from reward_models.clip.head import Head, HeadFacts, head_from, load_head
 from reward_models.clip.load import load_towers
 from reward_models.clip.towers import score_images
-from reward_models.pixels import centre_crop, normalized
+from reward_models.pixels import crop_of
 
 CLIP = "openai/clip-vit-large-patch14"
 
@@ -39,6 +39,7 @@ activation between them."""
     weights={"openai/clip-vit-large-patch14": ()},
     licence="MIT; heads MIT (version 1) and Apache-2.0 (version 2)",
     source="LAION-Aesthetics",
+    gradient="reward_models.clip.aesthetic:differentiable",
 )
 def aesthetic(
     prompts: Sequence[Prompt],
@@ -58,13 +59,19 @@ def aesthetic(
     layers = published_head(head, allow_pickle)
     towers = load_towers(weights, "aesthetic", dtype=dtype, allow_pickle=allow_pickle, device=device)
 
-    def transform(image: Image) -> Tensor:
-        return normalized(centre_crop(image, towers.size))
-
     def values(rows: list[int], images: list[Image]) -> Tensor:
-        return layers(towers.embeddings(images, transform))[:, 0]
+        return layers(towers.embeddings(images, crop_of(towers.size)))[:, 0]
 
     return score_images(outputs, "aesthetic", values)
+
+
+def differentiable(
+    head: str, weights: str = CLIP, dtype: str = "float32", allow_pickle: bool = False, device: str = "cpu"
+) -> Callable[[Sequence[Prompt], Tensor], Tensor]:
+    """``aesthetic`` as a function of pixels."""
+    layers = published_head(head, allow_pickle)
+    towers = load_towers(weights, "aesthetic", dtype=dtype, allow_pickle=allow_pickle, device=device)
+    return lambda prompts, pixels: layers(towers.features(pixels, crop_of(towers.size)).cpu())[:, 0]
 
 
 @functools.cache

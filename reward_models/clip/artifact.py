@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.clip.head import Head, load_head
 from reward_models.clip.load import load_towers
-from reward_models.clip.towers import score_images
+from reward_models.clip.towers import Towers, score_images
 
 
 @reward(
@@ -33,6 +33,7 @@ from reward_models.clip.towers import score_images
     packages=("transformers",),
     extra="visual",
     source="arXiv:2601.03468; arXiv:2509.10260",
+    gradient="reward_models.clip.artifact:differentiable",
 )
 def artifact(
     prompts: Sequence[Prompt],
@@ -51,6 +52,35 @@ def artifact(
     default. With a ``threshold`` the reward is 0 where the artifact's probability reaches it, and 1 elsewhere.
     ``weights`` replaces the tower that the head was trained on. The prompt is not read.
     """
+    column, layers, towers = _parts(head, output, threshold, weights, dtype, allow_pickle, device)
+
+    def values(rows: list[int], images: list[Image]) -> Tensor:
+        present = torch.sigmoid(layers(towers.embeddings(images))[:, column])
+        return (present < threshold).float() if threshold else 1 - present
+
+    return score_images(outputs, "artifact", values)
+
+
+def differentiable(
+    head: str,
+    output: str = "",
+    threshold: float = 0.0,
+    weights: str = "",
+    dtype: str = "float32",
+    allow_pickle: bool = False,
+    device: str = "cpu",
+) -> Callable[[Sequence[Prompt], Tensor], Tensor]:
+    """``artifact`` as a function of pixels; ValueError for a threshold, whose step has no gradient."""
+    if threshold:
+        raise ValueError(f"artifact: threshold: got {threshold}, expected 0 for the gradient of the reward")
+    column, layers, towers = _parts(head, output, threshold, weights, dtype, allow_pickle, device)
+    return lambda prompts, pixels: torch.sigmoid(-layers(towers.features(pixels).cpu())[:, column])
+
+
+def _parts(
+    head: str, output: str, threshold: float, weights: str, dtype: str, allow_pickle: bool, device: str
+) -> tuple[int, Head, Towers]:
+    """The column of the kind of artifact, the head and the towers below it."""
     if not 0 <= threshold < 1:
         raise ValueError(f"artifact: threshold: got {threshold!r}, expected a probability below 1, or 0 for none")
     layers = _head(head)
@@ -61,12 +91,7 @@ def artifact(
     towers = load_towers(
         weights or layers.facts.features, "artifact", dtype=dtype, allow_pickle=allow_pickle, device=device
     )
-
-    def values(rows: list[int], images: list[Image]) -> Tensor:
-        present = torch.sigmoid(layers(towers.embeddings(images))[:, column])
-        return (present < threshold).float() if threshold else 1 - present
-
-    return score_images(outputs, "artifact", values)
+    return column, layers, towers
 
 
 def magic_bench(values: Sequence[float]) -> float:

@@ -6,15 +6,16 @@ own numbers are of a ResNet-50 without positions; with a vision transformer, as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.clip.load import load_towers
-from reward_models.clip.towers import score_images
+from reward_models.clip.towers import Towers, score_images
 
 PAIRS: dict[str, tuple[str, str]] = {
     "quality": ("Good photo.", "Bad photo."),
@@ -42,6 +43,7 @@ FACTOR = 100.0
     weights={"openai/clip-vit-base-patch16": ()},
     licence="MIT",
     source="CLIP-IQA, arXiv:2207.12396",
+    gradient="reward_models.clip.clip_iqa:differentiable",
 )
 def clip_iqa(
     prompts: Sequence[Prompt],
@@ -68,11 +70,48 @@ def clip_iqa(
     )
 
     def values(rows: list[int], images: list[Image]) -> Tensor:
-        texts = towers.texts([text for pair in chosen for text in pair])
-        cosines = (towers.images(images) @ texts.T).unflatten(1, (-1, 2))
-        return torch.softmax(FACTOR * cosines, -1)[..., 0].mean(1)
+        return _probability(towers.images(images), _texts(towers, chosen))
 
     return score_images(outputs, "clip_iqa", values)
+
+
+def differentiable(
+    pairs: str | Sequence[Sequence[str]] = "quality",
+    weights: str = "openai/clip-vit-base-patch16",
+    tokenizer: str = "",
+    quick_gelu: bool = False,
+    dtype: str = "float32",
+    allow_pickle: bool = False,
+    device: str = "cpu",
+) -> Callable[[Sequence[Prompt], Tensor], Tensor]:
+    """``clip_iqa`` as a function of pixels."""
+    chosen = _pairs(pairs)
+    towers = load_towers(
+        weights,
+        "clip_iqa",
+        tokenizer=tokenizer,
+        quick_gelu=quick_gelu,
+        dtype=dtype,
+        allow_pickle=allow_pickle,
+        device=device,
+    )
+
+    def score(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
+        images = functional.normalize(towers.features(pixels))
+        return _probability(images, _texts(towers, chosen).to(images.device))
+
+    return score
+
+
+def _texts(towers: Towers, pairs: Sequence[tuple[str, str]]) -> Tensor:
+    """The features of both descriptions of every pair, one after the other."""
+    return towers.texts([text for pair in pairs for text in pair])
+
+
+def _probability(images: Tensor, texts: Tensor) -> Tensor:
+    """Mean probability over the pairs that the positive description fits each image better."""
+    cosines = (images @ texts.T).unflatten(1, (-1, 2))
+    return torch.softmax(FACTOR * cosines, -1)[..., 0].mean(1)
 
 
 def _pairs(pairs: str | Sequence[Sequence[str]]) -> list[tuple[str, str]]:

@@ -32,6 +32,7 @@ SCALES: dict[str, Callable[[Tensor], Tensor]] = {
     weights={"openai/clip-vit-base-patch32": ()},
     licence="MIT",
     source="CLIPScore, arXiv:2104.08718",
+    gradient="reward_models.clip.clip_score:match",
 )
 def clip_score(
     prompts: Sequence[Prompt],

@@ -51,6 +51,7 @@ OMEGA = 1.5
     packages=("transformers",),
     extra="visual",
     source="D2-Align, arXiv:2512.24146",
+    gradient="reward_models.clip.d2_align:differentiable",
 )
 def d2_align(
     prompts: Sequence[Prompt],
@@ -65,6 +66,18 @@ def d2_align(
     ``direction`` is a file of ``save_direction``. NaN for an image that is not finite.
     """
     match = matched(reward, device)
+    return score(match, prompts, outputs, _correction(match, direction, omega))
+
+
+def differentiable(
+    direction: str, reward: str = "hpsv2", omega: float = OMEGA, device: str = "cpu"
+) -> Callable[[Sequence[Prompt], Tensor], Tensor]:
+    """``d2_align`` as a function of pixels."""
+    match = matched(reward, device)
+    return functools.partial(match.differentiable, correct=_correction(match, direction, omega))
+
+
+def _correction(match: Match, direction: str, omega: float) -> Callable[[Tensor], Tensor]:
     vector = _direction(direction)
 
     def correct(texts: Tensor) -> Tensor:
@@ -75,7 +88,7 @@ def d2_align(
             )
         return guided(texts, vector, omega)
 
-    return score(match, prompts, outputs, correct)
+    return correct
 
 
 @functools.cache

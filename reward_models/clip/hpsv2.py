@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmgrpo.scoring.manifest import reward
-from mmgrpo.types import Image, Output, Prompt
+from mmgrpo.types import Output, Prompt
 from reward_models.clip.load import load_towers
 from reward_models.clip.match import Match, score
-from reward_models.pixels import normalized, padded_longest
+from reward_models.pixels import padding_to
 
 FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
 
@@ -30,6 +30,7 @@ TOKENIZER = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     weights={"xswu/HPSv2": ("HPS_v2.1_compressed.pt",), "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": ("tokenizer.json",)},
     licence="Apache-2.0; tokenizer MIT",
     source="HPSv2, arXiv:2306.09341",
+    gradient="reward_models.clip.hpsv2:match",
 )
 def hpsv2(
     prompts: Sequence[Prompt],
@@ -72,7 +73,4 @@ def match(
         device=device,
     )
 
-    def transform(image: Image):
-        return normalized(padded_longest(image, towers.size, antialias))
-
-    return Match("hpsv2", towers, lambda cosine: cosine, transform)
+    return Match("hpsv2", towers, lambda cosine: cosine, padding_to(towers.size, antialias))

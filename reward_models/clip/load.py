@@ -14,8 +14,8 @@ from torch import Tensor
 from mmgrpo.config.extras import install
 from mmgrpo.types import Image
 from reward_models.clip.checkpoint import load_model, neighbour
-from reward_models.clip.towers import DTYPES, Towers, Transform
-from reward_models.pixels import CLIP_MEAN, CLIP_STD, centre_crop, normalized, stretched, to_pil
+from reward_models.clip.towers import DTYPES, Towers
+from reward_models.pixels import CLIP_MEAN, CLIP_STD, Preprocessing, crop_of, stretch_to, to_pil
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def tokenizer_of(source: str, context: int, reward: str) -> Callable[[list[str]]
     return tokenize
 
 
-def transform_of(weights: str, reward: str, size: int, kind: str) -> Transform:
+def transform_of(weights: str, reward: str, size: int, kind: str) -> Preprocessing:
     """The preprocessing that the checkpoint's own files describe, or that of its kind of model."""
     if (opened := neighbour(weights, "preprocessor_config.json", reward)) is not None:
         return described(opened, size, kind, f"{reward}: {weights}: preprocessor_config.json")
@@ -109,11 +109,11 @@ def transform_of(weights: str, reward: str, size: int, kind: str) -> Transform:
     if kind == "siglip":
         mode, mean, std = "squash", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
     if mode == "squash":
-        return lambda image: normalized(stretched(image, (size, size), resample), mean, std)
-    return lambda image: normalized(centre_crop(image, size, resample), mean, std)
+        return stretch_to((size, size), mean, std, resample)
+    return crop_of(size, mean, std, resample)
 
 
-def described(facts: Mapping[str, Any], size: int, kind: str, name: str) -> Transform:
+def described(facts: Mapping[str, Any], size: int, kind: str, name: str) -> Preprocessing:
     """What transformers' image processor does with its ``preprocessor_config.json``; ``name`` begins errors."""
     sides = facts.get("size", size)
     sides = sides if isinstance(sides, Mapping) else {"shortest_edge": sides} if kind == "clip" else {}
@@ -127,9 +127,9 @@ def described(facts: Mapping[str, Any], size: int, kind: str, name: str) -> Tran
             raise ValueError(
                 f"{name}: got a size of {edge} and a crop of {list(crop)}, expected {size} for both, as the model's"
             )
-        return lambda image: normalized(centre_crop(image, size, resample, int), mean, std)
+        return crop_of(size, mean, std, resample, int)
     height, width = int(sides.get("height", size)), int(sides.get("width", size))
-    return lambda image: normalized(stretched(image, (height, width), resample), mean, std)
+    return stretch_to((height, width), mean, std, resample)
 
 
 def packaged_towers(name: str, reward: str, dtype: torch.dtype, device: str) -> Towers:
@@ -158,10 +158,16 @@ def packaged_towers(name: str, reward: str, dtype: torch.dtype, device: str) -> 
         pixels: Any = transform(to_pil(image))
         return pixels
 
+    def differentiable(pixels: Tensor) -> Tensor:
+        raise ValueError(
+            f"{reward}: weights 'open_clip:{name}': the package preprocesses images without gradient; for the gradient "
+            "of this reward name the weights as a folder or hub id"
+        )
+
     return Towers(
         lambda pixels: model.encode_image(pixels.to(device, dtype)),
         lambda texts: model.encode_text(tokenizer(texts).to(device)),
-        transformed,
+        Preprocessing(transformed, differentiable),
         int(size[0] if isinstance(size, tuple | list) else size),
         float(model.logit_scale.float().exp()),
     )

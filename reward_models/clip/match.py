@@ -7,20 +7,23 @@ from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from mmgrpo.types import Image, Output, Prompt
-from reward_models.clip.towers import Towers, Transform, score_images
+from reward_models.clip.towers import Towers, score_images
+from reward_models.pixels import Preprocessing
 
 
 @dataclass(frozen=True)
 class Match:
-    """How a reward compares an image with its prompt."""
+    """How a reward compares an image with its prompt; called with pixels, its differentiable form
+    (``RewardEntry.gradient``)."""
 
     name: str
     towers: Towers
     value: Callable[[Tensor], Tensor]
     """From cosines to the reward."""
-    transform: Transform | None = None
+    transform: Preprocessing | None = None
     """Of images, where it is not that of the checkpoint."""
     prefix: str = ""
     """Before every prompt."""
@@ -32,6 +35,19 @@ class Match:
     def texts(self, prompts: Sequence[Prompt]) -> Float[Tensor, "n width"]:
         """The features of prompts."""
         return self.towers.texts([self.prefix + prompt.text for prompt in prompts])
+
+    def __call__(self, prompts: Sequence[Prompt], pixels: Float[Tensor, "n 3 height width"]) -> Float[Tensor, " n"]:
+        return self.differentiable(prompts, pixels)
+
+    def differentiable(
+        self,
+        prompts: Sequence[Prompt],
+        pixels: Float[Tensor, "n 3 height width"],
+        correct: Callable[[Tensor], Tensor] = lambda texts: texts,
+    ) -> Float[Tensor, " n"]:
+        """The reward of pixels in [0, 1] for their prompts, whose features are ``correct``-ed first."""
+        seen = functional.normalize(self.towers.features(pixels, self.transform))
+        return self.value((seen * correct(self.texts(prompts)).to(seen.device)).sum(1))
 
 
 def score(

@@ -11,7 +11,7 @@ harmless, and write ``model.state_dict()`` as safetensors: those names are expec
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -25,7 +25,7 @@ from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.clip.checkpoint import LEFT_OUT, clip_config
 from reward_models.clip.load import tokenizer_of
 from reward_models.clip.towers import BATCH, DTYPES, score_images
-from reward_models.pixels import centre_crop, normalized
+from reward_models.pixels import crop_of
 
 CONDITION = (
     "light, color, clarity, tone, style, ambiance, artistry, shape, face, hair, hands, limbs, structure, instance, "
@@ -51,6 +51,7 @@ WIDTH_OF_HEAD = 64
     weights={"laion/CLIP-ViT-H-14-laion2B-s32B-b79K": ("tokenizer.json",)},
     licence="MIT",
     source="MPS, arXiv:2405.14705",
+    gradient="reward_models.clip.mps:differentiable",
 )
 def mps(
     prompts: Sequence[Prompt],
@@ -76,9 +77,7 @@ def mps(
     def values(rows: list[int], images: list[Image]) -> Tensor:
         parts = []
         for n in range(0, len(rows), BATCH):
-            pixels = torch.stack(
-                [normalized(centre_crop(image, model.side, corner=int)) for image in images[n : n + BATCH]]
-            )
+            pixels = torch.stack([crop_of(model.side, corner=int)(image) for image in images[n : n + BATCH]])
             texts = tokenize([prompts[row].text for row in rows[n : n + BATCH]])
             with torch.no_grad():
                 score = model(
@@ -88,6 +87,27 @@ def mps(
         return torch.cat(parts)
 
     return score_images(outputs, "mps", values)
+
+
+def differentiable(
+    weights: str,
+    condition: str = CONDITION,
+    threshold: float = THRESHOLD,
+    tokenizer: str = TOKENIZER,
+    dtype: str = "float32",
+    allow_pickle: bool = False,
+    device: str = "cpu",
+) -> Callable[[Sequence[Prompt], Tensor], Tensor]:
+    """``mps`` as a function of pixels."""
+    model = _model(weights, dtype, allow_pickle, device)
+    tokenize, crop = tokenizer_of(tokenizer, model.context, "mps"), crop_of(model.side, corner=int)
+
+    def score(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
+        texts = tokenize([prompt.text for prompt in prompts]).to(device)
+        seen = crop.differentiable(pixels).to(device, DTYPES[dtype])
+        return model(seen, texts, tokenize([condition]).to(device), threshold).float()
+
+    return score
 
 
 @functools.cache

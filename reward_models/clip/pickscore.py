@@ -35,6 +35,7 @@ SCALES: dict[str, Callable[[Tensor, float], Tensor]] = {
     },
     licence="MIT",
     source="Pick-a-Pic, arXiv:2305.01569",
+    gradient="reward_models.clip.pickscore:match",
 )
 def pickscore(
     prompts: Sequence[Prompt],

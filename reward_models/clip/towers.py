@@ -19,15 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmgrpo.types import Image, Output
-from reward_models.pixels import image_outputs
+from reward_models.pixels import Preprocessing, image_outputs
 
 BATCH = 32
 """Images or texts that a tower reads at once."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-Transform = Callable[[Image], Float[Tensor, "3 height width"]]
-"""From an image to the input of a vision tower."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Towers:
     encode_images: Callable[[Tensor], Tensor]
     """From pixels [n, 3, h, w] to embeddings [n, width], not normalized."""
     encode_texts: Callable[[list[str]], Tensor]
-    transform: Transform
+    transform: Preprocessing
     size: int
     """Side of the square that the vision tower reads."""
     logit_scale: float
@@ -46,15 +43,21 @@ class Towers:
     """transformers' model, where it is one."""
     tokenize: Callable[[list[str]], Tensor] | None = None
 
-    def embeddings(self, images: Sequence[Image], transform: Transform | None = None) -> Float[Tensor, "n width"]:
+    def embeddings(self, images: Sequence[Image], transform: Preprocessing | None = None) -> Float[Tensor, "n width"]:
         """The projected embeddings of images, in 32 bits and not normalized."""
         return _in_parts(
             list(images), lambda part: self.encode_images(torch.stack([(transform or self.transform)(i) for i in part]))
         )
 
-    def images(self, images: Sequence[Image], transform: Transform | None = None) -> Float[Tensor, "n width"]:
+    def images(self, images: Sequence[Image], transform: Preprocessing | None = None) -> Float[Tensor, "n width"]:
         """The features of images, of length 1."""
         return functional.normalize(self.embeddings(images, transform))
+
+    def features(
+        self, pixels: Float[Tensor, "n 3 height width"], transform: Preprocessing | None = None
+    ) -> Float[Tensor, "n width"]:
+        """The projected embeddings of pixels in [0, 1], as ``embeddings``, with gradient and on the towers' device."""
+        return self.encode_images((transform or self.transform).differentiable(pixels)).float()
 
     def texts(self, texts: Sequence[str]) -> Float[Tensor, "n width"]:
         """The features of texts, of length 1; equal texts are encoded once."""

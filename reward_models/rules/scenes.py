@@ -208,7 +208,7 @@ def scene_fit(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[floa
     return _score(prompts, outputs, _fit)
 
 
-@reward("Image", reads=("answer",))
+@reward("Image", reads=("answer",), gradient="reward_models.rules.palettes:cleanness")
 def scene_clean(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """Cleanness of the pixels: mean over pixels of max(0, 1 - distance / 0.25), 1 on images of the data set.
 

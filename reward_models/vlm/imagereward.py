@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
-from reward_models.pixels import centre_crop, image_outputs, normalized
+from reward_models.pixels import crop_of, image_outputs
 
 WEIGHTS, FILE, SETTINGS = "zai-org/ImageReward", "ImageReward.pt", "med_config.json"
 TOKENIZER = "google-bert/bert-base-uncased"
@@ -62,9 +62,8 @@ class ImageReward:
     side: int
     """Pixels of the image."""
 
-    @torch.no_grad()
-    def score(self, prompts: Sequence[str], pixels: Tensor) -> list[float]:
-        """The rewards of normalized images [n, 3, side, side]."""
+    def rewards(self, prompts: Sequence[str], pixels: Tensor) -> Tensor:
+        """The rewards [n] of normalized images [n, 3, side, side], with their gradient."""
         text = self.tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=TEXT_LENGTH, return_tensors="pt"
         ).to(self.device)
@@ -74,7 +73,7 @@ class ImageReward:
             attention_mask=text.attention_mask,
             encoder_hidden_states=seen,
         ).last_hidden_state
-        return ((self.network["head"](states[:, 0].float())[:, 0] - MEAN) / STD).tolist()
+        return (self.network["head"](states[:, 0].float())[:, 0] - MEAN) / STD
 
 
 @reward(
@@ -90,6 +89,7 @@ class ImageReward:
     },
     licence="Apache-2.0",
     source="ImageReward, arXiv:2304.05977",
+    gradient="reward_models.vlm.imagereward:differentiable",
 )
 def image_reward(
     prompts: Sequence[Prompt],
@@ -110,11 +110,25 @@ def image_reward(
     given = [(row, image) for row, image in enumerate(image_outputs(outputs, "image_reward")) if image is not None]
     for first in range(0, len(given), batch):
         some = given[first : first + batch]
-        pixels = torch.stack([normalized(centre_crop(image, model.side)) for _, image in some])
-        scores = model.score([prompts[row].text for row, _ in some], pixels)
+        pixels = torch.stack([crop_of(model.side)(image) for _, image in some])
+        with torch.no_grad():
+            scores = model.rewards([prompts[row].text for row, _ in some], pixels).tolist()
         for (row, _), score in zip(some, scores, strict=True):
             values[row] = score
     return values
+
+
+def differentiable(
+    weights: str = WEIGHTS,
+    tokenizer: str = TOKENIZER,
+    allow_pickle: bool = False,
+    batch: int = 16,
+    device: str = "cpu",
+) -> Callable[[Sequence[Prompt], Tensor], Tensor]:
+    """``image_reward`` as a function of pixels, all at once."""
+    model = load(weights, tokenizer, allow_pickle, device)
+    crop = crop_of(model.side)
+    return lambda prompts, pixels: model.rewards([prompt.text for prompt in prompts], crop.differentiable(pixels))
 
 
 @functools.cache

@@ -16,7 +16,8 @@ from tests.tiny import maker, tiny_checkpoint
 
 FAULTS = ["mask", "noise", "index", "embedding", "array", "generator", "write"]
 QUICK = ["sd3", "causal_lm"]
-POLICIES = [f"sd3 sampling.policy={name}" for name in DECISIONS if name != "transitions"]
+POLICIES = [f"sd3 sampling.policy={name}" for name in DECISIONS if name not in ("transitions", "gradients")]
+"""Gradients are of rewards that say so, whose values are looked at in every part."""
 COUPLED = "causal_lm algorithm.objective=gspo"
 MOST = {"decision": 0, "update": 1, "part": 0, "round": 30, "evaluation": 20}
 """How often the project itself may let the host wait: for a denoising step, a further update of a round, a further

@@ -1,0 +1,443 @@
+"""A policy that draws with gradient: the reward of a sample is differentiated through the last steps that made it.
+
+The rollout denoises without gradient and stores one state of every sample; scoring goes on from there with gradient to
+pixels, and rewards that have a differentiable form (``RewardEntry.gradient``) score them. A sample is one decision,
+whose score ``gradient_reward`` the objective of the same name maximizes. There are no ratios and no advantages, and a
+prompt needs one sample only. Where there is guidance, both branches have a gradient: one alone has the cosine .46 with
+it (guidance 4.5, one step).
+
+Which steps have a gradient is a path (``sampling.gradient``):
+
+    draft   the last K steps of the sampler: DRaFT-K and DRaFT-LV (arXiv:2309.17400), AlignProp (arXiv:2310.03739)
+    refl    the clean estimate at a late step, drawn for every sample: ReFL (arXiv:2304.05977)
+    srpo    the sample with known noise, one step, and what that leaves after the noise is taken away again; the reward
+            is relative, of two descriptions: SRPO (arXiv:2509.06942)
+
+Such rewards are exploited faster than by policy gradients: evaluate others beside them, with weight 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE, POSITIVE_FRACTION
+from mmgrpo.config.registry import bind, block, table_of
+from mmgrpo.diffusion.kernels import diffusion_estimates, like
+from mmgrpo.diffusion.noising import noised
+from mmgrpo.diffusion.ode import DenoisingModel, Solver
+from mmgrpo.diffusion.schedules import Grid, Sizes
+from mmgrpo.files import share
+from mmgrpo.policies.flow_matching import Draws
+from mmgrpo.randomness import stream
+from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.finite import refuse_nonfinite
+from mmgrpo.runtime.networks import Networks
+from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
+
+PATHS = table_of("gradient")
+SMALL = 1e-9
+SMALLEST_STEP = 0.05
+"""Least noise level from which a last step has a gradient that is worth a reward model's: from .0089, the last level of
+SD3's own grid, it has 1/26 of that from .25."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a path may do from the stored states of some rows on."""
+
+    state: Float[Tensor, "N *latent"]
+    step: Int[Tensor, " N"]
+    """The first step with gradient."""
+    noise: Float[Tensor, "N draws *latent"]
+    place: Float[Tensor, " N"]
+    """Uniform in [0, 1), of each sample."""
+    grid: Grid
+    move: Callable[[Tensor, Tensor], Tensor]
+    """One step of the sampler from states at steps."""
+    clean: Callable[[Tensor, Tensor], Tensor]
+    """The clean estimate of states at steps."""
+    velocity: Callable[[Tensor, Tensor], Tensor]
+    """The velocity of states at noise levels."""
+    reward: Callable[[Tensor, str], Tensor]
+    """The reward of latents, for their prompts behind some words."""
+
+
+@runtime_checkable
+class GradientPath(Protocol):
+    """Where the gradient of a reward goes."""
+
+    @property
+    def draws(self) -> int:
+        """Noises of each sample that it needs."""
+        ...
+
+    def evaluations(self, steps: int) -> int:
+        """Network evaluations with gradient of each sample, at most."""
+        ...
+
+    def begin(self, grid: Grid, place: Float[Tensor, " N"], shared: float) -> Int[Tensor, " N"]:
+        """The first step with gradient of every sample, whose state is stored; the number of steps for the sample
+        itself. ``shared`` is uniform in [0, 1), and equal for all of a round. ValueError for a grid that has none."""
+        ...
+
+    def rewards(self, walk: Walk) -> Float[Tensor, " N"]:
+        """The reward of each sample, with gradient."""
+        ...
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The last steps of the sampler (``draft``)."""
+
+    last: int
+    least: int
+    draws: int
+    checkpointing: bool
+
+    def evaluations(self, steps: int) -> int:
+        return (self.last or steps) + self.draws
+
+    def begin(self, grid: Grid, place: Tensor, shared: float) -> Tensor:
+        last = self.last or grid.steps
+        least = self.least or last
+        if not least <= last <= grid.steps:
+            raise ValueError(
+                f"sampling.gradient: draft: got last {self.last} and least {self.least}, expected least <= last <= "
+                f"{grid.steps}, the number of steps"
+            )
+        level = float(grid.levels[grid.steps - 1])
+        if least == 1 and grid.process == "flow" and level < SMALLEST_STEP:
+            raise ValueError(
+                f"sampling.gradient: draft: got last {self.last} on a grid whose last step begins at the noise level "
+                f"{level:.4f}, expected at least {SMALLEST_STEP}, since one such step has next to no gradient; set "
+                "sampling.grid=shifted_linspace(shift=3.0), or last=2"
+            )
+        steps = least + int(shared * (last - least + 1))
+        return torch.full((len(place),), grid.steps - steps)
+
+    def rewards(self, walk: Walk) -> Tensor:
+        steps, x = walk.grid.steps, walk.state
+        first = int(walk.step[0])
+        for t in range(first, steps):
+            at = torch.full((len(x),), t, device=x.device)
+            x = checkpoint(walk.move, x, at, use_reentrant=False) if self.checkpointing else walk.move(x, at)
+        total = walk.reward(x, "")
+        at = torch.full((len(x),), steps - 1, device=x.device)
+        for draw in range(self.draws):
+            again = noised(x.detach(), walk.noise[:, draw], walk.grid.levels[at], walk.grid)
+            total = total + walk.reward(walk.move(again, at), "")
+        return total / (1 + self.draws)
+
+
+@dataclass(frozen=True)
+class Refl:
+    """The clean estimate at one step (``refl``)."""
+
+    first: float
+    last: float
+    draws: int = 0
+
+    def evaluations(self, steps: int) -> int:
+        return 1
+
+    def begin(self, grid: Grid, place: Tensor, shared: float) -> Tensor:
+        low, high = (min(int(share * grid.steps), grid.steps - 1) for share in (self.first, self.last))
+        if low > high:
+            raise ValueError(
+                f"sampling.gradient: refl: got first {self.first} and last {self.last}, expected first <= last"
+            )
+        return low + (place * (high - low + 1)).long()
+
+    def rewards(self, walk: Walk) -> Tensor:
+        return walk.reward(walk.clean(walk.state, walk.step), "")
+
+
+@dataclass(frozen=True)
+class Srpo:
+    """One step from known noise (``srpo``)."""
+
+    wanted: str
+    unwanted: str
+    k: float
+    inverse: float
+    low: float
+    high: float
+    jump: float
+    draws: int = 1
+
+    def evaluations(self, steps: int) -> int:
+        return 1
+
+    def begin(self, grid: Grid, place: Tensor, shared: float) -> Tensor:
+        if grid.process != "flow":
+            raise ValueError(
+                f"sampling.gradient: got srpo with a network of a {grid.process} process, expected a flow; choose "
+                "draft or refl"
+            )
+        if not self.low + self.jump <= self.high < 1:
+            raise ValueError(
+                f"sampling.gradient: srpo: got low {self.low}, jump {self.jump} and high {self.high}, expected low + "
+                "jump <= high < 1"
+            )
+        return torch.full((len(place),), grid.steps)
+
+    def rewards(self, walk: Walk) -> Tensor:
+        place, share = walk.place, self.inverse
+        back = place < share
+        # The rest of the uniform number is uniform in [0, 1) too, on either side.
+        share = torch.where(back, place / max(share, SMALL), (place - share) / max(1 - share, SMALL))
+        near = self.low + share * (self.high - self.low - self.jump)
+        start = torch.where(back, near, near + self.jump)
+        end = torch.where(back, near + self.jump, near)
+        found = recovered(walk.state, walk.noise[:, 0], start, end, walk.velocity)
+        wanted, unwanted = walk.reward(found, self.wanted), walk.reward(found, self.unwanted)
+        if torch.equal(wanted, unwanted):
+            raise ValueError(
+                f"sampling.gradient: srpo: the rewards are equal for the words '{self.wanted}' and '{self.unwanted}', "
+                "expected rewards that read the text of a prompt, e.g. clip_score, hpsv2 or pickscore"
+            )
+        return torch.where(back, relative(unwanted, wanted, self.k), relative(wanted, unwanted, self.k))
+
+
+def recovered(
+    clean: Float[Tensor, "N *latent"],
+    noise: Float[Tensor, "N *latent"],
+    start: Float[Tensor, " N"],
+    end: Float[Tensor, " N"],
+    velocity: Callable[[Tensor, Tensor], Tensor],
+) -> Float[Tensor, "N *latent"]:
+    """(y - s' e) / (1 - s') with y = x + (s' - s) v(x, s) and x = (1 - s) x0 + s e: one step from s to s' and the known
+    noise taken away. With the exact v = e - x0 it is x0. Direct-Align, arXiv:2509.06942."""
+    now, then = like(start, clean), like(end, clean)
+    x = (1 - now) * clean + now * noise
+    return (x + (then - now) * velocity(x, start) - then * noise) / (1 - then)
+
+
+def relative(first: Float[Tensor, " N"], second: Float[Tensor, " N"], k: float) -> Float[Tensor, " N"]:
+    """(1 + k) r(first words) - r(second words); SRPO, arXiv:2509.06942. It trains the first where a step removes noise;
+    where it adds noise, v moves the estimate the other way, and the words are swapped."""
+    return (1 + k) * first - second
+
+
+@block(PATHS)
+def draft(
+    last: Annotated[int, COUNT_OR_ZERO] = 1,
+    least: Annotated[int, COUNT_OR_ZERO] = 0,
+    draws: Annotated[int, COUNT_OR_ZERO] = 0,
+    checkpointing: bool = True,
+) -> GradientPath:
+    """The ``last`` K steps of the sampler (0: all) and the decoder: DRaFT-K, arXiv:2309.17400.
+
+    With ``least`` K is drawn for every round, uniformly from least to last (AlignProp, arXiv:2310.03739). ``draws``
+    adds so many times the reward of the sample noised afresh to the last level and denoised by one step, and takes the
+    mean of all (DRaFT-LV). With ``checkpointing`` every step, and the decoder, is computed again in the backward pass:
+    memory is that of one step, whatever K is, and the numbers are the same. The gradient of long chains grows: of 8
+    steps it was 26, and rewards fell, where of 1 to 3 it was .2 to .4.
+    """
+    return Draft(last, least, draws, checkpointing)
+
+
+@block(PATHS)
+def refl(first: Annotated[float, FRACTION] = 0.75, last: Annotated[float, FRACTION] = 0.975) -> GradientPath:
+    """The clean estimate x - s v at a step drawn for every sample: ReFL, arXiv:2304.05977, 30 to 39 of 40 steps.
+
+    ``first`` and ``last`` are fractions of the steps. At the last step it is ``draft(last=1)``. Differences from the
+    released code: steps are drawn for each sample and not for each batch; samples are denoised to their end, whose
+    reward is logged; its loss map relu(2 - r) / 1000 is ``reward_gradient(scale=1e-3, margin=2)``.
+    """
+    return Refl(first, last)
+
+
+@block(PATHS)
+def srpo(
+    *,
+    wanted: Annotated[str, ANY_TEXT],
+    unwanted: Annotated[str, ANY_TEXT],
+    k: Annotated[float, POSITIVE] = 0.2,
+    inverse: Annotated[float, FRACTION] = 0.5,
+    low: Annotated[float, FRACTION] = 0.1,
+    high: Annotated[float, FRACTION] = 0.9,
+    jump: Annotated[float, POSITIVE_FRACTION] = 0.1,
+) -> GradientPath:
+    """A sample noised with known noise, one step over ``jump``, and the estimate that remains: SRPO, arXiv:2509.06942.
+
+    Its reward is (1 + k) r(wanted) - r(unwanted), of the prompt behind these words; a fraction ``inverse`` of the
+    samples steps towards noise, with the words swapped. Of the released code are k (.1 to .25 there), the jump of a
+    tenth of the band of levels and the margin .7 of the objective; the band, from ``low`` to ``high``, is ours.
+    """
+    return Srpo(wanted, unwanted, k, inverse, low, high, jump)
+
+
+@runtime_checkable
+class Decoding(Protocol):
+    """A model whose decoder has a gradient."""
+
+    @property
+    def kind(self) -> str:
+        """``image`` or ``video``."""
+        ...
+
+    def decoded(self, latents: Float[Tensor, "N *latent"], conditioning: Any) -> Float[Tensor, "N 3 H W"]:
+        """Pixels of latents, with gradient; values outside of [0, 1] are not clamped."""
+        ...
+
+
+@dataclass(frozen=True)
+class States:
+    """One state of every sample, from which scoring goes on."""
+
+    state: Float[Tensor, "B *latent"]
+    step: Int[Tensor, " B"]
+    noise: Float[Tensor, "B draws *latent"]
+    place: Float[Tensor, " B"]
+    conditioning: Any
+    reward: Callable[[Sequence[Prompt], Tensor], Tensor]
+
+    def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
+        """Parts of at most ``limit`` samples."""
+        chosen = loss_mask.cpu().nonzero(as_tuple=True)
+        for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
+            if len(rows):
+                yield Draws(put(rows, self.step.device), put(positions, self.step.device), rows)
+
+
+class RewardGradientPolicy:
+    """Samples of the deterministic solver, and their rewards with gradient."""
+
+    provides = frozenset({"log_probs", "gradient_reward"})
+    fields: frozenset[str] = frozenset()
+    keys = frozenset({"prompt"})
+    kind = "gradients"
+
+    def __init__(
+        self,
+        model: DenoisingModel,
+        *,
+        steps: int,
+        gradient: str,
+        evaluation_steps: int,
+        forward_batch_size: int,
+        device: torch.device | str = "cpu",
+        evaluation: DenoisingModel | None = None,
+    ) -> None:
+        """``gradient`` is the text of a path (``PATHS``)."""
+        if not isinstance(model, Decoding) or model.kind != "image":
+            raise ValueError(
+                "sampling.policy: got gradients, expected another kind with this family: rewards have gradients with "
+                "respect to the pixels of images"
+            )
+        self.model: Any = model
+        self.network, self.networks = model.network, Networks(model)
+        self.settings: Any = None
+        self.device = torch.device(device)
+        self.grid = model.grid(steps).to(self.device)
+        self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
+        self.solver = Solver(model, forward_batch_size, self.device)
+        self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
+        self.path = gradient_path(gradient)
+        self.path.begin(self.grid, torch.zeros(1), 0.0)
+
+    @torch.no_grad()
+    def rollout(self, request: Request) -> Rollout:
+        """``group_size`` samples per prompt, and the state of each at which its gradient begins."""
+        if request.gradient is None:
+            raise ValueError(
+                "sampling.policy: got gradients without a differentiable reward; set algorithm.objective to "
+                "reward_gradient, e.g. by the preset draft"
+            )
+        size = request.group_size
+        prompt = torch.arange(len(request.prompts)).repeat_interleave(size)
+        conditioning = self.model.encode(request.prompts).take(prompt)
+        x = self.solver.initial_noise(request, size)
+        streams = [stream(request.seed, "gradient", slot, n) for slot in request.slots for n in range(size)]
+        place = torch.tensor([float(torch.rand((), generator=one)) for one in streams])
+        shared = float(torch.rand((), generator=stream(request.seed, "gradient")))
+        step = put(self.path.begin(self.grid, place, shared), self.device)
+        first = step.view(-1, *[1] * (x.dim() - 1))
+        state, sizes = x, Sizes(self.grid)
+        for t in range(self.grid.steps):
+            state = torch.where(first == t, x, state)
+            x = self._move(x, torch.full((len(x),), t, device=x.device), conditioning)
+            sizes.see(x, "the deterministic solver", t)
+        sizes.refuse()
+        state = torch.where(first == self.grid.steps, x, state)
+        outputs = self.model.decode(refuse_nonfinite(x, "the sampled latents"), conditioning)
+        shape = self.path.draws, *self.model.latent_shape()
+        noise = torch.stack([torch.randn(shape, generator=one) for one in streams])
+        ones = torch.ones(len(x), 1, dtype=torch.bool, device=self.device)
+        return Rollout(
+            prompts=[request.prompts[index] for index in prompt.tolist()],
+            outputs=list(outputs),
+            decisions=Decisions(
+                log_probs=torch.zeros(len(x), 1, device=self.device),
+                loss_mask=ones,
+                decision_mask=ones,
+                node=torch.arange(len(x), device=self.device)[:, None],
+                origin=torch.full((len(x),), OWN, device=self.device),
+                keys={"prompt": put(torch.tensor(request.slots)[prompt], self.device)},
+            ),
+            steps=States(state, step, put(noise, self.device), put(place, self.device), conditioning, request.gradient),
+            evaluations=len(x) * self.grid.steps * self.model.evaluations_per_row,
+        )
+
+    def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
+        """The rewards of the part's samples, with gradient."""
+        states: States = rollout.steps  # type: ignore[assignment]
+        conditioning = states.conditioning.take(part.on_host)
+        prompts = [rollout.prompts[row] for row in part.on_host.tolist()]
+
+        def reward(latents: Tensor, words: str) -> Tensor:
+            pixels = checkpoint(self.model.decoded, latents, conditioning, use_reentrant=False)
+            asked = [replace(prompt, text=words + prompt.text) for prompt in prompts] if words else prompts
+            return states.reward(asked, pixels.float().clamp(0, 1)).to(self.device)
+
+        walk = Walk(
+            states.state[part.rows],
+            states.step[part.rows],
+            states.noise[part.rows],
+            states.place[part.rows],
+            self.grid,
+            lambda x, step: self._move(x, step, conditioning),
+            lambda x, step: self._clean(x, step, conditioning),
+            lambda x, level: self.model.predict(self.network, x, level, conditioning).float(),
+            reward,
+        )
+        return {"log_probs": torch.zeros(len(prompts), device=self.device), "gradient_reward": self.path.rewards(walk)}
+
+    def sample(self, request: Request) -> list[Output]:
+        """Sample with the deterministic solver."""
+        return self.evaluation.sample(self.network, request, self.evaluation_grid)[0]
+
+    def keep_reference(self) -> None:
+        """Store the present network as the reference of KL terms."""
+        self.model.reference.keep()
+
+    def save(self, folder: Path) -> None:
+        """Write the network in its family's own format."""
+        self.model.save(folder, self.network)
+        share(folder)
+
+    def _output(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
+        return self.solver.mean(self.solver.predict(self.network, x, step, conditioning, self.grid))
+
+    def _move(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
+        return self.solver.step(x, self._output(x, step, conditioning), step, self.grid)
+
+    def _clean(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
+        output, level = self._output(x, step, conditioning), like(self.grid.levels[step], x)
+        if self.grid.process == "flow":
+            return x - level * output
+        return diffusion_estimates(x, output, level, self.model.prediction)[0]
+
+
+def gradient_path(text: str) -> GradientPath:
+    """The path of ``name(parameter=value)``."""
+    return bind(text, PATHS, "sampling.gradient")({})

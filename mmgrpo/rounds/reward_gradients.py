@@ -1,0 +1,84 @@
+"""The differentiable forms of rewards, handed to a policy that draws with gradient (objectives that read
+``gradient_reward``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmgrpo.rewards import entries
+from mmgrpo.rounds.callback import Callback, Choices, Run
+from mmgrpo.scoring import Scorer
+from mmgrpo.types import Prompt, Request
+
+Differentiable = Callable[[Sequence[Prompt], Tensor], Tensor]
+"""From N prompts and pixels [N, 3, H, W] in [0, 1] to N scores."""
+
+
+@dataclass
+class RewardGradients(Callback):
+    """Gives every request the weighted sum of the rewards as a function of pixels."""
+
+    rewards: Mapping[str, Differentiable]
+    """By the rewards' names; those of weight 0 are scored and not differentiated."""
+
+    def attach(self, run: Run) -> None:
+        recipe = run.recipe
+        for line, text in [("combine", recipe.combine.text), *(("transform", one.text) for one in recipe.transform)]:
+            if text != "weighted_sum":
+                raise ValueError(
+                    f"algorithm.{line}: got '{text}', expected the weighted sum of the rewards as they are: its "
+                    f"gradient is trained on (objective '{run.loss.objective.text}'); leave the line out"
+                )
+
+    def on_request(self, run: Run, request: Request) -> Request:
+        weights = dict(zip((one.name for one in run.scorers), run.reward_weights.values, strict=True))
+        return replace(request, gradient=partial(weighted, self.rewards, weights))
+
+
+def weighted(
+    rewards: Mapping[str, Differentiable],
+    weights: Mapping[str, float],
+    prompts: Sequence[Prompt],
+    pixels: Float[Tensor, "N 3 H W"],
+) -> Float[Tensor, "N"]:
+    """The weighted sum of differentiable rewards; ValueError for one that does not give N finite numbers with a
+    gradient."""
+    total = pixels.new_zeros(len(pixels))
+    for name, function in rewards.items():
+        values = function(prompts, pixels)
+        if not isinstance(values, Tensor) or values.shape != (len(pixels),):
+            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"reward '{name}': gradient: got {got}, expected a tensor of {len(pixels)} scores")
+        if pixels.requires_grad and not values.requires_grad:
+            raise ValueError(
+                f"reward '{name}': gradient: its scores do not depend on the pixels with gradient; compute them in "
+                "torch without no_grad, detach or a copy by NumPy or Pillow"
+            )
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"reward '{name}': gradient: got {values.tolist()}, expected finite scores")
+        total = total + weights[name] * values.to(total)
+    return total
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for; ValueError that names a reward without a differentiable form."""
+    return [
+        RewardGradients({one.name: loaded(one, choices.loss.objective.text) for one in choices.scorers if one.weight})
+    ]
+
+
+def loaded(scorer: Scorer, objective: str) -> Differentiable:
+    """The differentiable form of a reward."""
+    if scorer.gradient is None:
+        able = ", ".join(sorted(name for name, entry in entries().items() if entry.gradient))
+        raise ValueError(
+            f"rewards: '{scorer.name}' has no gradient, which the objective '{objective}' trains on: it is not "
+            f"differentiable, or another process computes it. Give it weight=0, or take one that has (here: {able}); "
+            "one of your own states it as @reward(gradient='module:function') and runs with process=False"
+        )
+    return scorer.gradient()
