@@ -146,11 +146,14 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
         decisions = samples * sampling.draws * sampling.anchors
         trained = passes * sampling.draws * sampling.anchors
     elif sampling.policy == "gradients":
-        from mmgrpo.policies.reward_gradients import gradient_path
+        from mmgrpo.policies.reward_gradients import Adjoint, gradient_path
 
         branch_points, samples = 1, data.prompts_per_step * data.group_size
-        decisions, sampled = samples, passes * data.group_size * sampling.steps
-        trained = passes * data.group_size * gradient_path(sampling.gradient).evaluations(sampling.steps)
+        path = gradient_path(sampling.gradient)
+        each = sampling.steps if isinstance(path, Adjoint) else 1
+        decisions, sampled = samples * each, passes * data.group_size * sampling.steps
+        sampled *= 2 if isinstance(path, Adjoint) else 1  # the reference, backwards
+        trained = passes * data.group_size * path.evaluations(sampling.steps)
     else:
         drawing, generator, alike = planner(sampling.plan), stream(config.seed, "arithmetic"), data.prompts_per_step
         times, alike = (alike, 1) if sampling.plan_per == "prompt" else (1, alike)
@@ -225,10 +228,15 @@ def policy_over(
         of_groups = {"draws": sampling.draws, "anchors": sampling.anchors, "spread": sampling.spread}
         policy = NeighborPolicy(model, temperature=sampling.temperature, **of_groups, **arguments)
     elif sampling.policy == "gradients":
-        from mmgrpo.policies.reward_gradients import RewardGradientPolicy
+        from mmgrpo.policies.adjoint_matching import AdjointMatchingPolicy
+        from mmgrpo.policies.reward_gradients import Adjoint, RewardGradientPolicy, gradient_path
 
         del arguments["drawing"]
-        policy = RewardGradientPolicy(model, gradient=sampling.gradient, **arguments)
+        path = gradient_path(sampling.gradient)
+        if isinstance(path, Adjoint):
+            policy = AdjointMatchingPolicy(model, path=path, **arguments)
+        else:
+            policy = RewardGradientPolicy(model, path=path, **arguments)
     else:
         of_steps = {"kernel_text": sampling.kernel, "completion_steps": sampling.completion_steps}
         policy = DenoisingPolicy(model, plan=sampling.plan, plan_per=sampling.plan_per, **of_steps, **arguments)

@@ -65,7 +65,7 @@ def explore(
 
 MEASURED = frozenset(
     {"explored_reward", "neighbor_entropy", "sampler_log_probs", "tool_calls", "turn_reward_failed", "state"}
-    | {"answer_gain"}
+    | {"answer_gain", "adjoint_growth"}
 )
 """Fields of decisions that ``sampling_metrics`` measures."""
 
@@ -78,7 +78,8 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
     ``rollout/failed_call_fraction`` of all calls, and ``rollout/ended_<why>``, the fraction that ended so; where tools
     reward turns ``rollout/turn_reward``, the mean sum of a completion, and ``/turn_reward_failed_fraction``;
     where their states are compared ``rollout/single_state_fraction``, the turns whose state no other of the group has,
-    and of their gains ``rollout/answer_gain``, the mean sum."""
+    and of their gains ``rollout/answer_gain``, the mean sum; ``rollout/adjoint_growth``, of Adjoint Matching: the
+    largest norm of an adjoint over that of its end."""
     metrics, fields, rows = {}, decisions.fields, decisions.origin == OWN
     if "explored_reward" in fields:
         cheap, key = fields["explored_reward"], decisions.keys["prompt"]
@@ -109,6 +110,8 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
         metrics["rollout/single_state_fraction"] = float(alone.double().mean())
     if "answer_gain" in fields and bool(rows.any()):
         metrics["rollout/answer_gain"] = float(fields["answer_gain"].double().sum(1)[rows].mean())
+    if "adjoint_growth" in fields:
+        metrics["rollout/adjoint_growth"] = float(fields["adjoint_growth"].max())
     return metrics
 
 

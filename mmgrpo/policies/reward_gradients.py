@@ -8,6 +8,7 @@ it (guidance 4.5, one step).
 
 Which steps have a gradient is a path (``sampling.gradient``):
 
+    adjoint every step, by targets of its mean: Adjoint Matching (``mmgrpo.policies.adjoint_matching``)
     draft   the last K steps of the sampler: DRaFT-K and DRaFT-LV (arXiv:2309.17400), AlignProp (arXiv:2310.03739)
     refl    the clean estimate at a late step, drawn for every sample: ReFL (arXiv:2304.05977)
     srpo    the sample with known noise, one step, and what that leaves after the noise is taken away again; the reward
@@ -18,6 +19,7 @@ Such rewards are exploited faster than by policy gradients: evaluate others besi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE, POSITIVE_FRACTION
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND
 from mmgrpo.config.registry import bind, block, table_of
 from mmgrpo.diffusion.kernels import diffusion_estimates, like
 from mmgrpo.diffusion.noising import noised
@@ -207,6 +209,17 @@ class Srpo:
         return torch.where(back, relative(unwanted, wanted, self.k), relative(wanted, unwanted, self.k))
 
 
+@dataclass(frozen=True)
+class Adjoint:
+    """Targets of all steps from the gradient at the end (``adjoint``)."""
+
+    scale: float
+    growth: float = math.inf
+
+    def evaluations(self, steps: int) -> int:
+        return steps
+
+
 def recovered(
     clean: Float[Tensor, "N *latent"],
     noise: Float[Tensor, "N *latent"],
@@ -276,6 +289,17 @@ def srpo(
     return Srpo(wanted, unwanted, k, inverse, low, high, jump)
 
 
+@block(PATHS)
+def adjoint(*, scale: Annotated[float, POSITIVE], growth: Annotated[float, UPPER_BOUND] = 3.0) -> Adjoint:
+    """Adjoint Matching (arXiv:2409.08861): every step of a memoryless sampler is regressed on a target that the lean
+    adjoint of the reward gives it (``mmgrpo.policies.adjoint_matching``).
+
+    The optimum weighs the samples of the reference by exp(``scale`` r): 1 / beta of a KL. Adjoints grow backwards and
+    are heavy-tailed: one that exceeds ``growth`` times the norm at the end is scaled to it, which is ours (inf: none).
+    """
+    return Adjoint(scale, growth)
+
+
 @runtime_checkable
 class Decoding(Protocol):
     """A model whose decoder has a gradient."""
@@ -288,6 +312,15 @@ class Decoding(Protocol):
     def decoded(self, latents: Float[Tensor, "N *latent"], conditioning: Any) -> Float[Tensor, "N 3 H W"]:
         """Pixels of latents, with gradient; values outside of [0, 1] are not clamped."""
         ...
+
+
+def refuse_undecodable(model: DenoisingModel) -> None:
+    """ValueError for a model without pixels of images that have a gradient."""
+    if not isinstance(model, Decoding) or model.kind != "image":
+        raise ValueError(
+            "sampling.policy: got gradients, expected another kind with this family: rewards have gradients with "
+            "respect to the pixels of images"
+        )
 
 
 @dataclass(frozen=True)
@@ -322,18 +355,14 @@ class RewardGradientPolicy:
         model: DenoisingModel,
         *,
         steps: int,
-        gradient: str,
+        path: GradientPath,
         evaluation_steps: int,
         forward_batch_size: int,
         device: torch.device | str = "cpu",
         evaluation: DenoisingModel | None = None,
     ) -> None:
-        """``gradient`` is the text of a path (``PATHS``)."""
-        if not isinstance(model, Decoding) or model.kind != "image":
-            raise ValueError(
-                "sampling.policy: got gradients, expected another kind with this family: rewards have gradients with "
-                "respect to the pixels of images"
-            )
+        """``path`` is that of ``gradient_path``."""
+        refuse_undecodable(model)
         self.model: Any = model
         self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
@@ -342,7 +371,7 @@ class RewardGradientPolicy:
         self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
         self.solver = Solver(model, forward_batch_size, self.device)
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
-        self.path = gradient_path(gradient)
+        self.path = path
         self.path.begin(self.grid, torch.zeros(1), 0.0)
 
     @torch.no_grad()
@@ -438,6 +467,6 @@ class RewardGradientPolicy:
         return diffusion_estimates(x, output, level, self.model.prediction)[0]
 
 
-def gradient_path(text: str) -> GradientPath:
+def gradient_path(text: str) -> GradientPath | Adjoint:
     """The path of ``name(parameter=value)``."""
     return bind(text, PATHS, "sampling.gradient")({})

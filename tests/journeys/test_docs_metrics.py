@@ -21,6 +21,8 @@ from tests.building import algorithm_blocks, matching_policy_over, trainer
 from tests.pages import DOCS, rows_of
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import decisions
+from tests.unit.policies.test_adjoint_matching import made as adjoints
+from tests.unit.policies.test_adjoint_matching import sampled
 from tests.unit.policies.test_exploring import policy as exploring
 from tests.unit.policies.test_joint import joint
 from tests.unit.policies.test_token_policy import token_policy
@@ -132,6 +134,7 @@ def written(folder: Path) -> set[str]:
     )
     drawn = group.rollout(Request(toy_prompts(1), [0], 2, seed=0))
     names |= set(sampling_metrics(drawn.decisions, torch.zeros(2)))
+    names |= set(sampling_metrics(sampled(adjoints(3), lambda x: x, 0, rows=2).decisions, torch.zeros(2)))
     for preset in ("gigpo", "igpo"):
         blocks, answered = algorithm_blocks(preset, terms=[]), [replace(one, answer="a") for one in TOLD]
         run = trainer(conversing(tools=[Walk]), folder / preset, answered, reward=few_calls, **blocks)

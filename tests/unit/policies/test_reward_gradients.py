@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import Grid, flow
 from mmgrpo.objectives import OBJECTIVES
-from mmgrpo.policies.reward_gradients import RewardGradientPolicy, recovered, relative
+from mmgrpo.policies.reward_gradients import RewardGradientPolicy, gradient_path, recovered, relative
 from mmgrpo.types import Image, Prompt, Request
 from tests.toys import ToyConditioning, ToyModel
 
@@ -63,9 +63,8 @@ def near_half(prompts: Any, pixels: Tensor) -> Tensor:
 
 
 def made(gradient: str, model: Any = None) -> RewardGradientPolicy:
-    return RewardGradientPolicy(
-        model or LinearModel(), steps=4, gradient=gradient, evaluation_steps=4, forward_batch_size=9
-    )
+    path: Any = gradient_path(gradient)
+    return RewardGradientPolicy(model or LinearModel(), steps=4, path=path, evaluation_steps=4, forward_batch_size=9)
 
 
 def loss_of(policy: RewardGradientPolicy, objective: str = "reward_gradient", **changes: Any) -> tuple[float, Tensor]:
