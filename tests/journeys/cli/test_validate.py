@@ -68,8 +68,9 @@ def test_a_library_that_leaves_out_the_adapters_is_found_out(tmp_path, monkeypat
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_generator_of_images_passes_all_checks_and_draws_what_its_pipeline_draws(tmp_path):
-    found = validated("sd3", tmp_path)
+@pytest.mark.parametrize("name", ["sd3", "sdxl", "qwen_vl", "image_text", "audio_text"])
+def test_a_family_passes_all_checks_and_draws_what_its_library_draws(name, tmp_path):
+    found = validated(name, tmp_path)
     outcomes = {one["check"]: one for one in found.pop("result")["outcomes"]}
     assert found == ALL
     assert outcomes["sample"]["measured"] < 1e-5 and outcomes["exports"]["measured"] < 1e-5
