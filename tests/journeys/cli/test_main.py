@@ -20,7 +20,8 @@ from mmgrpo.rewards import entries
 from tests import ROOT
 from tests.journeys.cli.running import refused, run, script
 
-SCRIPTS = sorted({path.name for path in (ROOT / "scripts").glob("*.py")} - {"grpo_minimal.py", "memory.py", "hours.py"})
+PROGRAMS = {"grpo_minimal.py", "memory.py", "hours.py", "convert_var.py"}
+SCRIPTS = sorted({path.name for path in (ROOT / "scripts").glob("*.py")} - PROGRAMS)
 LISTS = {"recipes": recipes, "families": families, "rewards": entries}
 
 

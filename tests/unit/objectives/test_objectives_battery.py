@@ -41,7 +41,7 @@ OF_THE_STEP = ["kl_hinge", "chi_squared", "ppo_by_entropy", "surrogate_preferenc
 """With a mean or a quantile over all groups of the step."""
 OTHERS = ["diffusion_nft", "crd", "gdro", "seppo", "distillation_step", "distillation_velocity", "distillation"]
 OTHERS += ["visual_distillation", "ppo_by_entropy", "fake_score", "tdm_r1", "surrogate_preference", "finite_difference"]
-OTHERS += ["likelihood"]
+OTHERS += ["likelihood", "reward_gradient"]
 """Objectives that compare the members of a group at one position, that are of a latent, that see no advantage, or that
 leave the surest decisions without one."""
 SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
@@ -81,6 +81,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         **{name: torch.stack([normal(), normal()], 2) for name in CLEAN},
         **{name: normal().square() for name in ("estimate_error", "drift")},
         "displacement": spread * normal(),
+        "gradient_reward": spread * normal(),
         "boundary": torch.arange(4.0).expand(5, 4),
         "boundary_weight": (torch.arange(4.0).expand(5, 4) + 1) / 4,
         **{f"{name}.error": -old - spread * normal() for name in ("reference", "earlier")},
