@@ -111,11 +111,11 @@ def test_sixteen_frames_are_seen_unless_another_number_is_given(given, seen, tmp
 def test_pictures_are_rated_sixteen_at_a_time_and_a_broken_one_takes_no_place(monkeypatch):
     sizes: list[int] = []
 
-    def score(prompts: list[str], pixels: torch.Tensor) -> list[float]:
+    def rewards(prompts: list[str], pixels: torch.Tensor) -> torch.Tensor:
         sizes.append(len(pixels))
-        return [float(prompt) for prompt in prompts]
+        return torch.tensor([float(prompt) for prompt in prompts])
 
-    monkeypatch.setattr(imagereward, "load", lambda *given: SimpleNamespace(side=4, score=score))
+    monkeypatch.setattr(imagereward, "load", lambda *given: SimpleNamespace(side=4, rewards=rewards))
     pictures = [Image(torch.full((3, 4, 4), math.nan if row == 3 else 0.5)) for row in range(18)]
     values = imagereward.image_reward([Prompt(str(row)) for row in range(18)], pictures)
     assert sizes == [16, 1] and math.isnan(values[3])
