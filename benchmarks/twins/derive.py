@@ -85,6 +85,7 @@ NO_TWIN = {
     "text/demo": "its blocks are those of text/toolrl",
     "visual/awm": "preset/awm is, with the plain error",
     "visual/d3po": "preset/d3po is, in groups",
+    "visual/demo_draft": "it draws with the gradient of a reward",
     "visual/diffusion_dpo": "it trains on given pairs; preset/diffusion_dpo draws them",
     "visual/flow_opd": "it needs teachers",
     "visual/gardo": "its gate and its diversity name rewards of images",

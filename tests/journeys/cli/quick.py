@@ -47,6 +47,9 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
     if name == "vgpo":
         reward = "jpeg_incompressibility"  # not negative, as its credit needs
     rewards, more = [reward], []
+    if "gradient" in recipe.get("sampling", {}):  # of a reward that has one, for scenes of 32 x 32
+        rewards, groups = ["scene_clean"], ["--data.group-size", 1]
+        more = ["--model.height", 32, "--model.width", 32]
     if name == "gardo":  # judges that disagree with the reward, and a distance
         rewards += ["jpeg_incompressibility(weight=0)", "nearest_distance(weight=0)"]
         parts = f"of='{reward}', auxiliary=['jpeg_incompressibility'], fraction=recent(0.1)"
