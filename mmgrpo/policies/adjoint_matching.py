@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,16 +25,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.diffusion.kernels import Transition, kernel, like, over_latent
-from mmgrpo.diffusion.ode import DenoisingModel, Solver
+from mmgrpo.diffusion.ode import DenoisingModel
 from mmgrpo.diffusion.schedules import Sizes
-from mmgrpo.files import share
 from mmgrpo.policies.flow_matching import Draws
-from mmgrpo.policies.reward_gradients import Adjoint, refuse_undecodable
+from mmgrpo.policies.reward_gradients import Adjoint, GradientPolicy, parts
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
-from mmgrpo.runtime.networks import Networks
-from mmgrpo.types import OWN, Decisions, Output, Request, Rollout, Scores
+from mmgrpo.types import OWN, Decisions, Request, Rollout, Scores
 
 KERNELS = {"flow": "flow_ddim(eta=1.0)", "diffusion": "ddim(eta=1.0)"}
 """Memoryless kernels by process."""
@@ -75,42 +72,18 @@ class Targets:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` steps."""
-        chosen = loss_mask.cpu().nonzero(as_tuple=True)
-        for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
-            if len(rows):
-                yield Draws(put(rows, self.states.device), put(positions, self.states.device), rows)
+        return parts(loss_mask, limit, self.states.device)
 
 
-class AdjointMatchingPolicy:
+class AdjointMatchingPolicy(GradientPolicy):
     """Samples of a memoryless kernel, and how far the mean of each step is from its target."""
 
-    provides = frozenset({"log_probs", "gradient_reward"})
     fields = frozenset({"adjoint_growth"})
-    keys = frozenset({"prompt"})
-    kind = "gradients"
 
-    def __init__(
-        self,
-        model: DenoisingModel,
-        *,
-        steps: int,
-        path: Adjoint,
-        evaluation_steps: int,
-        forward_batch_size: int,
-        device: torch.device | str = "cpu",
-        evaluation: DenoisingModel | None = None,
-    ) -> None:
-        """The reference is the network as it is now. ``forward_batch_size`` also bounds the rows of a backward pass of
-        the rollout."""
-        refuse_undecodable(model)
-        self.model: Any = model
-        self.network, self.networks = model.network, Networks(model)
-        self.settings: Any = None
-        self.device = torch.device(device)
-        self.grid = model.grid(steps).to(self.device)
-        self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
-        self.solver = Solver(model, forward_batch_size, self.device)
-        self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
+    def __init__(self, model: DenoisingModel, *, path: Adjoint, **settings: Any) -> None:
+        """``settings`` are those of ``GradientPolicy``, whose ``forward_batch_size`` also bounds the rows of a backward
+        pass of the rollout. The reference is the network as it is now."""
+        super().__init__(model, **settings)
         self.path, self.kernel = path, kernel(KERNELS[self.grid.process], model.prediction)
         self.model.reference.keep()
 
@@ -165,19 +138,6 @@ class AdjointMatchingPolicy:
         transition = self.kernel(x, self.solver.mean(output), part.positions, self.grid)
         error = over_latent((transition.mean - target).square() / (2 * transition.std.square()))
         return {"log_probs": torch.zeros_like(error).detach(), "gradient_reward": -error}
-
-    def sample(self, request: Request) -> list[Output]:
-        """Sample with the deterministic solver."""
-        return self.evaluation.sample(self.network, request, self.evaluation_grid)[0]
-
-    def keep_reference(self) -> None:
-        """The reference is kept from the start."""
-        self.model.reference.keep()
-
-    def save(self, folder: Path) -> None:
-        """Write the network in its family's own format."""
-        self.model.save(folder, self.network)
-        share(folder)
 
     def _chunks(self, rows: int) -> Sequence[Int[Tensor, " N"]]:
         return torch.arange(rows).split(self.solver.forward_batch_size)

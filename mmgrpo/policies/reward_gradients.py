@@ -336,14 +336,19 @@ class States:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` samples."""
-        chosen = loss_mask.cpu().nonzero(as_tuple=True)
-        for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
-            if len(rows):
-                yield Draws(put(rows, self.step.device), put(positions, self.step.device), rows)
+        return parts(loss_mask, limit, self.step.device)
 
 
-class RewardGradientPolicy:
-    """Samples of the deterministic solver, and their rewards with gradient."""
+def parts(loss_mask: Bool[Tensor, "B T"], limit: int, device: torch.device) -> Iterator[Draws]:
+    """The entries of a mask, at most ``limit`` at a time."""
+    chosen = loss_mask.cpu().nonzero(as_tuple=True)
+    for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
+        if len(rows):
+            yield Draws(put(rows, device), put(positions, device), rows)
+
+
+class GradientPolicy:
+    """What policies that train by the gradient of a reward have in common: the model, grids, evaluation and saving."""
 
     provides = frozenset({"log_probs", "gradient_reward"})
     fields: frozenset[str] = frozenset()
@@ -355,13 +360,11 @@ class RewardGradientPolicy:
         model: DenoisingModel,
         *,
         steps: int,
-        path: GradientPath,
         evaluation_steps: int,
         forward_batch_size: int,
         device: torch.device | str = "cpu",
         evaluation: DenoisingModel | None = None,
     ) -> None:
-        """``path`` is that of ``gradient_path``."""
         refuse_undecodable(model)
         self.model: Any = model
         self.network, self.networks = model.network, Networks(model)
@@ -371,6 +374,27 @@ class RewardGradientPolicy:
         self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
         self.solver = Solver(model, forward_batch_size, self.device)
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
+
+    def sample(self, request: Request) -> list[Output]:
+        """Sample with the deterministic solver."""
+        return self.evaluation.sample(self.network, request, self.evaluation_grid)[0]
+
+    def keep_reference(self) -> None:
+        """Store the present network as the reference."""
+        self.model.reference.keep()
+
+    def save(self, folder: Path) -> None:
+        """Write the network in its family's own format."""
+        self.model.save(folder, self.network)
+        share(folder)
+
+
+class RewardGradientPolicy(GradientPolicy):
+    """Samples of the deterministic solver, and their rewards with gradient."""
+
+    def __init__(self, model: DenoisingModel, *, path: GradientPath, **settings: Any) -> None:
+        """``path`` is that of ``gradient_path``; ``settings`` are those of ``GradientPolicy``."""
+        super().__init__(model, **settings)
         self.path = path
         self.path.begin(self.grid, torch.zeros(1), 0.0)
 
@@ -440,19 +464,6 @@ class RewardGradientPolicy:
             reward,
         )
         return {"log_probs": torch.zeros(len(prompts), device=self.device), "gradient_reward": self.path.rewards(walk)}
-
-    def sample(self, request: Request) -> list[Output]:
-        """Sample with the deterministic solver."""
-        return self.evaluation.sample(self.network, request, self.evaluation_grid)[0]
-
-    def keep_reference(self) -> None:
-        """Store the present network as the reference of KL terms."""
-        self.model.reference.keep()
-
-    def save(self, folder: Path) -> None:
-        """Write the network in its family's own format."""
-        self.model.save(folder, self.network)
-        share(folder)
 
     def _output(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
         return self.solver.mean(self.solver.predict(self.network, x, step, conditioning, self.grid))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,11 @@ class Critic(Callback):
 
     def __init__(self, rule: Bound) -> None:
         given = {name: one.default for name, one in rule.block.parameters.items()} | dict(rule.parameters)
+        if not given["updates"] and not given["start"]:
+            raise ValueError(
+                f"algorithm.networks: {rule.text}: got updates=0 without start, so that every value stays 0; name the "
+                "checkpoint of another run's critic, or set updates"
+            )
         self.rule, self.name, self.settings = rule, name_of(rule), given
         self.head: nn.Linear | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -61,6 +67,12 @@ class Critic(Callback):
         self.totals = torch.zeros(0)
 
     def attach(self, run: Run) -> None:
+        if self.settings["warmup"] >= run.steps:
+            warnings.warn(
+                f"algorithm.networks: {self.rule.text}: warmup is all {run.steps} steps of the run, which trains the "
+                "critic alone",
+                stacklevel=2,
+            )
         if self.settings["start"]:
             read = load_checkpoint(Path(self.settings["start"]))
             values, saved = run.policy.networks.values[self.name], read.tensors.get(f"network-{self.name}", {})

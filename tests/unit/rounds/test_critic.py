@@ -126,7 +126,8 @@ def test_a_killed_run_goes_on_with_its_critic(preset, tmp_path):
 
 
 def test_a_critic_begins_as_that_of_a_checkpoint_and_may_stay_it(tmp_path):
-    first = run(tmp_path / "first", "critic(lr=0.02, warmup=9)", reward=of_prompt, steps=2, save_every=1)
+    with pytest.warns(UserWarning, match="warmup"):
+        first = run(tmp_path / "first", "critic(lr=0.02, warmup=9)", reward=of_prompt, steps=2, save_every=1)
     first.fit()
     place = sorted((tmp_path / "first" / "checkpoints").iterdir())[-1]
     made = run(tmp_path / "second", f"critic(lr=0.02, start='{place}', updates=0)", reward=of_prompt)
@@ -173,6 +174,7 @@ def test_a_group_of_one_is_enough(tmp_path):
         ([], {}, "critic"),
         (["critic(lr=0.01)"], {"credit": "broadcast", "baseline": "group_mean"}, "critic"),
         (["critic(lr=0.01)", "critic(lr=0.01, name='other')"], {}, "critic"),
+        (["critic(lr=0.01, updates=0)"], {}, "updates=0"),
     ],
 )
 def test_a_credit_without_a_critic_and_a_critic_without_a_credit_are_refused(networks, changes, named, tmp_path):
