@@ -78,8 +78,8 @@ def test_the_differentiable_form_has_the_values_of_the_reward_and_a_gradient(nam
     values = one.fn(prompts, images)
     assert one.gradient is not None
     differentiable = one.gradient()
-    for row, picture in enumerate(images):
-        pixels = picture.pixels[None].clone().requires_grad_()
+    for row, output in enumerate(images):
+        pixels = output.pixels[None].clone().requires_grad_()
         value = differentiable([prompts[row]], pixels)
         assert value.shape == (1,)
         assert float(value.detach()) == pytest.approx(values[row], abs=1e-3 * FACTORS.get(name, 1)), row

@@ -235,9 +235,9 @@ def test_a_further_network_is_a_copy_of_what_trains_and_one_that_learns_has_mome
     config = config_class(families()["causal_lm"].sections)()
     config = replace(config, model=replace(config.model, lora_rank=0))
     networks = ["average", "critic(lr=1e-5)"]
-    told = replace(config, algorithm=replace(config.algorithm, networks=networks))
+    several = replace(config, algorithm=replace(config.algorithm, networks=networks))
     folder = Folder({"b.0.to_q.weight": (2, 5)}, {})
-    assert needs(folder, told, processes=1)["networks"] == 40 + 120
+    assert needs(folder, several, processes=1)["networks"] == 40 + 120
     assert "networks" not in needs(folder, config, processes=1)
 
 
