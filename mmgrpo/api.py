@@ -405,7 +405,11 @@ def make_trainer(
         )
     with checked_by(reward_scorers):
         inputs = start(accelerator)
-    used = {*recipe.fields, *config.eval.groups, *(KEYS if offline or reads_answers(loss) else ())}
+    used = {
+        *recipe.fields,
+        *config.eval.groups,
+        *(KEYS if offline or config.data.comparison or reads_answers(loss) else ()),
+    }
     unread = ignored(inputs.keys, inputs.rows, rewards, used, owner, inputs.policy)
     if unread and accelerator.is_main_process:
         print(unread, flush=True)

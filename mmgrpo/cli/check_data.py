@@ -220,7 +220,7 @@ def readers_of(prompts: Sequence[Prompt], rewards: Sequence[str]) -> dict[str, t
         return {}
     readers = {f"family {name}": keys_of_family(family) for name, family in families().items()}
     readers |= {f"reward {name}": keys_of_reward(name) for name in rewards or entries()}
-    readers |= {"a run with data.offline": KEYS}
+    readers |= {"a run with data.offline or data.comparison": KEYS}
     ordered = sorted(keys.items(), key=lambda pair: (-pair[1], pair[0]))
     return {key: (n, [name for name, read in readers.items() if read and key in read]) for key, n in ordered}
 

@@ -445,8 +445,9 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
                 f"skipped:   {len(read.skipped):,} prompts, the first: {read.skipped[0].id}: {read.skipped[0].reason}"
             )
         used = {*AdvantageRecipe.of(config.algorithm).fields, *config.eval.groups}
-        if config.data.offline:
+        if config.data.offline or config.data.comparison:
             used |= KEYS
+        if config.data.offline:
             kind = "text" if owner.decisions(config) == "tokens" else owner.sections.outputs.lower()
             way = way_of(LossRecipe.read(config.algorithm))
             if way == "learned":

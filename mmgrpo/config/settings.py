@@ -333,6 +333,8 @@ class Data:
     ones: docs/data.md) instead of samples: 1 trains offline, without rewards; below 1 the run continues online."""
     reference_in_group: ClassVar[bool] = False
     """Fixed for families that have no such option."""
+    comparison: ClassVar[str] = ""
+    """As ``reference_in_group``."""
 
 
 @dataclass

@@ -82,9 +82,9 @@ class StoredPrompts(Sequence[Prompt]):
         return part
 
     def changed(self, change: Callable[[Prompt], Prompt]) -> StoredPrompts:
-        """The same prompts, each with a change whenever it is read."""
-        part = self._at(range(len(self)))
-        part.change = change
+        """The same prompts, each with a change, after those it has already, whenever it is read."""
+        part, before = self._at(range(len(self))), self.change
+        part.change = change if before is None else lambda prompt: change(before(prompt))
         return part
 
     def filtered(self, choose: Choose) -> tuple[StoredPrompts, list[Skipped]]:

@@ -27,8 +27,8 @@ READERS = ("mmgrpo.data.columns", "mmgrpo.data.messages")
 ROLES = frozenset({"system", "assistant"})
 """Roles of turns that only models read that read conversations; all others are given the text of the user."""
 
-MADE = frozenset({"reply"})
-"""Keys of ``meta`` that the reader of rows adds itself."""
+MADE = frozenset({"reply", "better", "comparison"})
+"""Keys of ``meta`` that the reader of rows and ``data.comparison`` add themselves."""
 
 
 HINT = (

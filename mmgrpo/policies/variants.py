@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config.registry import bind, block, table_of
+from mmgrpo.data.comparisons import swapped
 from mmgrpo.data.messages import appended
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Sequences
@@ -45,6 +46,14 @@ def instructions(prompt: Prompt, *, texts: Sequence[str]) -> list[tuple[Prompt, 
     if len(texts) < 2:
         raise ValueError(f"instructions: got texts {texts!r}, expected at least two")
     return [(_asked(prompt, text, variant=place), float(place)) for place, text in enumerate(texts)]
+
+
+@block(VARIANTS)
+def both_orders(prompt: Prompt) -> list[tuple[Prompt, float]]:
+    """The comparison of ``data.comparison`` as it is, and with its two answers exchanged and the verdict with them: one
+    group of both orders, for the reward ``order_consistency`` (J1 of Meta, arXiv:2505.10320)."""
+    forms = (prompt, swapped(prompt))
+    return [(replace(one, meta={**one.meta, "variant": place}), float(place)) for place, one in enumerate(forms)]
 
 
 def _asked(prompt: Prompt, text: str, **meta: int) -> Prompt:

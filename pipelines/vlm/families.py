@@ -178,6 +178,22 @@ def arithmetic(config: Config) -> Arithmetic:
     return replace(cost, lines=(cost.lines[0], *further, *cost.lines[1:]))
 
 
+def compared(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts, or with ``data.comparison`` the questions about their answers, in files if they are there."""
+    if not config.data.comparison:
+        return prompts
+    from mmgrpo.config.registry import bind
+    from mmgrpo.data.comparisons import COMPARISONS
+    from mmgrpo.data.streaming import StoredPrompts
+
+    change = bind(config.data.comparison, COMPARISONS, "data.comparison")({})
+    if not isinstance(prompts, StoredPrompts):
+        return [change(one) for one in prompts]
+    for prompt in prompts:  # a row that cannot be compared is refused before the run
+        change(prompt)
+    return prompts.changed(change)
+
+
 def worded(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """The prompts with ``data.system`` and ``data.template``, in files if they are there."""
     if not (config.data.system or config.data.template):
@@ -196,7 +212,7 @@ def read(config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
 
 def readable(config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose media can be read, and the skipped ones."""
-    return check_media(config, worded(config, prompts), name)
+    return check_media(config, worded(config, compared(config, prompts)), name)
 
 
 def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:

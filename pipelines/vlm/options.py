@@ -86,6 +86,9 @@ class VlmData(Data):
     template: Annotated[str, Text(r"([^\0]*\{text\}[^\0]*)?", "text with {text} in it", longest=1 << 20)] = ""
     """Text around the question of every row, with {text} in its place, e.g. one that asks for the form that a reward
     reads: "{text} Answer in <answer> </answer>." Empty: the question as it is."""
+    comparison: Annotated[str, ANY_TEXT] = ""
+    """Ask of every row of two answers (docs/data.md#training-a-judge) which is better, in a seeded order: verdict() or
+    rubric_verdict(); sampling.variants: both_orders() samples both orders. Empty: the question alone."""
     group_size: int = 8
     """Samples per prompt."""
     media_root: Annotated[str, ANY_TEXT, needs(MEDIA)] = ""

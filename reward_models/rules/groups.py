@@ -78,6 +78,31 @@ def temporal_bonus(
     return rewards
 
 
+@reward("Text", reads=("answer",), group=True, source="J1, arXiv:2505.10320")
+def order_consistency(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], right: float = 0.5, tags: bool | str = True
+) -> list[float]:
+    """1 where a verdict on two answers is right and so is that of a sample which saw them in the other order, else 0:
+    J1 of Meta (arXiv:2505.10320, 2.3), beside the reward of the verdict itself.
+
+    For ``sampling.variants: both_orders()``; sample k of one order belongs to sample k of the other (of unequal numbers
+    the last ones go to the first again), and a verdict is right where the row's task gives at least ``right``. Right
+    and wrong, then wrong and right in the other order: 0 0 0 0; right and wrong in both: 1 0 1 0. A prompt in one order
+    (evaluation) is NaN.
+    """
+    values = task(prompts, outputs, tags)
+    rewards = [math.nan] * len(values)
+    for rows in groups(prompts):
+        orders = [[row for row in rows if prompts[row].meta.get("variant") == order] for order in (0, 1)]
+        if not all(orders):
+            continue
+        for own, other in (orders, orders[::-1]):
+            for place, row in enumerate(own):
+                pair = values[row], values[other[place % len(other)]]
+                rewards[row] = math.nan if math.isnan(sum(pair)) else float(min(pair) >= right)
+    return rewards
+
+
 @groups_reward(deterministic=False, source="VeRPO, arXiv:2601.03525", check="reward_models.rules.groups:check_weighted")
 def code_weighted(
     prompts: Sequence[Prompt],

@@ -12,6 +12,7 @@ from mmgrpo.config.registry import bind
 from mmgrpo.policies.variants import VARIANTS
 from mmgrpo.types import Prompt, Request, Text, Turn
 from pipelines.text.causal_lm import toy
+from reward_models.rules.groups import order_consistency
 from reward_models.rules.lengths import auxiliary, budget_length, budget_value, triangle_length
 from tests.building import token_policy_over
 
@@ -110,3 +111,17 @@ def test_constructions_are_rewarded_where_they_help(gap, wanted):
     assert auxiliary(*rows(*answers, variants=told), gap=gap) == wanted
     swapped = auxiliary(*rows(*answers, variants=[1 - one for one in told]), gap=gap)
     assert swapped == [-one for one in wanted]
+
+
+def test_a_verdict_is_consistent_where_it_is_right_in_both_orders():
+    """J1, arXiv:2505.10320: sample k of one order beside sample k of the other."""
+
+    def consistent(kept, turned):
+        answers = [({"1": RIGHT, "0": WRONG}[one], 1) for one in kept + turned]
+        return order_consistency(*rows(*answers, variants=[0] * len(kept) + [1] * len(turned)))
+
+    assert consistent("10", "01") == [0, 0, 0, 0]  # each is right in one order
+    assert consistent("10", "10") == [1, 0, 1, 0]
+    assert consistent("11", "00") == [0, 0, 0, 0]  # always the first answer
+    assert consistent("101", "11") == [1, 0, 1, 1, 0]  # the third belongs to the first of the other order again
+    assert all(map(math.isnan, order_consistency(*rows((RIGHT, 1)))))  # evaluation
