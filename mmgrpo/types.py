@@ -146,6 +146,8 @@ class Image:
     """Pixels in [0, 1], RGB."""
 
     pixels: Float[Tensor, "3 height width"]
+    words: str = ""
+    """What the policy wrote before it drew: a plan, or its own words of the prompt."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,8 @@ def in_words(output: Output) -> str:
         text = " ".join((output.transcript if output.turns else output.text).split())
         return f"{text[:200]}{'...' * (len(text) > 200)}" or "(an empty text)"
     if isinstance(output, Image):
-        return f"an image of {output.pixels.shape[2]} x {output.pixels.shape[1]}"
+        by = f", drawn by: {' '.join(output.words.split()):.200}" if output.words else ""
+        return f"an image of {output.pixels.shape[2]} x {output.pixels.shape[1]}{by}"
     if isinstance(output, Audio):
         return f"audio of {output.samples.shape[-1] / output.rate:.1f} s"
     frames, _, height, width = output.frames.shape
@@ -162,9 +163,10 @@ def draw_all(
 
 
 def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown]) -> dict[str, Any]:
-    """Write ``samples.json``: every sample with its prompt, noise, weights, rewards, and its text if it is one."""
+    """Write ``samples.json``: every sample with its prompt, noise, weights, rewards, and its text if it is one, or by
+    which it was drawn (``words``)."""
     from mmgrpo.files import write_text
-    from mmgrpo.types import Text
+    from mmgrpo.types import Image, Text
 
     rows: list[dict[str, Any]] = []
     for title, shown in sets.items():
@@ -174,6 +176,7 @@ def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown
             rewards = {name: json_value(value) for name, value in values.items()}
             noise = {"seed": args.seed, "slot": slot, "sample": sample}
             text = {"text": output.text} if isinstance(output, Text) else {}
+            text |= {"words": output.words} if isinstance(output, Image) and output.words else {}
             about = {"prompt": prompt.text, "id": prompt.id, **noise, "weights": weights}
             rows.append({**about, "rewards": rewards, **text})
     result = {"run": args.run, "model": config.model.path, **sampling_options(config), "samples": args.samples}

@@ -8,7 +8,8 @@ a padding at the end leaves every column its meaning. The field ``part NAME`` sa
 by which ``algorithm.parts`` estimates and trains each by its own blocks. Keys: ``prompt``, all J K rows of a prompt,
 and ``trace``, the K rows of a text.
 
-DualGRPO (arXiv:2601.10332) trains both; with one of them frozen it is a policy of the other's decisions alone.
+DualGRPO (arXiv:2601.10332) trains both; with one of them frozen it is a policy of the other's decisions alone. Both may
+have one network, which writes and draws (T2I-R1, arXiv:2505.00703): it then trains and is stored as that of one policy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,20 @@ from mmgrpo.advantages.step_rewards import STEP_FIELDS
 from mmgrpo.files import share
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.networks import Networks
-from mmgrpo.types import Decisions, Output, Part, Policy, Prompt, Reference, Request, Rollout, Scores, part_field
+from mmgrpo.types import (
+    Decisions,
+    Image,
+    Output,
+    Part,
+    Policy,
+    Prompt,
+    Reference,
+    Request,
+    Rollout,
+    Scores,
+    Text,
+    part_field,
+)
 
 TRACE = "trace"
 """The key of the rows that share a text."""
@@ -123,27 +137,36 @@ class JointPolicy:
         names: tuple[str, str] = ("text", "image"),
         trained: Sequence[str] = (),
     ) -> None:
-        """``count``: J, the first's samples of each prompt. ``ask`` makes the first's prompt of one, ``rewrite`` the
-        second's of one and an output of the first. ``trained``: which of the two ``names``; by default both. The others
-        are frozen."""
+        """``count``: J, the first's samples of each prompt; 0: one for each output. ``ask`` makes the first's prompt of
+        one, ``rewrite`` the second's of one and an output of the first. ``trained``: which of the two ``names``; by
+        default both. The others are frozen."""
         self.first, self.second, self.count, self.names = first, second, count, names
         self.rewrite, self.ask = rewrite, ask
         self.trained = tuple(name for name in names if not trained or name in trained)
         both = dict(zip(names, (first, second), strict=True))
-        if count < 1 or not self.trained or {*trained} - {*names} or len(both) < 2:
-            raise ValueError(f"got count {count} and trained {[*trained]}, expected at least 1 and some of {names}")
+        if count < 0 or not self.trained or {*trained} - {*names} or len(both) < 2:
+            raise ValueError(f"got count {count} and trained {[*trained]}, expected at least 0 and some of {names}")
+        self.shared = first.network is second.network
+        if self.shared and len(self.trained) < 2:
+            raise ValueError(f"got trained {[*trained]}, expected {names}, which have one network")
         for name in {*names} - {*self.trained}:
             both[name].network.requires_grad_(False)
         self.policies = {name: both[name] for name in self.trained}
-        self.network: nn.Module = nn.ModuleDict({name: policy.network for name, policy in both.items()})
-        self.reference: Reference = JointReference([*self.policies.values()])
-        self.networks, self.settings = Networks(self), None
-        inner = [*self.policies.values()]
+        inner, self.settings = [*self.policies.values()], None
+        if self.shared:
+            self.network: nn.Module = second.network
+            self.reference: Reference = second.networks.model.reference
+            self.networks = first.networks = second.networks
+        else:
+            self.network = nn.ModuleDict({name: policy.network for name, policy in both.items()})
+            self.reference = JointReference(inner)
+            self.networks = Networks(self)
         self.keys = frozenset({"prompt", TRACE, *(second.keys if second in inner else ())})
         names_of = [part_field(name) for name in self.trained]
         self.fields = frozenset({*names_of, *(f for one in inner for f in one.fields)}) - STEP_FIELDS
         self.provides = frozenset.intersection(*map(_of_networks, inner))
-        self.kind = inner[0].kind if len(inner) == 1 else "joint"
+        kinds = {policy.kind for policy in inner}
+        self.kind = kinds.pop() if len(kinds) == 1 else "joint"
         self.parts = {
             name: PartTraits(one.kind, _of_networks(one), one.fields - STEP_FIELDS, self.keys)
             for name, one in self.policies.items()
@@ -156,23 +179,23 @@ class JointPolicy:
     def rollout(self, request: Request) -> Rollout:
         """J texts for each prompt and K = ``group_size`` / J outputs for each text; ValueError where J does not divide
         the group. All randomness of the second is of (seed, slot J + j)."""
-        each, rest = divmod(request.group_size, self.count)
+        count = self.count or request.group_size
+        each, rest = divmod(request.group_size, count)
         if rest or not each:
             raise ValueError(
                 f"data.group_size: got {request.group_size}, expected a multiple of the {self.count} texts of a prompt"
             )
-        texts = self.first.rollout(self._asked(request, self.count))
-        draws = self.second.rollout(self._drawn(request, texts.outputs, self.count, each))
+        texts = self.first.rollout(self._asked(request, count))
+        draws = self.second.rollout(self._drawn(request, texts.outputs, count, each))
         prompts = [prompt for prompt in request.prompts for _ in range(request.group_size)]
         steps = JointSteps(texts, draws, self.names, self.trained)
         if len(texts.outputs) * each != len(draws.outputs) or len(draws.outputs) != len(prompts):
             raise RuntimeError(
                 f"got {len(texts.outputs)} texts and {len(draws.outputs)} outputs of {len(prompts)} rows"
             )
+        outputs = _with_words(draws.outputs, [text for text in texts.outputs for _ in range(each)])
         evaluations = texts.evaluations + draws.evaluations
-        return Rollout(
-            prompts, draws.outputs, self._joined(request, steps), steps, draws.previews, evaluations=evaluations
-        )
+        return Rollout(prompts, outputs, self._joined(request, steps), steps, draws.previews, evaluations=evaluations)
 
     def score(self, rollout: Rollout, part: JointPart, names: frozenset[str]) -> Scores:
         """By the policy that made the part's decisions."""
@@ -185,15 +208,17 @@ class JointPolicy:
     def sample(self, request: Request) -> Sequence[Output]:
         """An output for each of ``group_size`` texts of the first, both as after training."""
         texts = self.first.sample(self._asked(request, request.group_size))
-        return self.second.sample(self._drawn(request, texts, request.group_size, 1))
+        return _with_words(self.second.sample(self._drawn(request, texts, request.group_size, 1)), texts)
 
     def keep_reference(self) -> None:
         """Store the present networks of the trained parts as the reference of KL terms."""
-        for policy in self.policies.values():
+        for policy in [self.second] if self.shared else self.policies.values():
             policy.keep_reference()
 
     def save(self, folder: Path) -> None:
-        """Each trained part in the folder of its name, in its family's own format."""
+        """Each trained part in the folder of its name, in its family's own format; one network in the folder itself."""
+        if self.shared:
+            return self.second.save(folder)
         for name, policy in self.policies.items():
             policy.save(folder / name)
         share(folder)
@@ -225,7 +250,7 @@ class JointPolicy:
             return torch.cat([take(half) for half in each], 1)
 
         numbered = {id(half): 2 * half.node + place for place, half in enumerate(each)}  # no number is of both
-        fields = {name: value for half in reversed(each) for name, value in half.fields.items() if value.dim() == 1}
+        fields = {name: value for half in each for name, value in half.fields.items() if value.dim() == 1}
         for name in {name for half in each for name, value in half.fields.items() if value.dim() > 1}:
             like = next(half.fields[name] for half in each if name in half.fields)
             fields[name] = columns(
@@ -248,5 +273,14 @@ class JointPolicy:
 
 
 def _of_networks(policy: Policy) -> frozenset[str]:
-    """The scores of a policy, without what it records of samples on request and under changed prompts."""
-    return frozenset(name for name in policy.provides if " " not in name)
+    """The scores of a policy, without what it records of samples on request and under changed prompts, and without
+    states, whose width may be another in each part."""
+    return frozenset(name for name in policy.provides if " " not in name) - {"hidden_state"}
+
+
+def _with_words(outputs: Sequence[Output], texts: Sequence[Output]) -> list[Output]:
+    """Images with the text by which each was drawn."""
+    return [
+        replace(output, words=text.text) if isinstance(output, Image) and isinstance(text, Text) else output
+        for output, text in zip(outputs, texts, strict=True)
+    ]

@@ -21,7 +21,7 @@ from mmgrpo.report.audio_player import Aligned, Sound
 from mmgrpo.report.cards import Row, sections
 from mmgrpo.report.media import FRAMES, Box, MediaFolder, jpeg, strip, thumbnail, words
 from mmgrpo.report.render import render
-from mmgrpo.types import Audio, Text
+from mmgrpo.types import Audio, Image, Text
 
 __all__ = [
     "FRAMES",
@@ -64,12 +64,14 @@ def write_completions(
 
 def write_images(stem: Path, shown: Shown, files: Sequence[tuple[bytes, str]], sizes: Sequence[str]) -> None:
     """``write_completions`` for a policy that generates images or videos: ``files`` are its outputs as a browser shows
-    them, with their suffixes, and ``sizes`` describe them."""
+    them, with their suffixes, and ``sizes`` describe them. The completion is what it wrote before it drew."""
     rows = []
     for i, ((content, suffix), size) in enumerate(zip(files, sizes, strict=True)):
         name = f"{stem.name}/{i:03d}-output{suffix}"
         write_bytes(stem.parent / name, content)
-        rows.append({**_row(stem, shown, i, (), ()), "image": name, "size": size, "completion": ""})
+        output = shown.outputs[i]
+        words = output.words if isinstance(output, Image) else ""
+        rows.append({**_row(stem, shown, i, (), ()), "image": name, "size": size, "completion": words})
     _write_rows(stem, rows)
 
 

@@ -294,7 +294,9 @@ def _card(media: MediaFolder, group: Group, member: Member) -> Card:
     return Card(
         member=member,
         media=[_medium(media, output["file"], title)] if output.get("file") else [],
-        text=output["text"] if kind == "text" else None if output.get("file") else f"({kind}, not kept)",
+        text=output["text"]
+        if kind == "text"
+        else output.get("words", None if output.get("file") else f"({kind}, not kept)"),
         blocks=blocks(read_turns(output.get("turns")) or []),
         size=size,
         previews=[(name, _medium(media, file, f"{title}, {name}")) for name, file in member.previews.items() if file],

@@ -260,7 +260,8 @@ class GroupFolder:
             return {**text, "turns": turns} if turns else text
         if isinstance(output, Image):
             image = to_pil(output)
-            return {"kind": "image", "file": self.write(stem, image_within(image, self.share))}
+            words = {"words": self.cut(output.words)} if output.words else {}
+            return {"kind": "image", "file": self.write(stem, image_within(image, self.share)), **words}
         if isinstance(output, Video):
             frames = [to_pil(Image(frame)) for frame in output.frames]
             content = webp_within(frames, output.fps, self.share)

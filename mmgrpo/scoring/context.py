@@ -76,4 +76,4 @@ def _identity(output: Output) -> Hashable:
         return output.prefilled, output.text, _calls(output), repr(output.tool_reward)
     tensors = {Image: "pixels", Video: "frames", Audio: "samples"}
     tensor = getattr(output, tensors[type(output)])  # type: ignore[index]
-    return tensor.data_ptr(), tuple(tensor.shape)
+    return tensor.data_ptr(), tuple(tensor.shape), output.words if isinstance(output, Image) else ""

@@ -126,7 +126,7 @@ def write(
                 key: value for key, value in more.items() if value or key == "tool_reward"
             }
         if isinstance(output, Image):
-            return {"image": medium(output.pixels)}
+            return {"image": medium(output.pixels)} | ({"words": output.words} if output.words else {})
         if isinstance(output, Video):
             return {"video": medium(output.frames), "fps": output.fps}
         return {"audio": medium(output.samples), "rate": output.rate}
@@ -269,7 +269,7 @@ def _shown(value: Any) -> str:
 _ANY = (type(None), bool, int, float, str, list, dict)
 _FIELDS = {
     "text": {"tokens", "truncated", "seen", "prefilled", "ids", "turns", "calls", "tool_reward"},
-    "image": set(),
+    "image": {"words"},
     "video": {"fps"},
     "audio": {"rate"},
 }
@@ -378,7 +378,9 @@ class _Reader:
             gave = math.nan if gave is None and "tool_reward" in row else gave  # one that failed
             return Text(text, tokens, truncated, sizes, prefilled, tuple(ids), turns, calls, gave)
         if kinds == ["image"]:
-            return Image(self.pixels(row["image"], f"{where}.image", 3))
+            words = take(row, "words", str, where, "")
+            self.refuse_text(words, f"{where}.words")
+            return Image(self.pixels(row["image"], f"{where}.image", 3), words)
         if kinds == ["video"]:
             fps = float(take(row, "fps", (int, float), where))
             if not 0 < fps < math.inf:

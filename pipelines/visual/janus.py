@@ -6,6 +6,8 @@ makes an image of all of them. With classifier-free guidance every row is read t
 the place of its words, of which only the beginning of the sequence and the begin-of-image token stay, as in
 ``generate(generation_mode="image")`` of transformers. Prompts are padded on the left, masked in both rows.
 
+The same network also writes words (``Writer``): a plan, by which it then draws (T2I-R1, arXiv:2505.00703).
+
 Ids number the codes from 0, and the words of the text vocabulary behind them: word i is ``codebook + i``.
 
     load(options)  an ordinary folder or hub id, deepseek-community/Janus-Pro-1B; or a small one, whose images
@@ -28,7 +30,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.data.chat import ChatTemplate, chat_of, token_ids
+from mmgrpo.data.chat import ChatTemplate, chat_of, special_ids, token_ids
 from mmgrpo.policies.image_tokens import guided
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
@@ -38,6 +40,7 @@ from pipelines.conversation import conversation_text, load_tokenizer, pad_left, 
 from pipelines.kv import Room, attention_mask, spread_cache
 from pipelines.lora import has_adapters
 from pipelines.pretrained import locate, read_json, read_network, reading, save_network
+from pipelines.text.causal_lm import CausalLm
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, freeze, make_trainable
 from pipelines.visual.options import JanusOptions
 from pipelines.visual.patches import PATCHES, PatchTokenizer
@@ -45,7 +48,7 @@ from pipelines.visual.patches import PATCHES, PatchTokenizer
 EXAMPLE = "deepseek-community/Janus-Pro-1B"
 """A hub id, for errors."""
 
-__all__ = ["LORA_TARGETS", "Janus", "Words", "load", "refuse_checkpoint", "words_of"]
+__all__ = ["LORA_TARGETS", "Janus", "Words", "Writer", "load", "refuse_checkpoint", "words_of"]
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """The attention of the language model."""
@@ -89,9 +92,9 @@ class Sizes:
         return Sizes(codes, vq.num_patches, vq.num_embeddings, pixels, config.text_config.max_position_embeddings)
 
 
-def refuse_checkpoint(source: str, size: int) -> None:
+def refuse_checkpoint(source: str, size: int, plan: int = 0) -> None:
     """ValueError, before weights are read, for images of another ``size`` than the tokenizer's (0: its own), for more
-    codes than the language model reads, and for a checkpoint without a tokenizer of images."""
+    codes and tokens of a ``plan`` than the language model reads, and for a checkpoint without a tokenizer of images."""
     sizes = Sizes.of(source)
     if size not in (0, sizes.pixels):
         raise ValueError(
@@ -102,6 +105,11 @@ def refuse_checkpoint(source: str, size: int) -> None:
             f"model.path: '{source}': config.json: vision_config.num_image_tokens: got {sizes.codes} codes of an "
             f"image, expected fewer than text_config.max_position_embeddings={sizes.places}, which a prompt and its "
             "codes share; choose another checkpoint"
+        )
+    if plan and sizes.codes + plan >= sizes.places:
+        raise ValueError(
+            f"sampling.plan_tokens: got {plan}, expected fewer than {sizes.places - sizes.codes}, since the model has "
+            f"{sizes.places} places for a prompt, its plan and {sizes.codes} codes; lower it"
         )
     names = weight_names(source)
     if names is not None and not (Path(source) / PATCHES).is_dir() and not any(VQ in name for name in names):
@@ -326,6 +334,24 @@ class Janus:
             inner.model.vqmodel = None
 
 
+class Writer(CausalLm):
+    """The same network as a language model, which writes words without guidance."""
+
+    def __init__(self, model: Janus, most: int) -> None:
+        """``most``: the longest text, which is read behind its prompt."""
+        network: Any = model.network
+        room = network.config.get_text_config().max_position_embeddings - most
+        super().__init__(
+            network, model.tokenizer, model.reference, model.dtype, room, checkpointing=model.checkpointing
+        )
+        self.suppress_tokens |= special_ids(self.tokenizer) - self.end_ids
+        network.get_input_embeddings().sparse = False  # a tied table that only codes' rows read has no whole gradient
+
+    def body(self, network: Any) -> Any:
+        """The language model."""
+        return network.model.language_model
+
+
 def without_vq() -> Any:
     """The class of transformers, of a checkpoint whose images something else makes."""
     from transformers import JanusForConditionalGeneration as Whole
@@ -334,9 +360,9 @@ def without_vq() -> Any:
     return type(Whole.__name__, (Whole,), place)
 
 
-def load(options: JanusOptions, training: Training = PLAIN) -> Janus:
+def load(options: JanusOptions, training: Training = PLAIN, *, writes: bool = False) -> Janus:
     """Load a Janus model for training; the tokenizer of images is frozen, and so are the parts that only read images
-    or write words.
+    or, unless it ``writes`` plans, words.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for what ``refuse_checkpoint`` names.
     """
@@ -358,7 +384,7 @@ def load(options: JanusOptions, training: Training = PLAIN) -> Janus:
     freeze([images], device)
     table = network.get_input_embeddings().weight
     frozen = [network.model.vision_model, network.model.aligner]
-    frozen += [network.lm_head] if network.lm_head.weight is not table else []
+    frozen += [network.lm_head] if network.lm_head.weight is not table and not writes else []
     reference = make_trainable(network, training, LORA_TARGETS, frozen)
     return Janus(
         network,

@@ -478,6 +478,14 @@ class ImageTokenSampling(TokenSampling):
     dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
     """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty:
     model.dtype."""
+    plan_tokens: Annotated[int, within("[0, 1e6]")] = 0
+    """Maximum length of a plan in words, which the model writes before each image, draws by, and is trained on with the
+    codes (T2I-R1); 0: it draws by the prompt alone."""
+    instruction: Annotated[str, LONG_TEXT, needs("sampling.plan_tokens", but=0)] = (
+        "Describe in at most 50 words the image that this prompt asks for: all its things, their attributes, numbers "
+        "and places, and nothing else.\n{prompt}"
+    )
+    """What the model is asked for a plan; {prompt} stands for the prompt."""
     max_tokens: ClassVar[int] = 0
     """Fixed: an image has as many codes as its tokenizer makes of it."""
     search: ClassVar[str] = "sample"

@@ -7,7 +7,6 @@ the lines of the parts, ``text`` and ``image``. What is not in ``model.trained``
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,17 +23,17 @@ from mmgrpo.family import Arithmetic, Family, family
 from pipelines.families import displayed
 from pipelines.visual.family import write_page, write_samples
 from pipelines.visual.options import VisualData, VisualEval
+from pipelines.visual.written_prompts import asked, refuse_instruction, rewritten
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.policies.joint import JointPolicy
-    from mmgrpo.types import Output, Policy, Prompt
+    from mmgrpo.types import Policy, Prompt
 
 TEXT, IMAGE = "text", "image"
 SETTINGS = {TEXT: "writer", IMAGE: "generator"}
 """The parts and the settings of the section model that name their recipes."""
 MAKES = {TEXT: "Text", IMAGE: "Image"}
-PROMPT = "{prompt}"
 
 
 @dataclass
@@ -113,8 +112,7 @@ def check(config: Config) -> None:
         raise ValueError(f"model.trained: got none, expected {TEXT}, {IMAGE} or both")
     if size % sampling.texts:
         raise ValueError(f"data.group_size: got {size}, expected a multiple of sampling.texts={sampling.texts}")
-    if PROMPT not in sampling.instruction:
-        raise ValueError(f"sampling.instruction: got '{sampling.instruction:.60}', expected {PROMPT} in it")
+    refuse_instruction(sampling.instruction)
     stated = [one.name for one in read_parts(config.algorithm.parts)]
     if unknown := [name for name in stated if name not in config.model.trained]:
         raise ValueError(
@@ -158,37 +156,6 @@ def arithmetic(config: Config) -> Arithmetic:
             f"{what} ({name})": count for what, count in cost.totals.items() if not frozen or "train" not in what
         }
     return Arithmetic(tuple(lines), groups=data.prompts_per_step, totals=totals)
-
-
-def asked(instruction: str, prompt: Prompt) -> Prompt:
-    """The prompt of the language model."""
-    return replace(prompt, text=instruction.replace(PROMPT, prompt.text), turns=())
-
-
-def rewritten(generator: Any, prompt: Prompt, text: Output) -> Prompt:
-    """The prompt with the text in place of its own, as far as the generator reads it: words that it refuses (of a small
-    vocabulary) and the end that it would cut are left out, with a warning."""
-
-    def of(words: Sequence[str]) -> Prompt:
-        return replace(prompt, text=" ".join(words).strip(), turns=())
-
-    def reads(words: Sequence[str]) -> bool:
-        try:
-            generator.check(of(words))
-        except ValueError:
-            return False
-        return True
-
-    words = text.text.split(" ")  # type: ignore[union-attr]
-    if reads(words):
-        return of(words)
-    words = [word for word in words if reads([word])]
-    most, too_many = 0, len(words) + 1
-    while too_many - most > 1:
-        middle = (most + too_many) // 2
-        most, too_many = (middle, too_many) if reads(words[:middle]) else (most, middle)
-    warnings.warn("model.generator: reads only a part of some texts; lower the writer's max_tokens", stacklevel=2)
-    return of(words[:most])
 
 
 def load(

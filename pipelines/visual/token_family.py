@@ -16,6 +16,7 @@ from pipelines.families import adapters, displayed
 from pipelines.options import check_trainable
 from pipelines.visual.family import naming, read, write_page, write_samples
 from pipelines.visual.options import ImageTokenSampling, VisualData, VisualEval
+from pipelines.visual.written_prompts import asked, planned, refuse_instruction
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def token_family(name: str, about: str, module: str, architectures: tuple[str, ...], options: type) -> Family:
     """The record of a family of such models, whose ``module`` has its ``load``, ``refuse_checkpoint``, which reads no
-    weights, and ``words_of``, which reads prompts before them."""
+    weights, ``words_of``, which reads prompts before them, and ``Writer``, the loaded model as one of texts."""
     return Family(
         name,
         about,
@@ -61,8 +62,10 @@ def has(config: Config) -> frozenset[str]:
 
 
 def check(config: Config) -> None:
-    """Raise ValueError for a missing path, and for quantized weights without their package."""
+    """Raise ValueError for a missing path, for quantized weights without their package, and for an instruction without
+    the prompt."""
     check_trainable(config.model)
+    refuse_instruction(config.sampling.instruction)
     if not config.model.path:
         raise ValueError("model.path: got none, expected a folder or a hub id; name one")
 
@@ -78,6 +81,8 @@ def arithmetic(config: Config) -> Arithmetic:
         "as its tokenizer has codes",
         f"{samples:,} images sampled, {trained:,} forward and backward, each {rows} of the network",
     )
+    if longest := config.sampling.plan_tokens:
+        lines = (*lines, f"each image after a plan in words of at most {longest} tokens")
     totals = {"images": samples, "rows to sample": samples * passes, "rows to train": trained * passes}
     return Arithmetic(lines, groups=data.prompts_per_step, totals=totals)
 
@@ -91,7 +96,7 @@ def refuse_model(
 
     refuse_none(path, options, module)
     refuse_other_architectures(name, architectures, path)
-    importlib.import_module(module).refuse_checkpoint(path, config.model.size)
+    importlib.import_module(module).refuse_checkpoint(path, config.model.size, config.sampling.plan_tokens)
 
 
 def readable(
@@ -111,8 +116,15 @@ def readable(
 
 def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
     """The prompts that the loaded model reads, and the skipped ones."""
-    model: Any = policy.model  # type: ignore[attr-defined]
-    return read_whole(model.check, config, prompts)
+    loaded: Any = policy
+    if not config.sampling.plan_tokens:
+        return read_whole(loaded.model.check, config, prompts)
+
+    def check_both(prompt: Prompt) -> None:
+        loaded.second.model.check(prompt)
+        loaded.first.model.encode([loaded.ask(prompt)])
+
+    return read_whole(check_both, config, prompts)
 
 
 def word_check(module: str, path: str) -> Callable[[Prompt], Any] | None:
@@ -135,25 +147,38 @@ def load(
     training: bool = True,
     weights: str = "",
 ) -> Policy:
-    """Load the model as a policy over the codes of images."""
+    """Load the model as a policy over the codes of images, or over a plan in words and the codes of its image."""
     from mmgrpo.policies.image_tokens import ImageTokenPolicy
     from mmgrpo.policies.token_passes import Memory
     from pipelines.training import Training
 
     options, sampling, path = config.model, config.sampling, locate(config.model.path)
     refuse_other_architectures(name, architectures, path)
-    model = importlib.import_module(module).load(
+    of, writes = importlib.import_module(module), sampling.plan_tokens > 0
+    model = of.load(
         replace(options, path=path),
         Training.of(
             options, seed=config.seed, device=device, weights=weights, training=training, shard=config.distributed.shard
         ),
+        writes=writes,
     )
-    return ImageTokenPolicy(
-        model,
-        temperature=sampling.temperature,
-        evaluation_temperature=sampling.evaluation_temperature,
-        sampling_dtype=sampling.dtype,
-        decode_batch_size=options.decode_batch_size,
-        memory=Memory(sampling.share_prefix, sampling.logits_chunk_size, draw_batch_size=sampling.draw_batch_size),
-        device=device,
+    drawing: Any = {
+        "temperature": sampling.temperature,
+        "evaluation_temperature": sampling.evaluation_temperature,
+        "sampling_dtype": sampling.dtype,
+        "memory": Memory(sampling.share_prefix, sampling.logits_chunk_size, draw_batch_size=sampling.draw_batch_size),
+        "device": device,
+    }
+    images = ImageTokenPolicy(model, decode_batch_size=options.decode_batch_size, **drawing)
+    if not writes:
+        return images
+    from mmgrpo.policies.joint import JointPolicy
+    from mmgrpo.policies.token import TokenPolicy
+
+    return JointPolicy(
+        TokenPolicy(of.Writer(model, sampling.plan_tokens), max_tokens=sampling.plan_tokens, **drawing),
+        images,
+        count=0,
+        ask=partial(asked, sampling.instruction),
+        rewrite=partial(planned, model),
     )

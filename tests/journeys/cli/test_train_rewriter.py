@@ -11,7 +11,8 @@ import yaml
 
 from mmgrpo.cli.train import read
 from mmgrpo.types import Prompt, Request, Text
-from pipelines.visual.rewriter import FAMILY, part_of, rewritten
+from pipelines.visual.rewriter import FAMILY, part_of
+from pipelines.visual.written_prompts import planned, rewritten
 from tests.journeys.cli.running import call, read_lines
 from tests.tiny import maker
 
@@ -138,3 +139,8 @@ def test_a_text_is_cut_to_what_the_generator_reads():
         assert rewritten(Reads(), prompt, Text("one two odd three four")).text == "one two three"
     whole = rewritten(Reads(), prompt, Text(" one two "))
     assert whole == replace(prompt, text="one two") and whole.answer == 1
+    assert (
+        planned(Reads(), prompt, Text("one two")).text == "a. one two" and planned(Reads(), prompt, Text(" ")) is prompt
+    )
+    with pytest.warns(UserWarning, match="sampling.plan_tokens"):
+        assert planned(Reads(), prompt, Text("one two odd three")).text == "a. one two"

@@ -34,6 +34,7 @@ def shown(folder: Path, **fields: Any) -> Card:
         ({"kind": "audio", "file": "", "seconds": 2}, "2.0 s", "(audio, not kept)", 0),
         ({"kind": "video", "file": "000.webp"}, "", None, 1),
         ({"kind": "image", "file": "000.png", "seconds": "x"}, "", None, 1),
+        ({"kind": "image", "file": "000.png", "words": "a plan"}, "", "a plan", 1),
     ],
 )
 def test_a_member_has_its_text_or_its_file_and_its_length(tmp_path, output, size, text, media):

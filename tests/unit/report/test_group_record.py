@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,12 @@ def test_previews_are_of_every_kind_but_texts(tmp_path):
     outputs = [Text("a"), pictures(1)[0], Video(torch.zeros(2, 3, 4, 4), 1.0), Audio(torch.zeros(1, 8), 8)]
     assert [folder.preview(str(n), one) for n, one in enumerate(outputs)] == ["", "1.png", "2.png", "3.wav"]
     assert folder.left_out == []
+
+
+def test_an_image_has_the_words_by_which_it_was_drawn(tmp_path):
+    folder, image = GroupFolder(tmp_path, displayed), pictures(1)[0]
+    assert folder.output("a", replace(image, words="a plan"))["words"] == "a plan"
+    assert "words" not in folder.output("b", image)
 
 
 def test_a_group_that_is_written_again_has_nothing_of_the_first(tmp_path):

@@ -51,7 +51,7 @@ def test_prompts_and_outputs_arrive_bit_for_bit_and_prompts_that_were_one_are_on
     odd = torch.tensor([0.1, 1e-40, -0.0, float("nan")]).repeat(3, 1)
     sent = [
         Text("b", 3, True, ((4, 5), (6, 7))),
-        Image(odd[:, None, :]),
+        Image(odd[:, None, :], "a plan"),
         Video(pictures(1)[0].pixels[None].repeat(2, 1, 1, 1), 7.5),
         Audio(odd, 16_000),
     ]
@@ -60,7 +60,7 @@ def test_prompts_and_outputs_arrive_bit_for_bit_and_prompts_that_were_one_are_on
     assert (got.reward, list(got.ids), list(got.prompts)) == ("r", ["w", "x", "y", "z"], prompts)
     assert got.prompts[0] is got.prompts[1] and got.prompts[2] is not got.prompts[3]
     text, image, video, audio = got.outputs
-    assert text == sent[0] and video.fps == 7.5 and audio.rate == 16_000
+    assert text == sent[0] and image.words == "a plan" and video.fps == 7.5 and audio.rate == 16_000
     for there, here in ((image.pixels, sent[1].pixels), (video.frames, sent[2].frames), (audio.samples, odd)):
         assert torch.equal(there.contiguous().view(torch.int32), here.contiguous().view(torch.int32))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,15 @@ def test_the_grid_of_an_evaluation_has_four_columns(tmp_path):
     images.write_grid(tmp_path / "after", shown(6))
     with Pil.open(tmp_path / "after.png") as grid:
         assert grid.size == size(4, 6) != size(5, 6)
+
+
+def test_the_words_by_which_an_image_was_drawn_are_its_completion(tmp_path):
+    given = shown(2)
+    images.write_grid(
+        tmp_path / "after", replace(given, outputs=[replace(given.outputs[0], words="a plan"), given.outputs[1]])
+    )
+    rows = [json.loads(line) for line in (tmp_path / "after.jsonl").read_text().splitlines()]
+    assert [row["completion"] for row in rows] == ["a plan", ""]
 
 
 @pytest.mark.parametrize(("columns", "sets", "expected"), [(4, 2, 4), (5, 2, 4), (1, 2, 2), (3, 1, 3)])
