@@ -89,11 +89,14 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     manifest = read_through(entry.read_manifest(), parameters)
     gradient = None if common.timeout or entry.elsewhere else differentiable(entry, parameters, device, own)
     fn = cached(name, fn, parameters, manifest, common.cache)
-    parameters.pop("device", "")
+    where = {"device": parameters.pop("device", device)}
     rates, annotate, _ = (
         plugins.load_object(path, "rewards", own)(**parameters) if path else None
         for path in (entry.rates, entry.annotate, entry.check)
     )
+    # Of a judge in another process nothing but its values is known.
+    says = entry.remarks and not common.timeout
+    remarks = plugins.load_object(entry.remarks, "rewards", own)(**parameters, **where) if says else None
     check_row = functools.partial(plugins.load_object(entry.row, "rewards", own), **parameters) if entry.row else None
     elsewhere = entry.elsewhere or bool(common.timeout)
     trusted = elsewhere or not own
@@ -112,6 +115,7 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         common.schedule,
         recorded,
         gradient,
+        remarks,
     )
 
 

@@ -78,6 +78,26 @@ def soft_threshold(
     return _changed(values, torch.where(gap >= 0, high, low), names, of)
 
 
+@block(TRANSFORMS, level="row")
+def guarded(
+    values: Streams,
+    raw: Streams,
+    names: Names,
+    *,
+    by: str,
+    below: Annotated[float, ANY_NUMBER] = 0.2,
+    of: str = "",
+) -> Streams:
+    """(r + guard) / 2, or the lower of the two where either is below ``below``: a judge of a principle beside the rules
+    of a policy, neither of which makes up for a breach of the other (the code of ArGen, arXiv:2509.07006, with .2).
+
+    ``by`` is the guard, with weight 0. 1 and .5: .75; 1 and .1: .1; .1 and 1: .1.
+    """
+    guard = raw[:, [list(names).index(by)]]
+    lower = torch.minimum(values, guard)
+    return _changed(values, torch.where(lower < below, lower, (values + guard) / 2), names, of or _others(names, by))
+
+
 @block(TRANSFORMS)
 def sigmoid(
     values: Streams,

@@ -14,8 +14,9 @@ of how hard it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated
 
 import torch
@@ -109,12 +110,13 @@ def refined(
     """Samples of a group (all, the best, those of reward at most ``above``) are sampled again with ``text`` in the
     prompt, and the ``count`` of the highest rewards join the group, the first of equals.
 
-    In ``text``, {sample} is the sample, {verdict} right or wrong, {answer} the answer and {any column} that of the row
-    (criteria of a rubric, ...). ``network``: who refines, e.g. reference, or one of ``algorithm.networks``; by default
-    the policy. ``old``, ``when``, ``counted`` and ``replaces`` as of ``answers``.
+    In ``text``, {sample} is the sample, {verdict} right or wrong, {answer} the answer, {any column} that of the row and
+    {failed} the criteria that the sample does not meet (``judge_rubric``). ``network``: who refines, e.g. reference, or
+    one of ``algorithm.networks``; by default the policy. ``old``, ``when``, ``counted`` and ``replaces`` as of
+    ``answers``.
 
     Critique-GRPO (arXiv:2506.03106, its code): all, one, with off_policy luffy(gamma=0.1). RGR-GRPO
-    (arXiv:2511.12344): of best, when failed at above=0.999.
+    (arXiv:2511.12344): of best, when failed at above=0.999, with {failed} in its text.
     """
     return Addition("refined", count, old, when, above, counted, replaces, of=of, text=text, network=network)
 
@@ -188,12 +190,23 @@ def exits(
     return Addition("exits", counted=True, text=text, answer=marker, tokens=tokens, count=count)
 
 
-def written(text: str, prompt: Prompt, sample: str = "", right: bool = False) -> str:
-    """The text with {sample}, {verdict}, {answer} and columns of the prompt's row in it; ValueError for a column that
-    the row has not."""
+def named(text: str, prompt: Prompt) -> set[str]:
+    """What a text names that neither every sample has nor the prompt's row."""
+    names = set(re.findall(r"\{(\w+)\}", text)) - {"sample", "verdict"}
+    return {name for name in names if solution_of(prompt, name) in (None, "")}
+
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def written(text: str, prompt: Prompt, sample: str = "", right: bool = False, said: Mapping[str, str] = NOTHING) -> str:
+    """The text with {sample}, {verdict}, {answer}, columns of the prompt's row, and what judges ``said`` of the sample
+    in it; ValueError for a column that the row has not."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
+        if name in said:
+            return said[name]
         if name == "sample":
             return sample
         if name == "verdict":
@@ -206,9 +219,9 @@ def written(text: str, prompt: Prompt, sample: str = "", right: bool = False) ->
     return re.sub(r"\{(\w+)\}", value, text)
 
 
-def refining(prompt: Prompt, added: Addition, sample: str, right: bool) -> Prompt:
+def refining(prompt: Prompt, added: Addition, sample: str, right: bool, said: Mapping[str, str] = NOTHING) -> Prompt:
     """The prompt from which a sample is refined."""
-    return with_hint(prompt, written(added.text, prompt, sample, right), "")
+    return with_hint(prompt, written(added.text, prompt, sample, right, said), "")
 
 
 def sources(rewards: Sequence[float], added: Addition) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.config.names import nearest
-from mmgrpo.prompts.added import Addition, refining, sources, way, written
+from mmgrpo.prompts.added import Addition, named, refining, sources, way, written
 from mmgrpo.prompts.hints import solution_of
 from mmgrpo.randomness import derive, stream
 from mmgrpo.rollout import RoundRows
@@ -37,6 +37,7 @@ from mmgrpo.rounds.rows import (
 )
 from mmgrpo.runtime.distributed import gather_rows
 from mmgrpo.runtime.networks import name_of
+from mmgrpo.scoring.remarks import texts_said
 from mmgrpo.types import (
     GIVEN,
     HINTED,
@@ -165,10 +166,14 @@ class SecondStage:
             if samples[group.key]
             for number in sources([one.reward for one in samples[group.key]], added)
         }
+        said = self._said(chosen, rows)
+        known = set[str]().union(*said.values())
+        chosen = {slot: one for slot, one in chosen.items() if said[slot].keys() >= known}  # else its judge failed
         if not chosen:
             return []
         prompts = [
-            refining(group.prompt, added, text_of(one), one.reward > added.above) for group, one in chosen.values()
+            refining(group.prompt, added, text_of(one), one.reward > added.above, said[slot])
+            for slot, (group, one) in chosen.items()
         ]
         seed = derive(self.seed, "refined", self.number)
         request = replace(self.request, prompts=prompts, slots=[*chosen], group_size=1, seed=seed)
@@ -184,6 +189,13 @@ class SecondStage:
             best += [(group, row) for row in sorted(own, key=lambda row: -numbers[row])[: added.count]]
         records = policy.pack(rollout, [row for _, row in best])
         return [(group, without_log_probs(record)) for (group, _), record in zip(best, records, strict=True)]
+
+    def _said(self, chosen: Mapping[int, tuple[Group, Sample]], rows: RoundRows) -> dict[int, dict[str, str]]:
+        """What the judges of rewards say of samples, as far as the text of a refinement names it."""
+        names = set[str]().union(*(named(self.added.text, group.prompt) for group, _ in chosen.values()))
+        prompts = [group.prompt for group, _ in chosen.values()]
+        outputs = [one.rollout.outputs[one.row] for _, one in chosen.values()]
+        return dict(zip(chosen, texts_said(rows.scorers, prompts, outputs, names), strict=True))
 
     def _corrected(
         self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]]

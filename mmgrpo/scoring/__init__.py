@@ -73,6 +73,8 @@ class Scorer:
     gradient: Callable[[], Callable[[Sequence[Prompt], Tensor], Tensor]] | None = None
     """Loads its differentiable form, of prompts and pixels (``RewardEntry.gradient``); None for one that has none, or
     that another process computes."""
+    remarks: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[Mapping[str, Any]]] | None = None
+    """What its judge says of each output besides the value, by name (``mmgrpo.scoring.remarks``)."""
 
 
 def rules_of(scorers: Sequence[Scorer]) -> dict[str, str]:

@@ -106,6 +106,9 @@ class RewardEntry:
     gradient: str = ""
     """From the reward's parameters to its differentiable form: a function of N prompts and pixels [N, 3, H, W] in
     [0, 1] on the device of the run that returns N scores, equal to the reward's. Empty: it has none."""
+    remarks: str = ""
+    """From the reward's parameters to a function of prompts and outputs that returns what its judge says of each
+    besides the value, by name (``mmgrpo.scoring.remarks``). Empty: nothing."""
 
     def read_manifest(self) -> Manifest | None:
         """The manifest, or None for a reward of somebody else's that has none."""
@@ -135,6 +138,7 @@ def reward(
     elsewhere: bool = False,
     row: str = "",
     gradient: str = "",
+    remarks: str = "",
     module: str = "",
 ) -> Callable[[Function], Function]:
     """Declare a function of prompts and outputs a reward of its package, under its own name.
@@ -150,7 +154,8 @@ def reward(
 
     def declare(function: Function) -> Function:
         path = f"{module or function.__module__}:{function.__name__}"
-        setattr(function, _DECLARED, RewardEntry(path, rates, annotate, check, elsewhere, row, manifest, gradient))
+        entry = RewardEntry(path, rates, annotate, check, elsewhere, row, manifest, gradient, remarks)
+        setattr(function, _DECLARED, entry)
         return function
 
     return declare

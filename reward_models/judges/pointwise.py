@@ -7,15 +7,22 @@ form, is NaN, and as such counted by the run.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
+import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.named import judge_named
-from reward_models.judges.question import Question, ask, parts_of, sources_of
-from reward_models.judges.verdicts import number_after
+from reward_models.judges.question import Judge, Question, ask, check_source, parts_of, readings, sources_of
+from reward_models.judges.verdicts import conclusion, number_after
+
+Criteria: TypeAlias = str | Mapping[str, float] | Sequence[str]
+"""Criteria of a rubric, or where they come from."""
 
 pointwise_reward = functools.partial(reward, check="reward_models.judges.named:check_judge")
 sourced_reward = functools.partial(
@@ -50,50 +57,187 @@ def judge_score(
     The judge sees the media of the prompt before the output; with ``media`` False its text alone."""
     _check_range("judge_score", low, high)
     form = f"End with one line, and a number from {low:g} to {high:g} in it:\n{label}: <number>"
-    questions = _questions(prompts, outputs, f"{ask_for}\n{form}", "judge_score", media)
+    questions = _questions(prompts, outputs, [f"{ask_for}\n{form}"] * len(prompts), "judge_score", media)
     values = ask(judge_named(judge, device), questions, lambda text: number_after(text, label, low, high), tokens, form)
     return [(value - low) / (high - low) for value in values]
 
 
-@sourced_reward("Text", "Image", "Video", scale="as the judge rates")
+@reward(
+    "Text",
+    "Image",
+    "Video",
+    scale="as the judge rates",
+    reads=("text", "media", "meta.criteria"),
+    check="reward_models.judges.named:check_judge",
+    row="reward_models.judges.pointwise:check_rubric",
+    remarks="reward_models.judges.pointwise:rubric_remarks",
+    version=3,
+)
 def judge_rubric(
     prompts: Sequence[Prompt],
     outputs: Sequence[Output],
     judge: str,
-    criteria: Mapping[str, float] | Sequence[str],
+    criteria: Criteria = "row",
     low: float = 1,
     high: float = 4,
     tokens: int = 1024,
     media: bool = True,
     device: str = "cpu",
 ) -> list[float]:
-    """The weighted mean over ``criteria`` (names, or names and weights) of the judge's numbers, mapped to [0, 1].
+    """The weighted mean over ``criteria`` of the judge's numbers, mapped to [0, 1]: sum_k w_k s_k / sum_k w_k.
 
-    All criteria are asked for in one question; an output without one of the numbers is NaN. ``media`` is
-    that of ``judge_score``.
+    Criteria are names, or names and weights, of the recipe; ``"row"``: those in the column ``criteria`` of each row
+    (``criteria_of``), e.g. the factual and process criteria of RGR-GRPO (arXiv:2511.12344, low 0 and high 1);
+    ``"written"``: the judge writes them for each prompt first, as the constraints of an instruction are in ACE-RL
+    (arXiv:2509.04903). All are asked for in one question; an output without one of the numbers is NaN, and so are all
+    outputs of a prompt whose criteria the judge did not write. ``media`` is that of ``judge_score``.
     """
+    made = _rubrics(prompts, outputs, judge, criteria, low, high, tokens, media, device)
+    values = []
+    for weights, numbers in made:
+        if numbers is None:
+            values.append(math.nan)
+        else:
+            mean = math.fsum(map(operator.mul, weights.values(), numbers)) / math.fsum(weights.values())
+            values.append((mean - low) / (high - low))
+    return values
+
+
+def rubric_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
+    """``failed``: the criteria of ``judge_rubric`` that an output does not meet in full, a line each. Empty where the
+    judge could not be read."""
+
+    def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
+        given = {name: one.default for name, one in inspect.signature(judge_rubric).parameters.items()} | parameters
+        made = _rubrics(prompts, outputs, *(given[name] for name in list(given)[2:]))
+        high = given["high"]
+        return [
+            {}
+            if numbers is None
+            else {"failed": "\n".join(f"- {name}" for name, one in zip(weights, numbers, strict=True) if one < high)}
+            for weights, numbers in made
+        ]
+
+    return remarks
+
+
+def check_rubric(prompt: Prompt, criteria: Criteria = "row", media: bool = True, **_: object) -> None:
+    """ValueError for a prompt that a judge cannot be asked about, or that has no criteria where its own are asked."""
+    check_source(prompt, media)
+    if isinstance(criteria, str) and criteria == "row":
+        criteria_of(prompt)
+
+
+def criteria_of(prompt: Prompt) -> Mapping[str, float]:
+    """The criteria of a row with their weights: texts, texts and weights, or objects, ``{"criterion": "...", "weight":
+    2}``, also under ``description``, ``title`` or ``text`` and ``points``; ValueError that names the row."""
+    given = prompt.meta.get("criteria")
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(given, Mapping):
+        pairs = [*given.items()]
+    elif isinstance(given, list | tuple):
+        for one in given:
+            entry = one if isinstance(one, Mapping) else {"criterion": one}
+            texts = [entry[name] for name in ("criterion", "description", "title", "text") if entry.get(name)]
+            pairs.append((texts[0] if texts else None, entry.get("weight", entry.get("points", 1.0))))
+    weights = {str(name): float(weight) for name, weight in pairs if isinstance(name, str) and _positive(weight)}
+    if not pairs or len(weights) < len(pairs):
+        raise ValueError(
+            f"prompt '{prompt.id}': criteria: got {reprlib.repr(given)}, expected different texts with positive weights"
+        )
+    return weights
+
+
+def _positive(weight: Any) -> bool:
+    return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < math.inf
+
+
+def _rubrics(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    criteria: Criteria,
+    low: float,
+    high: float,
+    tokens: int,
+    media: bool,
+    device: str,
+) -> list[tuple[Mapping[str, float], list[float] | None]]:
+    """For each output its criteria with weights, and the judge's number for each; None where one cannot be read."""
     _check_range("judge_rubric", low, high)
-    weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
-    if (
-        isinstance(criteria, str)
-        or not weights
-        or not all(isinstance(weight, int | float) and 0 < weight < math.inf for weight in weights.values())
-    ):
-        raise ValueError(f"judge_rubric: criteria: got {criteria!r}, expected names, or names with positive weights")
-    form = f"Give a number from {low:g} to {high:g} for each criterion, one line each, and nothing else:\n" + "\n".join(
-        f"{name}: <number>" for name in weights
-    )
+    rubrics: list[Mapping[str, float]]
+    if isinstance(criteria, str) and criteria in ("row", "written"):
+        own = {id(one): one for one in prompts}
+        found = (
+            _written(judge_named(judge, device), [*own.values()], tokens)
+            if criteria == "written"
+            else map(criteria_of, own.values())
+        )
+        of = dict(zip(own, found, strict=True))
+        rubrics = [of[id(prompt)] for prompt in prompts]
+    else:
+        weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
+        if isinstance(criteria, str) or not weights or not all(map(_positive, weights.values())):
+            raise ValueError(
+                f"judge_rubric: criteria: got {criteria!r}, expected 'row', 'written', names, or names with positive "
+                "weights"
+            )
+        rubrics = [weights] * len(prompts)
+    numbered = isinstance(criteria, str)  # a criterion of a row is a sentence, which no judge would repeat as a label
+    labels = [[f"C{place}" for place in range(1, len(one) + 1)] if numbered else [*one] for one in rubrics]
+    forms = [_form(one, names, numbered, low, high) for one, names in zip(rubrics, labels, strict=True)]
+    shown = _questions(prompts, outputs, forms, "judge_rubric", media)
+    groups: dict[str, list[int]] = {}
+    for place, form in enumerate(forms):
+        groups.setdefault(form, []).append(place)
+    made: list[tuple[Mapping[str, float], list[float] | None]] = [(one, None) for one in rubrics]
+    for form, places in groups.items():
+        if not rubrics[places[0]]:
+            continue  # the judge wrote no criteria
+        read = functools.partial(_numbers, names=labels[places[0]], low=low, high=high)
+        values = readings(judge_named(judge, device), [shown[place] for place in places], read, tokens, form, "rubric")
+        for place, value in zip(places, values, strict=True):
+            made[place] = rubrics[place], value
+    return made
 
-    def read(text: str | None) -> float | None:
-        values = [number_after(text, name, low, high) for name in weights]
-        given = [value for value in values if value is not None]
-        if len(given) < len(weights):
-            return None
-        return math.fsum(map(operator.mul, weights.values(), given)) / math.fsum(weights.values())
 
-    questions = _questions(prompts, outputs, form, "judge_rubric", media)
-    values = ask(judge_named(judge, device), questions, read, tokens, form)
-    return [(value - low) / (high - low) for value in values]
+WRITE = """Task:
+{prompt}
+
+Break this task down into the constraints that a good response must meet, stated or implied: what it has to contain, \
+how it has to be built, its style and form. Write one verifiable constraint on each line, in the form:
+- <constraint>
+and nothing else."""
+"""What a judge is asked that writes the criteria of a prompt itself; the words are ours."""
+
+
+def _written(judge: Judge, prompts: Sequence[Prompt], tokens: int) -> list[Mapping[str, float]]:
+    """The criteria that a judge writes for each prompt, all of equal weight; none where it writes none."""
+    questions = [Question((WRITE.format(prompt=prompt.text),)) for prompt in prompts]
+
+    def read(text: str | None) -> dict[str, float] | None:
+        lines = re.findall(r"^\s*(?:[-*]|\d+[.)])\s+(\S.*?)\s*$", conclusion(text), re.MULTILINE)
+        return dict.fromkeys(lines, 1.0) or None
+
+    return [
+        one or {} for one in readings(judge, questions, read, tokens, "One constraint on each line:\n- <constraint>")
+    ]
+
+
+def _form(weights: Mapping[str, float], names: Sequence[str], numbered: bool, low: float, high: float) -> str:
+    criteria = [f"{label}. {one}" for label, one in zip(names, weights, strict=True)] if numbered else []
+    lines = [
+        *(["Criteria:", *criteria, ""] if criteria else []),
+        f"Give a number from {low:g} to {high:g} for each criterion, one line each, and nothing else:",
+        *(f"{name}: <number>" for name in names),
+    ]
+    return "\n".join(lines)
+
+
+def _numbers(text: str | None, names: Sequence[str], low: float, high: float) -> list[float] | None:
+    values = [number_after(text, name, low, high) for name in names]
+    given = [value for value in values if value is not None]
+    return given if len(given) == len(names) else None
 
 
 @pointwise_reward("Image", range=(1, 5), scale="expected quality", source="DeQA-Score, arXiv:2501.11561")
@@ -197,13 +341,13 @@ def image_parts(output: Output, reward: str, title: str = "") -> tuple[str | Ima
 
 
 def _questions(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], asked: str, reward: str, media: bool
+    prompts: Sequence[Prompt], outputs: Sequence[Output], asked: Sequence[str], reward: str, media: bool
 ) -> list[Question | None]:
-    """One question for each output: the prompt with its media, the output, and what is asked."""
+    """One question for each output: the prompt with its media, the output, and what is asked of it."""
     shown = [parts_of(output, "Output", reward) for output in outputs]
     return [
-        None if parts is None or source is None else Question((f"Prompt:\n{prompt.text}", *source, *parts, asked))
-        for prompt, source, parts in zip(prompts, sources_of(prompts, outputs, media), shown, strict=True)
+        None if parts is None or source is None else Question((f"Prompt:\n{prompt.text}", *source, *parts, words))
+        for prompt, source, parts, words in zip(prompts, sources_of(prompts, outputs, media), shown, asked, strict=True)
     ]
 
 

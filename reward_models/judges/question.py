@@ -7,10 +7,12 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mmgrpo.types import Image, Output, Prompt, Text, Video
 from reward_models.judges.source import evenly_spaced, images_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -132,20 +134,32 @@ def ask(
     tokens: int,
     reminder: str,
 ) -> list[float]:
+    """What ``read`` reads from the answers, as ``readings``; NaN in place of None."""
+    return [math.nan if value is None else value for value in readings(judge, questions, read, tokens, reminder)]
+
+
+def readings(
+    judge: Judge,
+    questions: Sequence[Question | None],
+    read: Callable[[str | None], T | None],
+    tokens: int,
+    reminder: str,
+    form: str = "",
+) -> list[T | None]:
     """What ``read`` reads from the answers; a judge whose answer cannot be read is reminded of the form once.
 
-    NaN where there is no question, and where the second answer cannot be read either; one such answer is shown in a
-    warning, once for each form.
+    None where there is no question, and where the second answer cannot be read either; one such answer is shown in a
+    warning, once for each ``form``, by default the reminder.
     """
-    values = [math.nan] * len(questions)
+    values: list[T | None] = [None] * len(questions)
     unreadable = None
     waiting = [(place, question) for place, question in enumerate(questions) if question is not None]
     for attempt in range(2):
-        asked = [
+        again = [
             Question((*question.parts, reminder), question.start) if attempt else question for _, question in waiting
         ]
         unread = []
-        for (place, question), answer in zip(waiting, judge.answers(asked, tokens), strict=True):
+        for (place, question), answer in zip(waiting, judge.answers(again, tokens), strict=True):
             value = read(answer)
             if value is None:
                 unread.append((place, question))
@@ -153,11 +167,11 @@ def ask(
             else:
                 values[place] = value
         waiting = unread
-    if waiting and reminder not in _warned:
-        _warned.add(reminder)
+    if waiting and (form or reminder) not in _warned:
+        _warned.add(form or reminder)
         warnings.warn(
             f"judge: {len(waiting)} of {len(questions)} answers cannot be read and are not scored, the last one: "
             f"{(unreadable or 'none, or one that was cut off')[-200:]!r}",
-            stacklevel=2,
+            stacklevel=3,
         )
     return values

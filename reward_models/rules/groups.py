@@ -78,7 +78,7 @@ def temporal_bonus(
     return rewards
 
 
-@reward("Text", reads=("answer",), group=True, source="J1, arXiv:2505.10320")
+@reward("Text", reads=("answer",), group=True, source="J1, arXiv:2505.10320", version=2)
 def order_consistency(
     prompts: Sequence[Prompt], outputs: Sequence[Output], right: float = 0.5, tags: bool | str = True
 ) -> list[float]:

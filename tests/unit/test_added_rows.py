@@ -20,11 +20,12 @@ from mmgrpo.diffusion.kernels import diffusion_estimates, estimates, output_towa
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.objectives.origins import Replay
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
-from mmgrpo.prompts.added import ADDITIONS, refining, sources, way, worst, written
+from mmgrpo.prompts.added import ADDITIONS, named, refining, sources, way, worst, written
 from mmgrpo.prompts.replay import named_files
 from mmgrpo.randomness import stream
 from mmgrpo.rounds.replay import ReplayedRows
 from mmgrpo.runtime.checkpoint import checkpoints
+from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import (
     DROPPED,
@@ -332,6 +333,9 @@ def test_the_text_of_a_critique_names_columns_of_the_row():
     assert asked.text == "1+1? [3|wrong|2|be brief]" and HINT in asked.meta
     with pytest.raises(ValueError, match="'p'.*'missing'"):
         written("{missing}", prompt)
+    assert named("{sample} {verdict} {answer} {criteria} {failed}", prompt) == {"failed"}
+    asked = refining(prompt, replace(given, text=" [{failed}]"), "3", False, {"failed": "- be brief"})
+    assert asked.text == "1+1? [- be brief]"
 
 
 def test_corrections_are_drawn_by_their_shares():
@@ -411,6 +415,28 @@ def test_a_refinement_is_scored_under_the_prompt_as_it_is(tmp_path):
         )
     again, _, _ = round_of(tmp_path / "again", added="refined(text=' {sample}', network='reference')")
     assert again.loss.needs_reference and lines(tmp_path / "again")[-1]["added/rows"] == 2
+
+
+def test_a_refinement_reads_the_criteria_that_its_sample_fails(tmp_path):
+    """RGR-GRPO, arXiv:2511.12344: the best sample of a group, refined by what it fails."""
+    asked = []
+
+    def remarks(prompts, outputs):
+        asked.extend(output.text for output in outputs)
+        return [{"failed": "c"} if not output.text.startswith("a") else {} for output in outputs]
+
+    rewards = [Scorer("says", says_b, remarks=remarks)]
+    blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", added="refined(of='best', text=' {failed}')")
+    made: Any = trainer(
+        token_policy(6, keep_reference=True), tmp_path, WORDS, scorers=rewards, group_size=4, steps=1, **blocks
+    )
+    rounds = rounds_of(made)
+    made.run_round()
+    [drawn, *given] = rounds[0].batch.rollouts
+    best = [max(drawn.outputs[first : first + 4], key=lambda one: says_b([], [one])) for first in (0, 4)]
+    assert sorted(asked) == sorted(one.text for one in best)  # of the best samples alone, and once
+    refined = sum(not text.startswith("a") for text in asked)
+    assert sum(len(one.outputs) for one in given) == refined  # a sample of which nothing could be said is not refined
 
 
 def test_samples_of_the_reference_are_drawn_by_it_and_are_no_evidence(tmp_path):

@@ -266,6 +266,14 @@ def test_an_answer_that_its_thought_supports_counts_more():
     assert transformed("amplified(by='b', coef=0.5)", rows)[:, 0].tolist() == [1.5, 0.5, 1, 0]
 
 
+def test_a_judge_and_the_rules_of_a_policy_do_not_make_up_for_each_other():
+    """ArGen, arXiv:2509.07006: the mean, or the lower one where either is below .2."""
+    rows = [[1, 0.5], [1, 0.1], [0.1, 1], [0.2, 0.2]]
+    assert transformed("guarded(by='b')", rows)[:, 0].tolist() == near(0.75, 0.1, 0.1, 0.2)
+    assert transformed("guarded(by='b', below=0.6)", rows)[:, 0].tolist() == near(0.5, 0.1, 0.1, 0.2)
+    assert transformed("guarded(by='b')", rows)[:, 1].tolist() == near(0.5, 0.1, 1, 0.2)
+
+
 @pytest.mark.parametrize(("right", "wrong", "kept"), [(6, 2, (2, 2)), (5, 3, (2, 2)), (3, 5, (2, 2)), (8, 0, (4, 0))])
 def test_samples_whose_steps_contradict_their_outcome_go_first(right, wrong, kept):
     values = [1.0] * right + [0.0] * wrong
