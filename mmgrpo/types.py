@@ -377,7 +377,8 @@ Every policy returns ``log_probs``. Gaussian decisions add ``shift`` (mean squar
 transition's mean from the rollout's), ``std``, ``dt`` and ``level`` of the transition; tokens
 add ``entropy``. A score of a named network (``mmgrpo.runtime.networks``) is
 ``NETWORK.SCORE``, a name that no record of a batch can have: ``reference.log_probs``; for Gaussian decisions
-``reference.shift``, ``reference.velocity_gap`` (mean squared velocity difference) and ``reference.kl``.
+``reference.shift``, ``reference.velocity_gap`` (mean squared velocity difference) and ``reference.kl``; where rewards
+have gradients ``reference.divergence``, of the steps that made a sample.
 """
 
 

@@ -34,7 +34,7 @@ from mmgrpo.config.ranges import check_parameter, is_whole
 from mmgrpo.config.schedules import RULES, SCHEDULES, Now, Schedule, of_call
 
 SCORES_OF_NETWORKS = (
-    *("log_probs", "shift", "kl", "velocity_gap", "velocity_norm"),
+    *("log_probs", "shift", "kl", "divergence", "velocity_gap", "velocity_norm"),
     *("gap", "error", "normalized_error", "clean", "guided_clean", "direction"),
 )
 """What a policy can score of any network; ``NETWORK.SCORE`` is the name of the number."""

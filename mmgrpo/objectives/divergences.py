@@ -220,6 +220,13 @@ def kl_transition(reference_kl: Float[Tensor, "*shape"], *, coef: float) -> Floa
 
 
 @block(TERMS)
+def reference_divergence(reference_divergence: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
+    """coef times the divergence from the reference of what made a sample, a sum over its steps and its latent: the
+    regularization of ROCM (arXiv:2503.06171), by ``sampling.gradient: consistency``, which says which divergence."""
+    return coef * reference_divergence
+
+
+@block(TERMS)
 def entropy_bonus(entropy: Float[Tensor, "*shape"], *, coef: Annotated[float, ANY_NUMBER]) -> Float[Tensor, "*shape"]:
     """-coef entropy: a positive coefficient keeps the policy exploring."""
     return -coef * entropy

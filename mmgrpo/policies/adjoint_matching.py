@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.diffusion.kernels import Transition, kernel, like, over_latent
+from mmgrpo.diffusion.kernels import like, noise_table, over_latent
 from mmgrpo.diffusion.ode import DenoisingModel
 from mmgrpo.diffusion.schedules import Sizes
 from mmgrpo.policies.flow_matching import Draws
@@ -83,9 +83,8 @@ class AdjointMatchingPolicy(GradientPolicy):
     def __init__(self, model: DenoisingModel, *, path: Adjoint, **settings: Any) -> None:
         """``settings`` are those of ``GradientPolicy``, whose ``forward_batch_size`` also bounds the rows of a backward
         pass of the rollout. The reference is the network as it is now."""
-        super().__init__(model, **settings)
-        self.path, self.kernel = path, kernel(KERNELS[self.grid.process], model.prediction)
-        self.model.reference.keep()
+        super().__init__(model, kernels=KERNELS, **settings)
+        self.path = path
 
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` samples per prompt, and the targets of their steps."""
@@ -134,25 +133,17 @@ class AdjointMatchingPolicy(GradientPolicy):
         given: Targets = rollout.steps  # type: ignore[assignment]
         x, target = (one[part.rows, part.positions] for one in (given.states, given.targets))
         conditioning = given.conditioning.take(part.on_host)
-        output = self.solver.predict(self.network, x, part.positions, conditioning, self.grid)
-        transition = self.kernel(x, self.solver.mean(output), part.positions, self.grid)
+        transition = self._step(self.network, x, part.positions, conditioning)
         error = over_latent((transition.mean - target).square() / (2 * transition.std.square()))
         return {"log_probs": torch.zeros_like(error).detach(), "gradient_reward": -error}
 
     def _chunks(self, rows: int) -> Sequence[Int[Tensor, " N"]]:
         return torch.arange(rows).split(self.solver.forward_batch_size)
 
-    def _step(self, network: Any, x: Tensor, t: int, conditioning: Any) -> Transition:
-        step = torch.full((len(x),), t, device=x.device)
-        output = self.solver.predict(network, x, step, conditioning, self.grid)
-        return self.kernel(x, self.solver.mean(output), step, self.grid)
-
     def _std(self) -> Float[Tensor, " T"]:
         """The std of each step, on the host."""
-        step = torch.arange(self.grid.steps)
-        x = torch.zeros(self.grid.steps, *self.model.latent_shape())
-        std = self.kernel(x, x, step, self.grid.to("cpu")).std
-        return std.reshape(-1)
+        assert self.kernel is not None
+        return noise_table(self.kernel, self.grid.to("cpu"))
 
     def _targets(
         self, states: Sequence[Tensor], rows: Tensor, prompts: Sequence[Any], conditioning: Any, request: Request

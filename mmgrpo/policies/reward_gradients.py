@@ -9,6 +9,8 @@ it (guidance 4.5, one step).
 Which steps have a gradient is a path (``sampling.gradient``):
 
     adjoint every step, by targets of its mean: Adjoint Matching (``mmgrpo.policies.adjoint_matching``)
+    consistency  every step of a consistency model, and the divergence of each from the reference's: ROCM
+            (arXiv:2503.06171)
     draft   the last K steps of the sampler: DRaFT-K and DRaFT-LV (arXiv:2309.17400), AlignProp (arXiv:2310.03739)
     refl    the clean estimate at a late step, drawn for every sample: ReFL (arXiv:2304.05977)
     srpo    the sample with known noise, one step, and what that leaves after the noise is taken away again; the reward
@@ -20,19 +22,20 @@ Such rewards are exploited faster than by policy gradients: evaluate others besi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND
+from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
 from mmgrpo.config.registry import bind, block, table_of
-from mmgrpo.diffusion.kernels import diffusion_estimates, like
+from mmgrpo.diffusion.kernels import Transition, diffusion_estimates, kernel, like
 from mmgrpo.diffusion.noising import noised
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.schedules import Grid, Sizes
@@ -41,7 +44,7 @@ from mmgrpo.policies.flow_matching import Draws
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
-from mmgrpo.runtime.networks import Networks
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
 from mmgrpo.types import OWN, Decisions, Output, Prompt, Request, Rollout, Scores
 
 PATHS = table_of("gradient")
@@ -63,7 +66,9 @@ class Walk:
     """Uniform in [0, 1), of each sample."""
     grid: Grid
     move: Callable[[Tensor, Tensor], Tensor]
-    """One step of the sampler from states at steps."""
+    """One step of the deterministic solver from states at steps."""
+    transitions: Callable[[Tensor, int, bool], tuple[Transition, Transition | None]]
+    """Of the path's kernel, from states at a step: that of the network and, where asked, that of the reference."""
     clean: Callable[[Tensor, Tensor], Tensor]
     """The clean estimate of states at steps."""
     velocity: Callable[[Tensor, Tensor], Tensor]
@@ -76,8 +81,13 @@ class Walk:
 class GradientPath(Protocol):
     """Where the gradient of a reward goes."""
 
-    @property
-    def draws(self) -> int:
+    kernels: ClassVar[Mapping[str, str]]
+    """By process, the kernel that samples are drawn by, with the noise of each step; none: the deterministic solver."""
+
+    provides: ClassVar[frozenset[str]]
+    """The scores that it can give."""
+
+    def noises(self, steps: int) -> int:
         """Noises of each sample that it needs."""
         ...
 
@@ -90,19 +100,36 @@ class GradientPath(Protocol):
         itself. ``shared`` is uniform in [0, 1), and equal for all of a round. ValueError for a grid that has none."""
         ...
 
-    def rewards(self, walk: Walk) -> Float[Tensor, " N"]:
-        """The reward of each sample, with gradient."""
+    def scores(self, walk: Walk, names: Collection[str]) -> Scores:
+        """``gradient_reward``, the reward of each sample with gradient, and others of ``provides`` that are asked."""
         ...
 
 
+class RewardPath:
+    """What paths have in common that go along the deterministic solver and give rewards alone."""
+
+    kernels: ClassVar[Mapping[str, str]] = {}
+    provides: ClassVar[frozenset[str]] = frozenset({"gradient_reward"})
+
+    def rewards(self, walk: Walk) -> Float[Tensor, " N"]:
+        """The reward of each sample, with gradient."""
+        raise NotImplementedError
+
+    def scores(self, walk: Walk, names: Collection[str]) -> Scores:
+        return {"gradient_reward": self.rewards(walk)}
+
+
 @dataclass(frozen=True)
-class Draft:
+class Draft(RewardPath):
     """The last steps of the sampler (``draft``)."""
 
     last: int
     least: int
     draws: int
     checkpointing: bool
+
+    def noises(self, steps: int) -> int:
+        return self.draws
 
     def evaluations(self, steps: int) -> int:
         return (self.last or steps) + self.draws
@@ -140,12 +167,14 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Refl:
+class Refl(RewardPath):
     """The clean estimate at one step (``refl``)."""
 
     first: float
     last: float
-    draws: int = 0
+
+    def noises(self, steps: int) -> int:
+        return 0
 
     def evaluations(self, steps: int) -> int:
         return 1
@@ -163,7 +192,7 @@ class Refl:
 
 
 @dataclass(frozen=True)
-class Srpo:
+class Srpo(RewardPath):
     """One step from known noise (``srpo``)."""
 
     wanted: str
@@ -173,7 +202,9 @@ class Srpo:
     low: float
     high: float
     jump: float
-    draws: int = 1
+
+    def noises(self, steps: int) -> int:
+        return 1
 
     def evaluations(self, steps: int) -> int:
         return 1
@@ -210,6 +241,42 @@ class Srpo:
 
 
 @dataclass(frozen=True)
+class Consistency:
+    """Every step of a consistency model (``consistency``)."""
+
+    divergence: str
+    checkpointing: bool
+    kernels: ClassVar[Mapping[str, str]] = {"flow": "cps(a=1.0, scaled=True)", "diffusion": "consistency"}
+    provides: ClassVar[frozenset[str]] = frozenset({"gradient_reward", "reference.divergence"})
+
+    def noises(self, steps: int) -> int:
+        return steps
+
+    def evaluations(self, steps: int) -> int:
+        return steps
+
+    def begin(self, grid: Grid, place: Tensor, shared: float) -> Tensor:
+        return torch.zeros(len(place), dtype=torch.long)
+
+    def scores(self, walk: Walk, names: Collection[str]) -> Scores:
+        asked, x = "reference.divergence" in names, walk.state
+        apart = x.new_zeros(len(x))
+
+        def step(x: Tensor, t: int) -> tuple[Tensor, Tensor]:
+            compared = asked and t < walk.grid.steps - 1  # the last step has no noise
+            own, reference = walk.transitions(x, t, compared)
+            value = apart if reference is None else DIVERGENCES[self.divergence](*distance(own, reference))
+            return own.sample(walk.noise[:, t]), value
+
+        total = apart
+        for t in range(walk.grid.steps):
+            x, value = checkpoint(step, x, t, use_reentrant=False) if self.checkpointing else step(x, t)
+            total = total + value
+        scores = {"gradient_reward": walk.reward(x, "")}
+        return scores | {"reference.divergence": total} if asked else scores
+
+
+@dataclass(frozen=True)
 class Adjoint:
     """Targets of all steps from the gradient at the end (``adjoint``)."""
 
@@ -232,6 +299,29 @@ def recovered(
     now, then = like(start, clean), like(end, clean)
     x = (1 - now) * clean + now * noise
     return (x + (then - now) * velocity(x, start) - then * noise) / (1 - then)
+
+
+def distance(own: Transition, reference: Transition) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """|mean - mean_ref|^2, a sum over the latent, and the variance, which both have."""
+    return (own.mean - reference.mean).square().flatten(1).sum(1), own.std.square().flatten()
+
+
+def jensen_shannon(squared: Float[Tensor, " N"], variance: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """ln 2 - E ln(1 + exp(u z - u^2 / 2)) over z ~ N(0, 1), u = d / s, by 64 nodes of Gauss and Hermite: the
+    distributions differ along one line only."""
+    nodes, weights = (torch.from_numpy(one).to(squared) for one in np.polynomial.hermite_e.hermegauss(64))
+    u = (squared / variance).clamp_min(SMALL).sqrt()[:, None]
+    return math.log(2) - (nn.functional.softplus(u * nodes - u.square() / 2) * weights).sum(1) / math.sqrt(2 * math.pi)
+
+
+DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": lambda squared, variance: squared / (2 * variance),
+    "hellinger": lambda squared, variance: -torch.expm1(-squared / (8 * variance)),
+    "jensen_shannon": jensen_shannon,
+    "fisher": lambda squared, variance: squared / variance.square(),
+}
+"""Of two Gaussians of one variance, from the squared distance of their means: KL, squared Hellinger distance,
+Jensen-Shannon divergence (nats) and Fisher divergence."""
 
 
 def relative(first: Float[Tensor, " N"], second: Float[Tensor, " N"], k: float) -> Float[Tensor, " N"]:
@@ -287,6 +377,18 @@ def srpo(
     tenth of the band of levels and the margin .7 of the objective; the band, from ``low`` to ``high``, is ours.
     """
     return Srpo(wanted, unwanted, k, inverse, low, high, jump)
+
+
+@block(PATHS)
+def consistency(divergence: Annotated[str, one_of(*DIVERGENCES)] = "kl", checkpointing: bool = True) -> GradientPath:
+    """Every step of a consistency model and the decoder, noise included: ROCM, arXiv:2503.06171.
+
+    For networks that are distilled to few steps: a step draws N((1 - s') x0, s'^2) of a flow. The term
+    ``reference_divergence(coef=beta)`` adds beta times the ``divergence`` of each step's Gaussian from the reference's
+    at the same state, summed over the steps and the latent: r - beta sum D is the objective of the paper, whose beta
+    was not found. One step and no term is DRaFT-1.
+    """
+    return Consistency(divergence, checkpointing)
 
 
 @block(PATHS)
@@ -364,7 +466,10 @@ class GradientPolicy:
         forward_batch_size: int,
         device: torch.device | str = "cpu",
         evaluation: DenoisingModel | None = None,
+        kernels: Mapping[str, str] | None = None,
     ) -> None:
+        """``kernels``, by process, draw samples in place of the deterministic solver; the reference is then the network
+        as it is now."""
         refuse_undecodable(model)
         self.model: Any = model
         self.network, self.networks = model.network, Networks(model)
@@ -374,10 +479,20 @@ class GradientPolicy:
         self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
         self.solver = Solver(model, forward_batch_size, self.device)
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
+        self.kernel = kernel(kernels[self.grid.process], model.prediction) if kernels else None
+        if self.kernel:
+            model.reference.keep()
 
     def sample(self, request: Request) -> list[Output]:
         """Sample with the deterministic solver."""
         return self.evaluation.sample(self.network, request, self.evaluation_grid)[0]
+
+    def _step(self, network: Any, x: Tensor, t: int | Tensor, conditioning: Any) -> Transition:
+        """The transitions of the kernel from states at step t, or each at its own."""
+        assert self.kernel is not None
+        step = torch.full((len(x),), t, device=x.device) if isinstance(t, int) else t
+        output = self.solver.predict(network, x, step, conditioning, self.grid)
+        return self.kernel(x, self.solver.mean(output), step, self.grid)
 
     def keep_reference(self) -> None:
         """Store the present network as the reference."""
@@ -394,8 +509,8 @@ class RewardGradientPolicy(GradientPolicy):
 
     def __init__(self, model: DenoisingModel, *, path: GradientPath, **settings: Any) -> None:
         """``path`` is that of ``gradient_path``; ``settings`` are those of ``GradientPolicy``."""
-        super().__init__(model, **settings)
-        self.path = path
+        super().__init__(model, kernels=path.kernels, **settings)
+        self.path, self.provides = path, path.provides | {"log_probs"}
         self.path.begin(self.grid, torch.zeros(1), 0.0)
 
     @torch.no_grad()
@@ -414,17 +529,20 @@ class RewardGradientPolicy(GradientPolicy):
         place = torch.tensor([float(torch.rand((), generator=one)) for one in streams])
         shared = float(torch.rand((), generator=stream(request.seed, "gradient")))
         step = put(self.path.begin(self.grid, place, shared), self.device)
+        shape = self.path.noises(self.grid.steps), *self.model.latent_shape()
+        noise = put(torch.stack([torch.randn(shape, generator=one) for one in streams]), self.device)
         first = step.view(-1, *[1] * (x.dim() - 1))
         state, sizes = x, Sizes(self.grid)
         for t in range(self.grid.steps):
             state = torch.where(first == t, x, state)
-            x = self._move(x, torch.full((len(x),), t, device=x.device), conditioning)
-            sizes.see(x, "the deterministic solver", t)
+            if self.kernel:
+                x = self._step(self.network, x, t, conditioning).sample(noise[:, t])
+            else:
+                x = self._move(x, torch.full((len(x),), t, device=x.device), conditioning)
+            sizes.see(x, "sampling.gradient" if self.kernel else "the deterministic solver", t)
         sizes.refuse()
         state = torch.where(first == self.grid.steps, x, state)
         outputs = self.model.decode(refuse_nonfinite(x, "the sampled latents"), conditioning)
-        shape = self.path.draws, *self.model.latent_shape()
-        noise = torch.stack([torch.randn(shape, generator=one) for one in streams])
         ones = torch.ones(len(x), 1, dtype=torch.bool, device=self.device)
         return Rollout(
             prompts=[request.prompts[index] for index in prompt.tolist()],
@@ -437,7 +555,7 @@ class RewardGradientPolicy(GradientPolicy):
                 origin=torch.full((len(x),), OWN, device=self.device),
                 keys={"prompt": put(torch.tensor(request.slots)[prompt], self.device)},
             ),
-            steps=States(state, step, put(noise, self.device), put(place, self.device), conditioning, request.gradient),
+            steps=States(state, step, noise, put(place, self.device), conditioning, request.gradient),
             evaluations=len(x) * self.grid.steps * self.model.evaluations_per_row,
         )
 
@@ -452,6 +570,13 @@ class RewardGradientPolicy(GradientPolicy):
             asked = [replace(prompt, text=words + prompt.text) for prompt in prompts] if words else prompts
             return states.reward(asked, pixels.float().clamp(0, 1)).to(self.device)
 
+        def transitions(x: Tensor, t: int, compared: bool) -> tuple[Transition, Transition | None]:
+            own = self._step(self.network, x, t, conditioning)
+            if not compared:
+                return own, None
+            with self.networks(REFERENCE_NETWORK) as reference:
+                return own, self._step(reference, x, t, conditioning)
+
         walk = Walk(
             states.state[part.rows],
             states.step[part.rows],
@@ -459,11 +584,12 @@ class RewardGradientPolicy(GradientPolicy):
             states.place[part.rows],
             self.grid,
             lambda x, step: self._move(x, step, conditioning),
+            transitions,
             lambda x, step: self._clean(x, step, conditioning),
             lambda x, level: self.model.predict(self.network, x, level, conditioning).float(),
             reward,
         )
-        return {"log_probs": torch.zeros(len(prompts), device=self.device), "gradient_reward": self.path.rewards(walk)}
+        return {"log_probs": torch.zeros(len(prompts), device=self.device), **self.path.scores(walk, names)}
 
     def _output(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
         return self.solver.mean(self.solver.predict(self.network, x, step, conditioning, self.grid))

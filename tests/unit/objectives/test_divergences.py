@@ -112,7 +112,7 @@ def test_the_hinge_rests_below_delta_and_pulls_back_above_it():
     assert_close(far.grad, torch.tensor([[-1.0, -1.0, 0.0, 0.0]]))
 
 
-@pytest.mark.parametrize("term", [divergences.kl_velocity, divergences.kl_transition])
+@pytest.mark.parametrize("term", [divergences.kl_velocity, divergences.kl_transition, divergences.reference_divergence])
 def test_what_a_policy_measures_is_only_multiplied(term):
     assert term(torch.tensor([4.0]), coef=0.25).item() == 1.0
 

@@ -88,7 +88,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         **{f"old.{name}": -old for name in ERRORS},
         **{name: normal().square() + 0.1 for name in ("velocity_norm", "reference.velocity_norm")},
         **{name: normal().square() for name in ("teacher.shift", "teacher.velocity_gap")},
-        "reference.kl": normal().square(),
+        **{name: normal().square() for name in ("reference.kl", "reference.divergence")},
         "entropy": normal().square(),
         "drawn_certainty": (certainty := normal().square()),
         "certainty": certainty + spread * normal(),

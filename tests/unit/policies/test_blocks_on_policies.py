@@ -176,7 +176,7 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     pytest.fail(f"every policy refuses {line}: {text}\n" + "\n".join(refusals))
 
 
-OFFLINE = {"by_category", "likelihood", "reward_gradient"}
+OFFLINE = {"by_category", "likelihood", "reward_gradient", "reference_divergence"}
 """Rows for given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py), and for rewards with gradient
 (test_reward_gradients.py)."""
 

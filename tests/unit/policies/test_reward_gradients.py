@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import Grid, flow
-from mmgrpo.objectives import OBJECTIVES
-from mmgrpo.policies.reward_gradients import RewardGradientPolicy, gradient_path, recovered, relative
+from mmgrpo.objectives import OBJECTIVES, TERMS
+from mmgrpo.policies.reward_gradients import DIVERGENCES, RewardGradientPolicy, gradient_path, recovered, relative
 from mmgrpo.types import Image, Prompt, Request
+from pipelines.training import FrozenCopy
 from tests.toys import ToyConditioning, ToyModel
 
 LEVELS = [1.0, 0.8, 0.5, 0.2, 0.0]
@@ -164,6 +165,81 @@ def test_srpo_prefixes_the_prompts_and_swaps_the_words_where_noise_is_added():
     deaf = replace(rollout, steps=replace(rollout.steps, reward=near_half))  # type: ignore[type-var]
     with pytest.raises(ValueError, match="good .*bad .*text"):
         policy.score(deaf, part, frozenset())
+
+
+class TwoSteps(LinearModel):
+    """A consistency model of the levels 1, .6, 0, whose reference has theta .5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network.theta.data.fill_(0.5)
+        self.reference = FrozenCopy(self.network)
+        self.reference.keep()
+        self.network.theta.data.fill_(0.7)
+
+    def grid(self, steps: int) -> Grid:
+        return flow(torch.tensor([1.0, 0.6, 0.0]))
+
+
+def rocm_loss(divergence: str, beta: float, checkpointing: bool = True) -> tuple[float, Tensor]:
+    """-r + beta D of one sample, and its gradient with respect to each theta."""
+    policy = made(f"consistency(divergence='{divergence}', checkpointing={checkpointing})", TwoSteps())
+    policy.solver = replace(policy.solver)
+    object.__setattr__(policy.solver, "initial_noise", lambda request, count: torch.tensor(START).view(1, 1, 1, 2))
+    rollout = policy.rollout(Request([Prompt("a")], [0], 1, seed=3, gradient=near_half))
+    noise = torch.tensor([[0.3, -0.1], [0.0, 0.0]]).view(1, 2, 1, 1, 2)
+    rollout = replace(rollout, steps=replace(rollout.steps, noise=noise))  # type: ignore[type-var]
+    [part] = rollout.steps.split(torch.ones(1, 1, dtype=torch.bool), 9)
+    names = frozenset({"reference.divergence"} if beta else ())
+    scores = policy.score(rollout, part, names)
+    loss = bind("reward_gradient", OBJECTIVES, "test")(scores).values.sum()
+    if beta:
+        loss = loss + bind(f"reference_divergence(coef={beta})", TERMS, "test")(scores).sum()
+    (gradient,) = torch.autograd.grad(loss, policy.network.theta)  # type: ignore[arg-type]
+    return float(loss.detach()), gradient
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize(
+    ("divergence", "beta", "loss", "gradient"),
+    [
+        ("kl", 0.0, 0.27282300, 0.03329914),
+        ("kl", 0.1, 0.27318745, 0.03694358),
+        ("hellinger", 0.1, 0.27291407, 0.03420942),
+        ("fisher", 0.1, 0.27484770, 0.05354605),
+    ],
+)
+def test_rocm_goes_through_every_consistency_step_and_adds_its_divergence(
+    divergence, beta, loss, gradient, checkpointing
+):
+    value, found = rocm_loss(divergence, beta, checkpointing)
+    assert (value, float(found.sum())) == pytest.approx((loss, gradient), abs=1e-6)
+    assert (found != 0).tolist() == [True, False, True, False]
+
+
+def test_the_divergence_of_jensen_and_shannon_is_that_of_its_integral():
+    x = torch.linspace(-12, 14, 200_001, dtype=torch.double)
+    for distance, std in ((0.2, 0.5), (1.0, 1.0), (3.0, 1.5)):
+        own, other = (torch.distributions.Normal(mean, std).log_prob(x).exp() for mean in (0.0, distance))
+        middle = (own + other) / 2
+        exact = torch.trapezoid(own * (own / middle).log() + other * (other / middle).log(), x) / 2
+        found = DIVERGENCES["jensen_shannon"](*(torch.tensor([one**2], dtype=torch.double) for one in (distance, std)))
+        assert float(found) == pytest.approx(float(exact), abs=1e-7)
+    same = torch.zeros(1, requires_grad=True)
+    for divergence in DIVERGENCES.values():
+        value = divergence(same, torch.ones(1))
+        assert float(value.detach()) == pytest.approx(0, abs=1e-6)
+        assert bool(torch.autograd.grad(value, same)[0].isfinite())
+
+
+def test_outputs_of_a_consistency_model_are_those_that_it_is_scored_at():
+    policy = made("consistency()", TwoSteps())
+    rollout = policy.rollout(Request([Prompt("a")], [0], 3, seed=4, gradient=near_half))
+    [part] = rollout.steps.split(rollout.decisions.loss_mask, 9)
+    found = policy.score(rollout, part, frozenset())["gradient_reward"]
+    drawn = torch.stack([one.pixels for one in rollout.outputs])  # type: ignore[attr-defined]
+    torch.testing.assert_close(found.detach(), near_half([], (drawn + 1) / 2))
+    assert len({*found.tolist()}) == 3
 
 
 def test_rows_do_not_depend_on_the_parts_that_they_are_scored_in():
