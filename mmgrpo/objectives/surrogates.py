@@ -261,6 +261,30 @@ def cispo_cap(
 
 
 @block(OBJECTIVES)
+def sepo(
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    conditional_entropy: Float[Tensor, "*shape"],
+    low: float = 0.2,
+    high: Annotated[float, UPPER_BOUND] = 0.2,
+) -> Loss:
+    """The concrete scores of a sample's jumps with detached weights: SEPO (2502.01384) on one token.
+
+    sum over v != x_i of sg[pi(y) min(r A, clip(r, 1 - low, 1 + high) A)] log s_y; y is x with v at place i, s_y =
+    p_i(v | x_-i) / p_i(x_i | x_-i) its concrete score, pi(y) = p_i(v | x_-i) its probability given the other tokens,
+    r = (pi / pi_old)(y) (s_old / s)_y, which is the ratio of x_i for every v. The sum has the closed form
+    sg[min(r A, clip(r) A)] (-log p_i(x_i | x_-i) - H_i), H_i the entropy, of which the first has a gradient. In
+    the paper pi(y) is the probability of y as a whole, which is p(x_-i) times that, and estimated; p(x_-i) is left out.
+    """
+    log_ratio = log_probs - old_log_probs
+    floor, roof = band(low, high)
+    stopped, below, above = stop(log_ratio, advantages, floor, roof)
+    weight = (exp_ratio(stopped) * advantages).detach()
+    return Loss(-weight * (log_probs + conditional_entropy.detach()), below, above)
+
+
+@block(OBJECTIVES)
 def sapo(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],

@@ -12,7 +12,8 @@ places with p_1 = (.9, .1), p_2 = (.6, .4), the second reveals its 0 first with 
 model (VAR, arXiv:2404.02905) draws the places of one scale at a time.
 
 ``Remasking`` scores whole samples with masks of their own in place of the states that led to them: MaskGRPO's estimate,
-which takes fewer passes than a sample has, and is no likelihood of how it was drawn.
+which takes fewer passes than a sample has, and is no likelihood of how it was drawn. ``Singles`` does so with masks of
+one place each, of which SEPO's concrete scores consist.
 """
 
 from __future__ import annotations
@@ -112,6 +113,21 @@ class Remasking:
 
 
 @dataclass(frozen=True)
+class Singles:
+    """Masks of one place each, M = ``count`` different ones or all: each token is scored given all others.
+
+    Of these probabilities consist the concrete scores of a masked model without noise: that of a jump of place i to v,
+    p(x with v at i) / p(x), is p_i(v | x_-i) / p_i(x_i | x_-i).
+    """
+
+    count: int = 16
+
+    def draw(self, places: int, generator: torch.Generator) -> Int[Tensor, "M T"]:
+        """1 where a place is masked, else 0."""
+        return nn.functional.one_hot(torch.randperm(places, generator=generator)[: self.count], places)
+
+
+@dataclass(frozen=True)
 class Revealed:
     """Entries of a part, and the passes that give their logits."""
 
@@ -166,7 +182,6 @@ class ParallelTokenPolicy:
 
     kind = "tokens"
     keys = frozenset({"prompt"})
-    provides = frozenset({"log_probs", "entropy", "reference.log_probs"})
     fields = frozenset({"entropy"})
 
     def __init__(
@@ -176,7 +191,7 @@ class ParallelTokenPolicy:
         evaluation: ParallelModel | None = None,
         temperature: float = 1.0,
         evaluation_temperature: float = 1.0,
-        remasking: Remasking | None = None,
+        remasking: Remasking | Singles | None = None,
         batch_size: int = 64,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -185,6 +200,8 @@ class ParallelTokenPolicy:
         if remasking and model.causal:
             raise ValueError("remasking: got some, expected None for a model whose places see earlier passes only")
         self.model, self.remasking = model, remasking
+        single = {"conditional_entropy"} if isinstance(remasking, Singles) else set()
+        self.provides = frozenset({"log_probs", "entropy", "reference.log_probs"} | single)
         self.evaluation = evaluation or model
         """What draws evaluation samples: the same network, with another number of passes."""
         self.network, self.networks = model.network, Networks(model)
@@ -222,8 +239,8 @@ class ParallelTokenPolicy:
         tokens = steps.tokens[part.rows, part.positions % steps.tokens.shape[1], None]
         distribution = self._distribution(self.network, steps, part)
         scores: Scores = {"log_probs": distribution.gather(1, tokens)[:, 0]}
-        if "entropy" in names:
-            scores["entropy"] = entropy_of(distribution)
+        for name in names & {"entropy", "conditional_entropy"}:
+            scores[name] = entropy_of(distribution)
         for other in self.networks.asked(names):
             with torch.no_grad(), self.networks(other) as network:
                 scores[f"{other}.log_probs"] = self._distribution(network, steps, part).gather(1, tokens)[:, 0]
@@ -279,7 +296,7 @@ class ParallelTokenPolicy:
         return Reveals(conditions, prompt, tokens, order[:, None], on_host[:, None], last), log_probs, entropy
 
     def _remasked(
-        self, steps: Reveals, request: Request, remasking: Remasking
+        self, steps: Reveals, request: Request, remasking: Remasking | Singles
     ) -> tuple[Reveals, Float[Tensor, "B decisions"], Float[Tensor, "B decisions"]]:
         """The samples with masks, with the log-prob of each masked token and the entropy of its distribution."""
         places, masks = steps.tokens.shape[1], []

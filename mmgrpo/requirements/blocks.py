@@ -76,6 +76,9 @@ REQUIREMENTS: Mapping[str, Requirement] = {
         "a network of the name 'teacher'", "algorithm.networks, e.g. frozen(path=...)", of_policy=False
     ),
     "critic": Requirement("a value network", "algorithm.networks, e.g. critic(lr=1e-5)", of_policy=False),
+    "conditionals": Requirement(
+        "probabilities of single tokens given all others", "sampling.likelihood=conditional of masked image tokens"
+    ),
     "hidden_states": Requirement("hidden states before its decisions", "model.family to one of token models"),
 }
 """What blocks may require, by name."""
@@ -89,6 +92,7 @@ OF_INPUTS: Mapping[str, str] = {
     "value": "critic",
     "teacher.log_probs": "teacher",
     "teacher.shift": "teacher",
+    "conditional_entropy": "conditionals",
 }
 """Inputs of blocks to what provides them; what says most stands first."""
 

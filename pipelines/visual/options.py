@@ -430,11 +430,11 @@ class ScaleSampling(ParallelSampling):
 class MaskedSampling(ParallelSampling):
     """Sampling of masked tokens, in rollouts and in evaluation."""
 
-    likelihood: Annotated[str, one_of("drawn", "remasked")] = "drawn"
-    """What is scored and trained: drawn, each token in the pass that drew it (exact), or remasked, the finished image
-    with masks of its own (MaskGRPO's estimate)."""
-    masks: Annotated[int, within("[1, 1000]"), needs("sampling.likelihood", "remasked")] = 6
-    """remasked: masks of a sample, each a forward and backward pass."""
+    likelihood: Annotated[str, one_of("drawn", "remasked", "conditional")] = "drawn"
+    """What is scored and trained: drawn, each token in the pass that drew it (exact), or the finished image with masks
+    of its own: remasked, of many tokens (MaskGRPO's estimate), or conditional, of one (SEPO's)."""
+    masks: Annotated[int, within("[1, 1000]"), needs("sampling.likelihood", "remasked", "conditional")] = 6
+    """remasked, conditional: masks of a sample, each a forward and backward pass."""
     mask_share: Annotated[float, within("[0, 1)"), needs("sampling.likelihood", "remasked")] = 0.6
     """remasked: the share of tokens that is masked rises from about mask_share with the first mask to all but none
     with the last."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
@@ -21,6 +22,7 @@ from pipelines.visual.token_family import accept, tokens
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
+    from mmgrpo.policies.parallel_tokens import Remasking, Singles
     from mmgrpo.types import Policy, Prompt
     from pipelines.export import Elsewhere
 
@@ -57,7 +59,7 @@ def parallel_family(
         architectures=architectures,
         check=lambda config: check_trainable(config.model),
         refuse_model=partial(refuse_model, name, module, architectures, options),
-        has=lambda config: frozenset(),
+        has=lambda config: frozenset({"conditionals"} if config.sampling.likelihood == "conditional" else ()),
         readable=partial(readable, module),
         accept=accept,
         displayed=displayed,
@@ -78,7 +80,7 @@ def elsewhere() -> Elsewhere:
 def arithmetic(config: Config) -> Arithmetic:
     """Prompts x samples x passes -> forward passes."""
     data, passes = config.data, config.sampling.steps
-    remasked = config.sampling.likelihood == "remasked"
+    remasked = config.sampling.likelihood != "drawn"
     trained = config.sampling.masks if remasked else passes
     samples, rows = data.prompts_per_step * data.group_size, 1 if config.model.guidance == 1 else 2
     drawing, training = samples * passes * rows, samples * trained * rows * config.optim.epochs
@@ -104,7 +106,7 @@ def load(
     architectures: tuple[str, ...],
 ) -> Policy:
     """Load the model as a policy over tokens that are drawn several at a time."""
-    from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy, Remasking
+    from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
     from pipelines.training import Training
 
     options, sampling = config.model, config.sampling
@@ -123,17 +125,31 @@ def load(
     )
     with naming("sampling."):
         drawing = model.variant(sampling.steps)
+        remasking = masks_of(sampling, drawing)
     with naming("sampling.evaluation_"):
         evaluating = model.variant(sampling.evaluation_steps or sampling.steps)
     return ParallelTokenPolicy(
         drawing,
         evaluation=evaluating,
-        remasking=Remasking(sampling.masks, sampling.mask_share) if sampling.likelihood == "remasked" else None,
+        remasking=remasking,
         temperature=sampling.temperature,
         evaluation_temperature=sampling.evaluation_temperature,
         batch_size=sampling.forward_batch_size,
         device=device,
     )
+
+
+def masks_of(sampling: ParallelSampling, model: Any) -> Remasking | Singles | None:
+    """The masks with which finished images are scored; None: each code in the pass that drew it."""
+    from mmgrpo.policies.parallel_tokens import Remasking, Singles
+
+    if sampling.likelihood == "drawn":
+        return None
+    if sampling.likelihood == "remasked":
+        return Remasking(sampling.masks, sampling.mask_share)
+    if sampling.masks > (places := math.prod(model.shape)):
+        raise ValueError(f"masks: got {sampling.masks}, expected at most {places}, the codes of an image")
+    return Singles(sampling.masks)
 
 
 def refuse_model(

@@ -33,7 +33,7 @@ PASSED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 1], [1, 1, 1, 1], [
 NAMES = [(what, name) for what, table in TABLES.items() for name in table]
 ON_POLICY_GRADIENT = [
     "ppo", "dual_clip", "two_sided_clip", "log_preclip", "cispo_band", "cispo_cap", "sapo", "simple_policy",
-    "policy_gradient", "mini_rl", "rec", "flow_dppo", "gspo", "gspo_token", "gmpo", "vespo",
+    "policy_gradient", "mini_rl", "rec", "sepo", "flow_dppo", "gspo", "gspo_token", "gmpo", "vespo",
 ]  # fmt: skip
 ABSOLUTE = ["n_best", "double_entropy", "kl_forward_rewarded"]
 """Of the probabilities themselves, not of ratios."""
@@ -102,6 +102,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "place": torch.arange(4.0).expand(5, 4),
         "progress": (torch.arange(4.0) / 3).expand(5, 4),
         "teacher.log_probs@pixelated(ratio=0.1)": old + spread * normal(),
+        "conditional_entropy": normal().square(),
         "key": KEY,
     }
 

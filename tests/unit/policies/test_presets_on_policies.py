@@ -24,12 +24,14 @@ from tests.unit.policies.test_tools import policy_of as conversing
 
 NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy"}
 """Presets that need samples in trees, which only denoising policies grow."""
+NO_SINGLES = {"sepo": "conditional_entropy"}
+"""Presets that need tokens given all others, which only masked models score."""
 NO_TEACHER = {"flow_opd": "teacher.shift.*'teacher'.*algorithm.networks"}
 """Presets for networks that the user names."""
 NO_GUIDE = dict.fromkeys(("tgdpo", "rto", "opd", "va_opd"), "teacher.log_probs.*'teacher'.*algorithm.networks")
 NO_OFFLINE = dict.fromkeys(("gr_dpo", "gr_ipo"), "by_category.*data.offline") | {"sft": "likelihood.*data.offline"}
 """Presets of given answers alone."""
-REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES | NO_GUIDE, "matching": NO_TREES}
+REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES | NO_SINGLES | NO_GUIDE, "matching": NO_TREES}
 REFUSED = {kind: refused | NO_OFFLINE for kind, refused in REFUSED.items()}
 """Presets that suit a kind of policy but need more than it gives, and what the refusal says."""
 PLANS = (

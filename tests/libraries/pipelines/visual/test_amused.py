@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel
 
+from mmgrpo.config.reading import usual
+from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
 from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
 from mmgrpo.types import Prompt, Request
@@ -124,6 +128,21 @@ def test_more_passes_than_codes_are_refused_by_name(folder, setting):
     config = config_of("amused", folder)
     setattr(config.sampling, setting, 65)
     with pytest.raises(ValueError, match=rf"sampling\.{setting}: got 65.*16"):
+        families()["amused"].policy(config, "cpu")
+
+
+def test_single_masks_score_each_code_given_all_others_and_no_more_than_there_are(folder):
+    sampling = usual(config_class(families()["amused"].sections), "sepo").sampling
+    assert (sampling.likelihood, sampling.masks) == ("conditional", 16)
+    config = replace(config_of("amused", folder), sampling=replace(sampling, steps=6))
+    policy: Any = families()["amused"].policy(config, "cpu")
+    rollout = policy.rollout(Request(PROMPTS, [0, 1], 2, 3))
+    masks = rollout.steps.order
+    assert masks.shape[:2] == (4, 16) and (masks.sum(2) == 1).all() and (masks.sum(1) == 1).all()
+    old = rollout.decisions.log_probs[rollout.decisions.loss_mask]
+    torch.testing.assert_close(rescored(policy, rollout), old, rtol=0, atol=1e-5)
+    config.sampling.masks = 17
+    with pytest.raises(ValueError, match=r"sampling\.masks: got 17.*16"):
         families()["amused"].policy(config, "cpu")
 
 
