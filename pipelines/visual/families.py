@@ -162,7 +162,7 @@ FAMILIES: Mapping[str, Family] = {
             "amused",
             "aMUSEd, masked image tokens",
             "pipelines.visual.amused",
-            ("AmusedPipeline",),
+            ("AmusedPipeline", "UVit2DModel"),
             AmusedOptions,
             MaskedSampling,
         ),

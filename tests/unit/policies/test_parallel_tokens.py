@@ -307,14 +307,19 @@ def equal_neighbours(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> li
     return [sum(token == text[0] for token in text) / PLACES * (text[0] != prompt.id) for prompt, text in rows]
 
 
-def run(folder: Path, *, causal: bool, **settings):
-    settings = {"prompts_per_step": 2, "group_size": 16, "steps": 5, **settings, **algorithm_blocks("grpo")}
-    return trainer(policy(causal=causal), folder, PROMPTS, reward=equal_neighbours, **settings)
+def run(folder: Path, preset: str = "grpo", *, causal: bool, remasking: Remasking | Singles | None = None, **settings):
+    settings = {"prompts_per_step": 2, "group_size": 16, "steps": 5, **settings, **algorithm_blocks(preset)}
+    made = policy(causal=causal, remasking=remasking)
+    return trainer(made, folder, PROMPTS, reward=equal_neighbours, **settings)
 
 
 @pytest.mark.learning
-def test_places_learn_to_agree(causal, tmp_path):
-    result = run(tmp_path, causal=causal, heldout=PROMPTS, steps=60, lr=0.1).fit()["eval"]
+@pytest.mark.parametrize(
+    ("preset", "causal", "remasking"),
+    [("grpo", False, None), ("grpo", True, None), ("grpo", False, Remasking()), ("sepo", False, Singles(PLACES))],
+)
+def test_places_learn_to_agree(preset, causal, remasking, tmp_path):
+    result = run(tmp_path, preset, causal=causal, remasking=remasking, heldout=PROMPTS, steps=60, lr=0.1).fit()["eval"]
     assert result["before"]["reward"]["mean"] < 0.5
     assert result["after"]["reward"]["mean"] > 0.8
 

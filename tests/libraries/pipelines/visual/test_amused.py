@@ -176,6 +176,16 @@ def test_a_small_model_is_complete_in_its_folder(small, tmp_path):
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(*images, strict=True))  # type: ignore[union-attr]
 
 
+def test_the_family_reads_a_small_model(small):
+    owner, config = families()["amused"], config_of("amused", small, guidance=1.0, height=0, width=0)
+    owner.refuse_model(config, small)
+    policy: Any = owner.policy(config, "cpu")
+    config.data.skip_limit = 1.0
+    usable, skipped = owner.accept(config, policy, [Prompt("a red square", "0"), Prompt("a zebra", "1")])
+    assert policy.model.shape == (8, 8)
+    assert [prompt.id for prompt in usable] == ["0"] and [one.id for one in skipped] == ["1"]
+
+
 @pytest.mark.parametrize(("size", "text", "named"), [(32, "a red square", "32"), (64, "a red zebra", "'zebra'")])
 def test_a_small_model_refuses_what_it_cannot_draw(small, size, text, named):
     with pytest.raises(ValueError, match=named):
