@@ -18,7 +18,7 @@ from pipelines.options import check_trainable
 from pipelines.visual.family import naming, read, write_page, write_samples
 from pipelines.visual.options import ParallelSampling, VisualData, VisualEval
 from pipelines.visual.sizes import refuse_sizes
-from pipelines.visual.token_family import accept, tokens
+from pipelines.visual.token_family import tokens
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -75,6 +75,12 @@ def elsewhere() -> Elsewhere:
     from pipelines.export import Elsewhere
 
     return Elsewhere(("diffusers", "peft"))
+
+
+def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts that the loaded model reads, and the skipped ones."""
+    model: Any = policy.model  # type: ignore[attr-defined]
+    return read_whole(model.check, config, prompts)
 
 
 def arithmetic(config: Config) -> Arithmetic:
