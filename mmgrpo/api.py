@@ -32,7 +32,7 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.advice import PYTHON, argument, in_python
 from mmgrpo.config.conflicts import DECISIONS, PROCESS, refuse_conflicts
-from mmgrpo.config.needs import refuse_moot, sections_of
+from mmgrpo.config.needs import refuse_moot, sections_of, values_of
 from mmgrpo.config.reading import build, preset_settings, refuse_preset, setting_names, stated, usual
 from mmgrpo.config.schedules import named as scheduled
 from mmgrpo.config.schedules import of_settings
@@ -389,6 +389,7 @@ def make_trainer(
     stopping: Any = {"patience": config.eval.patience, "patience_reward": config.eval.patience_reward}
     stopping["every"] = config.eval.every
     kind: Any = {"offline": offline, "steps": config.steps, "staleness": config.rollout.max_staleness}
+    kind["reward_drift"] = values_of(sections_of(config)).get("sampling.reward_drift", "")
     attached = partial(methods, loss, config.optim, reward_scorers, weighting=recipe.weighting, **stopping, **kind)
     theirs = [load_callback(spec) for spec in callbacks]
     Callbacks([*attached(), *theirs])

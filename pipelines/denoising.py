@@ -100,6 +100,10 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
         from mmgrpo.policies.reward_gradients import gradient_path
 
         gradient_path(sampling.gradient)
+    if sampling.reward_drift:
+        from mmgrpo.policies.reward_drift import drift_of
+
+        drift_of(sampling.reward_drift)
     levels = round(sampling.noisy_fraction * sampling.steps)
     if sampling.policy in ("matching", "neighbors") and sampling.draws > levels:
         raise ValueError(
@@ -239,6 +243,7 @@ def policy_over(
             policy = RewardGradientPolicy(model, path=path, **arguments)
     else:
         of_steps = {"kernel_text": sampling.kernel, "completion_steps": sampling.completion_steps}
+        of_steps |= {"reward_drift": sampling.reward_drift}
         policy = DenoisingPolicy(model, plan=sampling.plan, plan_per=sampling.plan_per, **of_steps, **arguments)
     return policy
 

@@ -171,6 +171,8 @@ class DenoisingSampling:
     completion_steps: Annotated[int, within("[0, 10000]"), TRANSITIONS, *SAMPLING["sampling.completion_steps"]] = 0
     """Maximum number of deterministic steps to complete the states around each decision, for rewards of single steps
     (credits that read step_rewards). As many as there are steps follow the complete ODE; 0 completes none."""
+    reward_drift: Annotated[str, ANY_TEXT, TRANSITIONS, *SAMPLING["sampling.reward_drift"]] = ""
+    """A reward whose gradient moves what is drawn: gradient(reward='NAME', beta=.., first=..); empty: none."""
     forward_batch_size: Annotated[int, COUNT] = 256
     """Memory limit: network evaluations of one forward pass without gradient."""
 

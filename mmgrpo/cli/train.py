@@ -37,7 +37,7 @@ from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.extras import install
 from mmgrpo.config.names import nearest, plural
-from mmgrpo.config.needs import overridden, refuse_moot
+from mmgrpo.config.needs import overridden, refuse_moot, sections_of, values_of
 from mmgrpo.config.plugins import EMBEDDED, PYPI, locate, recipe
 from mmgrpo.config.ranges import ANY_NUMBER
 from mmgrpo.config.reading import (
@@ -422,6 +422,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
         refuse_ranges(recipe, sampling.trackers, rewards)
         patience: Any = {"patience": config.eval.patience, "patience_reward": config.eval.patience_reward}
         patience |= {"every": config.eval.every, "steps": config.steps}
+        patience["reward_drift"] = values_of(sections_of(config)).get("sampling.reward_drift", "")
         methods(loss, config.optim, rewards, **patience, offline=config.data.offline)
     except (ValueError, OSError, RewardFailure) as error:
         problems.append(str(error))

@@ -54,6 +54,11 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
         UNREAD,
         excludes(where("sampling.plan", "expand_prune"), why="no states of groups that are pruned are completed"),
     ),
+    "sampling.reward_drift": (
+        excludes(
+            where("rollout.engine", but="policy"), why="it moves the states that the policy draws, by its own decoder"
+        ),
+    ),
     "sampling.solver": (
         excludes("sampling.explore_steps", why="exploration draws by euler", but="euler"),
         excludes(OF_DIFFUSION, why="it is defined for flows only", but="euler"),

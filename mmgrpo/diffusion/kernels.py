@@ -278,6 +278,14 @@ def diffusion_estimates(x: Latent, output: Latent, now: Level, prediction: str) 
     raise ValueError(f"ddim: got a network that predicts '{prediction}', expected epsilon, v or sample")
 
 
+def clean_estimate(x: Latent, output: Latent, step: Step, grid: Grid, prediction: str) -> Latent:
+    """The clean sample that a network's output at x implies: x - s v of a flow."""
+    now, _ = at(x, step, grid, grid.process)
+    return (
+        estimates(x, output, now)[0] if grid.process == "flow" else diffusion_estimates(x, output, now, prediction)[0]
+    )
+
+
 def output_towards(clean: Latent, x: Latent, step: Step, grid: Grid, prediction: str) -> Latent:
     """The output of a network at x whose clean estimate is ``clean``: (x - clean) / s of a flow."""
     now, _ = at(x, step, grid, grid.process)

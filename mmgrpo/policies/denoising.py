@@ -180,13 +180,14 @@ class DenoisingPolicy:
         evaluation: DenoisingModel | None = None,
         completion_steps: int = 0,
         plan_per: str = "round",
+        reward_drift: str = "",
     ) -> None:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
         also another size), by which rollouts and evaluation samples are drawn. The old log-probs of what ``drawing``
         drew are those of ``model``, which is the policy; those of ``drawing`` are the field ``sampler_log_probs``.
         With ``completion_steps`` the states around decisions are completed in at most so many steps without noise, and
         rollouts have the fields of ``mmgrpo.advantages.step_rewards``. ``plan_per`` "prompt" draws plans anew for each
-        prompt.
+        prompt. ``reward_drift`` moves what is drawn (``mmgrpo.policies.reward_drift``).
         """
         self.model = model
         self.network, self.networks = model.network, Networks(model)
@@ -208,6 +209,11 @@ class DenoisingPolicy:
         if self.drawing is not self.solver:
             self.fields = self.fields | {"sampler_log_probs"}
         self.engine: TrajectoryDrawer | None = None
+        self.reward_drift = None
+        if reward_drift:
+            from mmgrpo.policies.reward_drift import drift_of
+
+            self.reward_drift = drift_of(reward_drift, model)
         self.completion_steps = completion_steps
         if completion_steps:
             self.fields = self.fields | {"step_rewards", "step_values"}
@@ -481,7 +487,11 @@ class DenoisingPolicy:
                 history = estimate_of(x[children], self.solver.mean(output)[children], step[children], grid)
             predicted += [one.std.min() for one in (drawn, transition) if self.outputs == 2]
             noise = self._noise(streams, plan, forwards, edges)
-            x = drawn.sample(noise[alive] if prune else noise)
+            before, x = x, drawn.sample(noise[alive] if prune else noise)
+            if self.reward_drift:
+                prompts = [request.prompts[i] for i in prompt.tolist()]
+                given = before, self.solver.mean(output), step, grid, conditioning.take(prompt), prompts
+                x = x + drawn.std.square() * self.reward_drift(self.model, *given, request.gradient)[children]
             sizes.see(x, f"sampling.kernel {self.kernel_text}", t)
             # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
             index = store(x, transition.mean)

@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
 from mmgrpo.config.registry import bind, block, table_of
-from mmgrpo.diffusion.kernels import Transition, diffusion_estimates, kernel, like
+from mmgrpo.diffusion.kernels import Transition, clean_estimate, kernel, like
 from mmgrpo.diffusion.noising import noised
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.schedules import Grid, Sizes
@@ -416,12 +416,12 @@ class Decoding(Protocol):
         ...
 
 
-def refuse_undecodable(model: DenoisingModel) -> None:
+def refuse_undecodable(model: DenoisingModel, setting: str = "sampling.policy: got gradients") -> None:
     """ValueError for a model without pixels of images that have a gradient."""
     if not isinstance(model, Decoding) or model.kind != "image":
         raise ValueError(
-            "sampling.policy: got gradients, expected another kind with this family: rewards have gradients with "
-            "respect to the pixels of images"
+            f"{setting}, which this family does not have: rewards have gradients with respect to the pixels of images; "
+            "leave it out"
         )
 
 
@@ -598,10 +598,7 @@ class RewardGradientPolicy(GradientPolicy):
         return self.solver.step(x, self._output(x, step, conditioning), step, self.grid)
 
     def _clean(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
-        output, level = self._output(x, step, conditioning), like(self.grid.levels[step], x)
-        if self.grid.process == "flow":
-            return x - level * output
-        return diffusion_estimates(x, output, level, self.model.prediction)[0]
+        return clean_estimate(x, self._output(x, step, conditioning), step, self.grid, self.model.prediction)
 
 
 def gradient_path(text: str) -> GradientPath | Adjoint:

@@ -27,7 +27,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "reward_weights": lambda choices: choices.weighting,
     "networks": lambda choices: choices.loss.networks,
     "critic": lambda choices: any(map(is_critic, choices.loss.networks)),
-    "reward_gradients": lambda choices: "gradient_reward" in choices.loss.scores,
+    "reward_gradients": lambda choices: "gradient_reward" in choices.loss.scores or choices.reward_drift,
     "steps": lambda choices: parse(choices.optim.step, "optim.step")[0] != "plain",
     "moving_average": lambda choices: choices.optim.ema,
     "interpolation": lambda choices: choices.optim.interpolation != 1,

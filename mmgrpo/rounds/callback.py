@@ -76,6 +76,8 @@ class Choices:
     staleness: int = 0
     weighting: Sequence[Bound] = ()
     """The rules by which the weights of rewards change."""
+    reward_drift: str = ""
+    """sampling.reward_drift of denoising models."""
 
 
 @dataclass(frozen=True)

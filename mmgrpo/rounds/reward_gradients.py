@@ -40,6 +40,17 @@ class RewardGradients(Callback):
         return replace(request, gradient=partial(weighted, self.rewards, weights))
 
 
+@dataclass
+class DriftGradient(Callback):
+    """Gives every request one reward as a function of pixels, for ``sampling.reward_drift``."""
+
+    rewards: Mapping[str, Differentiable]
+    """The one, by its name."""
+
+    def on_request(self, run: Run, request: Request) -> Request:
+        return replace(request, gradient=partial(weighted, self.rewards, dict.fromkeys(self.rewards, 1.0)))
+
+
 def weighted(
     rewards: Mapping[str, Differentiable],
     weights: Mapping[str, float],
@@ -67,17 +78,27 @@ def weighted(
 
 def callbacks(choices: Choices) -> list[Callback]:
     """What the settings ask for; ValueError that names a reward without a differentiable form."""
-    return [
-        RewardGradients({one.name: loaded(one, choices.loss.objective.text) for one in choices.scorers if one.weight})
-    ]
+    if choices.reward_drift:
+        from mmgrpo.policies.reward_drift import drift_of
+
+        name = drift_of(choices.reward_drift).reward
+        known = [one for one in choices.scorers if one.name == name]
+        if not known:
+            raise ValueError(
+                f"sampling.reward_drift: got reward '{name}', expected one of the run's rewards: "
+                f"{', '.join(one.name for one in choices.scorers)}; add '{name}(weight=0)' to rewards"
+            )
+        return [DriftGradient({name: loaded(known[0], "sampling.reward_drift follows")})]
+    objective = f"the objective '{choices.loss.objective.text}' trains on"
+    return [RewardGradients({one.name: loaded(one, objective) for one in choices.scorers if one.weight})]
 
 
-def loaded(scorer: Scorer, objective: str) -> Differentiable:
+def loaded(scorer: Scorer, asking: str) -> Differentiable:
     """The differentiable form of a reward."""
     if scorer.gradient is None:
         able = ", ".join(sorted(name for name, entry in entries().items() if entry.gradient))
         raise ValueError(
-            f"rewards: '{scorer.name}' has no gradient, which the objective '{objective}' trains on: it is not "
+            f"rewards: '{scorer.name}' has no gradient, which {asking}: it is not "
             f"differentiable, or another process computes it. Give it weight=0, or take one that has (here: {able}); "
             "one of your own states it as @reward(gradient='module:function') and runs with process=False"
         )
