@@ -23,7 +23,8 @@ from mmgrpo.data.values import MAX_DEPTH, shown
 from mmgrpo.types import Audio
 
 MEDIA_KEYS = frozenset(
-    {key for kind in IN_MEMORY for key in (kind, kind + "s")} | {"path", "url", "data", "bytes", "audio_filepath"}
+    {key for kind in IN_MEMORY for key in (kind, kind + "s")}
+    | {"mask", "path", "url", "data", "bytes", "audio_filepath"}
 )
 """Keys whose strings may be the content of a medium."""
 

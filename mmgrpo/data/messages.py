@@ -129,6 +129,8 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     answer = "answer" if "answer" in row else "solution"
     consumed = {key, "id", answer, "task", "meta", "system", "tools", *chain.from_iterable(names.values())}
     meta = {name: value for name, value in row.items() if name not in consumed}
+    if isinstance(meta.get("mask"), str) and meta["mask"]:  # an image; boxes are lists
+        meta["mask"] = medium_of({"path": meta["mask"]}, "image", root).source
     if reply:
         meta["reply"] = reply
     own_meta = _typed(row, "meta", dict, {})

@@ -57,7 +57,7 @@ def hpsv3(
         if image is None:
             values.append(math.nan)
             continue
-        pixels = image_pixels(image, PIXELS, PIXELS)
+        pixels = [image_pixels(image, PIXELS, PIXELS)]
         values.append(
             float(model.logits(text.replace("{text_prompt}", prompt.text), pixels, IMAGE_TOKEN, "hpsv3")[0, 0])
         )

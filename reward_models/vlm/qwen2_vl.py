@@ -1,8 +1,9 @@
-"""Qwen2-VL (arXiv:2409.12191) as a reward model: an image or clip and a text in, numbers at special tokens out.
+"""Qwen2-VL (arXiv:2409.12191) and Qwen2.5-VL as reward models: images, or a clip, and a text in, numbers at special
+tokens out.
 
-What HPSv3 and VideoAlign share. Both are trained with a forward pass of their own, in which every token, those of the
-image included, has the position of its place in the sequence; the positions in three axes that Qwen2-VL has in
-transformers give other scores. Images are prepared here, to the pixel as by Qwen's own processor, for which
+What HPSv3, VideoAlign and EditReward share. They are trained with a forward pass of their own, in which every token,
+those of the image included, has the position of its place in the sequence; the positions in three axes that Qwen2-VL
+has in transformers give other scores. Images are prepared here, to the pixel as by Qwen's own processor, for which
 torchvision is not needed.
 """
 
@@ -80,23 +81,24 @@ def patches(pixels: Float[Tensor, "n 3 height width"]) -> tuple[Float[Tensor, "c
 
 
 class QwenReward(nn.Module):
-    """A Qwen2-VL without its language head, and a head in fp32 that is read at special tokens."""
+    """A Qwen2-VL or Qwen2.5-VL, by its configuration, without its language head, and a head in fp32 that is read at
+    special tokens."""
 
     def __init__(self, config: Any, head: nn.Module) -> None:
-        from transformers import Qwen2VLModel
+        from transformers import Qwen2_5_VLModel, Qwen2VLModel
 
         super().__init__()
-        self.model: Any = Qwen2VLModel(config)
+        self.model: Any = (Qwen2_5_VLModel if config.model_type == "qwen2_5_vl" else Qwen2VLModel)(config)
         self.rm_head = head
 
     def forward(
-        self, ids: Tensor, pixels: Tensor, grid: tuple[int, int, int], mark: int, read: Sequence[int]
+        self, ids: Tensor, pixels: Tensor, grids: Sequence[tuple[int, int, int]], mark: int, read: Sequence[int]
     ) -> Tensor:
-        """The outputs [k, out] of the head at the k tokens of ``ids`` [L] that are in ``read``, in their order; the
-        image or clip takes the places of the tokens ``mark``."""
+        """The outputs [k, *out] of the head at the k tokens of ``ids`` [L] that are in ``read``, in their order; the
+        images, or the clip, take the places of the tokens ``mark`` in their order."""
         visual, language = self.model.visual, self.model.language_model
-        grids = torch.tensor([grid], device=ids.device)
-        seen = visual(pixels.to(ids.device, visual.dtype), grid_thw=grids).pooler_output
+        sizes = torch.tensor(grids, device=ids.device)
+        seen = visual(pixels.to(ids.device, visual.dtype), grid_thw=sizes).pooler_output
         states = language.embed_tokens(ids)
         states = states.masked_scatter((ids == mark)[:, None], seen.to(states.dtype))
         hidden = language(inputs_embeds=states[None]).last_hidden_state[0]  # positions 0, 1, 2, ...
@@ -127,28 +129,31 @@ class QwenScorer:
     device: torch.device
 
     @torch.no_grad()
-    def logits(self, text: str, pixels: Tensor, mark: str, reward: str) -> Tensor:
-        """The outputs [k, out] of the head for an image or clip, which is shown before the ``text`` of the user."""
-        values, grid = patches(pixels)
-        count = math.prod(grid) // MERGE**2
+    def logits(self, text: str, media: Sequence[Tensor], mark: str, reward: str) -> Tensor:
+        """The outputs [k, *out] of the head for the pixels of images, or of a clip, which are shown before the ``text``
+        of the user."""
+        values, grids = zip(*map(patches, media), strict=True)
         names = self.tokenizer.convert_tokens_to_ids
         special, image = names(list(self.tokens)), names(mark)
-        ids = self.tokenizer(conversation(text, mark), add_special_tokens=False)["input_ids"]
-        if [one for one in ids if one in special] != special or ids.count(image) != 1:
+        ids = self.tokenizer(conversation(text, mark, len(media)), add_special_tokens=False)["input_ids"]
+        if [one for one in ids if one in special] != special or ids.count(image) != len(media):
             raise ValueError(
-                f"{reward}: got a text with other special tokens than one {mark} and {', '.join(self.tokens)}: "
-                f"{text[-200:]!r}; expected the published instruction and a prompt without special tokens"
+                f"{reward}: got a text with other special tokens than {len(media)} {mark} and "
+                f"{', '.join(self.tokens)}: {text[-200:]!r}; expected the published instruction and a prompt without "
+                "special tokens"
             )
-        place = ids.index(image)
-        whole = torch.tensor([*ids[:place], *[image] * count, *ids[place + 1 :]], device=self.device)
-        return self.network(whole, values, grid, image, special).float().cpu()
+        counts = iter(math.prod(grid) // MERGE**2 for grid in grids)
+        whole = [token for one in ids for token in ([image] * next(counts) if one == image else [one])]
+        network_ids = torch.tensor(whole, device=self.device)
+        return self.network(network_ids, torch.cat(values), grids, image, special).float().cpu()
 
 
-def conversation(text: str, mark: str) -> str:
-    """The conversation of Qwen2-VL's chat template: one user turn with an image or clip before the text."""
+def conversation(text: str, mark: str, count: int = 1) -> str:
+    """The conversation of Qwen's chat template: one user turn with ``count`` images, or a clip, before the text."""
+    shown = f"<|vision_start|>{mark}<|vision_end|>" * count
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        f"<|im_start|>user\n<|vision_start|>{mark}<|vision_end|>{text}<|im_end|>\n<|im_start|>assistant\n"
+        f"<|im_start|>user\n{shown}{text}<|im_end|>\n<|im_start|>assistant\n"
     )
 
 

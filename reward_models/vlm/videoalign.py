@@ -111,7 +111,7 @@ def _score(model: VideoAlign, prompt: Prompt, output: Output, fps: float) -> dic
         return dict.fromkeys(DIMENSIONS, math.nan)
     frames = output.frames[frame_places(len(output.frames), output.fps, fps)]
     text = model.instruction.replace("{text_prompt}", prompt.text)
-    logits = model.scorer.logits(text, clip_pixels(frames, MIN_PIXELS, model.pixels), VIDEO_TOKEN, "videoalign")
+    logits = model.scorer.logits(text, [clip_pixels(frames, MIN_PIXELS, model.pixels)], VIDEO_TOKEN, "videoalign")
     # A head of three outputs has one for each token; one of a single output is read at all three.
     rows = logits.diagonal() if logits.shape[1] == len(DIMENSIONS) else logits[:, 0]
     return dict(zip(DIMENSIONS, rows.tolist(), strict=True))

@@ -17,7 +17,7 @@ from PIL import ImageDraw, ImageFont
 from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
 from mmgrpo.scoring.isolation import copied
-from mmgrpo.types import Audio, Image, Output, Prompt, Text, Video
+from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Turn, Video
 from reward_models import REWARDS
 from tests.libraries.reward_models.rules.test_tasks import GOLD, ROW
 
@@ -51,6 +51,8 @@ NEEDED = {
     "regularized_relevance": "(embed='module:function')",
     **dict.fromkeys(of_rooms("judges"), "(judge=\"vlm(model='m')\")"),
     "judge_rubric": "(judge=\"vlm(model='m')\", criteria=['light'])",
+    "edit_reward": "(weights='w', instructions='prompts.py')",
+    "face_identity": "(embed='tests.libraries.reward_models.objects.test_faces:faces')",
     "win_rate": "(reward='jpeg_compressibility')",
     "videoscore": "(instruction='i.txt')",
     "frechet": "(exemplars='e.safetensors')",
@@ -263,6 +265,9 @@ ALIKE = {
 }
 """Rewards to the task whose gold answer they take."""
 
+EDITED = ("scene_edit_all", "scene_edit_follows", "scene_edit_score", "unchanged_outside", "face_identity")
+"""Rewards of images that are edited."""
+
 
 @pytest.mark.parametrize("name", [name for name in REWARDS if name not in NEED_MODELS])
 def test_no_reward_of_the_package_changes_what_it_is_given(name):
@@ -298,7 +303,12 @@ def test_no_reward_of_the_package_changes_what_it_is_given(name):
         outputs = [noise(), GREY]
     elif name in SOUNDS:
         outputs = [Audio(torch.sin(torch.arange(32_000) / 9).view(2, -1), 16_000)] * 2
-    prompts = [Prompt("one red circle", "1", gold, name if name in GOLD else "exact", meta)] * 2
+    turns: tuple[Turn, ...] = ()
+    if name in EDITED:
+        gold, meta["mask"] = {"colour": "red", "shape": "circle"}, [0, 0, 8, 8]
+        turns = (Turn("user", (Media("image", noise(32)), "one red circle")),)
+        outputs = [noise(32), Image(torch.ones(3, 32, 32))]
+    prompts = [Prompt("one red circle", "1", gold, name if name in GOLD else "exact", meta, turns)] * 2
     before = copied([prompts, outputs])
     assert len(scorer(name + NEEDED.get(name, "")).fn(prompts, outputs)) == 2
     assert repr(before[0]) == repr(prompts)

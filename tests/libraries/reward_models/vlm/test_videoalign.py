@@ -177,7 +177,7 @@ def test_at_most_768_frames_are_seen():
 def test_a_frame_of_128_tokens_is_large_enough():
     """224 x 448 pixels are 8 x 16 tokens of 28 x 28: it is not enlarged."""
     shapes = []
-    scorer: Any = SimpleNamespace(logits=lambda text, pixels, *_: shapes.append(pixels.shape) or torch.zeros(3, 1))
+    scorer: Any = SimpleNamespace(logits=lambda text, media, *_: shapes.append(media[0].shape) or torch.zeros(3, 1))
     model = reward.VideoAlign(scorer, "", 2.0, 200_000, {})
     reward._score(model, Prompt("red"), Video(torch.zeros(4, 3, 224, 448), 8.0), 2.0)
     reward._score(model, Prompt("red"), Video(torch.zeros(4, 3, 112, 224), 8.0), 2.0)

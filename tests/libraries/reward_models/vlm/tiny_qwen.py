@@ -13,13 +13,15 @@ TEXT = "You are a helpful assistant rate red blue circle square Textual prompt q
 WORDS = TEXT.split()
 
 
-def write_base(folder: Path) -> Path:
-    """Configuration and tokenizer, without weights."""
-    from transformers import Qwen2VLConfig
+def write_base(folder: Path, later: bool = False) -> Path:
+    """Configuration and tokenizer, without weights; ``later``: of Qwen2.5-VL."""
+    from transformers import Qwen2_5_VLConfig, Qwen2VLConfig
 
+    eyes = {"depth": 2, "hidden_size": 32, "num_heads": 2}
+    eyes |= {"out_hidden_size": 32, "intermediate_size": 64} if later else {"embed_dim": 32, "mlp_ratio": 2}
     tokenizer = word_tokenizer(WORDS)
     ids = tokenizer.get_vocab()
-    config = Qwen2VLConfig(
+    config = (Qwen2_5_VLConfig if later else Qwen2VLConfig)(
         text_config={
             "vocab_size": len(ids) + 30,  # padded, as the real one
             "hidden_size": 32,
@@ -29,7 +31,7 @@ def write_base(folder: Path) -> Path:
             "num_key_value_heads": 1,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
         },
-        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2},
+        vision_config=eyes,
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
