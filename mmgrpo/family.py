@@ -259,12 +259,18 @@ class Settings:
 
 
 def families() -> Mapping[str, Family]:
-    """All families by name, as installed packages offer them."""
+    """The families of one model by name, as installed packages offer them."""
     table = plugins.table(plugins.FAMILIES)
     for name, row in table.items():
         if not isinstance(row, Family):
             raise ValueError(f"a package registers a {type(row).__name__} as the family '{name}', expected a Family")
     return table
+
+
+def all_families() -> Mapping[str, Family]:
+    """Those of one model and those of several (``model.family: rewriter``), each part of which is a recipe of the
+    former."""
+    return {**families(), **{name: family(path) for name, path in plugins.COMPOSITIONS.items()}}
 
 
 def refuse_unshardable(config: Config, owner: Family | None) -> None:
@@ -310,9 +316,10 @@ def a_family(value: Any) -> str:
 
 def family(name: str) -> Family:
     """A family by name, or one of one's own as ``module:OBJECT``; an unknown one is an error that names the nearest."""
-    if ":" in name:
+    if ":" in (name := plugins.COMPOSITIONS.get(name, name)):
         return plugins.load_object(name, "model.family", kind=a_family)
     table = families()
     if name not in table:
-        raise ValueError(f"model.family: unknown family {name!r}.{nearest(name, table, 'mmgrpo families')}")
+        known = {*table, *plugins.COMPOSITIONS}
+        raise ValueError(f"model.family: unknown family {name!r}.{nearest(name, known, 'mmgrpo families')}")
     return table[name]

@@ -15,7 +15,7 @@ from mmgrpo.config.needs import needs_of
 from mmgrpo.config.plugins import load_object
 from mmgrpo.config.registry import Block, registered
 from mmgrpo.config.settings import config_class
-from mmgrpo.family import families
+from mmgrpo.family import all_families
 from mmgrpo.rewards import RewardEntry, entries
 from mmgrpo.scoring.manifest import Manifest
 
@@ -29,7 +29,7 @@ MANY = 4
 def settings() -> str:
     """Every setting with its defaults and what it is."""
     defaults, descriptions = found()
-    everywhere, rows = len(families()), []
+    everywhere, rows = len(all_families()), []
     for name, values in defaults.items():
         if len(values) == 1 and len(*values.values()) == everywhere:
             texts = [f"`{value}`" for value in values]
@@ -57,7 +57,7 @@ def found() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]]:
                 text = " ".join(filter(None, (texts.get(field.name, ""), needed, excluded)))
                 about.setdefault(setting, Counter())[text] += 1
 
-    for name, family in families().items():
+    for name, family in all_families().items():
         walk(config_class(family.sections)(), "", name)
     return defaults, about
 
@@ -65,8 +65,8 @@ def found() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]]:
 def those(names: Sequence[str]) -> str:
     """Families in words: all of a modality by its name."""
     texts = []
-    for modality in dict.fromkeys(family.modality for family in families().values()):
-        members = [name for name, family in families().items() if family.modality == modality]
+    for modality in dict.fromkeys(family.modality for family in all_families().values()):
+        members = [name for name, family in all_families().items() if family.modality == modality]
         has = [name for name in members if name in names]
         missing = [name for name in members if name not in names]
         if has and len(missing) < len(has):

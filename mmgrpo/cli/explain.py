@@ -30,7 +30,7 @@ from mmgrpo.terminal import PROSE, columns_of, definitions, paragraph, width
 MANY = 12
 """Papers of a preset that are named; of more, the command that lists them."""
 
-OF_IMAGES, OF_TOKENS = "sd3", "causal_lm"
+OF_IMAGES, OF_TOKENS, OF_BOTH = "sd3", "causal_lm", "rewriter"
 """Families in whose words a preset is run: the default, and one of tokens."""
 
 LINES = {"trackers": "tracker", "terms": "term", "networks": "network"}
@@ -53,7 +53,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     from mmgrpo.config import plugins
     from mmgrpo.config.presets import CATALOGUE
     from mmgrpo.config.registry import registered
-    from mmgrpo.family import families
+    from mmgrpo.family import all_families
     from mmgrpo.policies import denoising, flow_matching, neighbors, reward_gradients
     from mmgrpo.rewards import entries
     from reward_models.rules.tags import STYLES
@@ -72,7 +72,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
         "task": TASKS,
         "style": STYLES,
         "recipe": plugins.recipes(),
-        "family": families(),
+        "family": all_families(),
     }
 
 
@@ -106,6 +106,8 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
     run = f"mmgrpo train --algorithm.preset {name}"
     if len(users) == 1 and "..." in (whole := command(papers()[users[0]])) and whole.startswith(f"{run} "):
         run = whole  # with what it cannot run without
+    elif chosen.policies == "joint":
+        run += f" --model.family {OF_BOTH} --model.writer ... --model.generator ..."
     elif chosen.policies == "tokens":
         run += f" --model.family {OF_TOKENS} --model.path ... --data.train ... --rewards ..."
     recipes = [recipe for recipe, path in named["recipe"].items() if trains(path, name)]
@@ -190,7 +192,7 @@ def lacking(name: str) -> list[str]:
     from mmgrpo.requirements.blocks import REQUIREMENTS, required
     from mmgrpo.update import LossRecipe
 
-    owner = family(OF_TOKENS if CATALOGUE[name].policies == "tokens" else OF_IMAGES)
+    owner = family({"tokens": OF_TOKENS, "joint": OF_BOTH}.get(CATALOGUE[name].policies, OF_IMAGES))
     kind = config_class(owner.sections)
     config = build(kind, with_preset(kind, {"algorithm": {"preset": name}}, "explain"), "explain")
     recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OUTPUTS = {
     "text": ("tokens",),
-    "image": ("gaussian", "matching"),
+    "image": ("gaussian", "matching", "joint"),
     "video": ("gaussian", "matching"),
     "speech": ("tokens", "gaussian", "matching"),
 }
@@ -124,9 +124,9 @@ def families(arguments: Sequence[str]) -> None:
     """Model families and their descriptions."""
 
     def read() -> Iterable[tuple[str, str, str]]:
-        from mmgrpo.family import families as table
+        from mmgrpo.family import all_families
 
-        return ((heading(family.modality), name, family.about) for name, family in table().items())
+        return ((heading(family.modality), name, family.about) for name, family in all_families().items())
 
     show(read, arguments, "families")
 

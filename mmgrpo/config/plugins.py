@@ -106,6 +106,10 @@ MOVED: Mapping[str, str] = {
 """Former names, of recipes and of modules with functions that users name, and the present ones."""
 
 
+COMPOSITIONS: Mapping[str, str] = {"rewriter": "pipelines.visual.rewriter:FAMILY"}
+"""Families of several models, whose parts are recipes, by name."""
+
+
 @cache
 def present_name(name: str, what: str) -> str:
     """The present name of a recipe or module; a former one (``MOVED``) is read, with one warning, which begins with

@@ -43,9 +43,10 @@ KINDS = {
 }
 """Names of the files to their titles, in the order in which presets are listed."""
 
-POLICIES = ("any", "tokens", "gaussian", "matching", "gradients")
+POLICIES = ("any", "tokens", "gaussian", "matching", "gradients", "joint")
 """Kinds of decisions: tokens of language models; Gaussian transitions of denoising policies, or clip means over latent
-dimensions; flow-matching errors at drawn noise levels; gradients of rewards."""
+dimensions; flow-matching errors at drawn noise levels; gradients of rewards; rows of tokens and transitions, whose
+``sampling`` settings each part takes of them that it has."""
 
 PROCESSES = ("tokens", "flow", "diffusion")
 """What a model was trained on, by which the value of a setting of ``sampling`` may differ."""

@@ -323,6 +323,7 @@ def refuse_preset(name: str, kind: str) -> None:
             "tokens": "it needs tokens, their entropies or lengths",
             "matching": "its clip range is calibrated for flow-matching errors",
             "gradients": "it differentiates rewards through the sampler, with sampling.policy=gradients",
+            "joint": "it has lines for the tokens of a text and for the transitions of its image",
             "gaussian": "it needs Gaussian transitions, or its clip range is calibrated for their log-probabilities",
         }[expected]
         raise ValueError(

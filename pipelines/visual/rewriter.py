@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from mmgrpo.config.names import nearest
 from mmgrpo.config.parts import PartLines, read_parts
 from mmgrpo.config.plugins import PYPI, locate, recipe
+from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, DEVICE, LONG_TEXT, one_of
 from mmgrpo.config.reading import build, load_yaml, refuse_preset, with_preset
 from mmgrpo.config.settings import Config, Sections, config_class
@@ -23,7 +24,7 @@ from mmgrpo.family import Arithmetic, Family, family
 from pipelines.families import displayed
 from pipelines.visual.family import write_page, write_samples
 from pipelines.visual.options import VisualData, VisualEval
-from pipelines.visual.written_prompts import asked, refuse_instruction, rewritten
+from pipelines.visual.written_prompts import LIMIT, asked, planned, refuse_instruction, rewritten
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -40,7 +41,7 @@ MAKES = {TEXT: "Text", IMAGE: "Image"}
 class RewriterOptions:
     """The two models, and which of them are trained."""
 
-    family: Annotated[str, ANY_TEXT] = "pipelines.visual.rewriter:FAMILY"
+    family: Annotated[str, ANY_TEXT] = "rewriter"
     """Model family; 'mmgrpo families' lists those of one model."""
     writer: Annotated[str, ANY_TEXT] = "text/demo"
     """Recipe, or YAML file, of the language model that rewrites prompts."""
@@ -65,6 +66,9 @@ class RewriterSampling:
         "{prompt}"
     )
     """What the language model is asked; {prompt} stands for the prompt."""
+    keep_prompt: bool = False
+    """Whether the generator reads the prompt and then the text, as a thought before the image (UniGRPO), or the text
+    alone."""
 
 
 def lines_of(config: Config, name: str) -> PartLines:
@@ -83,7 +87,8 @@ def part_of(config: Config, name: str) -> tuple[Family, Config]:
     owner, lines = family(str(section["model"]["family"])), lines_of(config, name)
     if owner.sections.outputs != MAKES[name]:
         raise ValueError(f"{where}: family '{owner.name}' makes {owner.sections.outputs}, expected {MAKES[name]}")
-    preset = lines.preset or str(dict(section.get("algorithm") or {}).get("preset", config.algorithm.preset))
+    whole, own = config.algorithm.preset, dict(section.get("algorithm") or {}).get("preset", "")
+    preset = lines.preset or str(whole if of_both(whole) or not own else own)
     taken = {part: section[part] for part in ("model", "sampling") if part in section}
     kind = config_class(owner.sections)
     made = build(kind, with_preset(kind, {**taken, "algorithm": {"preset": preset}}, where), where)
@@ -97,6 +102,11 @@ def part_of(config: Config, name: str) -> tuple[Family, Config]:
         optim=config.optim,
         seed=config.seed,
     )
+
+
+def of_both(preset: str) -> bool:
+    """Whether a preset is for rows of texts and images, so that each part takes of it what it has."""
+    return preset in CATALOGUE and CATALOGUE[preset].policies == "joint"
 
 
 @cache
@@ -130,7 +140,7 @@ def check(config: Config) -> None:
         if getattr(made.model, "forget_encoders", False):
             raise ValueError("model.generator: got model.forget_encoders, but its prompts are not known before")
         owner.check(made)
-        if name in config.model.trained:
+        if name in config.model.trained and not of_both(made.algorithm.preset):
             refuse_preset(made.algorithm.preset, owner.decisions(made))
         if not made.model.path.startswith(PYPI) and Path(path := locate(made.model.path)).is_dir():
             owner.refuse_model(made, path)
@@ -178,7 +188,9 @@ def load(
         second,
         count=config.sampling.texts,
         ask=partial(asked, config.sampling.instruction),
-        rewrite=partial(rewritten, second.model),
+        rewrite=partial(planned, second.model, limit=LIMIT)
+        if config.sampling.keep_prompt
+        else partial(rewritten, second.model),
         names=(TEXT, IMAGE),
         trained=config.model.trained,
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmgrpo.types import Output, Prompt
+if TYPE_CHECKING:
+    from mmgrpo.types import Output, Prompt
 
+LIMIT = "max_tokens of model.writer"
+"""The setting that says how long a rewriter's texts are."""
 PROMPT = "{prompt}"
 """Stands for the prompt in an instruction."""
 
@@ -26,16 +29,17 @@ def asked(instruction: str, prompt: Prompt) -> Prompt:
 
 def rewritten(generator: Any, prompt: Prompt, text: Output) -> Prompt:
     """The prompt with the text in place of its own, as far as the generator reads it."""
-    return as_read(generator, prompt, "", text, "the writer's max_tokens")
+    return as_read(generator, prompt, "", text, LIMIT)
 
 
-def planned(generator: Any, prompt: Prompt, plan: Output) -> Prompt:
-    """The prompt with a plan behind it, "prompt. plan" (T2I-R1, arXiv:2505.00703), as far as the generator reads it."""
+def planned(generator: Any, prompt: Prompt, plan: Output, limit: str = "sampling.plan_tokens") -> Prompt:
+    """The prompt with a plan behind it, "prompt. plan" (T2I-R1, arXiv:2505.00703), as far as the generator reads it;
+    ``limit`` is the setting that a warning names."""
     if not plan.text.strip():  # type: ignore[union-attr]
         return prompt
     sentence = replace(prompt, text=f"{prompt.text.rstrip(' .')}.")
     head = sentence.text if reads(generator, sentence) else prompt.text
-    return as_read(generator, prompt, head, plan, "sampling.plan_tokens")
+    return as_read(generator, prompt, head, plan, limit)
 
 
 def reads(generator: Any, prompt: Prompt) -> bool:

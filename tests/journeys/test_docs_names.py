@@ -8,11 +8,11 @@ import re
 from mmgrpo.config import plugins
 from mmgrpo.config.reading import RENAMED, setting_names
 from mmgrpo.config.settings import config_class
-from mmgrpo.family import families
+from mmgrpo.family import all_families
 from tests import ROOT
 from tests.pages import PAGES, anchors, prose
 
-FAMILIES = families()
+FAMILIES = all_families()
 BENCHMARKS = {
     f"benchmarks/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks").glob("*.md"))
 }

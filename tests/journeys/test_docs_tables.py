@@ -16,7 +16,7 @@ from mmgrpo.config.presets import BASE, CATALOGUE
 from mmgrpo.config.reading import setting_names
 from mmgrpo.config.registry import Block, registered
 from mmgrpo.config.settings import config_class
-from mmgrpo.family import families
+from mmgrpo.family import all_families
 from mmgrpo.rewards import entries
 from tests.pages import DOCS, in_code
 
@@ -59,7 +59,7 @@ def test_pages_hold_little_that_is_made_from_data() -> None:
 
 @pytest.mark.slow
 def test_every_setting_block_and_reward_is_in_its_table() -> None:
-    known = {name for family in families().values() for name in setting_names(config_class(family.sections))}
+    known = {name for family in all_families().values() for name in setting_names(config_class(family.sections))}
     assert {*named(settings.settings())} == known
     assert {*named(settings.blocks())} >= {
         name for table in registered().values() for name in table if name.isidentifier()
@@ -81,7 +81,7 @@ def test_descriptions_of_many_kinds_are_the_commonest_one() -> None:
 
     assert settings.commonest(Counter("ab")) == "a Or: b"
     assert settings.commonest(Counter("abcdee")) == "e"
-    visual = [name for name, family in families().items() if family.modality == "visual"]
+    visual = [name for name, family in all_families().items() if family.modality == "visual"]
     assert settings.those(visual) == "visual" and settings.those(visual[1:]) == f"visual except {visual[0]}"
     assert settings.those(visual[:1]) == visual[0]
 

@@ -15,14 +15,14 @@ from mmgrpo.cli import main
 from mmgrpo.cli.errors import is_user_error
 from mmgrpo.config.plugins import recipes
 from mmgrpo.config.presets import CATALOGUE, KINDS
-from mmgrpo.family import families
+from mmgrpo.family import all_families, families
 from mmgrpo.rewards import entries
 from tests import ROOT
 from tests.journeys.cli.running import refused, run, script
 
 PROGRAMS = {"grpo_minimal.py", "memory.py", "hours.py", "convert_var.py"}
 SCRIPTS = sorted({path.name for path in (ROOT / "scripts").glob("*.py")} - PROGRAMS)
-LISTS = {"recipes": recipes, "families": families, "rewards": entries}
+LISTS = {"recipes": recipes, "families": all_families, "rewards": entries}
 
 
 # ---- help

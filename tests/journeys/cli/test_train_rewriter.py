@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from mmgrpo.cli.train import read
+from mmgrpo.family import family
 from mmgrpo.types import Prompt, Request, Text
 from pipelines.visual.rewriter import FAMILY, part_of
 from pipelines.visual.written_prompts import planned, rewritten
@@ -49,7 +50,7 @@ def folder(tmp_path_factory) -> Path:
 def options(folder: Path, **changes) -> list[str]:
     """The command line of a run of 4 prompts, 2 texts and 2 images."""
     given = {
-        "--model.family": "pipelines.visual.rewriter:FAMILY",
+        "--model.family": "rewriter",
         "--model.writer": folder / "writer.yaml",
         "--model.generator": folder / "generator.yaml",
         "--sampling.instruction": "how many {prompt}",
@@ -124,6 +125,31 @@ def test_what_does_not_fit_together_is_refused_before_a_model_is_loaded(folder, 
     ]:
         with pytest.raises((ValueError, FileNotFoundError), match=match):
             call("train", "--dry-run", *options(folder, **changes))
+
+
+@pytest.mark.parametrize(
+    ("preset", "texts", "plan", "objectives"),
+    [
+        ("unigrpo", 8, "random_window(size=3, before=0.08, shared_noise=False)", ("1e-2", "guard(clip=1e-6)")),
+        ("dual_grpo", 2, "random_window(size=2, before=0.5)", ("0.2", "1e-5")),
+    ],
+)
+def test_a_preset_of_both_parts_gives_each_what_it_has(preset, texts, plan, objectives, folder, capsys):
+    given = {"--algorithm.preset": preset, "--algorithm.parts": [], "--rewards": ["jpeg_compressibility"]}
+    section = yaml.safe_load((folder / "generator.yaml").read_text())
+    section["sampling"]["steps"] = 6
+    (folder / "longer.yaml").write_text(yaml.safe_dump(section))
+    words = options(folder, **given, **{"--data.group-size": 8, "--model.generator": folder / "longer.yaml"})
+    config = read(words, "")
+    assert family("rewriter") is FAMILY and config.sampling.texts == texts
+    assert config.sampling.keep_prompt == (preset == "unigrpo")
+    made = {name: part_of(config, name)[1] for name in ("text", "image")}
+    assert made["image"].sampling.plan == plan
+    assert all(one in made[name].algorithm.objective for name, one in zip(made, objectives, strict=True))
+    call("train", "--dry-run", *words)
+    assert f"4 prompts x {texts} texts x {8 // texts} images" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="algorithm.parts.*'image'"):
+        call("train", "--dry-run", *options(folder, **given, **{"--data.group-size": 8, "--model.trained": "text"}))
 
 
 def test_a_text_is_cut_to_what_the_generator_reads():

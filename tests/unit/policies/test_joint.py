@@ -47,6 +47,11 @@ def gradient(made, batch, loss: LossRecipe, limit: int = 1000) -> torch.Tensor:
     made.policy.network.zero_grad()
     rows, settings = torch.ones(batch.decisions.rows, dtype=torch.bool), {"micro_batch_size": limit}
     accumulate_gradients(made.policy, batch, rows, loss, accelerator=made.accelerator, on_policy=False, **settings)
+    return flat(made)
+
+
+def flat(made) -> torch.Tensor:
+    """The gradients of all parameters."""
     return torch.cat(
         [
             one.grad.flatten() if one.grad is not None else torch.zeros(one.numel())
@@ -212,3 +217,31 @@ def test_rates_of_parameters_are_factors_of_the_learning_rate():
     }.items():
         with pytest.raises(ValueError, match=f"optim.rates.*{match}"):
             groups_of(trained, [text])
+
+
+def test_a_preset_of_both_parts_has_the_losses_of_its_source(tmp_path):
+    """UniGRPO: PPO of the thought at 1e-2, GRPO-Guard of the image at 1e-6, and 1.5e-5 mean((v - v_ref)^2), which is
+    all that is left of the image's loss without advantages."""
+    made = trainer(joint(), tmp_path, PROMPTS, reward=near_one, **algorithm_blocks("unigrpo"))
+    made.policy.keep_reference()
+    batch = round_of(made).batch
+    with torch.no_grad():
+        for parameter in made.policy.network.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    parts = {name: batch.of_part(name) for name in ("text", "image")}
+    alone = {
+        name: gradient(made, parts[name], LossRecipe.of(objective, "per_sample"))
+        for name, objective in {"text": "ppo(low=1e-2, high=1e-2)", "image": "grpo_guard(clip=1e-6)"}.items()
+    }
+    still = replace(batch, advantages=torch.zeros_like(batch.advantages))
+    penalty = gradient(made, still, made.loss)
+    torch.testing.assert_close(gradient(made, batch, made.loss), alone["text"] + alone["image"] + penalty)
+    made.policy.network.zero_grad()
+    [rollout], names = batch.rollouts, frozenset({"reference.velocity_gap"})
+    pieces = rollout.steps.split(parts["image"].loss_mask, 1000)
+    gaps = [made.policy.score(rollout, piece, names)["reference.velocity_gap"] for piece in pieces]
+    value = 1.5e-5 * torch.cat(gaps).mean()  # every row has as many transitions
+    value.backward()
+    by_hand = flat(made)
+    assert by_hand.abs().max() > 1e-9 and alone["text"].abs().max() > 1e-4
+    torch.testing.assert_close(penalty, by_hand, rtol=1e-4, atol=1e-12)
