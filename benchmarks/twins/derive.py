@@ -96,7 +96,7 @@ NO_TWIN = {
 }
 """Recipes whose blocks need what no world has."""
 
-NEEDS = {"flow_opd": "it needs teachers"}
+NEEDS = {"flow_opd": "it needs teachers", "srum": "it needs judged regions of given images"}
 """Presets that need what no world has."""
 
 OF_PRESETS: Mapping[str, Mapping[str, Any]] = {"flow_grpo_cps": {"kernel": "cps(a=0.7)"}}

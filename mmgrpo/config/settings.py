@@ -153,6 +153,11 @@ class Algorithm:
             "with samples, train in stages)",
             values=("likelihood",),
         ),
+        excludes(
+            where("data.offline", but=1.0),
+            why="its regions are those of given images (data.offline=1)",
+            having="regional",
+        ),
     ] = "ppo(low=0.2, high=0.2)"
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
     off_policy: Annotated[

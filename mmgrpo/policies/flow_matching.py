@@ -92,6 +92,10 @@ def self_normalized_error(gap: Float[Tensor, "N *latent"], time: Float[Tensor, "
     return time * over_latent(gap.square()) / scale
 
 
+JUDGED = frozenset({"regional", "anchored"})
+"""Scores of given images: mean(w (v - v*)^2) with the weights w of a row's regions (``mmgrpo.diffusion.regions``), and
+mean((v - v*_a)^2) at the same noised image, v*_a = noise - x_a of the best image of its prompt."""
+
 ADDED = 1 << 20
 """The first number of a sample that joins a group, beyond those of the policy's own."""
 
@@ -189,7 +193,7 @@ class FlowMatchingPolicy:
     """Samples with the ODE and scores with the flow-matching error at sampled noise levels."""
 
     provides = frozenset(
-        {"log_probs", "time", *ERRORS_OF_A_NETWORK, "reference.log_probs", "reference.velocity_gap"}
+        {"log_probs", "time", *ERRORS_OF_A_NETWORK, *JUDGED, "reference.log_probs", "reference.velocity_gap"}
         | {f"reference.{name}" for name in ERRORS_OF_A_NETWORK}
     )
     fields: frozenset[str] = frozenset()
@@ -432,6 +436,8 @@ class FlowMatchingPolicy:
         if "time" in names:
             scores["time"] = clean_scale(level, self.model.prediction)
         estimates = {name for name in names if name.endswith((".guided_clean", ".direction"))}
+        if names & JUDGED:
+            scores |= self._judged(rollout, part, velocity - wanted)
         if self.queries is not None:
             scores |= self._estimates(matches, part, names, noisy, velocity)
         for other in self.networks.asked(names - estimates):
@@ -453,6 +459,27 @@ class FlowMatchingPolicy:
                 scores[f"{other}.direction"] = -over(level, noisy) * added / apart
         scores.setdefault("velocity_norm", velocity.detach().flatten(1).norm(dim=1))  # for the metric velocity/norm
         return scores
+
+    def _judged(self, rollout: Rollout, part: Draws, gap: Float[Tensor, "N *latent"]) -> Scores:
+        """The scores of ``JUDGED``; ValueError for samples of the policy's own, and for latents without places."""
+        from mmgrpo.diffusion.regions import judged, region_weights
+
+        matches: Matches = rollout.steps  # type: ignore[assignment]
+        shape = tuple(matches.clean.shape[1:])
+        if len(shape) != 3 or self.model.prediction != "flow":
+            raise ValueError(
+                f"algorithm.objective: got latents of shape {shape} and predictions of {self.model.prediction}, "
+                "expected channels, height and width of a flow, whose regions can be weighed; choose another family"
+            )
+        key = rollout.decisions.keys["prompt"]
+        best = (key[:, None] == key[None]).int().argmax(1)[part.rows]  # the answers of a prompt begin with the best
+        moved = matches.clean[best] - matches.clean[part.rows]
+        maps = [region_weights(*judged(rollout.prompts[row]), *shape[1:]) for row in part.on_host.tolist()]
+        weights = put(torch.stack(maps), gap.device)[:, None]
+        return {
+            "regional": over_latent(weights * gap.square()),
+            "anchored": over_latent((gap + moved).square()),
+        }
 
     def _of_network(self, rollout: Rollout, part: Draws, name: str, solver: Solver | None = None) -> Tensor:
         """The output of the network of this name at a part's draws, with each task's own."""

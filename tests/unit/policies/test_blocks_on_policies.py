@@ -176,9 +176,9 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
     pytest.fail(f"every policy refuses {line}: {text}\n" + "\n".join(refusals))
 
 
-OFFLINE = {"by_category", "likelihood", "reward_gradient", "reference_divergence", "sepo"}
-"""Rows for given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py), for rewards with gradient
-(test_reward_gradients.py), and for masked models (test_parallel_tokens.py)."""
+OFFLINE = {"by_category", "likelihood", "reward_gradient", "reference_divergence", "sepo", "srum"}
+"""Rows for given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py, objectives/test_srum.py), for
+rewards with gradient (test_reward_gradients.py), and for masked models (test_parallel_tokens.py)."""
 
 
 def in_presets() -> set[tuple[str, str]]:

@@ -33,6 +33,7 @@ NO_OFFLINE = dict.fromkeys(("gr_dpo", "gr_ipo"), "by_category.*data.offline") | 
 """Presets of given answers alone."""
 REFUSED = {"gaussian": NO_TEACHER, "tokens": NO_TREES | NO_SINGLES | NO_GUIDE, "matching": NO_TREES}
 REFUSED = {kind: refused | NO_OFFLINE for kind, refused in REFUSED.items()}
+REFUSED["matching"]["srum"] = "srum.*data.offline"
 """Presets that suit a kind of policy but need more than it gives, and what the refusal says."""
 PLANS = (
     {"pro_grpo": "expand_prune(at=[2], keep=[4])", "e_grpo": "entropy_branch"}
