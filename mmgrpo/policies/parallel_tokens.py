@@ -53,7 +53,8 @@ class ParallelModel(Protocol):
     """Rows of forward passes of a row: 2 with guidance."""
 
     def order(self, generator: torch.Generator) -> Int[Tensor, "T"]:
-        """The pass, from 0, in which each place of a sample is drawn; the numbers of places of a pass are fixed."""
+        """The pass, from 0, in which each place of a sample is drawn; of a caching model, the numbers of places of a
+        pass are fixed."""
         ...
 
     def encode(self, prompts: Sequence[Prompt]) -> Conditions:

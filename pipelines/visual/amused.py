@@ -163,6 +163,8 @@ class Amused:
     negative_prompt: str = ""
     decode_batch_size: int = 8
     causal: bool = False
+    independent: bool = False
+    """Whether each place draws its pass by itself, with the shares of the schedule as chances."""
     encodings: Encodings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -190,7 +192,10 @@ class Amused:
         return other
 
     def order(self, generator: torch.Generator) -> Int[Tensor, "T"]:
-        """Places in a random order, so many in a pass as the checkpoint's schedule reveals."""
+        """Places in a random order, so many in a pass as the checkpoint's schedule reveals, or on average."""
+        if self.independent:
+            left = MASKING[self.schedule](torch.arange(1, self.passes) / self.passes)
+            return (torch.rand(len(self.numbers), 1, generator=generator) < left).sum(1)
         return torch.empty_like(self.numbers).scatter_(
             0, torch.randperm(len(self.numbers), generator=generator), self.numbers
         )

@@ -408,6 +408,8 @@ class ParallelSampling:
     """Memory limit: samples of one forward pass without gradient."""
     plan_per: ClassVar[str] = "round"
     """Fixed: all images take as many passes."""
+    reveals: ClassVar[str] = "scheduled"
+    """Fixed where tokens have one order."""
     likelihood: ClassVar[str] = "drawn"
     """Fixed where tokens have one order."""
     masks: ClassVar[int] = 0
@@ -430,6 +432,9 @@ class ScaleSampling(ParallelSampling):
 class MaskedSampling(ParallelSampling):
     """Sampling of masked tokens, in rollouts and in evaluation."""
 
+    reveals: Annotated[str, one_of("scheduled", "drawn")] = "scheduled"
+    """How many tokens a pass reveals: the checkpoint's schedule, or drawn, each token by itself with the schedule's
+    shares as chances (MaskGRPO's sampler)."""
     likelihood: Annotated[str, one_of("drawn", "remasked", "conditional")] = "drawn"
     """What is scored and trained: drawn, each token in the pass that drew it (exact), or the finished image with masks
     of its own: remasked, of many tokens (MaskGRPO's estimate), or conditional, of one (SEPO's)."""

@@ -129,6 +129,8 @@ def load(
             shard=config.distributed.shard,
         ),
     )
+    if sampling.reveals == "drawn":
+        model = replace(model, independent=True)
     with naming("sampling."):
         drawing = model.variant(sampling.steps)
         remasking = masks_of(sampling, drawing)

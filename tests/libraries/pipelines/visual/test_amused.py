@@ -54,6 +54,20 @@ def test_a_pass_reveals_as_many_codes_as_the_scheduler(places, passes, schedule)
     assert sum(revealed(places, passes, schedule)) == places
 
 
+def test_places_that_draw_their_passes_themselves_follow_the_schedule_on_average(folder):
+    """6 passes of 16 codes by the cosine: .034, .100, .159, .207, .241, .259 of them; and passes without a code."""
+    config = config_of("amused", folder)
+    config.sampling.steps, config.sampling.reveals = 6, "drawn"
+    policy: Any = families()["amused"].policy(config, "cpu")
+    random = torch.Generator().manual_seed(0)
+    orders = torch.stack([policy.model.order(random) for _ in range(3000)])
+    shares = torch.stack([(orders == number).float().mean() for number in range(6)])
+    wanted = torch.tensor([1, 0.9659, 0.8660, 0.7071, 0.5, 0.2588, 0]).diff().neg()
+    assert (shares - wanted).abs().max() < 0.02 and ((orders == 0).sum(1) == 0).any()
+    rollout = policy.rollout(Request(PROMPTS, [0, 1], 2, 3))
+    torch.testing.assert_close(rescored(policy, rollout), rollout.decisions.log_probs.flatten(), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("guidance", [1.0, 5.0])
 def test_the_pipeline_draws_the_same_images_from_the_same_logits(folder, guidance):
     """With the order of the pipeline's scheduler in place of the policy's."""
