@@ -338,6 +338,58 @@ def turn_rewards(
     return rewards + torch.where(last, outcome * values[:, None], 0.0), there, last
 
 
+@block(CREDITS, level="group")
+def gated_turns(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    turn: Node,
+    above: Annotated[float, ANY_NUMBER] = 0.0,
+    ddof: Annotated[int, DDOF] = 1,
+    eps: float = 1e-4,
+) -> Matrix:
+    """Every token has the standardized R + [R > ``above``] sum_k r_k: what turns earned (``turn_reward`` of the tools)
+    counts only for samples whose own reward R is above a threshold. G-RA, arXiv:2508.10548.
+
+    The gate reads rewards before any statistic of the group. Without turn rewards this is ``broadcast`` of
+    standardized rewards. Rewards 1 and 0 of two samples whose turns earned .5: 1.5 and 0.
+    """
+    earned = torch.where(decision_mask, step_rewards, 0.0).sum(1)
+    total = (values + torch.where(values > above, earned, 0.0))[:, None]
+    one = torch.ones_like(total, dtype=torch.bool)
+    advantages = standardized(total, key, stat, each(one), one, "group", ddof, eps)
+    return torch.where(decision_mask, advantages, 0.0)
+
+
+@block(CREDITS, level="group")
+def turn_process(
+    advantages: Values,
+    key: Key,
+    stat: Rows,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    step_rewards: Matrix,
+    turn: Node,
+    weight: float = 0.5,
+    ddof: Annotated[int, DDOF] = 0,
+    eps: float = 1e-4,
+) -> Matrix:
+    """The sample's advantage plus ``weight`` (q - mean) / (std + eps), q the reward of the token's turn: ProRAG,
+    arXiv:2601.21912, where a process reward model scores turns (``turn_reward`` of the tools).
+
+    Mean and std are over all tokens that the group's samples wrote, so that long turns weigh more; no reward of a later
+    turn takes part. The paper's code has weight .5, its script .3, its scale ``group_std(eps=1e-4)``.
+    """
+    nothing = torch.zeros_like(advantages)
+    earned, _, _ = turn_rewards(nothing, decision_mask, step_rewards, turn, 0.0)
+    of_tokens = of_turns(earned, decision_mask, turn)
+    process = standardized(of_tokens, key, stat, node, decision_mask, "group", ddof, eps)
+    return broadcast(advantages, keep, node, decision_mask) + weight * process
+
+
 def each(there: Bool[Tensor, "B K"]) -> Int[Tensor, "B K"]:
     """A number for each entry of a table, none of which is shared."""
     return torch.arange(there.numel(), device=there.device).view(there.shape)

@@ -260,3 +260,31 @@ def test_credits_of_turns_and_tools_need_each_other():
     assert isinstance(turns, AdvantageRecipe) and turns.records == {"turn"}
     gains = recipe(baseline="none", scale="none", credit="information_gain")
     assert gains.records == {"turn", "answer_gain"} and recipe(credit="state_groups").records == {"turn", "state"}
+
+
+def test_turns_earn_only_where_the_outcome_passes_the_gate():
+    """Totals 1 + .5, 0 (gated) and .5 (at the threshold .5, which is not above it): mean 2/3, and 1 + .25 at none."""
+    rows = [[0, 1], [0, 1], [0, 1]]
+    made = conversing(rows, [[0.25, 0.25], [0.25, 0.25], [0.5, 0.5]])
+    totals = torch.tensor([1.5, 0.0, 0.5]).double()
+    expected = ((totals - totals.mean()) / totals.std())[:, None].expand(3, 2)
+    got = credited("gated_turns(above=0.5, eps=0)", [1.0, 0.0, 0.5], made)
+    assert got.numpy() == near(expected.tolist())
+    totals = torch.tensor([1.5, 0.5, 1.5]).double()  # every gate is open: a plain sum
+    expected = ((totals - totals.mean()) / totals.std())[:, None].expand(3, 2)
+    assert credited("gated_turns(above=-1, eps=0)", [1.0, 0.0, 0.5], made).numpy() == near(expected.tolist())
+
+
+def test_process_rewards_of_turns_are_compared_over_the_tokens_of_the_group():
+    """ProRAG by hand: outcomes 3 and 1, tokens [.9, .9 | .5, .1], weight .3."""
+    made = conversing([[0, 0], [0, 1]], [[0.9], [0.5, 0.1]])
+    outcome = 1 / (2**0.5 + 1e-4)
+    got = credited("turn_process(weight=0.3, eps=0)", [outcome, -outcome], made)
+    assert got.numpy() == near([[0.97842, 0.97842], [-0.79751, -1.15932]], 1e-5)
+    assert credited("turn_process(weight=0)", [1.0, -1.0], made).numpy() == near([[1.0, 1.0], [-1.0, -1.0]])
+
+
+def test_what_tools_wrote_takes_no_part_in_the_process_statistic():
+    made = conversing([[0, OBSERVED, 1], [0, 1, OBSERVED]], [[1.0, 0.0], [1.0, 0.0]])
+    got = credited("turn_process(weight=1, eps=0)", [0.0, 0.0], made)
+    assert got.numpy() == near([[1.0, 0.0, -1.0], [1.0, -1.0, 0.0]])
