@@ -49,6 +49,7 @@ NEEDED = {
     "served": "(reward='ocr')",
     "preference": "(weights='head.safetensors')",
     "regularized_relevance": "(embed='module:function')",
+    "routed_step": "(embed='module:function')",
     **dict.fromkeys(of_rooms("judges"), "(judge=\"vlm(model='m')\")"),
     "judge_rubric": "(judge=\"vlm(model='m')\", criteria=['light'])",
     "edit_reward": "(weights='w', instructions='prompts.py')",
@@ -60,7 +61,16 @@ NEEDED = {
     "transported": "(map='m.safetensors', embed_text='a:b', embed='a:c')",
     "by_task": "(tasks=['exact'], reward='repetition')",
 }
-NEED_MODELS = {"ocr", "speaker_similarity", "dnsmos", "served", "preference", "regularized_relevance", "bmas"}
+NEED_MODELS = {
+    "ocr",
+    "speaker_similarity",
+    "dnsmos",
+    "served",
+    "preference",
+    "regularized_relevance",
+    "routed_step",
+    "bmas",
+}
 NEED_MODELS |= {"token_entropy", "confident_majority", "certain", "answer_likelihood"}  # of what a policy records
 NEED_MODELS |= {name for name, entry in REWARDS.items() if cast(Any, entry.read_manifest()).weights}
 NEED_MODELS |= of_rooms("clip", "judges", "sets", "vlm")
