@@ -388,6 +388,7 @@ RECORDS: Mapping[str, str] = {
     "answer_prior": "the same without a thought",
     "visual_dependency": "KL of each token's distribution to the one without the media of the prompt",
     "segment": "number of the step, a part between empty lines, to which each token belongs",
+    "character": "place in the sample's text of the first character of each token that is no space",
     "turn": "number of the turn of the policy to which each token belongs",
     "state": "number of the state of its tools in which the turn of each token is taken",
     "action": "number of what the turn of each token does: its calls, or its words",

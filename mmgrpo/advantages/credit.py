@@ -6,7 +6,6 @@ one depth of a tree are at one position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import torch
@@ -33,6 +32,8 @@ CREDITS = table_of("credit")
 AT_LEAST_ONE = within("[1, inf)")
 OVER = one_of("position", "group", "batch")
 """Which decisions are compared with each other."""
+MARKS = "marks"
+"""The field of decisions with what a judge says of each (``mmgrpo/scoring/remarks.py``)."""
 Matrix: TypeAlias = Float[Tensor, "B T"]
 Node: TypeAlias = Int[Tensor, "B T"]
 Mask: TypeAlias = Bool[Tensor, "B T"]
@@ -850,15 +851,13 @@ def conflict(
 
 
 @block(CREDITS, level="group")
-def marked_step(
+def marked_steps(
     values: Values,
-    raw: Float[Tensor, "B R"],
-    names: Sequence[str],
     key: Key,
     stat: Rows,
     node: Node,
     decision_mask: Mask,
-    segment: Node,
+    marks: Matrix,
     *,
     by: str,
     whole: float = 2.0,
@@ -867,19 +866,36 @@ def marked_step(
     ddof: Annotated[int, DDOF] = 1,
     eps: float = 1e-4,
 ) -> Matrix:
-    """whole [r >= right] - process [the token is in the step that is marked wrong], standardized over all tokens of the
-    group (CAPO, arXiv:2508.02298; 2 and 1 of a re-implementation).
+    """whole [r >= right] - process [the token is in a step that is marked wrong], standardized over all tokens of the
+    group (CAPO, arXiv:2508.02298; its 2 and 1, of which the first is to be the larger).
 
-    ``by`` is the share of the steps before the first wrong one (``judge_steps``), which marks that one alone, where the
-    paper marks all wrong ones. Rewards 2 2 1 1 of a right answer with a wrong end, 0 0 and -1 0 of wrong ones: 1.296
-    twice, .354 twice, -.589 twice, -1.532, -.589.
+    ``by`` is the reward whose judge marks steps with -1 (``judge_wrong_steps``). Rewards 2 2 1 1 of a right answer with
+    a wrong end, 0 0 and -1 0 of wrong ones: 1.296 twice, .354 twice, -.589 twice, -1.532, -.589.
     """
-    share = raw[:, list(names).index(by)]
-    steps = torch.where(decision_mask, segment, 0).amax(1) + 1
-    wrong = torch.where(share < 1, (share.nan_to_num(1.0) * steps).round(), -1.0)
-    marked = decision_mask & (segment == wrong[:, None])
-    rewards = whole * (values >= right).to(values.dtype)[:, None] - process * marked.to(values.dtype)
+    rewards = whole * (values >= right).to(values.dtype)[:, None] + process * marks.to(values.dtype).clamp(max=0.0)
     return standardized(rewards, key, stat, node, decision_mask, "group", ddof, eps)
+
+
+@block(CREDITS, level="group")
+def mark_return(
+    key: Key,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    marks: Matrix,
+    *,
+    by: str,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    over: Annotated[str, one_of("group", "batch")] = "batch",
+    ddof: Annotated[int, DDOF] = 0,
+    eps: float = 1e-8,
+) -> Matrix:
+    """Standardized discounted sums of the marks of this and later tokens: the rewards of spans of Text2Grad
+    (arXiv:2505.22338) without its value network, which ``mark_gae`` has. ``by`` is the reward whose judge marks
+    phrases with 1 and -1 (``judge_phrases``). Marks 0 1 1 0 -1: sums 1 1 0 -1 -1.
+    """
+    sums = returns(marks, decision_mask, gamma)
+    return standardized(sums, key, stat, node, decision_mask, over, ddof, eps)
 
 
 def _shared_runs(texts: list[list[int]], good: list[bool]) -> list[int]:

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.advantages.credit import CREDITS, Mask, Matrix, Node, mean_over_sharing_rows, of_turns, turn_rewards
+from mmgrpo.advantages.credit import CREDITS, MARKS, Mask, Matrix, Node, mean_over_sharing_rows, of_turns, turn_rewards
 from mmgrpo.advantages.groups import Rows, Values, group_first
-from mmgrpo.config.ranges import FRACTION
+from mmgrpo.config.ranges import ANY_NUMBER, FRACTION
 from mmgrpo.config.registry import Bound, block
 
 CRITIC_FIELDS = frozenset({"value", "token_rewards"})
@@ -45,6 +45,31 @@ def gae(
     .0625, .625, .25.
     """
     rewards = at_last(values, decision_mask) + token_rewards
+    return _credit(advantages(rewards, value, decision_mask, gamma, lam), stat, node, decision_mask, whiten)
+
+
+@block(CREDITS, level="group")
+def mark_gae(
+    values: Values,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    value: Matrix,
+    token_rewards: Matrix,
+    marks: Matrix,
+    *,
+    by: str,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    lam: Annotated[float, FRACTION] = 0.95,
+    outcome: Annotated[float, ANY_NUMBER] = 0.0,
+    whiten: bool = True,
+) -> Matrix:
+    """``gae`` with the marks of a judge as rewards of single tokens, 1 in good and -1 in poor phrases (Text2Grad,
+    arXiv:2505.22338, r = mark - beta KL, the latter with ``critic(kl=...)``), and ``outcome`` times the sample's own.
+
+    ``by`` is the reward whose judge marks phrases (``judge_phrases``). Marks 0 1 -1, V = 0, gamma and lambda 1: 0 0 -1.
+    """
+    rewards = outcome * at_last(values, decision_mask) + token_rewards + marks
     return _credit(advantages(rewards, value, decision_mask, gamma, lam), stat, node, decision_mask, whiten)
 
 
@@ -116,7 +141,9 @@ def returns_of(
     gamma = credit.parameters.get("gamma", credit.block.parameters["gamma"].default)
     value, rewards = fields["value"], fields["token_rewards"]
     if "turn" not in credit.block.needs:
-        rewards = at_last(totals, decision_mask) + rewards
+        marked = MARKS in credit.block.needs
+        share = float(credit.parameters.get("outcome", 0.0)) if marked else 1.0
+        rewards = share * at_last(totals, decision_mask) + rewards + (fields[MARKS].to(rewards) if marked else 0.0)
         return advantages(rewards, value, decision_mask, gamma, lam) + value, decision_mask
     turn, rewards = fields["turn"].long(), rewards + fields["step_rewards"].to(rewards.dtype)
     earned, there, _ = turn_rewards(totals, decision_mask, rewards, turn, 1.0)

@@ -24,7 +24,9 @@ from mmgrpo.policies.token_model import Sequences, TokenModel
 from mmgrpo.policies.token_passes import USUAL, Memory
 from mmgrpo.types import Output, Request, Rollout, to_image
 
-UNMEASURED = frozenset({"answer_probability", "answer_prior", "visual_dependency", "segment", "answer_gain"})
+UNMEASURED = frozenset(
+    {"answer_probability", "answer_prior", "visual_dependency", "segment", "character", "answer_gain"}
+)
 """Records of texts, and of media in prompts."""
 
 

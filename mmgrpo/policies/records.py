@@ -233,3 +233,42 @@ def segments(
             found[row, low:] += 1
             begun = gap.end()
     return found * sequences.real
+
+
+WINDOW = 32
+"""Tokens that are read at once where the place of each is asked for."""
+
+
+def characters(sequences: Sequences, decode: Callable[[Sequence[int]], str]) -> Int[Tensor, "B T"]:
+    """The place in the row's text of the first character of each token that is no space, its first character where it
+    has spaces alone; the length of the text for what adds nothing to it, such as an end token."""
+    found = torch.zeros_like(sequences.ids)
+    forced, prompts = sequences.context.forced, sequences.prompts.tolist()
+    for row, (ids, real) in enumerate(zip(sequences.ids, sequences.real, strict=True)):
+        given = list(forced[prompts[row]]) if forced else []
+        whole = given + ids[real].tolist()
+        text, ends = decode(whole), text_ends(whole, decode)
+        starts = [0, *ends][len(given) : len(whole)]
+        pieces = [text[start:end] for start, end in zip(starts, ends[len(given) :], strict=True)]
+        places = [
+            start + (len(piece) - len(piece.lstrip()) if piece.strip() else 0)
+            for start, piece in zip(starts, pieces, strict=True)
+        ]
+        found[row, real] = torch.tensor(places, dtype=found.dtype, device=found.device)
+    return found
+
+
+def text_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
+    """The length of the text of the first 1, 2, ... tokens. Each is read behind the few tokens before it, so that the
+    time grows with the number of tokens; all from the beginning where that does not add up."""
+    ends: list[int] = []
+    anchor, known = 0, 0
+    for count in range(1, len(ids) + 1):
+        begin = max(0, anchor - 4)
+        piece = decode(ids[begin:count])
+        ends.append(known + len(piece) - len(decode(ids[begin:anchor])))
+        if count - anchor >= WINDOW and not piece.endswith("\ufffd"):  # no half of a letter
+            anchor, known = count, ends[-1]
+    if ends and ends[-1] != len(decode(ids)):
+        return [len(decode(ids[:count])) for count in range(1, len(ids) + 1)]
+    return ends

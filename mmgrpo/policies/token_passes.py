@@ -33,7 +33,7 @@ from mmgrpo.policies.generation import (
     draw,
     entropy_of,
 )
-from mmgrpo.policies.records import answer_likelihood, gradient_features, segments
+from mmgrpo.policies.records import answer_likelihood, characters, gradient_features, segments
 from mmgrpo.policies.token_model import (
     AUTOCAST,
     Context,
@@ -491,6 +491,8 @@ class TokenPasses:
             )
         if "segment" in names:
             found["segment"] = segments(sequences, self.model.decode)
+        if "character" in names:
+            found["character"] = characters(sequences, self.model.decode)
         if "token_id" in names:
             found["token_id"] = sequences.ids
         return found

@@ -53,7 +53,7 @@ another since the text is cut there."""
 NUMBERS = ("turns", "tool_calls", "failed_calls", "turns_end")
 """What a policy with tools records of each completion, the last the place of its end in ``ENDS``."""
 
-WALKING = frozenset({"answer_probability", "segment", "gradient_feature", "visual_dependency"})
+WALKING = frozenset({"answer_probability", "segment", "character", "gradient_feature", "visual_dependency"})
 """Records that read a completion as one text of the policy."""
 
 if TYPE_CHECKING:

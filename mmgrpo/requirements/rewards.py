@@ -13,6 +13,7 @@ from mmgrpo.config.registry import Bound, parse
 from mmgrpo.requirements.blocks import refuse_beside
 from mmgrpo.requirements.policies import parts_of, refuse_alone, refuse_mismatch, refuse_records, refuse_tasks
 from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.remarks import marking
 from mmgrpo.types import ByHand, Policy, Prompt
 from mmgrpo.update import LossRecipe
 
@@ -73,6 +74,8 @@ def refuse_rewards(
             f"algorithm: a block names the reward '{name}', which this run has not.{nearest(name, weights)} "
             "Add it to rewards, with weight=0 if it is not to be summed"
         )
+    if recipe.marking:
+        marking(scorers, recipe.marking)
     blocks = (("combine", recipe.combine), ("kl_weight", recipe.kl_weight))
     for line, block, name in [(line, b, name) for line, b in blocks for name in b.parameters.get("members", ())]:
         if not weights[name]:

@@ -59,7 +59,8 @@ class ChatJudge:
     up to ``tries`` times, after waits that double from half a second (or as long as the server says), at most 30 s.
     ``parallel`` are under way at a time. ``requests`` and ``total_tokens`` are the budget of the process, beyond which
     ``BudgetSpent`` ends the run; 0 is no limit. ``options`` is a JSON object that is added to every request, e.g.
-    ``{"chat_template_kwargs": {"enable_thinking": false}}``.
+    ``{"chat_template_kwargs": {"enable_thinking": false}}``. Of several answers to a question those after the first are
+    drawn at ``temperature``.
     """
 
     url: str
@@ -71,6 +72,7 @@ class ChatJudge:
     requests: int = 0
     total_tokens: int = 0
     options: str = ""
+    temperature: float = 0.7
     sent: int = field(default=0, init=False)
     """Requests so far, further tries included."""
     used: int = field(default=0, init=False)
@@ -80,10 +82,10 @@ class ChatJudge:
         split = urlsplit(self.url)
         if split.scheme not in ("http", "https") or not split.hostname or split.username or split.query:
             raise ValueError(f"judge: url: got {self.url!r}, expected the form http://host:port/v1")
-        if self.seconds <= 0 or self.tries < 1 or self.parallel < 1:
+        if self.seconds <= 0 or self.tries < 1 or self.parallel < 1 or self.temperature <= 0:
             raise ValueError(
-                f"judge: got seconds={self.seconds}, tries={self.tries} and parallel={self.parallel}, expected all to "
-                "be positive"
+                f"judge: got seconds={self.seconds}, tries={self.tries}, parallel={self.parallel} and "
+                f"temperature={self.temperature}, expected all to be positive"
             )
         if self.key and not os.environ.get(self.key):
             raise ValueError(
@@ -147,6 +149,8 @@ class ChatJudge:
 
     def _ask(self, question: Question, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
         body = {"model": self.model, "messages": messages(question), "temperature": 0, **wanted, **self._options}
+        if question.draw:
+            body |= {"temperature": self.temperature, "seed": question.draw}
         if question.start:  # vLLM and SGLang continue a last turn of the assistant
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         content = json.dumps(body).encode()

@@ -27,20 +27,35 @@ class LocalJudge:
     processor: Any
     batch: int
     device: torch.device
+    temperature: float = 0.7
+    """Of the answers to a question after the first."""
 
     @cached_property
     def chat(self) -> ChatTemplate:
         """The judge's chat template."""
         return ChatTemplate(self.processor)
 
-    @torch.no_grad()
     def answers(self, questions: Sequence[Question], tokens: int) -> list[str | None]:
-        """As ``Judge.answers``; None for an answer that has not ended after ``tokens``."""
+        """As ``Judge.answers``; None for an answer that has not ended after ``tokens``. One that is drawn is so alone,
+        from a seed of its own, so that it does not depend on the others."""
+        first = [place for place, question in enumerate(questions) if not question.draw]
+        given = dict(zip(first, self._answers([questions[place] for place in first], tokens), strict=True))
+        for place, question in enumerate(questions):
+            if question.draw:
+                with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                    torch.manual_seed(int(question.digest[:15], 16))
+                    drawn = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+                    [given[place]] = self._answers([question], tokens, **drawn)
+        return [given[place] for place in range(len(questions))]
+
+    @torch.no_grad()
+    def _answers(self, questions: Sequence[Question], tokens: int, **how: Any) -> list[str | None]:
         answers: list[str | None] = []
         all_ends = sorted(end_tokens(self.network, self.processor.tokenizer, self.chat.end_of_turn))
         ends = torch.tensor(all_ends, device=self.device)
         for inputs in self._batches(questions):
-            ids = self.network.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=all_ends)
+            given = {**inputs, **(how or {"do_sample": False})}
+            ids = self.network.generate(**given, max_new_tokens=tokens, eos_token_id=all_ends)
             new = ids[:, inputs["input_ids"].shape[1] :]
             texts = self.processor.batch_decode(new, skip_special_tokens=True)
             answers += [
@@ -92,8 +107,12 @@ def first_tokens(tokenizer: Any, words: Sequence[Sequence[str]]) -> list[list[in
     return ids
 
 
-def load_judge(model: str, batch: int = 8, dtype: str = "bfloat16", device: str = "cpu") -> LocalJudge:
+def load_judge(
+    model: str, batch: int = 8, dtype: str = "bfloat16", temperature: float = 0.7, device: str = "cpu"
+) -> LocalJudge:
     """A judge from a folder or hub id of ``transformers`` (AutoModelForImageTextToText); on the CPU in float32."""
+    if temperature <= 0:
+        raise ValueError(f"judge: temperature: got {temperature}, expected a positive number")
     if batch < 1 or dtype not in ("bfloat16", "float16", "float32"):
         raise ValueError(
             f"judge: got batch={batch} and dtype={dtype!r}, expected a positive batch, and bfloat16, float16 or float32"
@@ -117,7 +136,8 @@ def load_judge(model: str, batch: int = 8, dtype: str = "bfloat16", device: str 
     except (OSError, ValueError, ImportError) as error:
         raise unusable(model, error) from error
     processor.tokenizer.padding_side = "left"
-    return LocalJudge(network.to(device).eval().requires_grad_(False), processor, batch, torch.device(device))
+    network = network.to(device).eval().requires_grad_(False)
+    return LocalJudge(network, processor, batch, torch.device(device), temperature)
 
 
 def unusable(model: str, error: Exception) -> ValueError:

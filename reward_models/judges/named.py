@@ -3,7 +3,8 @@
     chat(url="http://127.0.0.1:8080/v1", model="UnifiedReward", key="OPENAI_API_KEY")     reward_models/judges/chat.py
     vlm(model="Qwen/Qwen2.5-VL-7B-Instruct")                                              reward_models/judges/local.py
 
-Judges answer at temperature 0, and a question that was answered is not asked again (``Remembering``).
+Judges answer at temperature 0, but for further answers to one question (``Question.draw``), and a question that was
+answered is not asked again (``Remembering``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from mmgrpo.types import Image, Output, Prompt, Text, Video
@@ -22,11 +22,13 @@ class Question:
     parts: tuple[str | Image, ...]
     start: str = ""
     """The beginning of the judge's answer, which it continues."""
+    draw: int = 0
+    """Which of several answers: 0 the most probable one, others are sampled."""
 
     @property
     def digest(self) -> str:
         """A hash of everything that is asked."""
-        content = hashlib.sha256(repr(self.start).encode())
+        content = hashlib.sha256(repr((self.start, self.draw) if self.draw else self.start).encode())
         for part in self.parts:
             if isinstance(part, Image):
                 content.update(repr(part.pixels.shape).encode() + part.pixels.contiguous().numpy().tobytes())
@@ -156,7 +158,7 @@ def readings(
     waiting = [(place, question) for place, question in enumerate(questions) if question is not None]
     for attempt in range(2):
         again = [
-            Question((*question.parts, reminder), question.start) if attempt else question for _, question in waiting
+            replace(question, parts=(*question.parts, reminder)) if attempt else question for _, question in waiting
         ]
         unread = []
         for (place, question), answer in zip(waiting, judge.answers(again, tokens), strict=True):

@@ -1,6 +1,8 @@
 """Rewards of a judge that reads how an answer was found: its steps, and whether the thought and the answer agree.
 
 judge_steps         the share of the steps that come before the first wrong one
+judge_wrong_steps   the share of the steps that are right, by a vote of several critiques; it marks the wrong ones
+judge_phrases       the share of good less that of poor phrases; it marks both
 judge_last_step     1 for a good last step of a text that goes on, -1 for a poor one
 judge_consistency   1 where the end of the thought says what the answer says, -1 where it says something else
 listener            the probability of the right choice for a model that reads the thought
@@ -10,16 +12,20 @@ judge_continuation  1 for a text that continues its prompt as the reference does
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.judges.named import check_judge, judge_named
-from reward_models.judges.question import Question, ask, sources_of
-from reward_models.judges.verdicts import conclusion, number_after
+from reward_models.judges.question import Question, ask, readings, sources_of
+from reward_models.judges.verdicts import conclusion, json_object, number_after
 from reward_models.rules.parsing import gold_text
 from reward_models.rules.tags import after_thought_of, answer_of, texts
 
@@ -39,6 +45,28 @@ Solution, in steps:
 
 Find the first step that is wrong. End with one line, with its number, or 0 if all steps are right:
 {label}: <number>"""
+WRONG = "Wrong steps"
+ALL_WRONG = """Problem:
+{prompt}
+
+Reference answer:
+{answer}
+
+Solution, in steps:
+{steps}
+
+Judge every step by itself: is it right, whatever became of the others? End with one line, with the numbers of all \
+wrong steps, or none if there are none:
+{label}: <numbers>"""
+PHRASES = """Prompt:
+{prompt}
+
+Response:
+{response}
+
+Critique this response. Then list the phrases that make it good and those that make it poor, each copied from the \
+response word by word, as one JSON object:
+{{"good": ["..."], "poor": ["..."]}}"""
 LAST = """Problem:
 {prompt}
 
@@ -117,7 +145,222 @@ def _share(number: float, count: int) -> float:
 
 def steps_of(text: str) -> list[str]:
     """The parts of a text between empty lines."""
-    return [step for part in re.split(r"\n\s*\n", text) if (step := part.strip())]
+    return [text[first:end] for first, end in step_places(text)]
+
+
+@problem_reward(
+    scale="share of right steps",
+    reads=("text", "media", "answer"),
+    source="CAPO, arXiv:2508.02298",
+    check="reward_models.judges.thoughts:check_votes",
+    remarks="reward_models.judges.thoughts:step_remarks",
+    version=1,
+)
+def judge_wrong_steps(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    count: int = 4,
+    vote: str = "intersection",
+    tokens: int = 2048,
+    media: bool = True,
+    device: str = "cpu",
+) -> list[float]:
+    """The share of the steps of a text that are right: all wrong ones of a critique, by the ``vote`` of ``count``
+    critiques (CAPO, arXiv:2508.02298: 4). Steps are divided by empty lines.
+
+    A step is wrong that all critiques call so (``intersection``, best for small policies), at least half of them
+    (``majority``) or any (``union``). The first critique is the judge's most probable one, the others are drawn; those
+    that cannot be read have no vote, and without any the value is NaN. The judge sees the answer of the prompt. With
+    weight 0 it marks the wrong steps for the credit ``marked_steps``. Critiques 2 3, 3 and 3 4 of four steps: 3 is
+    wrong, .75; by majority 3, by union 2 3 4, .25.
+    """
+    made = _wrong_steps(prompts, outputs, judge, count, vote, tokens, media, device)
+    return [math.nan if wrong is None else 1 - len(wrong) / len(steps) for steps, wrong in made]
+
+
+def step_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
+    """``marks``: -1 for each wrong step of ``judge_wrong_steps``, up to where the next begins."""
+
+    def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
+        said = []
+        made = _wrong_steps(prompts, outputs, **_given(judge_wrong_steps, parameters))
+        for output, (steps, wrong) in zip(texts(outputs, "judge_wrong_steps"), made, strict=True):
+            ahead = len(output.whole) - len(output.text)  # what the chat template wrote of the answer
+            ends = [first for first, _ in steps[1:]] + [len(output.whole) + 1]
+            marks = [
+                (first - ahead, end - ahead, -1.0)
+                for number, ((first, _), end) in enumerate(zip(steps, ends, strict=True), 1)
+                if wrong is not None and number in wrong
+            ]
+            said.append({} if wrong is None else {"marks": marks})
+        return said
+
+    return remarks
+
+
+def check_votes(judge: str, count: int = 4, vote: str = "intersection", **more: str) -> None:
+    """Before a run starts: the judge and the vote are known."""
+    check_judge(judge=judge)
+    if vote not in VOTES or count < 1:
+        raise ValueError(
+            f"rewards: judge_wrong_steps: got vote={vote!r}, count={count}, expected {', '.join(VOTES)}, and at least 1"
+        )
+
+
+VOTES: Mapping[str, Callable[[int, int], bool]] = {
+    "intersection": lambda votes, count: votes == count,
+    "majority": lambda votes, count: 2 * votes >= count,
+    "union": lambda votes, count: votes > 0,
+}
+"""Whether a step is wrong that so many of so many critiques call so."""
+
+
+def _wrong_steps(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    count: int,
+    vote: str,
+    tokens: int,
+    media: bool,
+    device: str,
+) -> list[tuple[list[tuple[int, int]], frozenset[int] | None]]:
+    """For each text the places of its steps, and the numbers of the wrong ones; None where no critique can be read."""
+    every: list[list[tuple[int, int]]] = []
+    questions: list[Question | None] = []
+    sources = sources_of(prompts, outputs, media)
+    for prompt, output, source in zip(prompts, texts(outputs, "judge_wrong_steps"), sources, strict=True):
+        steps = step_places(output.whole)
+        numbered = "\n\n".join(f"[{number}] {output.whole[a:b]}" for number, (a, b) in enumerate(steps, 1))
+        asked = ALL_WRONG.format(prompt=prompt.text, answer=gold_text(prompt), steps=numbered, label=WRONG)
+        one = Question((*source, asked)) if steps and source is not None else None
+        questions += [one and replace(one, draw=draw) for draw in range(count)]
+        every.append(steps)
+    read = partial(numbers_after, label=WRONG)
+    found = readings(judge_named(judge, device), questions, read, tokens, f"End with one line:\n{WRONG}: <numbers>")
+    made: list[tuple[list[tuple[int, int]], frozenset[int] | None]] = []
+    for place, steps in enumerate(every):
+        critiques = [one for one in found[place * count : (place + 1) * count] if one is not None]
+        critiques = [one for one in critiques if all(1 <= number <= len(steps) for number in one)]
+        votes = Counter(number for one in critiques for number in one)
+        wrong = frozenset(number for number, given in votes.items() if VOTES[vote](given, len(critiques)))
+        made.append((steps, wrong if critiques else None))
+    return made
+
+
+def numbers_after(text: str | None, label: str) -> frozenset[int] | None:
+    """The whole numbers in the last line that begins with ``label`` and a colon; empty for "none", None where the line
+    is missing or holds anything else."""
+    lines = re.findall(rf"^[\s*_`#>]*{re.escape(label)}[\s*_`]*:(.*)$", conclusion(text), re.IGNORECASE | re.MULTILINE)
+    content = re.sub(r"[\s*_`\[\]().]+", " ", lines[-1]).strip() if lines else ""
+    if content.casefold() in ("none", "0"):
+        return frozenset()
+    if not re.fullmatch(
+        r"(?:steps? )?\d{1,4}(?:(?: ?, ?| and | ?, and | )(?:steps? )?\d{1,4})*", content, re.IGNORECASE
+    ):
+        return None
+    return frozenset(map(int, re.findall(r"\d+", content)))
+
+
+@problem_reward(
+    range=(-1, 1),
+    scale="share of good less that of poor phrases",
+    reads=("text", "media"),
+    source="Text2Grad, arXiv:2505.22338",
+    remarks="reward_models.judges.thoughts:phrase_remarks",
+    version=1,
+)
+def judge_phrases(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    tokens: int = 2048,
+    media: bool = True,
+    device: str = "cpu",
+) -> list[float]:
+    """The share of the characters of a text in phrases that a critique calls good, less that in poor ones.
+
+    With weight 0 it marks them with 1 and -1 for the credits ``mark_gae`` and ``mark_return`` (Text2Grad,
+    arXiv:2505.22338). A phrase is found in the text word by word, the first time where no other stands; one that is not
+    there is left out. NaN where the critique cannot be read, and where it names phrases of which none is there.
+    """
+    made = _phrases(prompts, outputs, judge, tokens, media, device)
+    lengths = [max(1, len(output.text)) for output in texts(outputs, "judge_phrases")]
+    return [
+        math.nan if marks is None else math.fsum(value * (end - first) for first, end, value in marks) / length
+        for marks, length in zip(made, lengths, strict=True)
+    ]
+
+
+def phrase_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
+    """``marks``: 1 for each good and -1 for each poor phrase of ``judge_phrases``."""
+
+    def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
+        made = _phrases(prompts, outputs, **_given(judge_phrases, parameters))
+        return [{} if marks is None else {"marks": marks} for marks in made]
+
+    return remarks
+
+
+def _given(reward: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters of a reward but prompts and outputs."""
+    declared = {name: one.default for name, one in inspect.signature(reward).parameters.items()}
+    return {name: parameters.get(name, default) for name, default in [*declared.items()][2:]}
+
+
+def _phrases(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, tokens: int, media: bool, device: str
+) -> list[list[tuple[int, int, float]] | None]:
+    """The marks of each text; None where its critique cannot be read, or none of its phrases is in the text."""
+    questions: list[Question | None] = []
+    sources = sources_of(prompts, outputs, media)
+    answers = texts(outputs, "judge_phrases")
+    for prompt, output, source in zip(prompts, answers, sources, strict=True):
+        asked = PHRASES.format(prompt=prompt.text, response=output.text)
+        questions.append(Question((*source, asked)) if output.text.strip() and source is not None else None)
+    form = 'Give one JSON object:\n{"good": ["..."], "poor": ["..."]}'
+    found = readings(judge_named(judge, device), questions, phrases_in, tokens, form)
+    return [
+        None if phrases is None else aligned(output.text, phrases)
+        for output, phrases in zip(answers, found, strict=True)
+    ]
+
+
+def phrases_in(text: str | None) -> list[tuple[str, float]] | None:
+    """The phrases of an answer with their values; None where it is no object of two lists of texts."""
+    content = json_object(text)
+    if content is None or not {"good", "poor"} <= content.keys():
+        return None
+    sides = [(content[name], value) for name, value in (("good", 1.0), ("poor", -1.0))]
+    if not all(isinstance(side, list) and all(isinstance(one, str) for one in side) for side, _ in sides):
+        return None
+    return [(one.strip(), value) for side, value in sides for one in side if one.strip()]
+
+
+def aligned(text: str, phrases: Sequence[tuple[str, float]]) -> list[tuple[int, int, float]] | None:
+    """Where phrases stand in a text, whatever spaces are between their words, each where no earlier one of them does;
+    None where none of several stands there."""
+    marks: list[tuple[int, int, float]] = []
+    for phrase, value in phrases:
+        pattern = r"\s+".join(map(re.escape, phrase.split()))
+        for match in re.finditer(pattern, text, re.IGNORECASE):
+            if all(match.end() <= first or match.start() >= end for first, end, _ in marks):
+                marks.append((match.start(), match.end(), value))
+                break
+    return None if phrases and not marks else sorted(marks)
+
+
+def step_places(text: str) -> list[tuple[int, int]]:
+    """Where the parts of a text between empty lines begin and end."""
+    places, begun = [], 0
+    for end, following in [*(match.span() for match in re.finditer(r"\n\s*\n", text)), (len(text), len(text))]:
+        part = text[begun:end]
+        if part.strip():
+            first = begun + len(part) - len(part.lstrip())
+            places.append((first, first + len(part.strip())))
+        begun = following
+    return places
 
 
 @problem_reward(

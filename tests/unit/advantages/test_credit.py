@@ -42,11 +42,12 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     made = decisions(TREE)
     of_tokens = torch.zeros(4, 2).double()
     names = ["entropy", "divergence", "step_rewards", "step_values", "step_ends", "visual_dependency", "certainty"]
-    names += ["value", "token_rewards"]
+    names += ["value", "token_rewards", "marks"]
     fields = dict.fromkeys(names, of_tokens)
     texts = {"looking": "looking(threshold=0.1, gain=1.0)", "position_bonus": "position_bonus(gamma=0.1, slope=1.0)"}
     texts |= {"merged_turns": "merged_turns(history=0)"}
-    texts |= {"marked_step": "marked_step(by='b')", "process_reward": "process_reward(alpha=1.0)"}
+    texts |= {name: f"{name}(by='b')" for name in ("marked_steps", "mark_return", "mark_gae")}
+    texts |= {"process_reward": "process_reward(alpha=1.0)"}
     of_turns = {"turn": TREE * 0, "state": TREE, "action": TREE, "answer_gain": of_tokens}
     raw = {"raw": torch.zeros(4, 1).double(), "names": ("b",), "segment": TREE * 0}
     made = credit(texts.get(name, name), [0.1, 0.2, 0.3, 0.4], made, **fields, **raw, **of_turns, token_id=TREE)
@@ -340,13 +341,23 @@ def test_tokens_that_good_and_bad_samples_share_are_not_punished():
     assert same == near([[4, 4], [0, 0]])
 
 
-def test_the_step_that_a_judge_marks_is_blamed_alone():
-    segment = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0], [0, 1, 1, 1]])
-    share = {"raw": torch.tensor([[1, 0.5], [0, 1.0], [0, 0.0]]).double(), "names": ("task", "b")}
-    made = credit("marked_step(by='b', eps=0)", [1.0, 0, 0], plain([4, 2, 2]), segment=segment, **share)
+def test_all_steps_that_a_judge_marks_are_blamed():
+    """CAPO, arXiv:2508.02298: rewards 2 2 1 1, 0 0 and -1 0, of mean .625 and std 1.06066."""
+    marks = torch.tensor([[0, 0, -1, -1], [0, 0, 0, 0], [-1, 0, 0, 0]]).double()
+    made = credit("marked_steps(by='b', eps=0)", [1.0, 0, 0], plain([4, 2, 2]), marks=marks)
     assert made == near(
         [[1.296362, 1.296362, 0.353553, 0.353553], [-0.589256, -0.589256, 0, 0], [-1.532065, -0.589256, 0, 0]]
     )
-    right = {**share, "raw": torch.tensor([[1, 1.0], [0, 1.0], [0, 1.0]]).double()}
-    unmarked = credit("marked_step(by='b')", [1.0, 0, 0], plain([4, 2, 2]), segment=segment, **right)
+    praised = credit("marked_steps(by='b', eps=0)", [1.0, 0, 0], plain([4, 2, 2]), marks=marks + (marks == 0))
+    assert praised == near(made)  # a step that is right earns nothing
+    unmarked = credit("marked_steps(by='b')", [1.0, 0, 0], plain([4, 2, 2]), marks=0 * marks)
     assert (unmarked[0] > 0).all() and unmarked[0].unique().numel() == 1  # GRPO over tokens
+
+
+def test_marks_are_summed_to_the_end_of_the_row():
+    """Text2Grad, arXiv:2505.22338, without its value network: sums 1 1 0 -1 -1, of mean 0 and std sqrt(.8)."""
+    marks = torch.tensor([[0, 1, 1, 0, -1]]).double()
+    made = credit("mark_return(by='b')", [5.0], plain([5]), marks=marks)
+    assert made == near(torch.tensor([[1, 1, 0, -1, -1]]) / 0.8**0.5)
+    own = credit("mark_return(by='b', gamma=0)", [5.0], plain([5]), marks=marks)
+    assert own == near((marks - 0.2) / 0.56**0.5)  # marks alone: mean .2, variance 3/5 - .04

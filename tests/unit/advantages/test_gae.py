@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.advantages.gae import CREDITS, advantages, at_last, gae, returns_of, turn_gae, turn_starts
+from mmgrpo.advantages.gae import CREDITS, advantages, at_last, gae, mark_gae, returns_of, turn_gae, turn_starts
 from mmgrpo.config.registry import bind
 
 MASK = torch.tensor([[True, True, True]])
@@ -102,3 +102,20 @@ def test_whitened_advantages_are_standardized_over_the_round():
     assert made[mask].tolist() == pytest.approx([0.0, 1.2247449, -1.2247449], abs=1e-6)
     unscored = credit(gae, value, mask, [1.0, 0.0], lam=1.0, whiten=True, stat=torch.tensor([True, False]))
     assert unscored[0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-6) and not unscored[1].any()
+
+
+def test_marks_of_a_judge_are_rewards_of_tokens():
+    """Text2Grad, arXiv:2505.22338: r = mark - beta KL, with V before each token and nothing for the whole."""
+    marks = torch.tensor([[0.0, 1.0, -1.0]]).double()
+    given = {"marks": marks, "by": "b", "lam": 1.0}
+    assert credit(mark_gae, 0 * VALUE, MASK, [5.0], **given)[0].tolist() == [0, 0, -1]
+    assert credit(mark_gae, 0 * VALUE, MASK, [5.0], **given, outcome=1.0)[0].tolist() == [5, 5, 4]
+    assert credit(mark_gae, VALUE, MASK, [5.0], **given)[0].tolist() == [-0.5, -0.25, -1.75]
+    cost = torch.tensor([[-0.1, 0.0, 0.0]]).double()
+    made = credit(mark_gae, 0 * VALUE, MASK, [5.0], **given, token_rewards=cost)
+    assert made[0].tolist() == pytest.approx([-0.1, 0, -1])
+    fields = {"value": VALUE, "token_rewards": cost, "marks": marks}
+    for outcome, wanted in ((0, [-0.1, 0, -1]), (2, [1.9, 2, 1])):  # what the critic learns
+        bound = bind(f"mark_gae(by='b', outcome={outcome})", CREDITS, "credit")
+        target, _ = returns_of(bound, torch.tensor([1.0]).double(), MASK, fields, lam=1.0)
+        assert target[0].tolist() == pytest.approx(wanted)

@@ -11,7 +11,15 @@ import torch
 from mmgrpo.advantages.credit import CREDITS
 from mmgrpo.config.registry import bind
 from mmgrpo.policies.generation import certainty_of
-from mmgrpo.policies.records import answer_start, reference_text, segments, thought_length, visual_dependency
+from mmgrpo.policies.records import (
+    answer_start,
+    characters,
+    reference_text,
+    segments,
+    text_ends,
+    thought_length,
+    visual_dependency,
+)
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Request, Text
@@ -172,3 +180,40 @@ def test_a_token_belongs_to_the_step_in_which_it_begins():
     assert made.tolist() == [[0, 0, 0, 0, 1, 1, 2, 2], [0] * 8]  # "ab", "c", "d": the token of the gap begins before it
     one = policy().rollout(Request([Prompt("say a", "0")], [0], 3, 3, records=frozenset({"segment"})))
     assert one.decisions.fields["segment"].shape == one.decisions.decision_mask.shape
+
+
+def test_the_place_of_a_token_is_that_of_its_first_character_that_is_no_space():
+    pieces = ["ab", " cd", "\n\n", "  e", ""]  # the last is an end token
+
+    def decode(ids):
+        return "".join(pieces[number] for number in ids)
+
+    ids = torch.tensor([[0, 1, 2, 3, 4], [3, 0, 0, 0, 0]])
+    real = torch.tensor([[True] * 5, [True] + [False] * 4])
+    steps: Any = policy().rollout(Request([Prompt("say a", "0")], [0], 2, 3)).steps
+    made = characters(replace(steps, ids=ids, real=real), decode)
+    assert made.tolist() == [[0, 3, 5, 9, 10], [2, 0, 0, 0, 0]]  # "ab cd\n\n  e"
+    one = policy().rollout(Request([Prompt("say a", "0")], [0], 3, 3, records=frozenset({"character"})))
+    for row, output in enumerate(one.outputs):
+        places = one.decisions.fields["character"][row][one.decisions.decision_mask[row]].tolist()
+        assert places == sorted(places) and all(0 <= place <= len(output.text) for place in places)
+
+
+@pytest.mark.parametrize("strips", [False, True])
+def test_texts_are_measured_window_by_window(strips):
+    """Also letters of several tokens, and a decoder that leaves out the space of the first token."""
+    spelled = ("day \u00e9\u4e2d x " * 40).encode()
+
+    def decode(ids):
+        text = bytes(ids).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if strips else text
+
+    ids = list(b" " + spelled)
+    asked = []
+
+    def counted(some):
+        asked.append(len(some))
+        return decode(some)
+
+    assert text_ends(ids, counted) == [len(decode(ids[:count])) for count in range(1, len(ids) + 1)]
+    assert max(asked[:-1]) <= 48 and not text_ends([], decode)

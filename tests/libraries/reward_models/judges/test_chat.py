@@ -91,6 +91,16 @@ def refusal(status, text=b"", **headers):
     return HTTPError("http://127.0.0.1:1/v1", status, "", message, io.BytesIO(text))
 
 
+def test_further_answers_to_a_question_are_drawn():
+    with chat_server(lambda body, number: "a") as server:
+        judge = ChatJudge(server.url, "m", options='{"seed": 7, "temperature": 0.1}', temperature=0.9, parallel=1)
+        judge.answers([Question(("q",)), Question(("q",), draw=1), Question(("q",), draw=2)], 3)
+    assert [(body["temperature"], body["seed"]) for body in server.bodies] == [(0.1, 7), (0.9, 1), (0.9, 2)]
+    assert len({Question(("q",), draw=draw).digest for draw in range(3)}) == 3  # each is asked, and remembered
+    with pytest.raises(ValueError, match="temperature=0"):
+        ChatJudge("http://127.0.0.1:1/v1", "m", temperature=0)
+
+
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
 def test_a_status_that_may_pass_is_tried_again(waits, status):
     assert answering(refusal(status), YES).answers([QUESTION], 8) == ["yes"] and len(waits) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -94,6 +95,20 @@ def test_an_answer_is_what_comes_after_the_question_and_must_have_ended(folder):
     judge.network.generation_config.eos_token_id = list(range(len(judge.processor.tokenizer)))
     answers = judge.answers(QUESTIONS, 3)
     assert all(answer is not None and len(answer.split()) <= 1 for answer in answers)
+
+
+def test_a_further_answer_is_drawn_from_a_seed_of_its_own(folder):
+    judge = load_judge(folder, batch=2, temperature=2.0)
+    judge.network.generation_config.eos_token_id = list(range(len(judge.processor.tokenizer)))
+    drawn = [replace(QUESTIONS[0], draw=draw) for draw in range(24)]
+    torch.manual_seed(0)
+    answers = judge.answers(drawn, 3)
+    state = torch.get_rng_state()
+    assert answers[0] == judge.answers(QUESTIONS[:1], 3)[0] and len({*answers}) > 1
+    assert judge.answers(drawn[::-1], 3) == answers[::-1]  # whatever is asked beside it
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ValueError, match="temperature.*0"):
+        load_judge(folder, temperature=0)
 
 
 class Inputs(dict):
