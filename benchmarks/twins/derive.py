@@ -86,6 +86,7 @@ NO_TWIN = {
     "visual/awm": "preset/awm is, with the plain error",
     "visual/d3po": "preset/d3po is, in groups",
     "visual/demo_draft": "it draws with the gradient of a reward",
+    "visual/demo_edit": "its blocks are those of visual/demo, with a source",
     "visual/diffusion_dpo": "it trains on given pairs; preset/diffusion_dpo draws them",
     "visual/flow_opd": "it needs teachers",
     "visual/gardo": "its gate and its diversity name rewards of images",

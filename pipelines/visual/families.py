@@ -8,6 +8,7 @@ from mmgrpo.family import Family
 from pipelines.visual.family import visual_family
 from pipelines.visual.options import (
     AmusedOptions,
+    EditOptions,
     FluxOptions,
     HunyuanVideoOptions,
     JanusOptions,
@@ -39,6 +40,14 @@ FAMILIES: Mapping[str, Family] = {
             "Stable Diffusion 3 and 3.5, and small models of their architecture",
             "pipelines.visual.sd3",
             ("StableDiffusion3Pipeline", "SD3Transformer2DModel"),
+        ),
+        visual_family(
+            "sd3_edit",
+            "small models of Stable Diffusion 3's architecture that edit an image",
+            "pipelines.visual.sd3_edit",
+            ("SD3Transformer2DModel",),
+            EditOptions,
+            image_input="required",
         ),
         visual_family(
             "flux",

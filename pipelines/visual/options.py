@@ -75,6 +75,16 @@ class FlowOptions(MemoryOptions):
 
 
 @dataclass
+class EditOptions(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "sd3_edit"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "embedded:visual/edits/base"
+    """Folder of a small model that edits images (scripts/pretrain/edits.py)."""
+
+
+@dataclass
 class FluxOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 

@@ -153,6 +153,11 @@ def load(options: FlowOptions, training: Training = PLAIN) -> FlowModel:
     source = locate(options.path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
     device = torch.device(training.device)
     network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
+    if network.config.in_channels != network.config.out_channels:
+        raise ValueError(
+            f"model.family: got sd3, whose models read as many channels as they predict; {options.path} edits an "
+            "image: set model.family=sd3_edit"
+        )
     scheduler = read_scheduler(source)
     small = is_small(source)
     pipeline: Any = None

@@ -18,7 +18,7 @@ from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.source import images_of
-from reward_models.rules.scenes import Detection, see
+from reward_models.rules.scenes import Detection, seen
 
 CHANGE = 0.03
 """Largest mean change of what an exact edit keeps, of values in [0, 1]."""
@@ -190,8 +190,9 @@ def _compared(
             rows.append(((False, False), False, change))
             continue
         assert isinstance(output, Image)
-        after = see(output.pixels.detach().cpu().float().permute(1, 2, 0).numpy())
-        before = see(source_image(prompt).pixels.permute(1, 2, 0).float().numpy())
+        after, before = (
+            seen(one.pixels.detach().cpu().float().permute(1, 2, 0).numpy()) for one in (output, source_image(prompt))
+        )
         one = _edited(prompt, after)
         fit = (
             one is not None and one.colour == prompt.answer["colour"],

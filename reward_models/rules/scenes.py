@@ -270,13 +270,17 @@ def _score(
             )
         scene = Scene.from_json(prompt.answer)
         finite = np.isfinite(pixels).all()
-        values.append(float(check(scene, _seen(pixels.tobytes(), len(pixels)))) if finite else math.nan)
+        values.append(float(check(scene, seen(pixels))) if finite else math.nan)
     return values
 
 
-@lru_cache(maxsize=256)
+def seen(pixels: Float[np.ndarray, "size size 3"]) -> Sequence[Detection]:
+    """``see``, once for all rewards that look at an image in float32."""
+    return _seen(pixels.tobytes(), len(pixels))
+
+
+@lru_cache(maxsize=512)
 def _seen(pixels: bytes, size: int) -> Sequence[Detection]:
-    """``see`` of the bytes of an image."""
     return tuple(see(np.frombuffer(pixels, np.float32).reshape(size, size, 3)))
 
 

@@ -40,6 +40,8 @@ class Loop:
     """Do not train: evaluate the model in ``output`` on the held-out prompts."""
     steps: int = 1600
     """Optimizer steps. The result is a function of the steps and the seed, not of the time."""
+    stop: int = 0
+    """The step after which training stops, at the latest that at which the schedule ends; 0: there."""
     batch: int = 32
     """Samples per step."""
     lr: float = 2e-3
@@ -92,8 +94,8 @@ def fit(
 ) -> None:
     """Train, evaluate regularly, and save the moving average of the weights.
 
-    The ``matrices`` of the blocks are optimized by Muon (Jordan et al. 2024; scaled as in Moonlight, arXiv:2502.16982),
-    the ``others`` by AdamW.
+    The ``matrices`` of the blocks, where there are any, are optimized by Muon (Jordan et al. 2024; scaled as in
+    Moonlight, arXiv:2502.16982), the ``others`` by AdamW.
     """
     import numpy as np
     import torch
@@ -103,13 +105,14 @@ def fit(
 
     parameters = [*matrices, *others]
     average = [p.detach().clone() for p in parameters]
-    optimizers = (
-        torch.optim.Muon(matrices, lr=loop.lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=loop.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True),
-    )
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=loop.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    ]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=loop.lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
     random = stream(loop.seed, "pretrain")
-    begin, losses = time.process_time(), []
-    for step in tqdm(range(1, loop.steps + 1), mininterval=5):
+    begin, losses, last = time.process_time(), [], min(loop.stop or loop.steps, loop.steps)
+    for step in tqdm(range(1, last + 1), mininterval=5):
         rate = loop.lr * min(1, step / loop.warmup) * 0.5 * (1 + math.cos(math.pi * step / loop.steps))
         error = loss(random)
         error.backward()
@@ -122,14 +125,14 @@ def fit(
         losses.append(error.item())
         with torch.no_grad():
             torch._foreach_lerp_(average, parameters, 1 - min(loop.ema, step / (step + 10)))
-        if step % loop.every == 0 or step == loop.steps:
+        if step % loop.every == 0 or step == last:
             minutes = (time.process_time() - begin) / 60
             now = [p.detach().clone() for p in parameters]
             with torch.no_grad():
                 torch._foreach_copy_(parameters, average)
             rewards = "  ".join(f"{name} {value.mean():.3f}" for name, value in measure().items())
             tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  {rewards}")
-            save(loop.output if step == loop.steps else Path(f"{loop.output}-{step}"))
+            save(loop.output if step == last else Path(f"{loop.output}-{step}"))
             losses.clear()
             with torch.no_grad():
                 torch._foreach_copy_(parameters, now)

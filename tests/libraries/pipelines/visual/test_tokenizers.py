@@ -25,8 +25,8 @@ def without_weights(name, folder):
     return shutil.copytree(source, folder / "model", ignore=ignored)
 
 
-OWN = ("qwen_image_edit", "janus", "var")
-"""They count words together with images and codes, or read names of classes."""
+OWN = ("qwen_image_edit", "sd3_edit", "janus", "var")
+"""They count words together with images and codes, know whole words, or read names of classes."""
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in OWN])
