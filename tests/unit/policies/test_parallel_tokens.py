@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,7 +225,8 @@ def enumerated(made: ParallelTokenPolicy, orders: Tensor, name: str = "log_probs
     rows, every = torch.zeros(len(EVERY)).long(), orders.expand(len(EVERY), -1, -1)
     steps = Reveals({"prompt": torch.zeros(1).long()}, rows, EVERY, every, every, None)
     [part] = steps.split(torch.ones(len(EVERY), orders.numel(), dtype=torch.bool), 10**6)
-    return made.score(SimpleNamespace(steps=steps), part, frozenset({name}))[name].view(every.shape)  # type: ignore[arg-type]
+    rolled = replace(made.rollout(Request(PROMPTS[:1], [0], 1, 0)), steps=steps)
+    return made.score(rolled, part, frozenset({name}))[name].view(every.shape)
 
 
 def consistent(seed: int) -> ParallelTokenPolicy:
