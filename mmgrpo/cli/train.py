@@ -312,12 +312,12 @@ def fitting(config: Config) -> str:
         if (one := manifests.get(name)) and outputs & {*one.scores} and not one.group and not obstacle(one)
     ]
 
-    # Those first that read nothing but the prompt, since what else is in the rows is not known, and need no weights.
-    def order(name: str) -> tuple[bool, bool]:
+    # Those first that read nothing but the words of the prompt, since what else is in the rows is not known, and need
+    # no weights; then those that see its media.
+    def order(name: str) -> tuple[bool, bool, bool]:
         manifest = manifests[name]
-        return manifest is None or bool({*manifest.reads} - {"text", "media", "reward"}), bool(
-            manifest and manifest.weights
-        )
+        read = {*manifest.reads} if manifest else {"answer"}
+        return bool(read - {"text", "media", "reward"}), bool(manifest and manifest.weights), "media" in read
 
     fit[1:] = sorted(fit[1:], key=order)
     return ", ".join(fit[:5] if "Text" in outputs else fit[1:6])

@@ -111,8 +111,9 @@ def srum(
     a thought. w .48, v - v* .5 and v - v*_a 1.5: .12 + 1.125 = 1.245.
     """
     same = key[:, None] == key[None, :]
-    best = torch.where(same[:, :, None], advantages[None], -torch.inf).amax(1)
-    others = loss_mask & (advantages < best)
+    value = torch.where(loss_mask, advantages, -torch.inf).amax(1)
+    best = torch.where(same, value, -torch.inf).amax(1)
+    others = loss_mask & (value < best)[:, None]
     counted = same.to(advantages.dtype)
     share = (counted @ loss_mask.to(advantages.dtype)) / (counted @ others.to(advantages.dtype)).clamp_min(1)
     return unclipped(torch.where(others, share * (regional + constraint * anchored), 0.0))

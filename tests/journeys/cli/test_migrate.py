@@ -169,9 +169,7 @@ def test_a_coefficient_is_no_reason_to_become_another_method():
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_named_only_where_every_field_is_its_own(name: str):
     """A preset's lines become a recipe that means the preset in all fields, written or not."""
-    base = {"tokens": "grpo", "any": "grpo", "gaussian": "flow_grpo", "matching": "grpo", "gradients": "grpo"}[
-        CATALOGUE[name].policies
-    ]
+    base = "flow_grpo" if CATALOGUE[name].policies == "gaussian" else "grpo"
     draft = Draft(table("trl"), Source("a"), "causal_lm")
     draft.source.values["loss_type"] = "grpo"
     draft.algorithm(base, {line: (PRESETS[name][line], ("loss_type",)) for line in LINES})

@@ -41,7 +41,7 @@ OF_THE_STEP = ["kl_hinge", "chi_squared", "ppo_by_entropy", "surrogate_preferenc
 """With a mean or a quantile over all groups of the step."""
 OTHERS = ["diffusion_nft", "crd", "gdro", "seppo", "distillation_step", "distillation_velocity", "distillation"]
 OTHERS += ["visual_distillation", "ppo_by_entropy", "fake_score", "tdm_r1", "surrogate_preference", "finite_difference"]
-OTHERS += ["likelihood", "reward_gradient"]
+OTHERS += ["likelihood", "reward_gradient", "srum"]
 """Objectives that compare the members of a group at one position, that are of a latent, that see no advantage, or that
 leave the surest decisions without one."""
 SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
@@ -107,7 +107,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-ERRORS = ("error", "normalized_error")
+ERRORS = ("error", "normalized_error", "regional", "anchored")
 """Scores of clean samples, of which a log-prob is minus the error."""
 
 

@@ -238,6 +238,7 @@ REFUSED |= {
 }
 REFUSED |= dict.fromkeys(("gtpo", "hapo_entropy", "entropy_advantage", "critique_grpo"), "entropy") | {
     "ucas": "certainty",
+    "sepo": "conditional_entropy",
     "rmt": r"algorithm\.(hint|supervised)",
 }
 REFUSED |= dict.fromkeys(("rto", "opd", "va_opd"), "teacher.log_probs")

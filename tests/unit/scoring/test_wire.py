@@ -94,7 +94,7 @@ def output(draw: random.Random) -> Text | Image | Video | Audio:
             calls,
             draw.choice([None, 0.5]),
         ),
-        lambda: Image(tensor(draw, 3, *sizes[:2])),
+        lambda: Image(tensor(draw, 3, *sizes[:2]), word(draw)),
         lambda: Video(tensor(draw, sizes[0], 3, *sizes[1:]), draw.random() * 30),
         lambda: Audio(tensor(draw, *sizes[:2]), draw.randrange(48_000)),
     ]
