@@ -19,8 +19,8 @@ def scale_family(name: str, about: str, module: str, architectures: tuple[str, .
     family = parallel_family(name, about, module, architectures, options, ScaleSampling, ("NextScaleBlock",))
     return replace(
         family,
-        check=token_family.check,
-        refuse_model=partial(token_family.refuse_model, name, module, architectures, options),
+        check=token_family.check_path,
+        refuse_model=partial(token_family.refuse_network, name, module, architectures, options),
         readable=partial(token_family.readable, module),
         read=partial(token_family.read, partial(token_family.readable, module)),
         arithmetic=arithmetic,

@@ -62,10 +62,14 @@ def has(config: Config) -> frozenset[str]:
 
 
 def check(config: Config) -> None:
-    """Raise ValueError for a missing path, for quantized weights without their package, and for an instruction without
-    the prompt."""
-    check_trainable(config.model)
+    """``check_path``; and ValueError for an instruction without the prompt."""
+    check_path(config)
     refuse_instruction(config.sampling.instruction)
+
+
+def check_path(config: Config) -> None:
+    """Raise ValueError for a missing path, and for quantized weights without their package."""
+    check_trainable(config.model)
     if not config.model.path:
         raise ValueError("model.path: got none, expected a folder or a hub id; name one")
 
@@ -90,13 +94,20 @@ def arithmetic(config: Config) -> Arithmetic:
 def refuse_model(
     name: str, module: str, architectures: tuple[str, ...], options: type, config: Config, path: str
 ) -> None:
+    """``refuse_network``; the context must hold the plan too."""
+    refuse_network(name, module, architectures, options, config, path, config.sampling.plan_tokens)
+
+
+def refuse_network(
+    name: str, module: str, architectures: tuple[str, ...], options: type, config: Config, path: str, *plan: int
+) -> None:
     """FileNotFoundError or ValueError for what is no model of the family, or one that cannot draw, before its weights
     are read."""
     from pipelines.pretrained import refuse_none
 
     refuse_none(path, options, module)
     refuse_other_architectures(name, architectures, path)
-    importlib.import_module(module).refuse_checkpoint(path, config.model.size, config.sampling.plan_tokens)
+    importlib.import_module(module).refuse_checkpoint(path, config.model.size, *plan)
 
 
 def readable(
