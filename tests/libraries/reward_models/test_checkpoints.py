@@ -37,7 +37,7 @@ def folder(tmp_path):
     [
         (maker("causal_lm"), lambda folder: last_hidden.load_frozen(str(folder), "cpu")),
         (whisper.tiny, lambda folder: recognizer.recognizer(str(folder))),
-        (partial(smolvlm_tiny.tiny, kind="idefics3"), lambda folder: load_judge(str(folder), 1, "float32", "cpu")),
+        (partial(smolvlm_tiny.tiny, kind="idefics3"), lambda folder: load_judge(str(folder), 1, "float32")),
     ],
     ids=["last_hidden", "recognizer", "judge"],
 )

@@ -29,9 +29,9 @@ CLOSE = (*NAMES, "flux", "ltx_video")
 OTHERS = [
     name
     for name, family in families().items()
-    if family.modality == "visual" and family.sections.process != "tokens" and name not in CLOSE
+    if family.modality == "visual" and family.sections.process != "tokens" and name not in (*CLOSE, "sd3_edit")
 ]
-"""Those whose activations are stated within 45 %: with parts of their own (Sana's convolutions, Z-Image's padding),
+"""Those of latents, which small models of pixels do not draw, whose activations are stated within 45 %: with parts of their own (Sana's convolutions, Z-Image's padding),
 with images of the prompt, of which each size is a pass of its own, and LTX-Video with scales for each token, which
 weigh more in a network of one block."""
 
