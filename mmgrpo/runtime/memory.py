@@ -98,6 +98,8 @@ class Folder:
     """Tokens that a text encoder with learned positions reads."""
     image: int = 0
     """States of an image encoder."""
+    words: int = 0
+    """Words that a small model in pixel space reads, which has no VAE."""
 
     @property
     def parameters(self) -> int:
@@ -173,7 +175,8 @@ def folder_of(
         next((shape[0] for name, shape in every.get(part, {}).items() if "position_embedding" in name), 0)
         for part in ("text_encoder", "image_encoder")
     ]
-    return Folder(network, config(own[0]), others, config("vae"), *read)
+    words = every.get("words", {}).get("place", (0,))[0] if "patches" not in parts else 0
+    return Folder(network, config(own[0]), others, config("vae"), *read, words=words)
 
 
 def _header(file: Path) -> Shapes:
@@ -390,12 +393,14 @@ def places_of(folder: Folder, config: Any, given: bool = False) -> Places:
     """The positions of one sample of a denoising model; ``given``: the latents of an image of the prompt follow
     those of the output."""
     model, inside, vae = config.model, folder.config, folder.vae
-    factor, pace = compression(vae)
+    factor, pace = (1, 1) if folder.words else compression(vae)
     default = inside.get("sample_size", 64)
     default = (default if isinstance(default, int) else 64) * factor
     sides = [getattr(model, side, 0) or default for side in ("height", "width")]
     longest = getattr(model, "max_sequence_length", 0)
     prompt = longest + (folder.prompt if not longest or "text_encoder_3" in folder.others else 0)
+    if folder.words:  # a given image is further channels
+        prompt, given = folder.words, False
     if "down_block_types" in inside:
         latents = tuple(side // factor for side in sides)
         return Places(prod(latents), prompt, sides=latents, levels=len(inside["block_out_channels"]))

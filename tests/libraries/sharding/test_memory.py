@@ -29,11 +29,11 @@ CLOSE = (*NAMES, "flux", "ltx_video")
 OTHERS = [
     name
     for name, family in families().items()
-    if family.modality == "visual" and family.sections.process != "tokens" and name not in (*CLOSE, "sd3_edit")
+    if family.modality == "visual" and family.sections.process != "tokens" and name not in CLOSE
 ]
-"""Those of latents, which small models of pixels do not draw, whose activations are stated within 45 %: with parts of
-their own (Sana's convolutions, Z-Image's padding), with images of the prompt, of which each size is a pass of its own,
-and LTX-Video with scales for each token, which weigh more in a network of one block."""
+"""Those whose activations are stated within 45 %: with parts of their own (Sana's convolutions, Z-Image's padding),
+with images of the prompt, of which each size is a pass of its own, and LTX-Video with scales for each token, which
+weigh more in a network of one block."""
 
 GIVEN = ("flux_kontext", "flux2_klein")
 """Those whose images of the prompt have sizes of their own."""
