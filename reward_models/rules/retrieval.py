@@ -10,19 +10,16 @@ Rows are single steps of traces, as its released training data is, so that a gro
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
-from mmgrpo.config.plugins import load_object
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.parsing import gold_text, malformed
-from reward_models.rules.relevance import tokens
+from reward_models.rules.relevance import embedded, tokens
 from reward_models.rules.tags import answer_or_whole, texts
 
 SHORT = 5
@@ -86,18 +83,9 @@ def _cosines(prompts: Sequence[Prompt], asked: dict[int, str], embed: str, devic
     if not asked:
         return []
     pairs = [*asked.values(), *(str(prompts[row].meta["sub_question"]) for row in asked)]
-    vectors = np.asarray(_embedder(embed)(pairs, device=device), dtype=np.float64)
-    if vectors.ndim != 2 or len(vectors) != len(pairs):
-        raise ValueError(
-            f"routed_step: embed '{embed}': got shape {list(vectors.shape)}, expected [{len(pairs)}, width]"
-        )
+    vectors = embedded(pairs, embed, device, "routed_step")
     norm = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not (norm > 0).all():
         raise ValueError(f"routed_step: embed '{embed}': got a vector of norm 0, which has no cosine")
     first, second = np.split(vectors / norm, 2)
     return (first * second).sum(1).clip(0.0, 1.0).tolist()
-
-
-@functools.cache
-def _embedder(name: str) -> Callable[..., Float[np.ndarray, "N width"]]:
-    return load_object(name, "routed_step: embed")
