@@ -103,7 +103,12 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
     if sampling.reward_drift:
         from mmgrpo.policies.reward_drift import drift_of
 
-        drift_of(sampling.reward_drift)
+        first = drift_of(sampling.reward_drift).first
+        if first >= sampling.steps:
+            raise ValueError(
+                f"sampling.reward_drift: got first={first}, expected less than sampling.steps={sampling.steps}, since "
+                "nothing would be moved"
+            )
     levels = round(sampling.noisy_fraction * sampling.steps)
     if sampling.policy in ("matching", "neighbors") and sampling.draws > levels:
         raise ValueError(

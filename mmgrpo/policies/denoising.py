@@ -488,7 +488,7 @@ class DenoisingPolicy:
             predicted += [one.std.min() for one in (drawn, transition) if self.outputs == 2]
             noise = self._noise(streams, plan, forwards, edges)
             before, x = x, drawn.sample(noise[alive] if prune else noise)
-            if self.reward_drift:
+            if self.reward_drift and t >= self.reward_drift.first:
                 prompts = [request.prompts[i] for i in prompt.tolist()]
                 given = before, self.solver.mean(output), step, grid, conditioning.take(prompt), prompts
                 x = x + drawn.std.square() * self.reward_drift(self.model, *given, request.gradient)[children]

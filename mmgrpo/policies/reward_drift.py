@@ -49,9 +49,7 @@ class RewardDrift:
         prompts: Sequence[Prompt],
         rewards: Callable[[Sequence[Prompt], Tensor], Tensor] | None,
     ) -> Float[Tensor, "N *latent"]:
-        """grad r / (2 beta) at the states x, 0 before step ``first``: what a child's drift is, over its variance."""
-        if int(step[0]) < self.first:
-            return torch.zeros_like(x)
+        """grad r / (2 beta) at the states x, from step ``first`` on: what a child's drift is, over its variance."""
         if rewards is None:
             raise ValueError(
                 f"sampling.reward_drift: a request has no differentiable reward '{self.reward}'; name it under rewards"

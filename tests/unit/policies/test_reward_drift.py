@@ -15,6 +15,8 @@ from mmgrpo.diffusion.schedules import Grid, flow
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.reward_drift import drift_of
 from mmgrpo.types import Image, Prompt, Request
+from pipelines.denoising import check_sampling
+from pipelines.options import DenoisingSampling
 from tests.toys import ToyConditioning, ToyModel
 
 
@@ -116,3 +118,7 @@ def test_a_drift_without_its_reward_or_its_decoder_is_refused():
         policy_of("gradient(reward='a')", ToyModel(2))
     with pytest.raises(ValueError, match="sampling.reward_drift.*reward"):
         drift_of("gradient")
+    late = DenoisingSampling(steps=3, reward_drift="gradient(reward='a', first=3)")
+    with pytest.raises(ValueError, match="first=3.*sampling.steps=3"):
+        check_sampling("sd3", "flow", late)
+    check_sampling("sd3", "flow", replace(late, steps=4))
