@@ -151,19 +151,21 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Video:
-    """Frames in [0, 1], RGB; ``fps`` in frames per second."""
-
-    frames: Float[Tensor, "frames 3 height width"]
-    fps: float
-
-
-@dataclass(frozen=True)
 class Audio:
     """Samples in [-1, 1]; ``rate`` in Hz."""
 
     samples: Float[Tensor, "channels samples"]
     rate: int
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames in [0, 1], RGB; ``fps`` in frames per second."""
+
+    frames: Float[Tensor, "frames 3 height width"]
+    fps: float
+    sound: Audio | None = None
+    """What is heard with the frames, of a model that makes both."""
 
 
 Output: TypeAlias = "Text | Image | Video | Audio"

@@ -71,9 +71,14 @@ def _of_images(reward: str, reduce: str, every: int, device: str) -> Scorer:
         raise ValueError(f"frames: reduce: got {reduce!r}, expected one of {', '.join(REDUCTIONS)}")
     if type(every) is not int or every < 1:
         raise ValueError(f"frames: every: got {every!r}, expected a whole number of at least 1")
+    return lifted("frames", reward, device)
+
+
+def lifted(by: str, reward: str, device: str) -> Scorer:
+    """The reward that another, ``by``, lifts to its outputs; ValueError for a weight in it, which would be lost."""
     one = scorer(reward, device)
     if one.weight != 1:
         raise ValueError(
-            f"frames: reward: got {reward!r}, expected no weight in it; write frames(weight={one.weight}, ...)"
+            f"{by}: reward: got {reward!r}, expected no weight in it; write {by}(weight={one.weight}, ...)"
         )
     return one

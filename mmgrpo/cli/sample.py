@@ -130,7 +130,8 @@ def in_words(output: Output) -> str:
     if isinstance(output, Audio):
         return f"audio of {output.samples.shape[-1] / output.rate:.1f} s"
     frames, _, height, width = output.frames.shape
-    return f"a video of {frames} frames of {width} x {height}"
+    heard = f" with sound of {output.sound.samples.shape[-1] / output.sound.rate:.1f} s" if output.sound else ""
+    return f"a video of {frames} frames of {width} x {height}{heard}"
 
 
 def refuse_copies(samples: int, config: Config) -> None:

@@ -246,15 +246,16 @@ def _card(folder: MediaFolder, pair: Sequence[tuple[str, Row]], reward: str) -> 
 
 def _side(folder: MediaFolder, title: str, row: Row, boxed: bool, reward: str) -> Side:
     media = _media(folder, row) if boxed else []
-    if "sound" in row:
-        size = f"{number(row.get('seconds'), '.1f')} s"
-        media = [*media, sound(folder, row["sound"], f"{title}: {row['id']}")]
-    elif "image" in row:
+    if "image" in row:
         size = str(row.get("size", ""))
         media = [shown_image(folder, row["image"], f"{title}: {row['id']}")]
+    elif "sound" in row:
+        size = f"{number(row.get('seconds'), '.1f')} s"
     else:
         size = f"{row.get('tokens')} tokens" + (", truncated" if row.get("truncated") else "")
         media = [*media, *(shown_image(folder, name, name) for name in row.get("returned", []))]
+    if "sound" in row:  # of a video beside it
+        media = [*media, sound(folder, row["sound"], f"{title}: {row['id']}")]
     return Side(
         title=title,
         size=size,

@@ -62,16 +62,27 @@ def write_completions(
     _write_rows(stem, rows)
 
 
-def write_images(stem: Path, shown: Shown, files: Sequence[tuple[bytes, str]], sizes: Sequence[str]) -> None:
+def write_images(
+    stem: Path,
+    shown: Shown,
+    files: Sequence[tuple[bytes, str]],
+    sizes: Sequence[str],
+    sounds: Sequence[Sound | None] = (),
+) -> None:
     """``write_completions`` for a policy that generates images or videos: ``files`` are its outputs as a browser shows
-    them, with their suffixes, and ``sizes`` describe them. The completion is what it wrote before it drew."""
+    them, with their suffixes, ``sizes`` describe them, and ``sounds`` are those of videos that have one. The completion
+    is what it wrote before it drew."""
     rows = []
     for i, ((content, suffix), size) in enumerate(zip(files, sizes, strict=True)):
         name = f"{stem.name}/{i:03d}-output{suffix}"
         write_bytes(stem.parent / name, content)
         output = shown.outputs[i]
         words = output.words if isinstance(output, Image) else ""
-        rows.append({**_row(stem, shown, i, (), ()), "image": name, "size": size, "completion": words})
+        row = {**_row(stem, shown, i, (), ()), "image": name, "size": size, "completion": words}
+        if sounds and (heard := sounds[i]):
+            row["sound"] = f"{stem.name}/{i:03d}-said{heard.suffix}"
+            write_bytes(stem.parent / row["sound"], heard.content)
+        rows.append(row)
     _write_rows(stem, rows)
 
 

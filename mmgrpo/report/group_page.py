@@ -293,7 +293,7 @@ def _card(media: MediaFolder, group: Group, member: Member) -> Card:
         size = f"{output.get('tokens')} tokens" if is_number(output.get("tokens")) else ""
     return Card(
         member=member,
-        media=[_medium(media, output["file"], title)] if output.get("file") else [],
+        media=[_medium(media, output[name], title) for name in ("file", "sound") if output.get(name)],
         text=output["text"]
         if kind == "text"
         else output.get("words", None if output.get("file") else f"({kind}, not kept)"),

@@ -265,7 +265,8 @@ class GroupFolder:
         if isinstance(output, Video):
             frames = [to_pil(Image(frame)) for frame in output.frames]
             content = webp_within(frames, output.fps, self.share)
-            return {"kind": "video", "file": self.write(stem, content), "seconds": len(frames) / output.fps}
+            video = {"kind": "video", "file": self.write(stem, content), "seconds": len(frames) / output.fps}
+            return {**video, "sound": self.small(f"{stem}-0", output.sound)} if output.sound else video
         seconds = output.samples.shape[-1] / output.rate
         return {"kind": "audio", "file": self.small(stem, output), "seconds": seconds}
 

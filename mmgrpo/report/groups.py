@@ -128,7 +128,7 @@ def read_group(folder: Path, step: int) -> Group:
 
 def _member(value: Any, place: str) -> Member:
     record = mapping(value, place)
-    output, texts = mapping(record.get("output"), f"{place}: output"), ("kind", "text", "file", "words")
+    output, texts = mapping(record.get("output"), f"{place}: output"), ("kind", "text", "file", "sound", "words")
     if output.get("kind") not in ("text", "image", "video", "audio"):
         raise ValueError(f"{place}: output: got kind {brief(output.get('kind'))}, expected text, image, video or audio")
     if not all(isinstance(output.get(name, ""), str) for name in texts) or ("text" in output) is ("file" in output):

@@ -128,7 +128,8 @@ def write(
         if isinstance(output, Image):
             return {"image": medium(output.pixels)} | ({"words": output.words} if output.words else {})
         if isinstance(output, Video):
-            return {"video": medium(output.frames), "fps": output.fps}
+            heard = {"sound": output_as_json(output.sound)} if output.sound else {}
+            return {"video": medium(output.frames), "fps": output.fps, **heard}
         return {"audio": medium(output.samples), "rate": output.rate}
 
     def call_as_json(call: Call) -> dict[str, Any]:
@@ -270,7 +271,7 @@ _ANY = (type(None), bool, int, float, str, list, dict)
 _FIELDS = {
     "text": {"tokens", "truncated", "seen", "prefilled", "ids", "turns", "calls", "tool_reward"},
     "image": {"words"},
-    "video": {"fps"},
+    "video": {"fps", "sound"},
     "audio": {"rate"},
 }
 """The kinds of outputs, and the other fields of each."""
@@ -385,16 +386,23 @@ class _Reader:
             fps = float(take(row, "fps", (int, float), where))
             if not 0 < fps < math.inf:
                 raise Malformed(f"{where}.fps: got {fps}, expected a positive number")
+            heard = self.sound(take(row, "sound", dict, where), f"{where}.sound") if "sound" in row else None
             several, here = row["video"], f"{where}.video"
             if not isinstance(several, list):
                 clip = self.pixels(several, here, 4)
                 self.refuse_length(len(clip), fps, here)
-                return Video(clip, fps)
+                return Video(clip, fps, heard)
             self.refuse_length(len(several), fps, here)
             frames = [self.pixels(one, f"{here}[{place}]", 3) for place, one in enumerate(several)]
             if not frames or len({frame.shape for frame in frames}) > 1:
                 raise Malformed(f"{here}: got {len(frames)} frames, expected at least one, and all of one size")
-            return Video(torch.stack(frames), fps)
+            return Video(torch.stack(frames), fps, heard)
+        return self.sound(row, where)
+
+    def sound(self, row: Mapping[str, Any], where: str) -> Audio:
+        """A recording, alone or of a video."""
+        if row.keys() != {"audio", "rate"}:
+            raise Malformed(f"{where}: got the fields {sorted(row)}, expected audio and rate")
         rate = take(row, "rate", int, where)
         if not 1 <= rate <= self.limits.rate:
             raise Malformed(f"{where}.rate: got {_shown(rate)}, expected 1 to {self.limits.rate:,} samples per second")

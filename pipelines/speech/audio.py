@@ -91,6 +91,15 @@ def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS, setting: str =
     return audio
 
 
+def sound_of_clip(file: str) -> Audio | None:
+    """What is heard in a video file, in all its channels; None for one without sound."""
+    with open_container(file) as container:
+        if not container.streams.audio:
+            return None
+    samples, rate = _decode_by_av(file, LONGEST)
+    return Audio(torch.from_numpy(np.ascontiguousarray(samples.T)).clamp(-1, 1), rate)
+
+
 def what_to_do(setting: str) -> str:
     """The end of an error about a recording that is too long; ``setting`` admits longer ones, if there is one."""
     return (

@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import UInt8
 
 from mmgrpo.files import write_bytes
+from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.completions import write_images
 from mmgrpo.report.media import png, strip, to_pil
 from mmgrpo.report.plots import sample_grid
-from mmgrpo.types import Image, Output, Video
+from mmgrpo.types import Audio, Image, Output, Video
 from pipelines import require
 from pipelines.visual.images import captions, side_by_side
 
@@ -46,13 +47,14 @@ def write_grid(stem: Path, shown: Shown) -> None:
     """``<stem>.webp``, videos with their prompts and rewards that play, ``<stem>.png``, the same as strips, and each
     video alone, with ``<stem>.jsonl``, for the report."""
     _write_grids(stem, shown.outputs, captions(shown), columns=4)
-    files, sizes = [], []
+    files, sizes, sounds = [], [], []
     for video in shown.outputs:
         frames = frames_of(video)
         assert isinstance(video, Video)
         files.append((moving(frames, video.fps), ".webp"))
         sizes.append(f"{frames[0].width} x {frames[0].height}, {len(frames)} frames, {len(frames) / video.fps:.1f} s")
-    write_images(stem, shown, files, sizes)
+        sounds.append(m4a(video.sound) if video.sound else None)
+    write_images(stem, shown, files, sizes, sounds)
 
 
 def write_clips(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:
@@ -115,28 +117,38 @@ def _webp(frames: Sequence[Pil.Image], seconds: float, lossless: bool) -> bytes:
 
 
 def mp4(clip: Output) -> bytes:
-    """The clip as H.264 in an mp4 file, at its own rate.
+    """The clip as H.264 in an mp4 file, at its own rate, with its sound as AAC.
 
     Small clips are enlarged by a whole factor; a last row or column is repeated where a side is odd, which H.264 needs
     even.
     """
     pixels = [even(np.asarray(enlarged(frame, WATCHABLE))) for frame in frames_of(clip)]
     assert isinstance(clip, Video)
-    return h264(pixels, Fraction(clip.fps).limit_denominator(), "libx264", "yuv420p", {"crf": "18"})
+    rate = Fraction(clip.fps).limit_denominator()
+    return h264(pixels, rate, "libx264", "yuv420p", {"crf": "18"}, clip.sound)
 
 
 def lossless_mp4(clip: Video) -> bytes:
-    """The clip as H.264 in RGB at quantizer 0, from which rewards have the values of the clip itself.
+    """The clip as H.264 in RGB at quantizer 0 and its sound in 16 bits, from which rewards have the values of the clip
+    itself.
 
     Browsers do not play it; ``mp4`` writes for them.
     """
     pixels = (clip.frames.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
     rate = Fraction(clip.fps).limit_denominator(1001)
-    return h264([*pixels], rate, "libx264rgb", "rgb24", {"crf": "0", "preset": "veryfast"})
+    return h264([*pixels], rate, "libx264rgb", "rgb24", {"crf": "0", "preset": "veryfast"}, clip.sound, "alac")
 
 
-def h264(frames: Sequence[Any], rate: Fraction, codec: str, pixel_format: str, options: dict[str, str]) -> bytes:
-    """Frames of 8-bit RGB, [h, w, 3] each, as an mp4 file."""
+def h264(
+    frames: Sequence[Any],
+    rate: Fraction,
+    codec: str,
+    pixel_format: str,
+    options: dict[str, str],
+    sound: Audio | None = None,
+    sound_codec: str = "aac",
+) -> bytes:
+    """Frames of 8-bit RGB, [h, w, 3] each, as an mp4 file, and what is heard with them."""
     require("visual", "av")
     import av
 
@@ -145,10 +157,43 @@ def h264(frames: Sequence[Any], rate: Fraction, codec: str, pixel_format: str, o
         stream: Any = container.add_stream(codec, rate=rate)
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt, stream.options = pixel_format, options
+        heard = sound_stream(container, sound, sound_codec) if sound else None  # before the header is written
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         container.mux(stream.encode())
+        if sound:
+            add_sound(container, heard, sound)
     return buffer.getvalue()
+
+
+def m4a(sound: Audio) -> Sound:
+    """A recording as AAC, about 16 KB per second, for the report."""
+    require("visual", "av")
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        add_sound(container, sound_stream(container, sound, "aac"), sound)
+    return Sound(buffer.getvalue(), ".m4a")
+
+
+def sound_stream(container: Any, sound: Audio, codec: str) -> Any:
+    """A stream of an open file for a recording of one or two channels."""
+    channels = len(sound.samples)
+    if channels > 2:
+        raise ValueError(f"got sound of {channels} channels, expected one or two; mix it down")
+    return container.add_stream(codec, rate=sound.rate, layout=("mono", "stereo")[channels - 1])
+
+
+def add_sound(container: Any, stream: Any, sound: Audio) -> None:
+    """Encode a recording into its stream."""
+    import av
+
+    levels = (sound.samples.detach().cpu().float().clamp(-1, 1) * 32767).round().short().contiguous().numpy()
+    whole: Any = av.AudioFrame.from_ndarray(levels, format="s16p", layout=stream.layout.name)
+    whole.sample_rate, whole.pts = sound.rate, 0
+    for frame in [whole, None]:
+        container.mux(stream.encode(frame))
 
 
 def even(pixels: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "H W 3"]:

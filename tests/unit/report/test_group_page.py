@@ -33,6 +33,7 @@ def shown(folder: Path, **fields: Any) -> Card:
         ({"kind": "audio", "file": "000.wav", "seconds": 1.25}, "1.2 s", None, 1),
         ({"kind": "audio", "file": "", "seconds": 2}, "2.0 s", "(audio, not kept)", 0),
         ({"kind": "video", "file": "000.webp"}, "", None, 1),
+        ({"kind": "video", "file": "000.webp", "sound": "000-0.wav"}, "", None, 2),
         ({"kind": "image", "file": "000.png", "seconds": "x"}, "", None, 1),
         ({"kind": "image", "file": "000.png", "words": "a plan"}, "", "a plan", 1),
     ],

@@ -130,3 +130,10 @@ def test_a_group_that_is_written_again_has_nothing_of_the_first(tmp_path):
 def test_a_sample_that_begins_later_than_the_next_keeps_none_of_its_decisions_away():
     table, nodes = tree_of(torch.tensor([[0, 1], [2, 3]]), torch.tensor([[False, True], [True, True]]), [1.0, 0.0])
     assert table == [[-1, 1], [0, 2]] and nodes == [{"value": 0.0}, {"value": 1.0}, {"value": 0.0}]
+
+
+def test_the_sound_of_a_video_is_kept_beside_it_and_told_apart_from_previews(tmp_path):
+    video = Video(torch.zeros(2, 3, 4, 4), 4.0, Audio(torch.zeros(1, 80), 160))
+    written = GroupFolder(tmp_path, displayed).output("000", video)
+    assert written == {"kind": "video", "file": "000.webp", "seconds": 0.5, "sound": "000-0.wav"}
+    assert all(group_record.FILE.fullmatch(path.name) for path in tmp_path.iterdir())

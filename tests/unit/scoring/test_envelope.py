@@ -52,7 +52,7 @@ def test_prompts_and_outputs_arrive_bit_for_bit_and_prompts_that_were_one_are_on
     sent = [
         Text("b", 3, True, ((4, 5), (6, 7))),
         Image(odd[:, None, :], "a plan"),
-        Video(pictures(1)[0].pixels[None].repeat(2, 1, 1, 1), 7.5),
+        Video(pictures(1)[0].pixels[None].repeat(2, 1, 1, 1), 7.5, Audio(odd[:2], 8_000)),
         Audio(odd, 16_000),
     ]
     prompts = [PROMPT, PROMPT, Prompt("b"), Prompt("b")]
@@ -61,7 +61,9 @@ def test_prompts_and_outputs_arrive_bit_for_bit_and_prompts_that_were_one_are_on
     assert got.prompts[0] is got.prompts[1] and got.prompts[2] is not got.prompts[3]
     text, image, video, audio = got.outputs
     assert text == sent[0] and image.words == "a plan" and video.fps == 7.5 and audio.rate == 16_000
-    for there, here in ((image.pixels, sent[1].pixels), (video.frames, sent[2].frames), (audio.samples, odd)):
+    assert video.sound.rate == 8_000
+    media = ((image.pixels, sent[1].pixels), (video.frames, sent[2].frames), (audio.samples, odd))
+    for there, here in (*media, (video.sound.samples, odd[:2])):
         assert torch.equal(there.contiguous().view(torch.int32), here.contiguous().view(torch.int32))
 
 

@@ -95,7 +95,11 @@ def output(draw: random.Random) -> Text | Image | Video | Audio:
             draw.choice([None, 0.5]),
         ),
         lambda: Image(tensor(draw, 3, *sizes[:2]), word(draw)),
-        lambda: Video(tensor(draw, sizes[0], 3, *sizes[1:]), draw.random() * 30),
+        lambda: Video(
+            tensor(draw, sizes[0], 3, *sizes[1:]),
+            draw.random() * 30,
+            draw.choice([None, Audio(tensor(draw, *sizes[:2]), draw.randrange(48_000))]),
+        ),
         lambda: Audio(tensor(draw, *sizes[:2]), draw.randrange(48_000)),
     ]
     return draw.choice(kinds)()

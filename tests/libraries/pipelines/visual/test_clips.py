@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image as Pil
 
+from mmgrpo.cli.score import read_output
 from mmgrpo.evaluation import Shown
 from mmgrpo.report.cards import sections
 from mmgrpo.report.html import grids
@@ -17,7 +18,7 @@ from mmgrpo.report.media import MediaFolder, strip, to_pil
 from mmgrpo.report.plots import sample_grid
 from mmgrpo.report.run_folder import read_run
 from mmgrpo.runtime.folder import WRITTEN
-from mmgrpo.types import Image, Prompt, Video
+from mmgrpo.types import Audio, Image, Prompt, Video
 from pipelines.visual import FAMILIES, clips
 
 SHADES = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -218,3 +219,36 @@ def test_a_picture_among_clips_is_an_error():
 def test_a_picture_that_is_one_already_is_taken_as_it_is():
     picture = Pil.new("RGB", (2, 2))
     assert to_pil(picture) is picture
+
+
+def heard(channels: int = 2) -> Video:
+    """A clip of 1.25 s with a tone of 440 Hz in its first channel and silence in the second."""
+    tone = torch.sin(torch.arange(20_000) * (2 * torch.pi * 440 / 16_000)) / 2
+    return Video(clip().frames, 4.0, Audio(torch.stack([tone, 0 * tone, tone])[:channels], 16_000))
+
+
+def test_a_clip_is_stored_with_its_sound_and_read_again(tmp_path):
+    (tmp_path / "exact.mp4").write_bytes(clips.lossless_mp4(heard()))
+    (tmp_path / "played.mp4").write_bytes(clips.mp4(heard()))
+    exact, played = (read_output(str(tmp_path / f"{name}.mp4")) for name in ("exact", "played"))
+    # A level of 16 bits; AAC is not exact, and ends with a whole frame of 1,024 samples.
+    for one, length, most in ((exact, 20_000, 1 / 32767), (played, 20_480, 0.02)):
+        assert one.sound.rate == 16_000 and one.sound.samples.shape == (2, length)
+        assert (one.sound.samples[:, 2_000:18_000] - heard().sound.samples[:, 2_000:18_000]).abs().max() <= most
+    (tmp_path / "silent.mp4").write_bytes(clips.mp4(clip()))
+    assert read_output(str(tmp_path / "silent.mp4")).sound is None
+    with pytest.raises(ValueError, match="3 channels"):
+        clips.mp4(heard(3))
+
+
+def test_a_report_plays_the_sound_beside_its_clip(tmp_path):
+    samples = tmp_path / "samples"
+    for title in ("before", "after"):
+        outputs = [heard(), clip()]
+        FAMILIES["sd3"].write_samples(
+            samples / title, Shown([Prompt("a", "0"), Prompt("b", "1")], outputs, [{"exact": 0.5}] * 2, [{}] * 2)
+        )
+    assert all(WRITTEN.fullmatch(f.relative_to(tmp_path).as_posix()) for f in samples.rglob("*") if f.is_file())
+    [file] = sections(MediaFolder(samples))
+    kinds = [[medium.uri.partition(",")[0] for medium in side.media] for card in file.cards for side in card.sides]
+    assert kinds == [["data:image/webp;base64", "data:audio/mp4;base64"]] * 2 + [["data:image/webp;base64"]] * 2
