@@ -221,6 +221,12 @@ def refuse_cut(
     ``advice`` says what may be done besides shortening it.
     """
     tokens = len(tokenizer(prompt.text if text is None else text, truncation=False, verbose=False).input_ids)
+    refuse_longer(prompt, tokens, most, encoder, advice)
+
+
+def refuse_longer(prompt: Prompt, tokens: int, most: int, encoder: str, advice: str = LONGER) -> None:
+    """ValueError for a prompt of more tokens than the text encoder reads, of those that count them in a way of their
+    own."""
     if tokens > most:
         raise ValueError(
             f"prompt '{prompt.text:.80}': has {tokens} tokens, expected at most {most}, which {encoder} reads; shorten "

@@ -14,6 +14,7 @@ from pipelines.visual.options import (
     JanusOptions,
     KleinOptions,
     KontextOptions,
+    LongCatOptions,
     LtxImageOptions,
     LtxVideoOptions,
     MaskedSampling,
@@ -117,6 +118,13 @@ FAMILIES: Mapping[str, Family] = {
             "pipelines.visual.z_image",
             ("ZImagePipeline",),
             ZImageOptions,
+        ),
+        visual_family(
+            "longcat_image",
+            "LongCat-Image",
+            "pipelines.visual.longcat_image",
+            ("LongCatImagePipeline",),
+            LongCatOptions,
         ),
         visual_family(
             "hunyuan_video",

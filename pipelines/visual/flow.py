@@ -103,7 +103,7 @@ class Architecture:
         """Latents of pixels in [0, 1], which ``pixels`` decodes; the mean of a VAE's posterior."""
         raise ValueError(
             f"data.offline: {type(self).__name__} does not encode given images or videos, as sd3, flux, sana, "
-            "qwen_image, wan and small models do; choose one of them, or set data.offline=0"
+            "qwen_image, longcat_image, wan and small models do; choose one of them, or set data.offline=0"
         )
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:

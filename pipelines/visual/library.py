@@ -25,6 +25,7 @@ from mmgrpo.family import Difference, Incomparable, families
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Policy, Prompt, Request, Video
 from pipelines.denoising import Process
+from pipelines.lora import DIFFUSERS_FILE
 from pipelines.pretrained import architecture
 from pipelines.training import torch_dtype
 from pipelines.visual.conditioning_image import conditioning_image, first_frame
@@ -43,7 +44,7 @@ def as_tokens(latents: Float[Tensor, "N c frames h w"]) -> Float[Tensor, "N toke
 
 
 PACKED: Mapping[str, Callable[[Tensor], Tensor]] = {
-    **dict.fromkeys(("flux", "flux_kontext", "qwen_image", "qwen_image_edit"), pack),
+    **dict.fromkeys(("flux", "flux_kontext", "qwen_image", "qwen_image_edit", "longcat_image"), pack),
     **dict.fromkeys(("ltx_video", "ltx_i2v"), as_tokens),
 }
 """Families whose pipelines take the noise in another layout than the latents of a policy."""
@@ -128,6 +129,8 @@ class Diffusers:
 
             Processor = edit_processor()  # transformers' own class needs torchvision, for clips only
             parts["processor"] = Processor.from_pretrained(path, subfolder="processor")
+        if self.name == "longcat_image":
+            parts["text_processor"] = None  # of the same class, for rewriting prompts only
         return released(
             self.architectures[0] if shared else declared, path, adapters, dtype=dtype, device=device, **parts
         )
@@ -169,6 +172,7 @@ class Diffusers:
             "num_inference_steps": call.steps,
             "eta": 0.0,
             "use_resolution_binning": False,
+            "enable_prompt_rewrite": False,
         }
         if negative is not None and call.guidance > 1:
             arguments["negative_prompt"] = negative
@@ -182,6 +186,8 @@ class Diffusers:
             arguments["guidance_scale_2"] = options["guidance_2"]
         if self.name == "z_image":  # whose pipeline adds the scale to the prediction with the prompt
             arguments |= {"guidance_scale": call.guidance - 1, "cfg_normalization": options["cfg_normalization"]}
+        if self.name == "longcat_image":
+            arguments["cfg_renorm_min"] = options["cfg_renorm_min"]
         if self.name == "flux_kontext":
             arguments |= {"max_area": height * width, "_auto_resize": bool(options["given_size"])}
         if call.prompt.media:
@@ -201,16 +207,20 @@ def released(
 ) -> Any:
     """A pipeline of diffusers by the name of its class, with the adapters of another folder."""
     import diffusers
+    from diffusers.loaders.lora_base import LoraBaseMixin
 
-    pipeline = getattr(diffusers, name).from_pretrained(path, dtype=dtype, use_safetensors=True, **parts)
+    kind: Any = getattr(diffusers, name)
+    pipeline = kind.from_pretrained(path, dtype=dtype, use_safetensors=True, **parts)
     pipeline.set_progress_bar_config(disable=True)
     module = importlib.import_module(type(pipeline).__module__)
     if "ftfy" not in vars(module):  # which some pipelines call even where it is missing
         module.ftfy = SimpleNamespace(fix_text=str)  # type: ignore[attr-defined]
-    if adapters:
+    if adapters and issubclass(kind, LoraBaseMixin):
         pipeline.load_lora_weights(str(adapters))
         if (second := Path(adapters) / "transformer_2").is_dir():
             pipeline.load_lora_weights(str(second), load_into_transformer_2=True)
+    elif adapters:  # a pipeline without adapters, of which the network has some
+        pipeline.transformer.load_lora_adapter(str(adapters), weight_name=DIFFUSERS_FILE)
     return pipeline.to(device)
 
 

@@ -93,6 +93,7 @@ SDXL = {
     "projection_class_embeddings_input_dim": 2816,
 }
 KLEIN = {"num_layers": 5, "num_single_layers": 20, "num_attention_heads": 24, "joint_attention_dim": 7680}
+LONGCAT = {"num_layers": 10, "num_single_layers": 20}
 WAN_SMALL = {"num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960, "num_layers": 30}
 MODELS = (
     Model("SD 1.4", "UNet2DConditionModel", {"cross_attention_dim": 768}, 320, 25, 4096, "512 x 512", ["CLIP-L"]),
@@ -110,6 +111,16 @@ MODELS = (
     Model("Sana 1.6B", "SanaTransformer2DModel", {}, 2240, 20, 1024 + 300, "1024 x 1024", ["Gemma2-2B"]),
     Model("FLUX.2-klein 4B", "Flux2Transformer2DModel", KLEIN, 3072, 25, 1024 + 512, "512 x 512", ["Qwen3-4B"]),
     Model("Z-Image", "ZImageTransformer2DModel", {}, 3840, 34, 1024 + 512, "512 x 512", ["Qwen3-4B"]),
+    Model(
+        "LongCat-Image",
+        "LongCatImageTransformer2DModel",
+        LONGCAT,
+        3072,
+        30,
+        1024 + 512,
+        "512 x 512",
+        ["Qwen2.5-7B"],
+    ),
     Model("FLUX.1-dev", "FluxTransformer2DModel", {}, 3072, 57, 2025 + 512, "720 x 720", ["CLIP-L", "T5-XXL"]),
     Model("Qwen-Image", "QwenImageTransformer2DModel", {}, 3072, 60, 1024 + 512, "512 x 512", ["Qwen2.5-7B"]),
     Model("LTX-Video", "LTXVideoTransformer3DModel", {}, 2048, 28, 4 * 22 * 15, "480 x 704 x 25", ["T5-XXL"]),

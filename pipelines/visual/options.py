@@ -208,6 +208,26 @@ class QwenImageEditOptions(QwenImageOptions):
 
 
 @dataclass
+class LongCatOptions(MemoryOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "longcat_image"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "meituan-longcat/LongCat-Image"
+    """Folder or hub id."""
+    height: Annotated[int, within("[0, 16384]")] = 0
+    """Height of the images in pixels; 0 means 1024."""
+    width: Annotated[int, within("[0, 16384]")] = 0
+    """Width of the images in pixels; 0 means 1024."""
+    guidance: Annotated[float, SCALE] = 4.5
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
+    cfg_renorm_min: Annotated[float, within("[0, 1]"), needs("model.guidance", but=1) | GUIDED_ELSEWHERE] = 0.0
+    """Least factor by which a guided token is shortened to the norm of the conditional one; 1 leaves its norm alone."""
+    max_sequence_length: ClassVar[int] = 512
+    """Fixed: the network reads padding, too."""
+
+
+@dataclass
 class ZImageOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 

@@ -35,8 +35,12 @@ def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
         }
     processor = edit_processor()(qwen_parts.images(), words)
     kind(**parts, processor=processor).save_pretrained(folder)
-    # As in published checkpoints, which name transformers' own class.
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    index["processor"] = ["transformers", "Qwen2VLProcessor"]
-    (folder / "model_index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    name_part(folder, "processor", "Qwen2VLProcessor")
     return folder
+
+
+def name_part(folder: Path, part: str, kind: str) -> None:
+    """Write transformers' own class of a part into the index of a pipeline, as in published checkpoints."""
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    index[part] = ["transformers", kind]
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")

@@ -122,6 +122,14 @@ OWN: Mapping[str, Example] = {
     "z_image": Example(
         TEXTS, SMALL, FEW, latents=(4, 512, 512), inputs=(1 - 0.7, 0), layers=["feed_forward.w1", "cap_embedder.1"]
     ),
+    "longcat_image": Example(
+        TEXTS,
+        SQUARE,
+        FEW,
+        latents=(4, 128, 128),
+        inputs=(0.7, 0),
+        layers=["x_embedder", "proj_mlp", "time_embed.timestep_embedder.linear_1"],
+    ),
     "hunyuan_video": Example(
         TEXTS,
         {**SMALL, "frames": 5},

@@ -12,6 +12,7 @@ import torch
 from pipelines.visual.flow import image_shift, time_shift
 from pipelines.visual.flux import Flux
 from pipelines.visual.hunyuan_video import HunyuanVideo
+from pipelines.visual.longcat_image import LongCatImage
 from pipelines.visual.ltx_i2v import LtxImage
 from pipelines.visual.ltx_video import LtxVideo
 from pipelines.visual.qwen_image import QwenImage
@@ -27,6 +28,7 @@ SHIFTED = {
     "sd3": (1.16, lambda tokens: Pretrained(None, 1, CPU, tokens)),
     "flux": (1.15, lambda tokens: Flux(None, 1, 1.0, CPU, (16, tokens // 4))),
     "qwen_image": (1.15, lambda tokens: QwenImage(None, 1, CPU, (16, tokens // 4))),
+    "longcat_image": (1.15, lambda tokens: LongCatImage(None, 0.0, CPU, (16, tokens // 4))),
     "z_image": (1.15, lambda tokens: ZImage(None, 1, 0.0, CPU, tokens)),
     "ltx_video": (1.15, lambda tokens: LtxVideo(None, 1, 1.0, CPU, tokens)),
     "ltx_i2v": (1.15, lambda tokens: LtxImage(None, 1, 1.0, CPU, (4, 8, tokens // 32))),
