@@ -238,6 +238,39 @@ class SoundSampling(DiffusionSampling):
 
 
 @dataclass
+class StableAudio3Options(ModelOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "stable_audio3"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "stabilityai/stable-audio-3-medium"
+    """Folder or hub id in diffusers' format, which its script convert_stable_audio_3_to_diffusers.py writes."""
+    seconds: Annotated[float, within("[0.01, 384]")] = 10.0
+    """Duration of audio whose row has no seconds, and the longest; log-probabilities are means over it."""
+    guidance: Annotated[float, SCALE] = 1.0
+    """Classifier-free guidance in rollout, training and evaluation alike; 1 is none, for the distilled model."""
+    decode_batch_size: Annotated[int, COUNT] = 4
+    """Memory limit: recordings decoded at a time."""
+
+
+@dataclass
+class StableAudio3Sampling(DenoisingSampling):
+    """Sampling in rollouts and in evaluation."""
+
+    steps: int = 8
+    """Denoising steps of a rollout: 8 of the distilled model, 100 of the base."""
+    kernel: str = "cps(a=1.0, scaled=True)"
+    """Stochastic transition: cps(a=1.0, scaled=True) is that of the distilled model's pipeline; or flow_sde(a=...),
+    dance(eta=...), flow_ddim(eta=...)."""
+    grid: str = "checkpoint"
+    """Noise levels: checkpoint (even in log-SNR, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
+    evaluation_steps: int = 8
+    """Denoising steps of an evaluation sample (deterministic)."""
+    forward_batch_size: Annotated[int, COUNT] = 32
+    """Memory limit: network evaluations of one forward pass without gradient."""
+
+
+@dataclass
 class CodecOptions(ModelOptions):
     """The language model over speech tokens, its prompt, and the vocoder."""
 

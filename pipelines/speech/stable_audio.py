@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,7 @@ class StableAudio:
 
     def seconds_of(self, prompt: Prompt) -> float:
         """The duration of a prompt's recording: its ``meta.seconds``, or the option's."""
-        seconds = prompt.meta.get("seconds", self.seconds)
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= self.longest:
-            raise ValueError(
-                f"prompt '{prompt.id}': seconds: got {seconds!r:.40}, expected a number above 0 of at most "
-                f"{self.longest:.4g}, the longest recording of the model; change the row's seconds or model.seconds"
-            )
-        return float(seconds)
+        return duration_of(prompt, self.seconds, self.longest, "the longest recording of the model")
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Conditioning:
@@ -140,24 +134,21 @@ class StableAudio:
         conditioning: Conditioning,
     ) -> Float[Tensor, "N channels frames"]:
         """The (guided) v at ``time`` = 2 / pi atan(sigma), in fp32."""
-        tensors = conditioning.tensors
-        if self.guidance != 1:
-            tensors = tuple(torch.cat(pair) for pair in zip(conditioning.negative, tensors, strict=True))
-            x, time = torch.cat([x, x]), torch.cat([time, time])
-        crossed, state, _ = tensors
-        with autocast(self.training.compute_dtype, self.device):
-            (velocity,) = network(
-                x.to(crossed.dtype),
-                time,
-                encoder_hidden_states=crossed,
-                global_hidden_states=state,
-                rotary_embedding=self.rotary,
-                return_dict=False,
-            )
-        if self.guidance == 1:
-            return velocity.float()
-        unconditional, conditional = velocity.float().chunk(2)
-        return unconditional + self.guidance * (conditional - unconditional)
+
+        def evaluate(x: Tensor, time: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+            crossed, state, _ = tensors
+            with autocast(self.training.compute_dtype, self.device):
+                (velocity,) = network(
+                    x.to(crossed.dtype),
+                    time,
+                    encoder_hidden_states=crossed,
+                    global_hidden_states=state,
+                    rotary_embedding=self.rotary,
+                    return_dict=False,
+                )
+            return velocity
+
+        return guided(evaluate, x, time, conditioning, self.guidance)
 
     @functools.cached_property
     def rotary(self) -> tuple[Tensor, Tensor]:
@@ -173,12 +164,8 @@ class StableAudio:
     def decode(self, latents: Float[Tensor, "N channels frames"], conditioning: Conditioning) -> list[Audio]:
         """The recordings, each of its own duration, ``decode_batch_size`` at a time."""
         vae = self.pipeline.vae
-        waves = [vae.decode(batch.to(self.device)).sample for batch in latents.split(self.decode_batch_size)]
         ends = (conditioning.tensors[-1].double() * vae.sampling_rate).long().tolist()
-        return [
-            Audio(wave[:, :end].to("cpu", torch.float32).clamp(-1, 1).contiguous(), vae.sampling_rate)
-            for wave, end in zip(torch.cat(waves), ends, strict=True)
-        ]
+        return recordings(vae, latents.to(self.device), ends, vae.sampling_rate, self.decode_batch_size)
 
     def grid(self, steps: int) -> Grid:
         """The checkpoint's noise levels as those of ``ddim``."""
@@ -186,13 +173,62 @@ class StableAudio:
 
     def save(self, folder: Path | str, network: nn.Module) -> None:
         """The whole network as diffusers stores it, or adapters, in the file and with the names of diffusers' own."""
-        from accelerate.utils import extract_model_from_parallel
+        save_trained(folder, network, self.training.adapters)
 
-        trained: Any = extract_model_from_parallel(network)
-        if self.training.adapters:
-            trained.save_lora_adapter(folder)
-        else:
-            trained.save_pretrained(Path(folder) / TRANSFORMER)
+
+def duration_of(prompt: Prompt, default: float, longest: float, limit: str) -> float:
+    """The seconds of a prompt's recording: its ``meta.seconds``, else ``default``.
+
+    ValueError for what is no number above 0 of at most ``longest``, which is ``limit`` in words.
+    """
+    seconds = prompt.meta.get("seconds", default)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= longest:
+        raise ValueError(
+            f"prompt '{prompt.id}': seconds: got {seconds!r:.40}, expected a number above 0 of at most "
+            f"{longest:.4g}, {limit}; change the row's seconds or model.seconds"
+        )
+    return float(seconds)
+
+
+def guided(
+    evaluate: Callable[[Tensor, Tensor, tuple[Tensor, ...]], Tensor],
+    x: Float[Tensor, "N channels frames"],
+    time: Float[Tensor, " N"],
+    conditioning: Conditioning,
+    scale: float,
+) -> Float[Tensor, "N channels frames"]:
+    """``evaluate(x, time, tensors of the conditioning)`` with classifier-free guidance, in fp32.
+
+    Both branches come from one batch of double size, the unconditional one first; at scale 1 there is one.
+    """
+    tensors = conditioning.tensors
+    if scale == 1:
+        return evaluate(x, time, tensors).float()
+    both = tuple(torch.cat(pair) for pair in zip(conditioning.negative, tensors, strict=True))
+    unconditional, conditional = evaluate(torch.cat([x, x]), torch.cat([time, time]), both).float().chunk(2)
+    return unconditional + scale * (conditional - unconditional)
+
+
+def recordings(
+    vae: Any, latents: Float[Tensor, "N channels frames"], ends: Sequence[int], rate: int, decode_batch_size: int
+) -> list[Audio]:
+    """What latents decode to, each cut after its number of samples, so many decoded at a time."""
+    waves = [vae.decode(batch).sample for batch in latents.split(decode_batch_size)]
+    return [
+        Audio(wave[:, :end].to("cpu", torch.float32).clamp(-1, 1).contiguous(), rate)
+        for wave, end in zip(torch.cat(waves), ends, strict=True)
+    ]
+
+
+def save_trained(folder: Path | str, network: nn.Module, adapters: bool) -> None:
+    """The whole network as diffusers stores it, or adapters, in the file and with the names of diffusers' own."""
+    from accelerate.utils import extract_model_from_parallel
+
+    trained: Any = extract_model_from_parallel(network)
+    if adapters:
+        trained.save_lora_adapter(folder)
+    else:
+        trained.save_pretrained(Path(folder) / TRANSFORMER)
 
 
 def load(options: StableAudioOptions, training: Training = PLAIN) -> StableAudio:
@@ -201,11 +237,11 @@ def load(options: StableAudioOptions, training: Training = PLAIN) -> StableAudio
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported schedulers and durations.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import AutoencoderOobleck, StableAudioPipeline
+    from diffusers import AutoencoderOobleck, StableAudioDiTModel, StableAudioPipeline
 
     source = locate(options.path, "stabilityai/stable-audio-open-1.0", "model_index.json")
     sigmas = read_sigmas(source)
-    network = read_network(transformer_class(), source, training, TRANSFORMER)
+    network = read_network(adaptable(StableAudioDiTModel), source, training, TRANSFORMER)
     parts = {"transformer": network, "scheduler": None}
     pipeline = read_pipeline(StableAudioPipeline, source, training, vae=AutoencoderOobleck, **parts)
     freeze((part for part in pipeline.components.values() if isinstance(part, nn.Module)), training.device)
@@ -225,13 +261,12 @@ def load(options: StableAudioOptions, training: Training = PLAIN) -> StableAudio
     return model
 
 
-def transformer_class() -> Any:
-    """The transformer of diffusers with the methods that add adapters, which this one lacks; it saves itself under the
-    same name."""
-    from diffusers import StableAudioDiTModel
+def adaptable(kind: Any) -> Any:
+    """A transformer of diffusers with the methods that add adapters, which those of Stable Audio lack; it saves itself
+    under the same name."""
     from diffusers.loaders.peft import PeftAdapterMixin
 
-    return type("StableAudioDiTModel", (StableAudioDiTModel, PeftAdapterMixin), {})
+    return type(kind.__name__, (kind, PeftAdapterMixin), {})
 
 
 def read_sigmas(source: str) -> tuple[float, float]:

@@ -62,6 +62,7 @@ SPOKEN = [
     Prompt("blue", "1"),
     replace(shown(2, hum(1, 0.5), "five"), meta={"reference_text": "Hum hum"}),
 ]
+SOUNDS = [replace(prompt, meta={"seconds": 0.1}) if prompt.id == "1" else prompt for prompt in TEXTS]
 
 SQUARE = {"height": 16, "width": 16}
 SMALL = SQUARE | {"max_sequence_length": 48}
@@ -177,6 +178,7 @@ OWN: Mapping[str, Example] = {
     "flow_speech": Example(SPOKEN, {"seconds": 1.2, "guidance": 2.0}, FEW),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
     "stable_audio": Example(TEXTS, {"guidance": 2.0}, FEW),
+    "stable_audio3": Example(SOUNDS, {"guidance": 2.0, "seconds": 0.12}, FEW),
 }
 """The rows of families that need more than ``usual`` says."""
 

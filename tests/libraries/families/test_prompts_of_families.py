@@ -23,7 +23,8 @@ MEDIUM = {
 } | {"codec_speech": "audio"}
 """Family to the kind of media that its prompts may have."""
 HEARING = ("ctc", "whisper", "qwen_audio", "audio_text")
-CHECKED = [name for name in NAMES if families()[name].modality == "visual"] + ["stable_audio", "flow_speech"]
+CHECKED = [name for name in NAMES if families()[name].modality == "visual"]
+CHECKED += ["stable_audio", "stable_audio3", "flow_speech"]
 """Families that ask their model whether it takes a prompt."""
 
 

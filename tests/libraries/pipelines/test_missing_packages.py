@@ -20,7 +20,7 @@ from tests.building import load, module
 
 LOADS = {
     name: ("visual", ["diffusers", "transformers"])
-    if (one.modality == "visual" and name != "janus") or name == "stable_audio"
+    if (one.modality == "visual" and name != "janus") or name in ("stable_audio", "stable_audio3")
     else ({"text": "vlm"}.get(one.modality, one.modality), ["transformers", "peft"])
     for name, one in families().items()
     if name not in ("duration", "flow_speech")  # networks of their own

@@ -110,7 +110,7 @@ def test_a_hub_id_of_adapters_is_refused_and_a_part_is_looked_at_in_its_folder(m
         check_weights("owner/name", "", False)
 
 
-@pytest.mark.parametrize("library", ["diffusers", "transformers", "stable_audio"])
+@pytest.mark.parametrize("library", ["diffusers", "transformers", "stable_audio", "stable_audio_3"])
 def test_classes_of_the_known_packages_are_read(library, tmp_path):
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "A", "unet": [library, "B"]}))
     assert check_pipeline(str(tmp_path)) is None

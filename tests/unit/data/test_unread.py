@@ -42,7 +42,12 @@ def test_the_keys_that_a_reward_reads_are_found_in_its_source(reward, keys):
 
 @pytest.mark.parametrize(
     "family, keys",
-    [("flow_speech", {"reference_text", "seconds"}), ("stable_audio", {"seconds"}), ("causal_lm", set())],
+    [
+        ("flow_speech", {"reference_text", "seconds"}),
+        ("stable_audio", {"seconds"}),
+        ("stable_audio3", {"seconds"}),
+        ("causal_lm", set()),
+    ],
 )
 def test_the_keys_that_a_family_reads_are_found_in_its_source(family, keys):
     read = keys_of_family(families()[family])

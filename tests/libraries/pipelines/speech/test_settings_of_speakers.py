@@ -94,7 +94,7 @@ def test_by_default_a_model_of_flow_matching_is_the_first_release_without_a_draw
 
 
 @pytest.mark.parametrize(("guidance", "factor"), [(1.0, 1), (2.0, 2)])
-@pytest.mark.parametrize("name", ["flow_speech", "stable_audio"])
+@pytest.mark.parametrize("name", ["flow_speech", "stable_audio", "stable_audio3"])
 def test_guidance_doubles_the_evaluations(name, guidance, factor):
     made = config(name, guidance=guidance)
     made.data.prompts_per_step, made.data.group_size, made.sampling.steps = 3, 4, 5
@@ -302,6 +302,7 @@ OWN = {
     "audio_text": (options.AudioTextOptions, options.HearingSampling, options.SpeechData),
     "duration": (options.DurationOptions, options.CategoricalSampling, options.DurationData),
     "stable_audio": (options.StableAudioOptions, options.SoundSampling, options.CaptionData),
+    "stable_audio3": (options.StableAudio3Options, options.StableAudio3Sampling, options.CaptionData),
     "codec_speech": (options.CodecOptions, options.CodecSampling, options.CodecData),
     "flow_speech": (options.FlowSpeechOptions, options.FlowSpeechSampling, options.FlowSpeechData),
 }
