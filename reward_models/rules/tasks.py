@@ -32,6 +32,7 @@ from reward_models.rules import (
     programs,
     queries,
     tables,
+    text_spans,
     times,
     trajectories,
 )
@@ -46,7 +47,7 @@ Task = Callable[[str, Prompt, Text], float]
 
 MODULES = (
     *(answers, mathematics, tables, latex, mazes),
-    *(json_answers, programs, queries),
+    *(json_answers, programs, queries, text_spans),
     *(boxes, gui, trajectories, detection),
     *(times, paths),
 )

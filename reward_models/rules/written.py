@@ -33,7 +33,9 @@ def written(prompt: Prompt, output: Text) -> list[str]:
         forms += _letters(answer, prompt.meta.get("options", prompt.meta.get("choices")))
     value = list(box) if isinstance(answer, str) and (box := read_box(answer)) else answer
     named = isinstance(value, list | tuple) and any(isinstance(one, str) for one in value)
-    if isinstance(value, list | tuple | Mapping) and not named:
+    if named:
+        forms.append(json.dumps(answer, ensure_ascii=False))
+    elif isinstance(value, list | tuple | Mapping):
         forms.append(json.dumps(value))
         if has_boxes(value):
             x, y = scale(prompt, output)

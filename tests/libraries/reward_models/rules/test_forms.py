@@ -13,6 +13,47 @@ from reward_models.rules.single import reward
 from reward_models.rules.speech import biased_wer, neg_wer
 from reward_models.rules.tags import strict_verdict
 
+# ---- Spans
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "value"),
+    [
+        (["in Rome"], '["in Rome"]', 1),
+        (["in Rome"], '["Rome"]', 8 / 11),  # 2 * 4 of 7 + 4 characters
+        (["in Rome"], '["in Rome", "1815"]', 14 / 18),  # 2 * 7 of 7 + 11
+        (["in Rome"], '["in Rome", "Rome", "Rome"]', 1),  # a character is covered once
+        (["in Rome"], '["in Rome", "Paris"]', 14 / 19),  # what stands nowhere is wrong: 2 * 7 of 7 + 7 + 5
+        (["in Rome", "1815"], '["in Rome"]', 14 / 18),
+        (["in"], '["in"]', 1),  # both places
+        (["in Rome"], "[]", 0),
+        ([], "[]", 1),
+        ([], '["Rome"]', 0),
+        ([], '["Paris"]', 0),
+        ([], "none", 0),
+        (["in Rome"], '["in Rome", " "]', 0),
+        (["in Rome"], '{"spans": ["in Rome"]}', 0),
+    ],
+)
+def test_the_characters_of_quoted_spans(gold, answer, value):
+    prompt = Prompt("", answer=gold, meta={"checked": "Born in 1815, in Rome."})
+    assert reward("span_f1")([prompt], [Text(answer)], tags=False) == [pytest.approx(value)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "meta", "key"),
+    [
+        (["in Rome"], {}, "meta.checked"),
+        (["in Paris"], {"checked": "Born in Rome."}, "answer"),
+        (None, {"checked": "Born in Rome."}, "answer"),
+        ([3], {"checked": "Born in Rome."}, "answer"),
+    ],
+)
+def test_a_row_whose_spans_are_nowhere_is_named(answer, meta, key):
+    with pytest.raises(ValueError, match=rf"'row-7'.*{key}"):
+        reward("span_f1")([Prompt("", id="row-7", answer=answer, meta=meta)], [Text("[]")], tags=False)
+
+
 # ---- JSON
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}

@@ -37,6 +37,7 @@ ROW = {
     "size": [100, 100],
     "duration": 20,
     "schema": {"type": "object", "required": ["a"]},
+    "checked": "Born in 1815, in Rome.",
     "script": "CREATE TABLE t (a); INSERT INTO t VALUES (1)",
 }
 """Further keys that tasks read."""
@@ -88,6 +89,7 @@ GOLD: dict[str, tuple] = {
     "latex_picture": (LATEX, LATEX),
     "json_schema": (None, '{"a": 1}'),
     "json_fields": ({"a": 1, "b": 2}, '{"b": 2, "a": 1}'),
+    "span_f1": (["in Rome"], '["in Rome"]'),
     "code": (TESTS, "def f(x): return x * x"),
     "code_share": (TESTS, "def f(x): return x * x"),
     "sql": ("SELECT a FROM t", "SELECT a FROM t"),
