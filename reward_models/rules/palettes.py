@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.scoring.manifest import reward
-from mmgrpo.toy.scenes import BACKGROUND, COLOURS, SIZE, Scene
+from mmgrpo.toy.scenes import BACKGROUND, COLOURS, SIZE
 from mmgrpo.types import Image, Output, Prompt
 
 TEMPERATURE = 0.03
@@ -18,9 +19,9 @@ SMALLEST = 8
 """Least coloured area of which the share is taken, in pixels of an image of 32."""
 
 
-@reward("Image", range=(-1, 1), reads=("answer",), gradient="reward_models.rules.palettes:differentiable")
+@reward("Image", range=(-1, 1), reads=("text",), gradient="reward_models.rules.palettes:differentiable", version=2)
 def scene_palette(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """Share of the coloured area that has the requested colours, minus the RMS distance of pixels to the colours.
+    """Share of the coloured area that has the colours which the prompt names, minus the RMS distance to the colours.
 
     It is differentiable in the pixels and says nothing of shapes, numbers and positions: watch ``scene_all`` beside it.
     """
@@ -45,10 +46,10 @@ def palette(prompts: Sequence[Prompt], pixels: Float[Tensor, "N 3 H W"]) -> Floa
     weight = (-distance / TEMPERATURE).softmax(1)
     requested = weight.new_zeros(len(prompts), len(colours))
     for row, prompt in enumerate(prompts):
-        if not isinstance(prompt.answer, Mapping) or "things" not in prompt.answer:
-            raise ValueError(f"scene_palette: prompt '{prompt.text}' has no scene as its answer")
-        for colour, _ in Scene.from_json(prompt.answer).objects:
-            requested[row, [*COLOURS].index(colour)] = 1
+        named = set(re.findall(r"\w+", prompt.text.lower())) & set(COLOURS)
+        if not named:
+            raise ValueError(f"scene_palette: prompt '{prompt.text}' names none of {', '.join(COLOURS)}")
+        requested[row, [[*COLOURS].index(colour) for colour in named]] = 1
     area = weight.sum((2, 3))
     least = SMALLEST * pixels.shape[2] * pixels.shape[3] / SIZE**2
     share = (area * requested).sum(1) / (area.sum(1) - area[:, -1]).clamp_min(least)

@@ -4,6 +4,7 @@ values."""
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def drawn(text: str, seed: int = 3) -> Image:
 @pytest.mark.parametrize("name", ABLE)
 def test_the_differentiable_form_has_the_values_of_the_reward_and_a_gradient(name, tmp_path):
     given = parameters(name, tmp_path)
-    of_scenes = "answer" in REWARDS[name].read_manifest().reads or name == "preference"  # type: ignore[union-attr]
+    of_scenes = name.startswith("scene_") or name == "preference"
     prompts = SCENES if of_scenes else PROMPTS
     images = [drawn(one.text) for one in SCENES] if of_scenes else pictures()
     images = [Image((one.pixels * 0.9 + 0.04).clamp(0, 1)) for one in images]
@@ -115,6 +116,11 @@ def test_the_palette_pays_the_requested_colours_and_clean_pixels():
     assert right > 0.9 > 0.6 > half > 0.3 > wrong > -0.1 and right <= 1
     (blank,) = reward([SCENES[0]], [Image(torch.ones(3, 32, 32))])
     assert abs(blank) < 0.05
+    # Colours are those of the text, so that descriptions can be compared (SRPO): a second colour may be there.
+    both = replace(SCENES[0], text=f"blue {SCENES[0].text}")
+    assert reward([both] * 3, images) == pytest.approx([right, reward([both], images[1:2])[0], right], abs=0.1)
+    with pytest.raises(ValueError, match="'a cat'.*red"):
+        reward([replace(SCENES[0], text="a cat")], images[:1])
     # White at .85 lies .26 from white.
     assert reward([SCENES[0]], [Image(0.85 * images[0].pixels)])[0] < right - 0.15
 
