@@ -21,6 +21,7 @@ from pipelines.visual.options import (
     QwenImageEditOptions,
     QwenImageOptions,
     SanaOptions,
+    SanaVideoOptions,
     SdxlOptions,
     SkyreelsOptions,
     StableDiffusionOptions,
@@ -125,6 +126,13 @@ FAMILIES: Mapping[str, Family] = {
             "pipelines.visual.longcat_image",
             ("LongCatImagePipeline",),
             LongCatOptions,
+        ),
+        visual_family(
+            "sana_video",
+            "SANA-Video, text-to-video",
+            "pipelines.visual.sana_video",
+            ("SanaVideoPipeline",),
+            SanaVideoOptions,
         ),
         visual_family(
             "hunyuan_video",

@@ -154,7 +154,7 @@ class Diffusers:
                 torch.manual_seed(0)  # LTX-Video's decoder injects noise, which ours draws with this seed
                 arguments = {**self.arguments(call, "true_cfg_scale" in accepted), "output_type": output}
                 drawn = pipeline(**{name: value for name, value in arguments.items() if name in accepted})
-            results.append(drawn.frames if "num_frames" in accepted else drawn.images)
+            results.append(drawn.frames if {"num_frames", "frames"} & {*accepted} else drawn.images)
         return torch.cat([torch.as_tensor(one) for one in results])
 
     def arguments(self, call: Call, true_scale: bool) -> dict[str, Any]:
@@ -166,6 +166,7 @@ class Diffusers:
             "height": height,
             "width": width,
             "num_frames": call.frames,
+            "frames": call.frames,  # of SANA-Video's pipeline
             "frame_rate": int(call.fps),
             "latents": PACKED.get(self.name, torch.clone)(call.start),
             "generator": torch.Generator(),

@@ -109,6 +109,16 @@ MODELS = (
         ["CLIP-L", "OpenCLIP-bigG", "T5-XXL"],
     ),
     Model("Sana 1.6B", "SanaTransformer2DModel", {}, 2240, 20, 1024 + 300, "1024 x 1024", ["Gemma2-2B"]),
+    Model(
+        "SANA-Video 2B",
+        "SanaVideoTransformer3DModel",
+        {"mlp_ratio": 3.0},
+        2240,
+        20,
+        21 * 30 * 52,
+        "480 x 832 x 81",
+        ["Gemma2-2B"],
+    ),
     Model("FLUX.2-klein 4B", "Flux2Transformer2DModel", KLEIN, 3072, 25, 1024 + 512, "512 x 512", ["Qwen3-4B"]),
     Model("Z-Image", "ZImageTransformer2DModel", {}, 3840, 34, 1024 + 512, "512 x 512", ["Qwen3-4B"]),
     Model(

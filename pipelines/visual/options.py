@@ -254,6 +254,28 @@ class VideoOptions(FlowOptions):
 
 
 @dataclass
+class SanaVideoOptions(VideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "sana_video"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Efficient-Large-Model/SANA-Video_2B_480p_diffusers"
+    """Folder or hub id."""
+    height: int = 0
+    """Height of the videos in pixels; 0 takes the model's default, 480 (720p: 704)."""
+    width: int = 0
+    """Width of the videos in pixels; 0 takes the model's default, 832 (720p: 1280)."""
+    frames: int = 0
+    """Frames of a video, 1 more than a multiple of 4 (720p: 8); 0 means 81."""
+    fps: float = 0.0
+    """Frame rate of a video; 0 means 16."""
+    guidance: float = 6.0
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
+    max_sequence_length: int = 300
+    """Maximum prompt length in Gemma tokens, without the instruction before it."""
+
+
+@dataclass
 class HunyuanVideoOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 

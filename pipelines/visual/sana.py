@@ -63,41 +63,17 @@ class Sana(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Gemma 2, and the mask of those that are words."""
-        hidden, mask, _, _ = self.pipeline.encode_prompt(
-            prompt.text,
-            do_classifier_free_guidance=False,
-            device=self.device,
-            max_sequence_length=self.max_sequence_length,
-            complex_human_instruction=instruction_of(self.pipeline) if prompt.text else [],
-        )
-        return hidden[0], mask[0]
+        return encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
 
     def check_negative(self, prompt: Prompt) -> None:
-        """Gemma must read the whole negative prompt, which stands by itself."""
-        text = prompt.text.lower().strip()
-        refuse_cut(prompt, self.pipeline.tokenizer, self.max_sequence_length, "Gemma", text=text)
+        check_bare_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode_negative(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """The same without the instruction, as in diffusers."""
-        hidden, mask, _, _ = self.pipeline.encode_prompt(
-            prompt.text,
-            do_classifier_free_guidance=False,
-            device=self.device,
-            max_sequence_length=self.max_sequence_length,
-            complex_human_instruction=[],
-        )
-        return hidden[0], mask[0]
+        return encode_words(self.pipeline, prompt, self.max_sequence_length, self.device, bare=True)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        hidden, mask = conditioning
-        (predicted,) = network(
-            x,
-            encoder_hidden_states=hidden,
-            encoder_attention_mask=mask,
-            timestep=time * 1000 * network.config.timestep_scale,
-            return_dict=False,
-        )
-        return predicted
+        return velocity(network, x, time * 1000 * network.config.timestep_scale, conditioning)
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of_latents(self.pipeline.vae, latents)
@@ -106,7 +82,43 @@ class Sana(Architecture):
         return latents_of_pixels(self.pipeline.vae, pixels)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        return {"sigmas": np.linspace(1, 1 / steps, steps)} if self.even else {"num_inference_steps": steps}
+        return spacing(self.even, steps)
+
+
+def check_bare_words(pipeline: Any, prompt: Prompt, most: int) -> None:
+    """Gemma must read the whole negative prompt, which stands by itself."""
+    refuse_cut(prompt, pipeline.tokenizer, most, "Gemma", text=prompt.text.lower().strip())
+
+
+def encode_words(
+    pipeline: Any, prompt: Prompt, most: int, device: torch.device, *, bare: bool = False
+) -> tuple[Float[Tensor, "length width"], Float[Tensor, " length"]]:
+    """Hidden states of Gemma 2 and the mask of those that are words; ``bare``, as without a text, of the prompt without
+    the instruction."""
+    hidden, mask, _, _ = pipeline.encode_prompt(
+        prompt.text,
+        do_classifier_free_guidance=False,
+        device=device,
+        max_sequence_length=most,
+        complex_human_instruction=[] if bare or not prompt.text else instruction_of(pipeline),
+    )
+    return hidden[0], mask[0]
+
+
+def velocity(
+    network: Any, x: Float[Tensor, "N c *sides"], times: Float[Tensor, " N"], words: tuple[Tensor, ...]
+) -> Float[Tensor, "N c *sides"]:
+    """The transformer's prediction at its own ``times``."""
+    hidden, mask = words
+    (predicted,) = network(
+        x, encoder_hidden_states=hidden, encoder_attention_mask=mask, timestep=times, return_dict=False
+    )
+    return predicted
+
+
+def spacing(even: bool, steps: int) -> dict[str, Any]:
+    """Levels from 1 to 1 / steps, which the scheduler shifts, where they are ``even``; else those of the scheduler."""
+    return {"sigmas": np.linspace(1, 1 / steps, steps)} if even else {"num_inference_steps": steps}
 
 
 def instruction_of(pipeline: Any) -> list[str]:

@@ -32,6 +32,9 @@ SIDES: Mapping[str, Callable[[Any, int], Sides]] = {
         factor * config["patch_size"][1], factor * config["patch_size"][1] * config["rope_max_seq_len"]
     ),
     # The pipelines of these ask for more than the networks need.
+    "SanaVideoTransformer3DModel": lambda config, factor: Sides(
+        lcm(32, factor * config["patch_size"][1]), factor * config["patch_size"][1] * config["rope_max_seq_len"]
+    ),
     "HunyuanVideoTransformer3DModel": lambda config, factor: Sides(lcm(16, factor * config["patch_size"])),
     "LTXVideoTransformer3DModel": lambda config, factor: Sides(lcm(32, factor)),
     "UVit2DModel": lambda config, factor: Sides((1 + bool(config["downsample"])) * factor),

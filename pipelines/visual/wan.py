@@ -103,21 +103,11 @@ class Wan(Architecture):
 
     def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N frames 3 H W"]:
         vae = self.pipeline.vae
-        mean, std = (
-            torch.tensor(values, device=latents.device).view(1, -1, 1, 1, 1)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        clips = vae.decode((latents.float() * std + mean).to(vae.dtype)).sample
-        return clips.transpose(1, 2).float() / 2 + 0.5
+        return clips_of_latents(vae, latents, statistics(vae))
 
     def encode_pixels(self, pixels: Float[Tensor, "N frames 3 H W"]) -> Float[Tensor, "N c f h w"]:
         vae = self.pipeline.vae
-        mean, std = (
-            torch.tensor(values, device=pixels.device).view(1, -1, 1, 1, 1)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        encoded = vae.encode((2 * pixels.transpose(1, 2) - 1).to(vae.dtype)).latent_dist.mode()
-        return (encoded.float() - mean) / std
+        return latents_of_clips(vae, pixels, statistics(vae))
 
     def save(self, folder: Path, network: Any) -> None:
         if not isinstance(network, Experts):
@@ -130,6 +120,33 @@ class Wan(Architecture):
             return super().save_adapters(folder, network)
         super().save_adapters(folder, network.transformer)
         super().save_adapters(folder / SECOND, network.transformer_2)
+
+
+Statistics = tuple[Float[Tensor, " c"], Float[Tensor, " c"]]
+"""Mean and deviation of every channel of a VAE's latents."""
+
+
+def statistics(vae: Any) -> Statistics:
+    """Those of Wan's VAE."""
+    return torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
+
+
+def clips_of_latents(
+    vae: Any, latents: Float[Tensor, "N c f h w"], statistics: Statistics
+) -> Float[Tensor, "N frames 3 H W"]:
+    """Pixels in [0, 1], which the VAE may slightly exceed."""
+    mean, std = (one.to(latents.device).float().view(1, -1, 1, 1, 1) for one in statistics)
+    clips = vae.decode((latents.float() * std + mean).to(vae.dtype)).sample
+    return clips.transpose(1, 2).float() / 2 + 0.5
+
+
+def latents_of_clips(
+    vae: Any, pixels: Float[Tensor, "N frames 3 H W"], statistics: Statistics
+) -> Float[Tensor, "N c f h w"]:
+    """What ``clips_of_latents`` decodes, the mode of the posterior."""
+    mean, std = (one.to(pixels.device).float().view(1, -1, 1, 1, 1) for one in statistics)
+    encoded = vae.encode((2 * pixels.transpose(1, 2) - 1).to(vae.dtype)).latent_dist.mode()
+    return (encoded.float() - mean) / std
 
 
 def cleaned(text: str) -> str:

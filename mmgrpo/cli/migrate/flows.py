@@ -17,6 +17,7 @@ FAMILIES = (
     (r"wan", "wan"),
     (r"qwen.?image.*edit", "qwen_image_edit"),
     (r"qwen.?image", "qwen_image"),
+    (r"sana.?video", "sana_video"),
     (r"sana", "sana"),
     (r"hunyuan", "hunyuan_video"),
     (r"skyreels", "skyreels_i2v"),
@@ -26,7 +27,7 @@ FAMILIES = (
 )
 """Words in the name of a model or a script, and our families."""
 
-VIDEO = ("wan", "wan_i2v", "hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v")
+VIDEO = ("wan", "wan_i2v", "hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v", "sana_video")
 
 
 def matching(text: str) -> str:

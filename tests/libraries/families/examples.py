@@ -131,6 +131,15 @@ OWN: Mapping[str, Example] = {
         inputs=(0.7, 0),
         layers=["x_embedder", "proj_mlp", "time_embed.timestep_embedder.linear_1"],
     ),
+    "sana_video": Example(
+        TEXTS,
+        TALL,
+        FEWER,
+        latents=(4, 21, 60, 104),
+        fps=16,
+        inputs=(700, 0),
+        layers=["conv_inverted", "conv_temp", "patch_embedding"],
+    ),
     "hunyuan_video": Example(
         TEXTS,
         {**SMALL, "frames": 5},

@@ -47,6 +47,7 @@ PUBLISHED: dict[str, Callable[[int], Grid]] = {
     "wan 2.2": lambda steps: levels("UniPCMultistepScheduler", steps, flow_shift=12.0, **MULTISTEP),
     "sana": lambda steps: levels("DPMSolverMultistepScheduler", steps, flow_shift=3.0, **MULTISTEP),
     "sana 4096": lambda steps: levels("DPMSolverMultistepScheduler", steps, flow_shift=6.0, **MULTISTEP),
+    "sana_video": lambda steps: levels("DPMSolverMultistepScheduler", steps, flow_shift=8.0, **MULTISTEP),
     "lcm": lambda steps: levels("FlowMatchLCMScheduler", steps, shift=3.0),
 }
 """The schedulers of published flows, with the values of their files."""

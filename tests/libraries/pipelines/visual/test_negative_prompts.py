@@ -16,7 +16,7 @@ from mmgrpo.diffusion.ode import Solver
 from mmgrpo.family import family
 from mmgrpo.types import Prompt, Request
 from pipelines.conditions import SUFFIX
-from pipelines.visual import flux, sana, sd3
+from pipelines.visual import flux, sana, sana_video, sd3
 from pipelines.visual.options import FlowOptions
 from tests.building import load, module
 from tests.tiny import maker, tiny_checkpoint
@@ -70,6 +70,12 @@ CASES = {
         call={"sigmas": np.linspace(1, 1 / STEPS, STEPS), "use_resolution_binning": False},
         prepare=euler,
     ),
+    "sana_video": Case(
+        "SanaVideoPipeline",
+        size={"height": 32, "width": 64, "frames": 5},
+        call={"sigmas": np.linspace(1, 1 / STEPS, STEPS), "use_resolution_binning": False},
+        prepare=euler,
+    ),
     "flux": Case("FluxPipeline", "true_cfg_scale", call={"guidance_scale": 3.5}, latents=flux.pack),
     "qwen_image": Case("QwenImagePipeline", "true_cfg_scale", latents=flux.pack),
 }
@@ -120,7 +126,7 @@ def test_a_sample_equals_the_pipeline_of_diffusers_with_the_negative_prompts_of_
         **case.size,
         **({"max_sequence_length": case.length} if case.length else {}),
         **case.call,
-    ).images
+    )[0]
     ours = drawn(model, x, PROMPTS)
     torch.testing.assert_close(case.latents(ours), theirs, atol=2e-5, rtol=0)
     without = drawn(model, x, [replace(prompt, meta={}) for prompt in PROMPTS])
@@ -162,7 +168,7 @@ def test_negative_prompts_outlive_the_encoders(folders):
         model.encode([replace(PROMPTS[0], meta={"negative_prompt": "green"})])
 
 
-@pytest.mark.parametrize("check", [sd3, sana], ids=["sd3", "sana"])
+@pytest.mark.parametrize("check", [sd3, sana, sana_video], ids=["sd3", "sana", "sana_video"])
 def test_a_negative_prompt_that_the_encoder_would_cut_is_refused(check, folders):
     name = check.__name__.rpartition(".")[2]
     model = model_of(name, folders(name), 4.0)
