@@ -302,6 +302,7 @@ WRITERS: Mapping[str, Layout] = {
     "flux": Layout(by_table(FLUX)),
     "flux_kontext": Layout(by_table(FLUX)),
     "flux2_klein": Layout(by_table(FLUX2)),
+    "flux2": Layout(by_table(FLUX2)),
     "qwen_image": Layout(),
     "qwen_image_edit": Layout(),
     "z_image": Layout(dotted=True),

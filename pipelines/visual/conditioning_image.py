@@ -7,7 +7,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -26,17 +26,26 @@ if TYPE_CHECKING:
 
 def conditioning_image(prompt: Prompt, family: str) -> Pil.Image:
     """The one image of a prompt, as diffusers' pipelines take it; ValueError for none, several or other media."""
+    if len(prompt.media) != 1:
+        refuse_kinds(prompt, f"one image, which the family '{family}' starts from; give the row a column 'image'")
+    return conditioning_images(prompt, family)[0]
+
+
+def conditioning_images(prompt: Prompt, family: str) -> list[Pil.Image]:
+    """All images of a prompt in their order, as diffusers' pipelines take them; ValueError for other media."""
     from PIL import Image as Pil
 
-    if [medium.kind for medium in prompt.media] != ["image"]:
-        got = ", ".join(medium.kind for medium in prompt.media) or "none"
-        raise ValueError(
-            f"prompt '{prompt.text:.80}' (id '{prompt.id}'): got media {got}, expected one image, which the family "
-            f"'{family}' starts from; give the row a column 'image'"
-        )
-    source = prompt.media[0].source
-    image = source if isinstance(source, Image) else decode_image(str(source))
-    return Pil.fromarray((image.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
+    if any(medium.kind != "image" for medium in prompt.media):
+        refuse_kinds(prompt, f"images, which the family '{family}' starts from; give the row a column 'image'")
+    sources = (medium.source for medium in prompt.media)
+    images = [source if isinstance(source, Image) else decode_image(str(source)) for source in sources]
+    return [Pil.fromarray((image.pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()) for image in images]
+
+
+def refuse_kinds(prompt: Prompt, expected: str) -> NoReturn:
+    """ValueError for media of other kinds, or another number of them."""
+    got = ", ".join(medium.kind for medium in prompt.media) or "none"
+    raise ValueError(f"prompt '{prompt.text:.80}' (id '{prompt.id}'): got media {got}, expected {expected}")
 
 
 def first_frame(prompt: Prompt, family: str, size: Sequence[int]) -> Pil.Image:
@@ -158,6 +167,21 @@ def optional_image(
     return grid.flatten(1).mT, torch.tensor(grid.shape[1:])
 
 
+def optional_images(
+    prompt: Prompt,
+    family: str,
+    none: Tensor,
+    pixels_of: Callable[[Pil.Image], Tensor],
+    grid_of: Callable[[Tensor], Tensor],
+) -> tuple[Float[Tensor, "tokens width"], Int[Tensor, "images 2"]]:
+    """As ``optional_image``, of all images that a prompt may give: their tokens one behind the other, and the rows and
+    columns of each; zeros of one without any."""
+    if not prompt.media:
+        return none, torch.zeros(1, 2, dtype=torch.long)
+    grids = [grid_of(pixels_of(image))[0] for image in conditioning_images(prompt, family)]
+    return torch.cat([grid.flatten(1).mT for grid in grids]), torch.tensor([grid.shape[1:] for grid in grids])
+
+
 def whole_tokens(image: Pil.Image, height: int, width: int, unit: int) -> tuple[int, int]:
     """Height and width without what fills no token of ``unit`` pixels; ValueError for less than one token."""
     if min(height, width) < unit:
@@ -172,26 +196,38 @@ def by_size(
 ) -> Tensor:
     """A pass per size of the given images, since a network has positions for one size at a time:
     ``predict(rows on the host, rows on the device, rows of tokens, columns of tokens)``; in the order of the rows."""
+    return by_sizes(sizes[:, None], device, lambda here, rows, shapes: predict(here, rows, *shapes[0]))
+
+
+def by_sizes(
+    sizes: Int[Tensor, "N images 2"],
+    device: torch.device,
+    predict: Callable[[Tensor, Tensor, list[list[int]]], Tensor],
+) -> Tensor:
+    """``by_size`` of several images, a pass per list of sizes: ``predict(rows on the host, rows on the device, rows and
+    columns of tokens of every image)``; zeros are those of no image."""
     sizes = sizes.cpu()
     order, parts = [], []
-    for height, width in torch.unique(sizes, dim=0).tolist():
-        here = (sizes == torch.tensor([height, width])).all(1).nonzero()[:, 0]
+    for shapes in torch.unique(sizes, dim=0).tolist():
+        here = (sizes == torch.tensor(shapes)).all(-1).all(-1).nonzero()[:, 0]
         order.append(here)
-        parts.append(predict(here, put(here, device), height, width))
+        parts.append(predict(here, put(here, device), shapes))
     return torch.cat(parts)[put(torch.cat(order).argsort(), device)]
 
 
 def check_images(
-    prompts: Sequence[Prompt], family: str, required: bool, name: str, skip_limit: float
+    prompts: Sequence[Prompt], family: str, required: bool, name: str, skip_limit: float, several: bool = False
 ) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose images can be read, and the skipped ones; ValueError for a prompt without an image where
-    one is ``required``, for other media, and where more than ``skip_limit`` of them are skipped."""
+    one is ``required``, for more than one unless ``several`` are taken, for other media, and where more than
+    ``skip_limit`` of them are skipped."""
     for prompt in prompts:
         kinds = [medium.kind for medium in prompt.media]
-        if kinds != ["image"] and (required or kinds):
+        if set(kinds) - {"image"} or len(kinds) < required or (len(kinds) > 1 and not several):
             raise ValueError(
-                f"{name}: prompt '{prompt.id}': got media {', '.join(kinds) or 'none'}, expected one image, which "
-                f"the family '{family}' takes; give the row a column 'image'"
+                f"{name}: prompt '{prompt.id}': got media {', '.join(kinds) or 'none'}, expected "
+                f"{'images' if several else 'one image'}, which the family '{family}' takes; give the row a column "
+                "'image'"
             )
     usable, skipped = filter_readable(prompts, _open)
     check_skip_limit(skipped, len(prompts), skip_limit, name, "prompts have an image that cannot be read")

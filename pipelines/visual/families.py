@@ -9,6 +9,7 @@ from pipelines.visual.family import visual_family
 from pipelines.visual.options import (
     AmusedOptions,
     EditOptions,
+    Flux2Options,
     FluxOptions,
     HunyuanVideoOptions,
     JanusOptions,
@@ -95,6 +96,18 @@ FAMILIES: Mapping[str, Family] = {
             KleinOptions,
             image_input="optional",
             in_step=False,
+            several_images=True,
+        ),
+        visual_family(
+            "flux2",
+            "FLUX.2 dev, generation and image editing",
+            "pipelines.visual.flux2",
+            ("Flux2Pipeline",),
+            Flux2Options,
+            guidance="true_cfg_scale",
+            image_input="optional",
+            in_step=False,
+            several_images=True,
         ),
         visual_family("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
         visual_family(

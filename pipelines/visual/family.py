@@ -81,10 +81,13 @@ def visual_family(
     process: Process = "flow",
     blocks: tuple[str, ...] = ("*TransformerBlock",),
     in_step: bool = True,
+    several_images: bool = False,
 ) -> Family:
     """The record of a generator, whose ``module`` has its ``load``, and ``check_words`` where its tokenizers can be
-    asked before. The others are those of ``Family``; ``in_step`` holds whatever images the prompts have."""
+    asked before. The others are those of ``Family``; ``in_step`` holds whatever images the prompts have,
+    of which there are ``several_images``."""
     clips = "frames" in {one.name for one in fields(options)}
+    check_rows = partial(readable, name, module, image_input, several_images, guidance)
     return Family(
         name,
         about,
@@ -101,7 +104,7 @@ def visual_family(
         load=partial(load, name=name, module=module, architectures=architectures, guidance=guidance, blocks=blocks),
         decisions=decisions,
         arithmetic=partial(arithmetic, guidance=guidance),
-        read=partial(read, partial(readable, name, module, image_input, guidance)),
+        read=partial(read, check_rows),
         write_samples=write_samples,
         write_page=write_page,
         module=module,
@@ -109,7 +112,7 @@ def visual_family(
         check=partial(check, name, process, clips),
         refuse_model=partial(refuse_model, name, module, architectures, options),
         has=drawn_with,
-        readable=partial(readable, name, module, image_input, guidance),
+        readable=check_rows,
         accept=accept,
         displayed=displayed,
         guidance=guidance,
@@ -274,7 +277,14 @@ def read(
 
 
 def readable(
-    family: str, module: str, image_input: str, guidance: str, config: Config, prompts: Sequence[Prompt], name: str
+    family: str,
+    module: str,
+    image_input: str,
+    several_images: bool,
+    guidance: str,
+    config: Config,
+    prompts: Sequence[Prompt],
+    name: str,
 ) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose image can be read, and the others; ValueError for media that the family does not take."""
     from pipelines.conditions import refuse_media
@@ -285,7 +295,7 @@ def readable(
     skipped: list[Skipped] = []
     if image_input:
         required = image_input == "required"
-        prompts, skipped = check_images(prompts, family, required, name, config.data.skip_limit)
+        prompts, skipped = check_images(prompts, family, required, name, config.data.skip_limit, several_images)
     else:
         for prompt in prompts:
             refuse_media(prompt)

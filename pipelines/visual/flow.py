@@ -36,7 +36,7 @@ from pipelines.visual.options import MemoryOptions
 TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""
 
-ENCODED = 2
+ENCODED = 3
 """Changes with what encoders give of the same prompts, so that files of an earlier version are not read."""
 NOTHING = Conditioning(())
 """The conditioning of outputs of which it states no part."""

@@ -1,17 +1,19 @@
-"""FLUX.2 klein (Black Forest Labs 2026), base and distilled: a Qwen 3 encoder; an image can be given to edit.
+"""FLUX.2 klein (Black Forest Labs 2026), base and distilled: a Qwen 3 encoder; images can be given to edit.
 
 Latents are those of the network: 2 x 2 neighbours of the VAE's latents as channels of one position, normalized by the
-statistics of the VAE's batch normalization. Positions have four axes (image, row, column, word); those of a given
-image are 10 on the first. The base checkpoints take classifier-free guidance, the distilled ones none. The words are
-encoded by three layers of Qwen 3, of which padding is a part, as in diffusers' pipeline.
+statistics of the VAE's batch normalization. Positions have four axes (image, row, column, word); on the first, those of
+given images are 10, 20 and so on. The base checkpoints take classifier-free guidance, the distilled ones none. The
+words are encoded by three layers of Qwen 3, of which padding is a part, as in diffusers' pipeline.
 
-A given image keeps its size as in the pipeline, cropped to whole tokens; one of more than ``given_size`` x
+Each given image keeps its size as in the pipeline, cropped to whole tokens; one of more than ``given_size`` x
 ``given_size`` pixels, a megapixel in the pipeline, is reduced to as many in its own proportions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +28,7 @@ from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual.conditioning_image import by_size, optional_image, whole_tokens
+from pipelines.visual.conditioning_image import by_sizes, optional_images, whole_tokens
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import KleinOptions
 from pipelines.visual.sizes import latent_size, sides_of
@@ -71,80 +73,105 @@ class Klein(Architecture):
         check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        """Hidden states of Qwen 3, tokens of the given image, and their rows and columns."""
-        hidden, _ = self.pipeline.encode_prompt(
-            prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
-        )
-        none = torch.zeros(0, self.pipeline.vae.bn.num_features, device=self.device)
-        return hidden[0], *optional_image(prompt, "flux2_klein", none, self.resized, self.latents_of)
-
-    def resized(self, image: Any) -> Float[Tensor, "1 3 H W"]:
-        """An image in the size in which the network reads it; ValueError for a strip, which the pipeline refuses."""
-        processor, unit, (width, height) = self.pipeline.image_processor, 2 * self.pipeline.vae_scale_factor, image.size
-        if max(width, height) > LONGEST * min(width, height):
-            raise ValueError(
-                f"a given image has {width} x {height} pixels, expected sides of at most {LONGEST} : 1; crop it"
-            )
-        if width * height > self.given_size**2:
-            image = processor._resize_to_target_area(image, self.given_size**2)
-        height, width = whole_tokens(image, image.height, image.width, unit)
-        return processor.preprocess(image, height, width, resize_mode="crop")
+        return encoded(self.pipeline, prompt, "flux2_klein", self.device, self.max_sequence_length, self.given_size)
 
     def check_guidance(self, scale: float) -> None:
         """A distilled checkpoint takes none."""
         if self.pipeline.config.is_distilled and scale != 1:
             raise ValueError(f"guidance: got {scale}, expected 1, since the checkpoint is distilled and takes none")
 
-    def latents_of(self, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
-        """Normalized latents of pixels in [-1, 1]."""
-        mean, deviation = self.statistics
-        pixels = pixels.to(self.pipeline.vae.device, self.pipeline.vae.dtype)
-        return (pixel_unshuffle(self.pipeline.vae.encode(pixels).latent_dist.mode().float(), 2) - mean) / deviation
-
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        """The transformer's prediction; rows with a given image read it after their own tokens."""
-        hidden, given, sizes = conditioning
-
-        def predict(here: Tensor, rows: Tensor, height: int, width: int) -> Tensor:
-            sequence = [x[rows].flatten(2).mT, given[rows, : height * width].to(x.dtype)]
-            positions = [places(0, *self.size), *([places(10, height, width)] if height else [])]
-            (predicted,) = network(
-                hidden_states=torch.cat(sequence, dim=1),
-                # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
-                timestep=time[rows] * 1000 / 1000,
-                encoder_hidden_states=hidden[rows],
-                txt_ids=put(places(words=hidden.shape[1]), x.device),
-                img_ids=put(torch.cat(positions), x.device),
-                return_dict=False,
-            )
-            return predicted[:, : x[0, 0].numel()].mT.reshape(x[rows].shape)
-
-        return by_size(sizes, x.device, predict)
-
-    @property
-    def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the channels of the VAE's latents."""
-        vae = self.pipeline.vae
-        mean, variance = vae.bn.running_mean.float(), vae.bn.running_var.float()
-        return mean.view(1, -1, 1, 1), torch.sqrt(variance + vae.config.batch_norm_eps).view(1, -1, 1, 1)
-
-    def denormalized(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N c/4 2*h 2*w"]:
-        """The VAE's own latents."""
-        mean, deviation = self.statistics
-        return pixel_shuffle(latents.float() * deviation + mean, 2)
+        return predicted(network, x, time, conditioning)
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
-        vae = self.pipeline.vae
-        return vae.decode(self.denormalized(latents).to(vae.dtype)).sample.float() / 2 + 0.5
+        return pixels_of(self.pipeline.vae, latents)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        """Evenly spaced levels from 1 to 1 / steps, shifted according to the numbers of tokens and steps."""
-        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+        return spaced(scheduler, self.size[0] * self.size[1], steps)
 
-        mu = compute_empirical_mu(self.size[0] * self.size[1], steps)
-        if scheduler.config.get("use_flow_sigmas"):
-            return {"num_inference_steps": steps, "mu": mu}
-        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
+
+def encoded(
+    pipeline: Any, prompt: Prompt, family: str, device: torch.device, most: int, given_size: int
+) -> tuple[Tensor, ...]:
+    """Hidden states of ``most`` tokens of the text encoder; tokens of the given images, and the rows and columns of
+    each."""
+    hidden, _ = pipeline.encode_prompt(prompt.text, device=device, max_sequence_length=most)
+    none = torch.zeros(0, pipeline.vae.bn.num_features, device=device)
+    read = partial(resized, pipeline, given_size=given_size)
+    return hidden[0], *optional_images(prompt, family, none, read, partial(latents_of, pipeline.vae))
+
+
+def resized(pipeline: Any, image: Any, given_size: int) -> Float[Tensor, "1 3 H W"]:
+    """An image in the size in which the network reads it; ValueError for a strip, which the pipeline refuses."""
+    processor, unit, (width, height) = pipeline.image_processor, 2 * pipeline.vae_scale_factor, image.size
+    if max(width, height) > LONGEST * min(width, height):
+        raise ValueError(
+            f"a given image has {width} x {height} pixels, expected sides of at most {LONGEST} : 1; crop it"
+        )
+    if width * height > given_size**2:
+        image = processor._resize_to_target_area(image, given_size**2)
+    height, width = whole_tokens(image, image.height, image.width, unit)
+    return processor.preprocess(image, height, width, resize_mode="crop")
+
+
+def predicted(
+    network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...], guidance: float | None = None
+) -> Float[Tensor, "N c h w"]:
+    """The transformer's prediction; rows with given images read them after their own tokens, the first at 10 on the
+    first axis of positions, the second at 20, and so on. ``guidance`` is an input of distilled checkpoints."""
+    hidden, given, sizes = conditioning
+
+    def predict(here: Tensor, rows: Tensor, shapes: list[list[int]]) -> Tensor:
+        count = sum(height * width for height, width in shapes)
+        sequence = [x[rows].flatten(2).mT, given[rows, :count].to(x.dtype)]
+        behind = [places(10 * number, *shape) for number, shape in enumerate(shapes, start=1)]
+        (velocity,) = network(
+            hidden_states=torch.cat(sequence, dim=1),
+            # Bit for bit as in the pipeline, which divides the scheduler's time of 1000 sigma again.
+            timestep=time[rows] * 1000 / 1000,
+            guidance=None if guidance is None else torch.full((len(rows),), guidance, device=x.device),
+            encoder_hidden_states=hidden[rows],
+            txt_ids=put(places(words=hidden.shape[1]), x.device),
+            img_ids=put(torch.cat([places(0, *x.shape[2:]), *behind]), x.device),
+            return_dict=False,
+        )
+        return velocity[:, : x[0, 0].numel()].mT.reshape(x[rows].shape)
+
+    return by_sizes(sizes, x.device, predict)
+
+
+def statistics(vae: Any) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the channels of the VAE's latents."""
+    mean, variance = vae.bn.running_mean.float(), vae.bn.running_var.float()
+    return mean.view(1, -1, 1, 1), torch.sqrt(variance + vae.config.batch_norm_eps).view(1, -1, 1, 1)
+
+
+def latents_of(vae: Any, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
+    """Normalized latents of pixels in [-1, 1]."""
+    mean, deviation = statistics(vae)
+    encoded = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode().float()
+    return (pixel_unshuffle(encoded, 2) - mean) / deviation
+
+
+def denormalized(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N c/4 2*h 2*w"]:
+    """The VAE's own latents."""
+    mean, deviation = statistics(vae)
+    return pixel_shuffle(latents.float() * deviation + mean, 2)
+
+
+def pixels_of(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
+    """Pixels in [0, 1], which the VAE may slightly exceed."""
+    return vae.decode(denormalized(vae, latents).to(vae.dtype)).sample.float() / 2 + 0.5
+
+
+def spaced(scheduler: Any, tokens: int, steps: int) -> dict[str, Any]:
+    """Evenly spaced levels from 1 to 1 / steps, shifted according to the numbers of tokens and steps."""
+    from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+    mu = compute_empirical_mu(tokens, steps)
+    if scheduler.config.get("use_flow_sigmas"):
+        return {"num_inference_steps": steps, "mu": mu}
+    return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
 
 
 def places(image: int = 0, rows: int = 1, columns: int = 1, words: int = 1) -> Tensor:
@@ -170,19 +197,28 @@ def load(options: KleinOptions, training: Training = PLAIN) -> FlowModel:
             f"guidance: got {options.guidance}, expected 1, since '{source}' is distilled and takes none; set it to 1 "
             "or train a base checkpoint, e.g. black-forest-labs/FLUX.2-klein-base-4B"
         )
-    device = torch.device(training.device)
-    freeze((pipeline.vae, pipeline.text_encoder), device)
-    sides, default = (
-        sides_of(network, pipeline.vae_scale_factor),
-        pipeline.default_sample_size * pipeline.vae_scale_factor,
-    )
+    most, device = options.max_sequence_length, torch.device(training.device)
+    make = lambda size: Klein(pipeline, most, device, size, options.given_size)  # noqa: E731
+    return model_of(network, pipeline, options, training, make, options.guidance)
 
-    def sized(height: int, width: int, frames: int) -> tuple[Klein, tuple[int, ...]]:
+
+def model_of(
+    network: Any,
+    pipeline: Any,
+    options: KleinOptions,
+    training: Training,
+    make: Callable[[tuple[int, int]], Architecture],
+    guidance: float,
+) -> FlowModel:
+    """The model around a network and its frozen pipeline; ``make`` gives the architecture for so many rows and columns
+    of tokens, and ``guidance`` is the scale of classifier-free guidance."""
+    freeze((pipeline.vae, pipeline.text_encoder), torch.device(training.device))
+    factor = pipeline.vae_scale_factor
+    sides, default = sides_of(network, factor), pipeline.default_sample_size * factor
+
+    def sized(height: int, width: int, frames: int) -> tuple[Architecture, tuple[int, ...]]:
         size = latent_size(height, width, sides, factor=sides.unit, default=default)
-        return Klein(pipeline, options.max_sequence_length, device, size, options.given_size), (
-            network.config.in_channels,
-            *size,
-        )
+        return make(size), (network.config.in_channels, *size)
 
     return FlowModel(
         network,
@@ -190,6 +226,6 @@ def load(options: KleinOptions, training: Training = PLAIN) -> FlowModel:
         pipeline.scheduler,
         training,
         make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
+        guidance=float(guidance),
         sized=sized,
     )

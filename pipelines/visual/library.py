@@ -28,7 +28,7 @@ from pipelines.denoising import Process
 from pipelines.lora import DIFFUSERS_FILE
 from pipelines.pretrained import architecture
 from pipelines.training import torch_dtype
-from pipelines.visual.conditioning_image import conditioning_image, first_frame
+from pipelines.visual.conditioning_image import conditioning_images, first_frame
 from pipelines.visual.flow import is_euler
 from pipelines.visual.flux import pack
 
@@ -48,7 +48,7 @@ PACKED: Mapping[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(("ltx_video", "ltx_i2v"), as_tokens),
 }
 """Families whose pipelines take the noise in another layout than the latents of a policy."""
-GIVEN_SIZES = {"qwen_image_edit": (1024,), "flux_kontext": (0, 1024), "flux2_klein": (1024,)}
+GIVEN_SIZES = {"qwen_image_edit": (1024,), "flux_kontext": (0, 1024), "flux2_klein": (1024,), "flux2": (1024,)}
 """Values of ``model.given_size`` that pipelines have; others are ours."""
 NO_WORDS = {"qwen_image": " ", "qwen_image_edit": " "}
 """The negative prompt that stands for none, where that is not the empty text."""
@@ -97,6 +97,8 @@ class Diffusers:
         sizes = GIVEN_SIZES.get(self.name, ())
         if sizes and (given := vars(config.model)["given_size"]) not in sizes:
             raise Incomparable(f"model.given_size: diffusers' pipeline has {sizes[-1]}, got {given}")
+        if self.name == "flux2" and model.guidance != 1:
+            raise Incomparable(f"model.true_cfg_scale: diffusers' pipeline has none, got {model.guidance}")
         request = Request(prompts, range(len(prompts)), 1, seed=1)
         grid = policy.evaluation_grid
         drawn, _, conditioning = policy.evaluation.sample(policy.network, request, grid)
@@ -131,9 +133,14 @@ class Diffusers:
             parts["processor"] = Processor.from_pretrained(path, subfolder="processor")
         if self.name == "longcat_image":
             parts["text_processor"] = None  # of the same class, for rewriting prompts only
-        return released(
-            self.architectures[0] if shared else declared, path, adapters, dtype=dtype, device=device, **parts
-        )
+        name = self.architectures[0] if shared else declared
+        if self.name == "flux2":
+            from pipelines.visual.flux2 import words_of
+
+            pipeline = released(name, path, adapters, dtype=dtype, device=device, tokenizer=None)
+            pipeline.tokenizer = words_of(path)
+            return pipeline
+        return released(name, path, adapters, dtype=dtype, device=device, **parts)
 
     def with_our_steps(self, pipeline: Any, levels: Tensor | None) -> Any:
         """The pipeline with a solver that takes the steps of the deterministic sampler, on ``levels`` of a flow."""
@@ -181,8 +188,10 @@ class Diffusers:
             arguments["max_sequence_length"] = options["max_sequence_length"]
         if true_scale:
             arguments["true_cfg_scale"] = call.guidance
-        if not true_scale or self.guidance == "true_cfg_scale":
-            arguments["guidance_scale"] = options["guidance"] if true_scale else call.guidance
+        if self.guidance == "true_cfg_scale":
+            arguments["guidance_scale"] = options["guidance"]
+        elif not true_scale:
+            arguments["guidance_scale"] = call.guidance
         if options.get("guidance_2"):
             arguments["guidance_scale_2"] = options["guidance_2"]
         if self.name == "z_image":  # whose pipeline adds the scale to the prediction with the prompt
@@ -192,8 +201,11 @@ class Diffusers:
         if self.name == "flux_kontext":
             arguments |= {"max_area": height * width, "_auto_resize": bool(options["given_size"])}
         if call.prompt.media:
-            image = first_frame(call.prompt, self.name, call.size) if call.framed else None
-            arguments["image"] = image or conditioning_image(call.prompt, self.name)
+            if call.framed:
+                arguments["image"] = first_frame(call.prompt, self.name, call.size)
+            else:
+                images = conditioning_images(call.prompt, self.name)
+                arguments["image"] = images if len(images) > 1 else images[0]
         return arguments
 
 

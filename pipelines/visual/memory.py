@@ -46,6 +46,17 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaConfig",
         {"hidden_size": 4096, "intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 128320},
     ),
+    "Mistral-24B": (
+        "MistralConfig",
+        {
+            "hidden_size": 5120,
+            "intermediate_size": 32768,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 131072,
+        },
+    ),
     "Qwen2.5-7B": (
         "Qwen2Config",
         {
@@ -133,6 +144,7 @@ MODELS = (
     ),
     Model("FLUX.1-dev", "FluxTransformer2DModel", {}, 3072, 57, 2025 + 512, "720 x 720", ["CLIP-L", "T5-XXL"]),
     Model("Qwen-Image", "QwenImageTransformer2DModel", {}, 3072, 60, 1024 + 512, "512 x 512", ["Qwen2.5-7B"]),
+    Model("FLUX.2-dev", "Flux2Transformer2DModel", {}, 6144, 56, 1024 + 512, "512 x 512", ["Mistral-24B"]),
     Model("LTX-Video", "LTXVideoTransformer3DModel", {}, 2048, 28, 4 * 22 * 15, "480 x 704 x 25", ["T5-XXL"]),
     Model("Wan 2.1 1.3B", "WanTransformer3DModel", WAN_SMALL, 1536, 30, 9 * 15 * 26, "240 x 416 x 33", ["UMT5-XXL"]),
     Model("Wan 14B", "WanTransformer3DModel", {}, 5120, 40, 9 * 15 * 26, "240 x 416 x 33", ["UMT5-XXL"]),

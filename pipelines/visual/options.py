@@ -154,7 +154,7 @@ class KleinOptions(FlowOptions):
     """Folder or hub id."""
     given_size: Annotated[int, within("[64, 4096]")] = 1024
     """An image to edit of more than given_size x given_size pixels is reduced to as many, in its own proportions; a
-    smaller one keeps its size."""
+    smaller one keeps its size. A row may have several."""
     height: int = 512
     """Height of the images in pixels."""
     width: int = 512
@@ -163,6 +163,24 @@ class KleinOptions(FlowOptions):
     """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none, for distilled models."""
     max_sequence_length: int = 512
     """Maximum prompt length, in Qwen tokens, chat template included."""
+
+
+@dataclass
+class Flux2Options(KleinOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "flux2"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "black-forest-labs/FLUX.2-dev"
+    """Folder or hub id."""
+    guidance: Annotated[float, within("[0, 1000]")] = 4.0
+    """Embedded guidance scale, in one evaluation."""
+    true_cfg_scale: Annotated[float, SCALE] = 1.0
+    """Additional classifier-free guidance, in two evaluations; 1 is none, as in diffusers' pipeline."""
+    negative_prompt: Annotated[str, LONG_TEXT, TRUE_CFG] = ""
+    """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it."""
+    max_sequence_length: int = 512
+    """Maximum prompt length, in Mistral tokens, system message included."""
 
 
 @dataclass

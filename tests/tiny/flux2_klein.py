@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ def tiny(folder: str | Path = "", seed: int = 0, distilled: bool = False) -> Pat
     height and width, and a token has 2 x 2 positions of its 4 channels.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline, Flux2Transformer2DModel
+    from diffusers import FlowMatchEulerDiscreteScheduler, Flux2KleinPipeline
 
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-flux2-klein-"))
     with torch.random.fork_rng():
@@ -28,18 +29,25 @@ def tiny(folder: str | Path = "", seed: int = 0, distilled: bool = False) -> Pat
             vae=tiny_parts.normalized_vae(4),
             text_encoder=tiny_parts.qwen3(layers=27),
             tokenizer=tiny_parts.qwen_tokenizer(),
-            transformer=Flux2Transformer2DModel(
-                in_channels=16,
-                num_layers=1,
-                num_single_layers=1,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=3 * 16,
-                timestep_guidance_channels=32,
-                axes_dims_rope=(4, 4, 4, 4),
-                guidance_embeds=False,
-            ),
+            transformer=transformer(),
             is_distilled=distilled,
         )
     pipeline.save_pretrained(folder)
     return folder
+
+
+def transformer(guided: bool = False) -> Any:
+    """FLUX.2's transformer, one block of each kind with width 32; ``guided``: the scale of guidance is an input."""
+    from diffusers import Flux2Transformer2DModel
+
+    return Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=3 * 16,
+        timestep_guidance_channels=32,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guided,
+    )

@@ -97,6 +97,14 @@ OWN: Mapping[str, Example] = {
     "flux2_klein": Example(
         EDITED, SMALL, FEW, latents=(16, 64, 64), inputs=(0.7, 0), layers=["to_qkv_mlp_proj", "x_embedder"]
     ),
+    "flux2": Example(
+        EDITED,
+        SQUARE | {"max_sequence_length": 96},
+        FEW,
+        latents=(16, 64, 64),
+        inputs=(0.7, 4.0),
+        layers=["to_qkv_mlp_proj", "time_guidance_embed.guidance_embedder.linear_1"],
+    ),
     "sana": Example(
         TEXTS,
         SMALL,

@@ -35,7 +35,7 @@ OTHERS = [
 with images of the prompt, of which each size is a pass of its own, and LTX-Video with scales for each token, which
 weigh more in a network of one block."""
 
-GIVEN = ("flux_kontext", "flux2_klein")
+GIVEN = ("flux_kontext", "flux2_klein", "flux2")
 """Those whose images of the prompt have sizes of their own."""
 
 

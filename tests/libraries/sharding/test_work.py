@@ -81,7 +81,7 @@ def test_a_forward_pass_takes_as_many_operations_as_are_counted(name):
     if texts:
         assert texts[0] <= places.prompt
         places = replace(places, prompt=texts[0])
-    if name in ("qwen_image_edit", "flux_kontext", "flux2_klein"):  # given images are counted at the largest size
+    if name in ("qwen_image_edit", "flux_kontext", "flux2_klein", "flux2"):  # given images count at the largest size
         assert cells[0] <= places.output
         places = replace(places, output=cells[0])
     operations, samples = found[0]

@@ -202,6 +202,18 @@ def test_other_media_than_one_picture_are_refused_even_where_none_is_required(go
         check_images([with_media("a", *WRONG[got])], "wan", required, "f.jsonl", 0.5)
 
 
+def test_several_pictures_are_taken_where_a_family_takes_them_and_nothing_else():
+    rows = [with_media("a", picture(0.5), picture(0.2)), with_media("b", picture(0.5)), Prompt("c")]
+    assert check_images(rows, "flux2", False, "f.jsonl", 0.0, several=True) == (rows, [])
+    with pytest.raises(ValueError, match="'': .*media none.*images"):
+        check_images(rows, "flux2", True, "f.jsonl", 0.0, several=True)
+    with pytest.raises(ValueError, match="media image, image.*one image"):
+        check_images(rows, "flux2", False, "f.jsonl", 0.0)
+    with pytest.raises(ValueError, match="media image, video"):
+        mixed = with_media("a", picture(0.5), Media("video", "a.mp4"))
+        check_images([mixed], "flux2", False, "f.jsonl", 0.0, several=True)
+
+
 def test_a_picture_of_several_files_is_skipped():
     prompts = [with_media("a", Media("image", ("a.png", "b.png"))), with_media("b", picture(0.5))]
     usable, [skipped] = check_images(prompts, "wan", True, "f.jsonl", 0.5)

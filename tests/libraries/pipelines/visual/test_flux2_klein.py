@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from pipelines.visual.flow import FlowModel
 from tests.building import load, refuse_foreign
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
+from tests.libraries.families.test_battery import config_of
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -66,6 +68,11 @@ def theirs(pipe: Any, x: torch.Tensor, prompts, output: str = "latent", **option
     ).images
 
 
+def denormalized(model: FlowModel, latents: torch.Tensor) -> torch.Tensor:
+    """As the pipeline returns them."""
+    return flux2_klein.denormalized(model.architecture.pipeline.vae, latents)
+
+
 def pil(pixels: torch.Tensor) -> Pil.Image:
     return Pil.fromarray((pixels * 255).round().to(torch.uint8).permute(1, 2, 0).numpy())
 
@@ -76,7 +83,7 @@ def test_a_sample_equals_the_pipeline_of_diffusers(base, pipe, guidance):
     start = noise(model)
     end = draw(model, model.network, start)
     latents = theirs(pipe, start, PROMPTS, guidance_scale=guidance)
-    torch.testing.assert_close(model.architecture.denormalized(end), latents, atol=1e-5, rtol=0)
+    torch.testing.assert_close(denormalized(model, end), latents, atol=1e-5, rtol=0)
     pictures = torch.stack([image.pixels for image in model.decode(end)])
     expected = theirs(pipe, start, PROMPTS, "pt", guidance_scale=guidance)
     torch.testing.assert_close(pictures, expected, atol=1e-5, rtol=0)
@@ -91,12 +98,44 @@ def test_a_given_picture_is_read_as_by_the_pipeline_beside_prompts_without_one(b
     given = [shown(i, Media("image", Image(pixels)), "make it red") for i, pixels in enumerate(pictures)]
     prompts = [given[0], Prompt("make it red"), given[1]]
     start = noise(model, 1).expand(3, -1, -1, -1)
-    ends = model.architecture.denormalized(draw(model, model.network, start, prompts))
+    ends = denormalized(model, draw(model, model.network, start, prompts))
     for end, picture in zip(ends, (pictures[0], None, pictures[1]), strict=True):
         image = None if picture is None else pil(picture)
         expected = theirs(pipe, start[:1], prompts[:1], guidance_scale=guidance, image=image)
         torch.testing.assert_close(end[None], expected, atol=1e-5, rtol=0)
     assert min((ends[0] - ends[1]).abs().max(), (ends[0] - ends[2]).abs().max()) > 2e-4
+
+
+def several(*sizes: tuple[int, int]) -> tuple[Prompt, list[Pil.Image]]:
+    """A prompt with images of these heights and widths, each of another brightness, and the images."""
+    pixels = [(place + drawn(3, *size, seed=place)) / (len(sizes) + 1) for place, size in enumerate(sizes)]
+    return shown(0, *[Media("image", Image(one)) for one in pixels], "make it red"), [pil(one) for one in pixels]
+
+
+@pytest.mark.parametrize("guidance", [1.0, 4.0])
+def test_several_pictures_are_read_in_their_order_as_by_the_pipeline(base, pipe, guidance):
+    """Of other proportions each, beside rows with one and with none, whose passes are their own."""
+    model = ours(base, height=SIDE, width=SIDE, guidance=guidance)
+    two, three = several((64, 96), (100, 64)), several((64, 64), (64, 96), (100, 64))
+    swapped = shown(0, *reversed(two[0].media), "make it red"), two[1][::-1]
+    rows = [two, several((64, 64)), three, swapped, (Prompt("make it red"), [])]
+    start = noise(model, 1)
+    model.check(rows[0][0])
+    ends = denormalized(model, draw(model, model.network, start.expand(5, -1, -1, -1), [row[0] for row in rows]))
+    for end, (prompt, pictures) in zip(ends, rows, strict=True):
+        expected = theirs(pipe, start, [prompt], guidance_scale=guidance, image=pictures or None)
+        torch.testing.assert_close(end[None], expected, atol=1e-5, rtol=0)
+    assert min((ends[0] - ends[i]).abs().max() for i in range(1, 5)) > 1e-4
+
+
+def test_rows_of_a_file_keep_the_order_of_their_pictures(base, tmp_path):
+    names = ["b.png", "a.png", "c.png"]
+    for name in names:
+        Pil.new("RGB", (64, 64)).save(tmp_path / name)
+    lines = [{"text": "both", "images": names}, {"text": "one", "image": "a.png"}, {"text": "none"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rows, skipped = FAMILIES["flux2_klein"].read(config_of("flux2_klein", str(base)), str(tmp_path / "rows.jsonl"))
+    assert [[Path(str(one.source)).name for one in row.media] for row in rows] == [names, ["a.png"], []] and not skipped
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 160), (160, 64), (70, 90)])
@@ -107,25 +146,25 @@ def test_pictures_keep_their_own_proportions_as_in_the_pipeline(base, pipe, heig
     shaped = shown(0, Media("image", Image(picture)), "make it red")
     square = shown(1, Media("image", Image(drawn(3, SIDE, SIDE, seed=2))), "make it red")
     both = draw(model, model.network, start.expand(2, -1, -1, -1), [shaped, square])
-    end = model.architecture.denormalized(both)[:1]
+    end = denormalized(model, both)[:1]
     expected = theirs(pipe, start, [shaped], guidance_scale=1.0, image=pil(picture))
     torch.testing.assert_close(end, expected, atol=1e-5, rtol=0)
 
 
 def test_a_picture_of_too_many_pixels_is_reduced_in_its_proportions_and_a_strip_is_refused(base):
-    architecture: Any = ours(base, given_size=64).architecture
-    assert architecture.resized(Pil.new("RGB", (320, 80))).shape == (1, 3, 32, 128)
-    assert architecture.resized(Pil.new("RGB", (50, 30))).shape == (1, 3, 28, 48)
+    made = ours(base).architecture.pipeline
+    assert flux2_klein.resized(made, Pil.new("RGB", (320, 80)), 64).shape == (1, 3, 32, 128)
+    assert flux2_klein.resized(made, Pil.new("RGB", (50, 30)), 64).shape == (1, 3, 28, 48)
     with pytest.raises(ValueError, match="90 x 10.*8"):
-        architecture.resized(Pil.new("RGB", (90, 10)))
+        flux2_klein.resized(made, Pil.new("RGB", (90, 10)), 64)
     with pytest.raises(ValueError, match="20 x 3.*4"):
-        architecture.resized(Pil.new("RGB", (20, 3)))
+        flux2_klein.resized(made, Pil.new("RGB", (20, 3)), 64)
 
 
 def test_a_distilled_model_takes_no_guidance(distilled):
     model = ours(distilled, guidance=1.0)
     start = noise(model)
-    end = model.architecture.denormalized(draw(model, model.network, start))
+    end = denormalized(model, draw(model, model.network, start))
     torch.testing.assert_close(end, theirs(pipeline(distilled), start, PROMPTS, guidance_scale=4.0), atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="guidance.*4.0.*1"):
         ours(distilled)
@@ -150,10 +189,11 @@ def test_positions_have_four_axes():
 
 
 def test_latents_of_a_picture_undo_the_statistics_of_the_vae(base):
-    architecture = ours(base).architecture
+    vae = ours(base).architecture.pipeline.vae
     pixels = 2 * drawn(1, 3, 16, 24, seed=4) - 1
-    own = architecture.pipeline.vae.encode(pixels).latent_dist.mode()
-    torch.testing.assert_close(architecture.denormalized(architecture.latents_of(pixels)), own, atol=1e-5, rtol=0)
+    own = vae.encode(pixels).latent_dist.mode()
+    again = flux2_klein.denormalized(vae, flux2_klein.latents_of(vae, pixels))
+    torch.testing.assert_close(again, own, atol=1e-5, rtol=0)
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(base, pipe, tmp_path):
@@ -162,7 +202,7 @@ def test_saved_adapters_give_diffusers_the_same_picture(base, pipe, tmp_path):
     # 8 projections of the block of two streams, 1 of the block of one stream, of A and B each
     assert sum(parameter.requires_grad for parameter in model.network.parameters()) == (8 + 1) * 2
     start = noise(model)
-    end = model.architecture.denormalized(draw(model, model.network, start))
+    end = denormalized(model, draw(model, model.network, start))
     model.save(tmp_path, model.network)
     plain = theirs(pipe, start, PROMPTS)
     adapted = pipeline(base)
