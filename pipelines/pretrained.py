@@ -152,6 +152,8 @@ def check_pipeline(source: str, absent: Collection[str] = ()) -> None:
     for name, part in index.items():
         if name.startswith("_") or not isinstance(part, list | dict) or part == [None, None] or name in absent:
             continue
+        if part and all(isinstance(one, int | float) for one in part):  # a setting: the levels of Qwen-Image-2.1
+            continue
         if not (isinstance(part, list) and len(part) == 2 and part[0] in LIBRARIES and str(part[1]).isidentifier()):
             raise ValueError(
                 f"{place}: '{name}': got {part!s:.80}, expected a class of {' or '.join(LIBRARIES)}; other code is "

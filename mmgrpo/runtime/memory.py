@@ -52,15 +52,20 @@ PROMPT = (
 """Matrices that are applied to the prompt's own sequence."""
 BOTH = r"single_transformer_blocks|^transformer\.layers\."
 """Matrices that are applied to output and prompt as one sequence."""
-HIDDEN = r"\.(fc1|gate_proj|net\.0\.proj|proj_mlp|w1|linear_in|to_qkv_mlp_proj|conv_inverted)\.weight"
+SINGLE = r"^transformer\.(transformer_blocks\.|proj_out\.)"
+"""The same of a network all of whose blocks are of that kind, whatever they are called."""
+HIDDEN = r"\.(fc1|gate_proj|gate_layer|net\.0\.proj|proj_mlp|w1|linear_in|to_qkv_mlp_proj|conv_inverted)\.weight"
 """Matrices with which a feed-forward network begins."""
 FIRST = HIDDEN + r"|\.(to_q|add_q_proj|q_proj|qkv)\.weight"
 """Matrices with which a branch of a block begins, after a norm."""
-LAST = r"\.(to_out|to_out\.0|to_add_out|o_proj|out_proj|fc2|down_proj|net\.2|proj_out|w2|linear_out|conv_point)\.weight"
+LAST = (
+    r"\.(to_out|to_out\.0|to_add_out|o_proj|out_proj|fc2|down_proj|img_mlp\.out|net\.2|proj_out|w2|linear_out"
+    r"|conv_point)\.weight"
+)
 """Matrices with which it ends, before it is added."""
 ATTENDED = r"(.*)\.(to_[qkv]|add_[qkv]_proj|(?<=encoder_attn\.)[kv]_proj)\.weight"
 """Matrices of queries, keys and values of a module of attention; of one to audio, those of the audio."""
-GATE = r"\.(gate_proj|w1)\.weight"
+GATE = r"\.(gate_proj|gate_layer|w1)\.weight"
 """Matrices of a gate, of which both sides of its nonlinearity are kept; such models have norms without a bias."""
 FUSED = r"\.(linear_in|to_qkv_mlp_proj)\.weight"
 """Matrices of a gate and what it is multiplied with (and of queries, keys and values)."""
@@ -329,7 +334,8 @@ def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: b
         else:
             block.others += count * numbers
     if checkpointed:
-        return outside + sum(inputs.values()) + max((one.most for one in blocks.values()), default=0.0)
+        again = max((one.most for one in blocks.values()), default=0.0)
+        return outside + sum(inputs.values()) + again * places.at_once
     moment = max((one.most - one.kept for one in blocks.values()), default=0.0)
     return outside + waiting + sum(one.kept for one in blocks.values()) + moment * places.at_once
 
@@ -374,7 +380,10 @@ class Places:
     levels: int = 1
     """Its levels, each of half the sides of the one before."""
     at_once: float = 1.0
-    """The part of them through which the backward pass goes first: completions, whose prompt comes by itself."""
+    """The part of them through which the backward pass goes first: completions, whose prompt comes by itself; one
+    branch of guidance, where prompts of another length are a pass of their own."""
+    single: bool = False
+    """Whether all blocks are applied to output and prompt as one sequence."""
 
     def of(self, name: str, joint: bool = False) -> float:
         """The positions of a matrix; ``joint``: of a network that attends to output and prompt together, whose other
@@ -382,7 +391,7 @@ class Places:
         if re.search(PROMPT, name) and not (joint and ".attn2." in name):
             return self.prompt if joint or not re.search(r"\.add_[kv]_proj\.", name) else self.image
         if not self.sides:
-            return self.output + self.prompt * bool(re.search(BOTH, name))
+            return self.output + self.prompt * bool(re.search(SINGLE if self.single else BOTH, name))
         place = re.search(r"(down|up)_blocks\.(\d+)", name)
         level = self.levels - 1 if place is None else int(place[2])
         level = self.levels - 1 - level if place and place[1] == "up" else level
@@ -417,7 +426,9 @@ def places_of(folder: Folder, config: Any, given: bool = False) -> Places:
     output = frames * grid(sides) + given * grid([size, size] if size else sides)
     if inside.get("_class_name") == "ZImageTransformer2DModel":
         output, prompt = -(-output // 32) * 32, -(-prompt // 32) * 32  # both are filled up
-    return Places(output, prompt, folder.image)
+    single = inside.get("_class_name") == "QwenImage21Transformer2DModel"
+    at_once = 0.5 if single and model.guidance != 1 else 1.0
+    return Places(output, prompt, folder.image, at_once=at_once, single=single)
 
 
 def compression(vae: Mapping[str, Any]) -> tuple[int, int]:

@@ -200,12 +200,12 @@ def by_size(
 
 
 def by_sizes(
-    sizes: Int[Tensor, "N images 2"],
+    sizes: Int[Tensor, "N images values"],
     device: torch.device,
     predict: Callable[[Tensor, Tensor, list[list[int]]], Tensor],
 ) -> Tensor:
     """``by_size`` of several images, a pass per list of sizes: ``predict(rows on the host, rows on the device, rows and
-    columns of tokens of every image)``; zeros are those of no image."""
+    columns of tokens of every image)``; zeros are those of no image. Tokens of the prompt may be such a size, too."""
     sizes = sizes.cpu()
     order, parts = [], []
     for shapes in torch.unique(sizes, dim=0).tolist():

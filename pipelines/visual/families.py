@@ -19,6 +19,7 @@ from pipelines.visual.options import (
     LtxImageOptions,
     LtxVideoOptions,
     MaskedSampling,
+    QwenImage21Options,
     QwenImageEditOptions,
     QwenImageOptions,
     SanaOptions,
@@ -116,6 +117,14 @@ FAMILIES: Mapping[str, Family] = {
             "pipelines.visual.qwen_image",
             ("QwenImagePipeline",),
             QwenImageOptions,
+        ),
+        visual_family(
+            "qwen_image21",
+            "Qwen-Image-2.1, text-to-image",
+            "pipelines.visual.qwen_image21",
+            ("QwenImage21Pipeline",),
+            QwenImage21Options,
+            in_step=False,
         ),
         visual_family(
             "qwen_image_edit",

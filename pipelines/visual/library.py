@@ -31,6 +31,7 @@ from pipelines.training import torch_dtype
 from pipelines.visual.conditioning_image import conditioning_images, first_frame
 from pipelines.visual.flow import is_euler
 from pipelines.visual.flux import pack
+from pipelines.visual.qwen_image21 import on_white
 
 __all__ = ["TOLERANCE", "Call", "Diffusers", "released"]
 
@@ -38,19 +39,19 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 """Root mean square of the differences of pixels in [0, 1], by the precision of computation."""
 
 
-def as_tokens(latents: Float[Tensor, "N c frames h w"]) -> Float[Tensor, "N tokens c"]:
-    """Every latent pixel of every frame as a token, as LTX-Video's pipelines take noise."""
+def as_tokens(latents: Float[Tensor, "N c *frames h w"]) -> Float[Tensor, "N tokens c"]:
+    """Every latent pixel (of every frame) as a token, as the pipelines of LTX-Video and Qwen-Image-2.1 take noise."""
     return latents.flatten(2).transpose(1, 2)
 
 
 PACKED: Mapping[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(("flux", "flux_kontext", "qwen_image", "qwen_image_edit", "longcat_image"), pack),
-    **dict.fromkeys(("ltx_video", "ltx_i2v"), as_tokens),
+    **dict.fromkeys(("ltx_video", "ltx_i2v", "qwen_image21"), as_tokens),
 }
 """Families whose pipelines take the noise in another layout than the latents of a policy."""
 GIVEN_SIZES = {"qwen_image_edit": (1024,), "flux_kontext": (0, 1024), "flux2_klein": (1024,), "flux2": (1024,)}
 """Values of ``model.given_size`` that pipelines have; others are ours."""
-NO_WORDS = {"qwen_image": " ", "qwen_image_edit": " "}
+NO_WORDS = {"qwen_image": " ", "qwen_image21": " ", "qwen_image_edit": " "}
 """The negative prompt that stands for none, where that is not the empty text."""
 
 
@@ -126,10 +127,11 @@ class Diffusers:
         """The pipeline of a checkpoint, with adapters that diffusers reads where a folder is named."""
         declared, parts = architecture(path), {}
         shared = sum(declared in other.architectures for other in families().values()) > 1
-        if self.name == "qwen_image_edit":
+        if self.name in ("qwen_image_edit", "qwen_image21"):
             from pipelines.visual.qwen_image_edit import edit_processor
 
-            Processor = edit_processor()  # transformers' own class needs torchvision, for clips only
+            # transformers' own classes need torchvision, for clips only
+            Processor = edit_processor("Qwen3VLProcessor") if self.name == "qwen_image21" else edit_processor()
             parts["processor"] = Processor.from_pretrained(path, subfolder="processor")
         if self.name == "longcat_image":
             parts["text_processor"] = None  # of the same class, for rewriting prompts only
@@ -162,6 +164,8 @@ class Diffusers:
                 arguments = {**self.arguments(call, "true_cfg_scale" in accepted), "output_type": output}
                 drawn = pipeline(**{name: value for name, value in arguments.items() if name in accepted})
             results.append(drawn.frames if {"num_frames", "frames"} & {*accepted} else drawn.images)
+            if self.name == "qwen_image21" and output == "pt":
+                results[-1] = on_white(results[-1])
         return torch.cat([torch.as_tensor(one) for one in results])
 
     def arguments(self, call: Call, true_scale: bool) -> dict[str, Any]:

@@ -68,6 +68,10 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "vocab_size": 152064,
         },
     ),
+    "Qwen3-8B": (
+        "Qwen3Config",
+        {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_key_value_heads": 8},
+    ),
 }
 """Text encoders: the class of their configuration in transformers, and what differs from its defaults."""
 
@@ -144,6 +148,7 @@ MODELS = (
     ),
     Model("FLUX.1-dev", "FluxTransformer2DModel", {}, 3072, 57, 2025 + 512, "720 x 720", ["CLIP-L", "T5-XXL"]),
     Model("Qwen-Image", "QwenImageTransformer2DModel", {}, 3072, 60, 1024 + 512, "512 x 512", ["Qwen2.5-7B"]),
+    Model("Qwen-Image-2.1", "QwenImage21Transformer2DModel", {}, 4096, 32, 1024 + 512, "512 x 512", ["Qwen3-8B"]),
     Model("FLUX.2-dev", "Flux2Transformer2DModel", {}, 6144, 56, 1024 + 512, "512 x 512", ["Mistral-24B"]),
     Model("LTX-Video", "LTXVideoTransformer3DModel", {}, 2048, 28, 4 * 22 * 15, "480 x 704 x 25", ["T5-XXL"]),
     Model("Wan 2.1 1.3B", "WanTransformer3DModel", WAN_SMALL, 1536, 30, 9 * 15 * 26, "240 x 416 x 33", ["UMT5-XXL"]),

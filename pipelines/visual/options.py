@@ -212,6 +212,20 @@ class QwenImageOptions(FlowOptions):
 
 
 @dataclass
+class QwenImage21Options(FlowOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "qwen_image21"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Qwen/Qwen-Image-2.1"
+    """Folder or hub id."""
+    guidance: float = 1.0
+    """The pipeline's true_cfg_scale, in two evaluations; 1 is none, as the model is meant to be sampled."""
+    max_sequence_length: Annotated[int, within("[1, 4096]")] = 512
+    """Maximum prompt length, in Qwen3-VL tokens."""
+
+
+@dataclass
 class QwenImageEditOptions(QwenImageOptions):
     """The model, and which of its weights are trained."""
 

@@ -165,11 +165,13 @@ def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel
     return model
 
 
-def edit_processor() -> Any:
-    """The class of Qwen2-VL's processor of words and images; transformers' own also needs torchvision, for clips."""
-    from transformers import Qwen2VLProcessor
+def edit_processor(name: str = "Qwen2VLProcessor") -> Any:
+    """The class of Qwen's processor of words and images; transformers' own also needs torchvision, for clips."""
+    import transformers
 
-    class EditProcessor(Qwen2VLProcessor):
+    Own: Any = getattr(transformers, name)
+
+    class EditProcessor(Own):
         """Without the processor of clips."""
 
         def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None) -> None:

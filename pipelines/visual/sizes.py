@@ -22,6 +22,7 @@ SIDES: Mapping[str, Callable[[Any, int], Sides]] = {
     "FluxTransformer2DModel": lambda config, factor: Sides(2 * factor),
     "Flux2Transformer2DModel": lambda config, factor: Sides(2 * factor),
     "LongCatImageTransformer2DModel": lambda config, factor: Sides(2 * factor),
+    "QwenImage21Transformer2DModel": lambda config, factor: Sides(2 * factor),
     "QwenImageTransformer2DModel": lambda config, factor: Sides(2 * factor),
     "ZImageTransformer2DModel": lambda config, factor: Sides(2 * factor, 2 * factor * min(config["axes_lens"][1:])),
     "SD3Transformer2DModel": lambda config, factor: Sides(

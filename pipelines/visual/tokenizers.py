@@ -41,9 +41,15 @@ def tokenizers(path: str) -> Any | None:
         index = read_json(path, "model_index.json") or {}
         kind: Any = getattr(diffusers, str(index.get("_class_name")), None)
         parts = {name: part for name, part in index.items() if isinstance(part, list)}
-        if kind is None or not any(name.startswith("tokenizer") and part[0] for name, part in parts.items()):
+        in_processor = str(index.get("_class_name")) == "QwenImage21Pipeline"  # which has its tokenizer there
+        named = in_processor or any(name.startswith("tokenizer") and part[0] for name, part in parts.items())
+        if kind is None or not named:
             return None
         given: dict[str, Any] = {name: None for name in parts if not name.startswith("tokenizer")}
+        if in_processor:
+            from pipelines.visual.qwen_image_edit import edit_processor
+
+            given["processor"] = read_part(edit_processor("Qwen3VLProcessor"), path, subfolder="processor")
         if "Hunyuan" in kind.__name__ or "Skyreels" in kind.__name__:  # its class would split words in a way of its own
             given["tokenizer"] = read_part(PreTrainedTokenizerFast, path, subfolder="tokenizer")
         own = None

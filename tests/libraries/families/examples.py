@@ -131,6 +131,14 @@ OWN: Mapping[str, Example] = {
     "z_image": Example(
         TEXTS, SMALL, FEW, latents=(4, 512, 512), inputs=(1 - 0.7, 0), layers=["feed_forward.w1", "cap_embedder.1"]
     ),
+    "qwen_image21": Example(
+        TEXTS,
+        {"height": 32, "width": 64, "max_sequence_length": 64, "guidance": 2.0},
+        FEW,
+        latents=(4, 64, 64),
+        inputs=(0.7, 0),
+        layers=("img_in", "txt_in.out_layer"),
+    ),
     "longcat_image": Example(
         TEXTS,
         SQUARE,

@@ -89,7 +89,9 @@ def test_a_part_of_another_package_is_refused_unless_it_is_not_read(part, tmp_pa
     with pytest.raises(ValueError, match="model_index.json.*'unet'"):
         check_pipeline(str(tmp_path))
     check_pipeline(str(tmp_path), ["unet"])
-    index.write_text(json.dumps({"_class_name": "A", "_unet": part, "size": 3, "none": [None, None]}))
+    index.write_text(
+        json.dumps({"_class_name": "A", "_unet": part, "size": 3, "levels": [1.0, 0.5], "none": [None, None]})
+    )
     check_pipeline(str(tmp_path))
     index.write_text(json.dumps({"_class_name": ["code", "A"]}))
     with pytest.raises(ValueError, match="code"):

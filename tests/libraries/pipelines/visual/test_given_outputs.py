@@ -11,7 +11,7 @@ import torch
 
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Answer, Image, Media, Prompt, Video
-from pipelines.visual import flux, longcat_image, qwen_image, sana, sana_video, sd3, wan, z_image
+from pipelines.visual import flux, longcat_image, qwen_image, qwen_image21, sana, sana_video, sd3, wan, z_image
 from pipelines.visual.conditioning_image import check_given, given_output
 from pipelines.visual.flow import Architecture, latents_of_pixels, pixels_of_latents
 from tests.building import load
@@ -23,6 +23,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sana": (sana, {"height": 32, "width": 64, "max_sequence_length": 48}),
     "sana_video": (sana_video, {"height": 32, "width": 64, "frames": 5, "max_sequence_length": 48}),
     "qwen_image": (qwen_image, {"height": 32, "width": 32}),
+    "qwen_image21": (qwen_image21, {"height": 32, "width": 64}),
     "longcat_image": (longcat_image, {"height": 32, "width": 32}),
     "z_image": (z_image, {"height": 32, "width": 32}),
     "wan": (wan, {"height": 32, "width": 32, "frames": 5}),

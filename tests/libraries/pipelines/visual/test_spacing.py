@@ -16,11 +16,13 @@ from pipelines.visual.longcat_image import LongCatImage
 from pipelines.visual.ltx_i2v import LtxImage
 from pipelines.visual.ltx_video import LtxVideo
 from pipelines.visual.qwen_image import QwenImage
+from pipelines.visual.qwen_image21 import QwenImage21
 from pipelines.visual.sana import Sana
 from pipelines.visual.sd3 import Pretrained
 from pipelines.visual.z_image import ZImage
 
 CPU = torch.device("cpu")
+STATING_NONE = SimpleNamespace(config=SimpleNamespace(sample_sigmas=None))
 FEW, MANY = 256, 4096
 """Image tokens at which diffusers' pipelines shift by 0.5 and by the most."""
 
@@ -28,6 +30,7 @@ SHIFTED = {
     "sd3": (1.16, lambda tokens: Pretrained(None, 1, CPU, tokens)),
     "flux": (1.15, lambda tokens: Flux(None, 1, 1.0, CPU, (16, tokens // 4))),
     "qwen_image": (1.15, lambda tokens: QwenImage(None, 1, CPU, (16, tokens // 4))),
+    "qwen_image21": (1.15, lambda tokens: QwenImage21(STATING_NONE, 1, CPU, (16, tokens // 16))),
     "longcat_image": (1.15, lambda tokens: LongCatImage(None, 0.0, CPU, (16, tokens // 4))),
     "z_image": (1.15, lambda tokens: ZImage(None, 1, 0.0, CPU, tokens)),
     "ltx_video": (1.15, lambda tokens: LtxVideo(None, 1, 1.0, CPU, tokens)),
