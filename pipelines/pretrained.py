@@ -31,8 +31,8 @@ ONE_VARIANT = (
 """What to do where the hub has other files than the library looks for."""
 SCHEDULER = "scheduler/scheduler_config.json"
 """File of a scheduler's values."""
-LIBRARIES = ("diffusers", "transformers", "stable_audio", "stable_audio_3")
-"""Packages whose classes the parts of a diffusers pipeline may be; the last two are pipelines of diffusers' own."""
+LIBRARIES = ("diffusers", "transformers", "stable_audio", "stable_audio_3", "ltx2")
+"""Packages whose classes the parts of a diffusers pipeline may be; the last three are pipelines of diffusers' own."""
 
 
 def headers_on_hub(repository: str) -> Folder | None:

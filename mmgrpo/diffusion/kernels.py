@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
 import torch
@@ -61,6 +61,10 @@ class Transition:
     def likelihood_std(self) -> Level:
         """The std of the Gaussian whose log-ratios ``log_prob`` gives: ``std``, or sqrt(1/2) if unscaled."""
         return self.std if self.scaled else torch.full_like(self.std, math.sqrt(0.5))
+
+    def part(self, view: slice) -> Transition:
+        """The Gaussian of some entries of the first latent axis."""
+        return replace(self, mean=self.mean[:, view], std=self.std if self.std.shape[1] == 1 else self.std[:, view])
 
     def sample(self, noise: Latent) -> Latent:
         """``mean + std * noise``."""

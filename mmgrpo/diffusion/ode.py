@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -62,6 +62,23 @@ class GivenOutputs(Protocol):
     def latents(self, media: Sequence[Media]) -> tuple[Float[Tensor, "N *latent"], Sequence[Output]]:
         """The latents of media, brought to the size of samples, and the media as outputs of that size."""
         ...
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """A model whose flat latent is several streams behind each other, each with a likelihood of its own."""
+
+    @property
+    def streams(self) -> Mapping[str, int]:
+        """Latent entries of each stream by its name, in their order; empty: the latent is one."""
+        ...
+
+
+def stream_views(model: DenoisingModel) -> tuple[slice, ...]:
+    """Where each stream lies on the first latent axis; of a model without streams one, the whole latent."""
+    lengths = list(model.streams.values()) if isinstance(model, Streamed) else []
+    ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
+    return tuple(slice(end - length, end) for length, end in zip(lengths, ends, strict=True)) or (slice(None),)
 
 
 @torch.no_grad()

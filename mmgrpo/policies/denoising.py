@@ -7,14 +7,17 @@ share is computed once, stored once and trained once:
     roots --ODE--> x_k --split into G--> x_{k+1} --ODE--> G outputs        (one-step branch)
 
     forward passes of the network     one per distinct state x_t
-    decisions                         one per distinct pair (x_t, x_{t+1})
+    decisions                         one per distinct pair (x_t, x_{t+1}), and stream
+
+The streams of a model (``Streamed``), such as frames and sound, are drawn by one SDE on one grid. Each has a log-prob,
+the mean over its own entries, and so a ratio and a clip; the decision of stream s at step t of T has position s T + t.
 
 States are kept in fp32, exactly as they were scored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +44,7 @@ from mmgrpo.diffusion.kernels import (
     rectifier_table,
     sibling_noise,
 )
-from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
+from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records, stream_views
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import planner, step_entropy
 from mmgrpo.diffusion.schedules import Grid, Sizes, refuse_noise
@@ -61,6 +64,11 @@ NODES_PER_WALK = 1 << 32
 def norm_of(velocity: Float[Tensor, "N *latent"]) -> Float[Tensor, " N"]:
     """|v| of every row, over the latent."""
     return velocity.flatten(1).norm(dim=1)
+
+
+def mean_square(values: Float[Tensor, "N *latent"]) -> Float[Tensor, " N"]:
+    """Mean square of every row, over the latent."""
+    return over_latent(values.square())
 
 
 def apart(final: Float[Tensor, "rows *latent"], prompt: Int[Tensor, " rows"]) -> Float[Tensor, "rows *latent"]:
@@ -137,7 +145,8 @@ class Walks:
             if len(rows) == 0:
                 continue
             # The limit counts forward passes: all decisions from one state share its network output.
-            states, state = torch.unique(walk.source_on_host[rows, positions], return_inverse=True)
+            step = positions % walk.source.shape[1]
+            states, state = torch.unique(walk.source_on_host[rows, step], return_inverse=True)
             rows, device = rows + walk.first_row, walk.source.device
             for chosen in (state // limit).argsort(stable=True).split((state // limit).bincount().tolist()):
                 first = int(state[chosen[0]]) // limit * limit
@@ -201,6 +210,14 @@ class DenoisingPolicy:
         if self.outputs == 2:
             # Its std is another at every entry of the latent, where a term or an aggregation expects one per step.
             self.provides, self.fields = self.provides - {"std", "level"}, frozenset({"dt"})
+        self.views = stream_views(model)
+        if len(self.views) > 1:
+            self.fields = self.fields | {"stream"}
+            if completion_steps:
+                raise ValueError(
+                    f"sampling.completion_steps: got {completion_steps} for a model of several streams, whose states "
+                    "are not completed one by one; set 0"
+                )
         self.planner = planner(plan, lambda step, span: step_entropy(self.kernel, self.grid, step, span))
         self.plan_per = plan_per
         self.solver = Solver(model, forward_batch_size, self.device)
@@ -318,6 +335,11 @@ class DenoisingPolicy:
             raise ValueError(
                 "sampling.rollout_guidance: got another scale than the model's with a rollout.engine, whose log-probs "
                 "would be of another distribution; leave out one of them"
+            )
+        if len(self.views) > 1:
+            raise ValueError(
+                "rollout.engine: got one for a model of several streams, whose log-probs it does not tell apart; set "
+                "rollout.engine=policy"
             )
         self.engine, self.fields = engine, self.fields | {"sampler_log_probs"}
 
@@ -446,12 +468,13 @@ class DenoisingPolicy:
 
         def per_leaf(values: Tensor) -> Tensor:
             """The value of each leaf's state, from those of the distinct states."""
-            return values.repeat_interleave(len(alive) // len(values))
+            return values.repeat_interleave(len(alive) // len(values), 0)
 
         x = self.solver.initial_noise(request, plan.roots)
         index, history = store(x, x), no_history(x)
         source, target = (torch.zeros(rows, plan.steps, dtype=torch.long, device=self.device) for _ in range(2))
-        log_probs, drawn_log_probs = (torch.zeros(rows, plan.steps, device=self.device) for _ in range(2))
+        shape = rows, len(self.views), plan.steps
+        log_probs, drawn_log_probs = (torch.zeros(shape, device=self.device) for _ in range(2))
         after_ode, alive, prune = False, torch.arange(rows, device=self.device), dict(plan.prune)
         going = torch.arange(rows)  # ``alive`` on the host
         sizes, predicted = Sizes(grid), list[Tensor]()
@@ -496,8 +519,8 @@ class DenoisingPolicy:
             # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
             index = store(x, transition.mean)
             target[alive, t] = per_leaf(index)
-            log_probs[alive, t] = per_leaf(transition.log_prob(x))
-            drawn_log_probs[alive, t] = log_probs[alive, t] if drawn is transition else per_leaf(drawn.log_prob(x))
+            log_probs[alive, :, t] = own = per_leaf(self._log_probs(transition, x))
+            drawn_log_probs[alive, :, t] = own if drawn is transition else per_leaf(self._log_probs(drawn, x))
         if predicted:
             least = torch.stack(predicted)
             Transition(least, least).refuse_zero_std("log_prob")
@@ -515,7 +538,11 @@ class DenoisingPolicy:
             conditioning=conditioning,
             final=x,  # until the rest of the steps are taken
         )
-        return walk, log_probs[alive], drawn_log_probs[alive], x, history, alive
+        return walk, log_probs[alive].flatten(1), drawn_log_probs[alive].flatten(1), x, history, alive
+
+    def _log_probs(self, transition: Transition, x: Float[Tensor, "n *latent"]) -> Float[Tensor, "n streams"]:
+        """The log-prob of each stream."""
+        return torch.stack([transition.part(view).log_prob(x[:, view]) for view in self.views], 1)
 
     def _kept(
         self,
@@ -563,21 +590,21 @@ class DenoisingPolicy:
         alive: Int[Tensor, " rows"],
     ) -> Decisions:
         """The decisions of a walk, the ``number``-th of ``plans`` in the round, of its rows ``alive``."""
-        rows = len(log_probs)
-        stochastic = put(torch.tensor(plan.stochastic), self.device).expand(rows, -1)
+        rows, streams = len(log_probs), len(self.views)
+        stochastic = put(torch.tensor(plan.stochastic * streams), self.device).expand(rows, -1)
         loss_mask = torch.cat([plan.loss_mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
         # Each plan explores another step, so that the samples of a prompt under several plans are separate groups.
         groups = put(torch.tensor(request.slots), self.device) * plans + number
         trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
         dt = walk.grid.dt(torch.arange(plan.steps, device=self.device))
         per_step = {"std": walk.std, "level": walk.level, "dt": dt, **self._rectifier(walk.grid)}
-        per_step |= {"sampler_log_probs": drawn_log_probs}
+        per_step = {name: value.repeat(streams) for name, value in per_step.items()}
+        per_step |= {"sampler_log_probs": drawn_log_probs, "stream": self._stream(plan.steps)}
         return Decisions(
             log_probs=log_probs,
-            loss_mask=put(loss_mask, self.device)[alive],
+            loss_mask=put(loss_mask, self.device)[alive].repeat(1, streams),
             decision_mask=stochastic,
-            # Rows that share a transition share the state that it drew, so that its index numbers the decision.
-            node=torch.where(stochastic, walk.target, 0),
+            node=torch.where(stochastic, self._nodes(walk), 0),
             origin=torch.full((rows,), OWN, device=self.device),
             keys={
                 "prompt": groups.repeat_interleave(plan.rows)[alive],
@@ -586,37 +613,56 @@ class DenoisingPolicy:
             fields={name: value.expand(rows, -1) for name, value in per_step.items() if name in self.fields},
         )
 
+    def _stream(self, steps: int) -> Float[Tensor, " T"]:
+        """The number of the stream at each position."""
+        return torch.arange(len(self.views), device=self.device).repeat_interleave(steps).float()
+
+    def _nodes(self, walk: Walk) -> Int[Tensor, "rows T"]:
+        """Numbers of decisions: rows that share a transition share the state that it drew, of which every stream is one
+        decision."""
+        streams = len(self.views)
+        return walk.target.repeat(1, streams) * streams + self._stream(walk.target.shape[1]).long()
+
     def score(self, rollout: Rollout, part: Entries, names: frozenset[str]) -> Scores:
         """Score the part's transitions again; one forward pass per distinct state."""
         walk: Walk = rollout.steps.walks[part.walk]  # type: ignore[attr-defined]
-        rows, inverse = part.rows - walk.first_row, part.state
-        target = walk.target[rows, part.positions]
+        rows, inverse, steps = part.rows - walk.first_row, part.state, walk.source.shape[1]
+        places, streams = part.positions % steps, part.positions // steps
+        target = walk.target[rows, places]
         prompt = walk.prompt[torch.tensor(part.entry_rows) - walk.first_row]
-        step, conditioning = part.positions[part.entry], walk.conditioning.take(prompt)
+        step, conditioning = places[part.entry], walk.conditioning.take(prompt)
+
+        def own(measure: Callable[..., Float[Tensor, " N"]], *given: Tensor | Transition) -> Float[Tensor, " N"]:
+            """What is measured of each decision's own stream in what is given."""
+            parts = [[one.part(v) if isinstance(one, Transition) else one[:, v] for one in given] for v in self.views]
+            values = [measure(*part) for part in parts]
+            return values[0] if len(values) == 1 else torch.stack(values, 1).gather(1, streams[:, None])[:, 0]
+
         x, next_state = walk.states[part.states], walk.states[target]
 
         output = self.solver.predict(self.network, x, step, conditioning, walk.grid)
         now = self._transition(x, output, step, walk.grid, inverse)
-        scores: Scores = {"log_probs": now.log_prob(next_state)}
+        scores: Scores = {"log_probs": own(Transition.log_prob, now, next_state)}
         if "shift" in names:
-            scores["shift"] = over_latent((now.mean - walk.means[target]).square())
+            scores["shift"] = own(mean_square, now.mean - walk.means[target])
         if "displacement" in names or "drift" in names:
             moved = (now.mean - walk.means[target]) / self._slope(x, output, step, walk.grid, inverse)
-            away = normalized(apart(walk.final, walk.prompt)[rows])
-            scores |= {"displacement": over_latent(moved * away), "drift": over_latent(moved.square())}
+            away = apart(walk.final, walk.prompt)[rows]
+            scores["displacement"] = own(lambda one, other: over_latent(one * normalized(other)), moved, away)
+            scores["drift"] = own(mean_square, moved)
         if "std" in names:
-            scores["std"] = walk.std[part.positions]
+            scores["std"] = walk.std[places]
         if "level" in names:
-            scores["level"] = walk.level[part.positions]
+            scores["level"] = walk.level[places]
         if "place" in names or "progress" in names:
-            passed = rollout.decisions.decision_mask[part.rows]
-            before = passed.cumsum(1).gather(1, part.positions[:, None])[:, 0] - 1
+            passed = rollout.decisions.decision_mask[part.rows, :steps]
+            before = passed.cumsum(1).gather(1, places[:, None])[:, 0] - 1
             last = passed.sum(1) - 1
             scores["place"] = before.float()
             scores["progress"] = torch.where(last > 0, before / last.clamp(min=1), 1.0)
         if "dt" in names:
-            scores["dt"] = walk.grid.dt(part.positions)
-        norm = norm_of(self.solver.mean(output))[inverse]
+            scores["dt"] = walk.grid.dt(places)
+        norm = own(lambda one: norm_of(one)[inverse], self.solver.mean(output))
         scores["velocity_norm"] = norm if "velocity_norm" in names else norm.detach()  # for the metric velocity/norm
         for other in self.networks.asked(names):
             tasks = [rollout.prompts[row].task for row in part.entry_rows]
@@ -628,13 +674,13 @@ class DenoisingPolicy:
                 ),
             )
             transition = self._transition(x, original, step, walk.grid, inverse)
-            scores[f"{other}.log_probs"] = transition.log_prob(next_state)
-            scores[f"{other}.shift"] = over_latent((now.mean - transition.mean).square())
-            scores[f"{other}.velocity_gap"] = over_latent((output - original).square())[inverse]
+            scores[f"{other}.log_probs"] = own(Transition.log_prob, transition, next_state)
+            scores[f"{other}.shift"] = own(mean_square, now.mean - transition.mean)
+            scores[f"{other}.velocity_gap"] = own(lambda one: mean_square(one)[inverse], output - original)
             if f"{other}.velocity_norm" in names or other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
-                scores[f"{other}.velocity_norm"] = norm_of(self.solver.mean(original))[inverse]
+                scores[f"{other}.velocity_norm"] = own(lambda one: norm_of(one)[inverse], self.solver.mean(original))
             if f"{other}.kl" in names:
-                scores[f"{other}.kl"] = now.kl(transition)
+                scores[f"{other}.kl"] = own(Transition.kl, now, transition)
         return scores
 
     @property
@@ -659,9 +705,10 @@ class DenoisingPolicy:
             numbers = {"states": walk.states[kept], "means": walk.means[kept], "final": walk.final[own]}
             numbers |= {"ends": torch.zeros_like(ends).masked_scatter(mask.expand(2, -1), index)}
             numbers |= {"levels": walk.grid.levels, "times": walk.grid.times, "decision_mask": mask}
-            numbers["log_probs"] = decisions.log_probs[row, :steps]
-            numbers["loss_mask"] = trained[row, :steps]
-            numbers |= {name: v[row, :steps] for name, v in decisions.fields.items() if name in self.fields}
+            everywhere = slice(steps * len(self.views))
+            numbers["log_probs"] = decisions.log_probs[row, everywhere]
+            numbers["loss_mask"] = trained[row, everywhere]
+            numbers |= {name: v[row, everywhere] for name, v in decisions.fields.items() if name in self.fields}
             records.append({name: value.detach().cpu().clone() for name, value in numbers.items()})
         return records
 
@@ -707,14 +754,15 @@ class DenoisingPolicy:
                 conditioning=encoded,
                 final=torch.stack([one["final"] for one in some]),
             )
-            mask = torch.stack([one["decision_mask"] for one in some])
-            zeros, keys = torch.zeros_like(walk.std), torch.tensor([slots[row] for row in run], device=device)
+            mask = torch.stack([one["decision_mask"] for one in some]).repeat(1, len(self.views))
+            keys = torch.tensor([slots[row] for row in run], device=device)
+            zeros = torch.zeros(mask.shape[1], device=device)
             fields = {name for name in self.fields if all(name in one for one in some)}
             made = Decisions(
                 log_probs=torch.stack([one.get("log_probs", zeros) for one in some]),
                 loss_mask=torch.stack([one["loss_mask"] for one in some]),
                 decision_mask=mask,
-                node=torch.where(mask, walk.target + len(walks) * NODES_PER_WALK, 0),
+                node=torch.where(mask, self._nodes(walk) + len(walks) * NODES_PER_WALK, 0),
                 origin=torch.full((len(run),), origin, device=device),
                 keys={"prompt": keys, "tree": keys},
                 fields={name: torch.stack([one[name] for one in some]) for name in fields},

@@ -46,10 +46,14 @@ UNET = (1.02, 0.9)
 """Numbers that a UNet keeps for each input and output of its matrices, where all weights train and with adapters:
 measured of Stable Diffusion's."""
 PROMPT = (
-    r"\.context_refiner\.|\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.attn2\.to_[kv]\."
+    r"\.context_refiner\.|\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.(audio_)?attn2\.to_[kv]\."
     r"|\.encoder_attn\.[kv]_proj\."
 )
 """Matrices that are applied to the prompt's own sequence."""
+SOUND = r"\.audio_(attn\d|ff|proj_in|proj_out)\.|\.audio_to_video_attn\.to_[kv]\.|\.video_to_audio_attn\.to_(q|out)\b"
+"""Matrices that are applied to the sound of a clip (LTX-2)."""
+SOUND_RATE = 25
+"""Its tokens a second."""
 BOTH = r"single_transformer_blocks|^transformer\.layers\."
 """Matrices that are applied to output and prompt as one sequence."""
 SINGLE = r"^transformer\.(transformer_blocks\.|proj_out\.)"
@@ -73,9 +77,9 @@ QUERY_OR_KEY = r"\.(to|add)_[qk](_proj)?\.weight"
 NORMED = r"\.norm_(q|k|added_q|added_k)\.weight"
 SCALED = r"norm\w*\.linear\.weight|scale_shift_table|_mod\."
 """Weights of norms whose scale, shift and gate depend on the noise level."""
-CONTEXT = r"^(?!.*(time_text_embed|\.norm)).*\.(context_embedder|text_embedder|caption_projection|txt_in)\."
+CONTEXT = r"^(?!.*(time_text_embed|\.norm)).*\.(context_embedder|text_embedder|(audio_)?caption_projection|txt_in)\."
 """Matrices that bring the prompt to the network's width, once for all blocks."""
-SMALL = r"\.(norm|time|mod|adaln|\w+_mod|\w*embed)\w*\.|scale_shift_table"
+SMALL = r"\.(norm|time|mod|adaln|av_cross_attn|\w+_mod|\w*embed)\w*\.|scale_shift_table"
 """Weights of what is computed once a sample or has no matrix."""
 LOGITS = 6
 """Bytes for each logit of a chunk: the logits in fp32, which become their gradient, and that in lower precision."""
@@ -379,6 +383,8 @@ class Places:
     """Height and width of a UNet's input."""
     levels: int = 1
     """Its levels, each of half the sides of the one before."""
+    sound: float = 0
+    """Tokens of the sound of a clip."""
     at_once: float = 1.0
     """The part of them through which the backward pass goes first: completions, whose prompt comes by itself; one
     branch of guidance, where prompts of another length are a pass of their own."""
@@ -390,6 +396,8 @@ class Places:
         attention is of the output alone."""
         if re.search(PROMPT, name) and not (joint and ".attn2." in name):
             return self.prompt if joint or not re.search(r"\.add_[kv]_proj\.", name) else self.image
+        if re.search(SOUND, name):
+            return self.sound
         if not self.sides:
             return self.output + self.prompt * bool(re.search(SINGLE if self.single else BOTH, name))
         place = re.search(r"(down|up)_blocks\.(\d+)", name)
@@ -428,7 +436,9 @@ def places_of(folder: Folder, config: Any, given: bool = False) -> Places:
         output, prompt = -(-output // 32) * 32, -(-prompt // 32) * 32  # both are filled up
     single = inside.get("_class_name") == "QwenImage21Transformer2DModel"
     at_once = 0.5 if single and model.guidance != 1 else 1.0
-    return Places(output, prompt, folder.image, at_once=at_once, single=single)
+    heard = "audio_in_channels" in inside
+    sound = round((model.frames or 1) / (model.fps or 24) * SOUND_RATE) if heard else 0
+    return Places(output, prompt, folder.image, sound=sound, at_once=at_once, single=single)
 
 
 def compression(vae: Mapping[str, Any]) -> tuple[int, int]:

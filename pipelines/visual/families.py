@@ -16,6 +16,7 @@ from pipelines.visual.options import (
     KleinOptions,
     KontextOptions,
     LongCatOptions,
+    Ltx2Options,
     LtxImageOptions,
     LtxVideoOptions,
     MaskedSampling,
@@ -187,6 +188,13 @@ FAMILIES: Mapping[str, Family] = {
             ("LTXImageToVideoPipeline", "LTXPipeline"),
             LtxImageOptions,
             image_input="required",
+        ),
+        visual_family(
+            "ltx2",
+            "LTX-2, text to video with sound",
+            "pipelines.visual.ltx2",
+            ("LTX2Pipeline",),
+            Ltx2Options,
         ),
         visual_family(
             "wan",

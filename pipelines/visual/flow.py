@@ -12,7 +12,7 @@ size, in rollout and training alike, so that the likelihood is that of the guide
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.runtime.fingerprint import of_network
 from mmgrpo.runtime.finite import is_finite
-from mmgrpo.types import Image, Media, Prompt, Reference, Video
+from mmgrpo.types import Audio, Image, Media, Prompt, Reference, Video
 from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of, refuse_media, stacked
 from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
@@ -49,6 +49,8 @@ class Architecture:
     """The diffusers pipeline of the frozen parts; None for a model that has none."""
     takes_images: ClassVar[bool] = False
     """Whether a prompt may have an image."""
+    decoders: ClassVar[tuple[str, ...]] = ("vae",)
+    """The frozen parts that decode latents, which are needed to the end."""
 
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError for a prompt that is longer than the text encoder takes, which would be cut; encodes
@@ -91,6 +93,11 @@ class Architecture:
         return latents
 
     @property
+    def streams(self) -> Mapping[str, int]:
+        """Entries of each stream of a flat latent (``mmgrpo.diffusion.ode.Streamed``); empty: it is one."""
+        return {}
+
+    @property
     def frame_size(self) -> tuple[int, int] | None:
         """Height and width in pixels of the frame that the image of a prompt becomes, for models in which it is one."""
         return None
@@ -98,6 +105,10 @@ class Architecture:
     def pixels(self, latents: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *frames 3 H W"]:
         """Pixels of denoised latents in [0, 1], which the decoder may slightly exceed; of clips with frames."""
         raise NotImplementedError
+
+    def sounds(self, latents: Float[Tensor, "N *latent"]) -> Sequence[Audio | None]:
+        """What is heard in each clip of denoised latents; None for models that make no sound."""
+        return [None] * len(latents)
 
     def encode_pixels(self, pixels: Float[Tensor, "N *frames 3 H W"]) -> Float[Tensor, "N *latent"]:
         """Latents of pixels in [0, 1], which ``pixels`` decodes; the mean of a VAE's posterior."""
@@ -175,6 +186,11 @@ class FlowModel:
     @property
     def device(self) -> torch.device:
         return torch.device(self.training.device)
+
+    @property
+    def streams(self) -> Mapping[str, int]:
+        """Latent entries of each stream (``mmgrpo.diffusion.ode.Streamed``)."""
+        return self.architecture.streams
 
     @property
     def evaluations_per_row(self) -> int:
@@ -273,7 +289,7 @@ class FlowModel:
                 model.encodings.only(prompts)
                 model.negatives.only([self.negative(prompt) for prompt in prompts])
         for name in self.frozen_parts() if self.architecture.pipeline else ():
-            if name != "vae":
+            if name not in self.architecture.decoders:
                 setattr(self.architecture.pipeline, name, None)
 
     def frozen_parts(self) -> dict[str, nn.Module]:
@@ -311,10 +327,10 @@ class FlowModel:
         latents = self.architecture.complete(latents.to(self.device), conditioning.tensors)
         for batch in latents.split(self.decode_batch_size):
             with self._autocast(torch.float32):
-                pixels = self.architecture.pixels(batch)
+                pixels, sounds = self.architecture.pixels(batch), self.architecture.sounds(batch)
             refuse_overflow(pixels, self.architecture.pipeline)
-            for sample in pixels.to("cpu", torch.float32).clamp(0, 1):
-                outputs.append(Video(sample, self.fps) if self.fps else Image(sample))
+            for sample, sound in zip(pixels.to("cpu", torch.float32).clamp(0, 1), sounds, strict=True):
+                outputs.append(Video(sample, self.fps, sound) if self.fps else Image(sample))
         return outputs
 
     def decoded(self, latents: Float[Tensor, "N *latent"], conditioning: Conditioning = NOTHING) -> Tensor:

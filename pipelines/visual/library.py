@@ -162,6 +162,8 @@ class Diffusers:
             with torch.random.fork_rng(), torch.no_grad():
                 torch.manual_seed(0)  # LTX-Video's decoder injects noise, which ours draws with this seed
                 arguments = {**self.arguments(call, "true_cfg_scale" in accepted), "output_type": output}
+                if self.name == "ltx2":
+                    arguments |= of_both_streams(pipeline, call)
                 drawn = pipeline(**{name: value for name, value in arguments.items() if name in accepted})
             results.append(drawn.frames if {"num_frames", "frames"} & {*accepted} else drawn.images)
             if self.name == "qwen_image21" and output == "pt":
@@ -211,6 +213,26 @@ class Diffusers:
                 images = conditioning_images(call.prompt, self.name)
                 arguments["image"] = images if len(images) > 1 else images[0]
         return arguments
+
+
+def of_both_streams(pipeline: Any, call: Call) -> dict[str, Any]:
+    """The arguments of LTX-2's pipeline that take a flat latent of frames and sound apart, and those that leave out
+    what it does besides classifier-free guidance."""
+    (height, width), channels, vae = call.size, pipeline.transformer.config.in_channels, pipeline.audio_vae
+    frames = (call.frames - 1) // pipeline.vae_temporal_compression_ratio + 1
+    length = channels * frames * height * width // pipeline.vae_spatial_compression_ratio**2
+    bins = vae.config.mel_bins // vae.mel_compression_ratio
+    heard = call.start[:, length:].unflatten(1, (vae.config.latent_channels, -1, bins)).transpose(1, 2).flatten(2)
+    off = {"stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0}
+    return {
+        "latents": call.start[:, :length].unflatten(1, (channels, -1)).transpose(1, 2),
+        "audio_latents": heard * vae.latents_std.cpu() + vae.latents_mean.cpu(),  # which the pipeline normalizes
+        "audio_guidance_scale": call.options["sound_guidance"] or call.guidance,
+        "use_cross_timestep": call.options["cross_timestep"],
+        "frame_rate": call.fps,
+        **off,
+        **{f"audio_{name}": value for name, value in off.items()},
+    }
 
 
 def released(

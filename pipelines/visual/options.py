@@ -376,6 +376,33 @@ class LtxVideoOptions(VideoOptions):
 
 
 @dataclass
+class Ltx2Options(VideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "ltx2"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "Lightricks/LTX-2"
+    """Folder or hub id."""
+    height: int = 0
+    """Height of the videos in pixels; 0 means 512."""
+    width: int = 0
+    """Width of the videos in pixels; 0 means 768."""
+    frames: int = 0
+    """Frames of a video, 1 more than a multiple of 8; 0 means 121. The sound lasts as long."""
+    fps: float = 0.0
+    """Frame rate, also a conditioning input of the network; 0 means 24."""
+    guidance: float = 3.0
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
+    sound_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
+    """Guidance of the sound, where it differs; 0 takes guidance, diffusers' pipeline has 7."""
+    cross_timestep: bool = False
+    """How attention between frames and sound is modulated: by the other stream's noise level, as LTX-2.3 and 2.5 were
+    trained; by default by the own, as LTX-2.0 was."""
+    max_sequence_length: int = 1024
+    """Maximum prompt length, in Gemma tokens."""
+
+
+@dataclass
 class LtxImageOptions(LtxVideoOptions):
     """The model, and which of its weights are trained."""
 

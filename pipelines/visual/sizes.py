@@ -38,6 +38,7 @@ SIDES: Mapping[str, Callable[[Any, int], Sides]] = {
     ),
     "HunyuanVideoTransformer3DModel": lambda config, factor: Sides(lcm(16, factor * config["patch_size"])),
     "LTXVideoTransformer3DModel": lambda config, factor: Sides(lcm(32, factor)),
+    "LTX2VideoTransformer3DModel": lambda config, factor: Sides(lcm(32, factor)),
     "UVit2DModel": lambda config, factor: Sides((1 + bool(config["downsample"])) * factor),
     "UNet2DConditionModel": lambda config, factor: Sides(max(8, factor)),
 }

@@ -169,6 +169,15 @@ OWN: Mapping[str, Example] = {
     "ltx_video": Example(
         TEXTS, TALL, FEWER, latents=(8, 41, 64, 88), fps=25, inputs=(700, 0), layers=["proj_in", "time_embed.linear"]
     ),
+    "ltx2": Example(
+        TEXTS,
+        {"height": 64, "width": 32, "frames": 5, "max_sequence_length": 48},
+        FEWER,
+        latents=(4 * 61 * 256 * 384 + 126 * 4,),
+        fps=24,
+        inputs=(700, 0),
+        layers=["proj_in", "audio_proj_in", "time_embed.linear"],
+    ),
     "ltx_i2v": Example(FIRST, TALL, FEWER, latents=(8, 40, 64, 88), fps=25, inputs=(700, 0)),
     "wan": Example(
         TEXTS,

@@ -277,8 +277,11 @@ def test_a_size_is_the_model_s_own_or_a_multiple_of_its_unit(name, tiny):
     with pytest.raises(ValueError, match=rf"{side}.*7.*nearest.* \d+") as error:
         load(kind, folder, **{side: 7})
     unit = int(str(error.value).split()[-1])
-    once, twice = (load(kind, folder, **{side: times * unit}).shape for times in (1, 2))
-    assert twice[axis] == 2 * once[axis] > 0
+    once, twice = (load(kind, folder, **{side: times * unit}) for times in (1, 2))
+    if own.streams:  # a flat latent, whose sound is as long whatever the frames' size
+        assert twice.streams["video"] == 2 * once.streams["video"] > 0
+    else:
+        assert twice.shape[axis] == 2 * once.shape[axis] > 0
 
 
 @pytest.mark.parametrize("name", DRAWN)
