@@ -21,7 +21,7 @@ from pipelines.conditions import refuse_longer
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.flux2_klein import LORA_TARGETS, encoded, model_of, pixels_of, predicted, spaced
+from pipelines.visual.flux2_klein import LORA_TARGETS, encoded, latents_of, model_of, pixels_of, predicted, spaced
 from pipelines.visual.options import Flux2Options
 
 __all__ = ["LORA_TARGETS", "Flux2", "load", "words_of"]
@@ -63,6 +63,9 @@ class Flux2(Architecture):
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of(self.pipeline.vae, latents)
+
+    def encode_pixels(self, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        return latents_of(self.pipeline.vae, 2 * pixels - 1)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return spaced(scheduler, self.size[0] * self.size[1], steps)

@@ -86,6 +86,9 @@ class Klein(Architecture):
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of(self.pipeline.vae, latents)
 
+    def encode_pixels(self, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
+        return latents_of(self.pipeline.vae, 2 * pixels - 1)
+
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return spaced(scheduler, self.size[0] * self.size[1], steps)
 
@@ -146,7 +149,7 @@ def statistics(vae: Any) -> tuple[Tensor, Tensor]:
     return mean.view(1, -1, 1, 1), torch.sqrt(variance + vae.config.batch_norm_eps).view(1, -1, 1, 1)
 
 
-def latents_of(vae: Any, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
+def latents_of(vae: Any, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c h w"]:
     """Normalized latents of pixels in [-1, 1]."""
     mean, deviation = statistics(vae)
     encoded = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode().float()

@@ -11,7 +11,19 @@ import torch
 
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Answer, Image, Media, Prompt, Video
-from pipelines.visual import flux, longcat_image, qwen_image, qwen_image21, sana, sana_video, sd3, wan, z_image
+from pipelines.visual import (
+    flux,
+    flux2,
+    flux2_klein,
+    longcat_image,
+    qwen_image,
+    qwen_image21,
+    sana,
+    sana_video,
+    sd3,
+    wan,
+    z_image,
+)
 from pipelines.visual.conditioning_image import check_given, given_output
 from pipelines.visual.flow import Architecture, latents_of_pixels, pixels_of_latents
 from tests.building import load
@@ -20,6 +32,8 @@ from tests.tiny import maker, tiny_checkpoint
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sd3": (sd3, {"height": 32, "width": 32}),
     "flux": (flux, {"height": 32, "width": 32}),
+    "flux2": (flux2, {"height": 32, "width": 32, "max_sequence_length": 96}),
+    "flux2_klein": (flux2_klein, {"height": 32, "width": 32, "max_sequence_length": 48}),
     "sana": (sana, {"height": 32, "width": 64, "max_sequence_length": 48}),
     "sana_video": (sana_video, {"height": 32, "width": 64, "frames": 5, "max_sequence_length": 48}),
     "qwen_image": (qwen_image, {"height": 32, "width": 32}),

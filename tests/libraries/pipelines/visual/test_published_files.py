@@ -25,6 +25,7 @@ from pipelines.visual import (
     flux,
     flux2_klein,
     hunyuan_video,
+    longcat_image,
     ltx_video,
     qwen_image,
     sd3,
@@ -112,6 +113,7 @@ FILES: dict[str, tuple[Any, dict[str, Any], dict[str, Any] | None, float | None]
         {},
         mu(16, 0.5, 256, 0.9, 8192),
     ),
+    "longcat": (longcat_image, THREE | DYNAMIC | {"use_dynamic_shifting": True}, {}, mu(16, 0.5, 256, 1.15, 4096)),
     "z_image": (z_image, EULER | {"shift": 6.0, "use_dynamic_shifting": False}, {}, None),
     "hunyuan": (hunyuan_video, EULER | {"shift": 7.0, "use_dynamic_shifting": False}, {}, None),
 }
@@ -122,6 +124,7 @@ SIZES: dict[Any, dict[str, int]] = {
     flux: {"height": 32, "width": 32},
     ltx_video: {"height": 32, "width": 64, "frames": 5},
     qwen_image: {"height": 16, "width": 16},
+    longcat_image: {"height": 16, "width": 16},
     z_image: {"height": 16, "width": 16},
     hunyuan_video: {"height": 32, "width": 32, "frames": 5},
     sd3: {"height": 16, "width": 16},
