@@ -11,6 +11,7 @@ from pipelines.visual.options import (
     EditOptions,
     Flux2Options,
     FluxOptions,
+    HunyuanVideo15Options,
     HunyuanVideoOptions,
     JanusOptions,
     KleinOptions,
@@ -164,6 +165,13 @@ FAMILIES: Mapping[str, Family] = {
             ("HunyuanVideoPipeline",),
             HunyuanVideoOptions,
             guidance="true_cfg_scale",
+        ),
+        visual_family(
+            "hunyuan_video15",
+            "HunyuanVideo 1.5, text-to-video",
+            "pipelines.visual.hunyuan_video15",
+            ("HunyuanVideo15Pipeline",),
+            HunyuanVideo15Options,
         ),
         visual_family(
             "skyreels_i2v",

@@ -159,6 +159,9 @@ class Diffusers:
         own latents."""
         accepted, results = inspect.signature(type(pipeline).__call__).parameters, []
         for call in calls:
+            if self.name == "hunyuan_video15":  # whose pipeline takes neither as an argument
+                pipeline.guider = pipeline.guider.new(guidance_scale=call.guidance)
+                pipeline.tokenizer_max_length = call.options["max_sequence_length"]
             with torch.random.fork_rng(), torch.no_grad():
                 torch.manual_seed(0)  # LTX-Video's decoder injects noise, which ours draws with this seed
                 arguments = {**self.arguments(call, "true_cfg_scale" in accepted), "output_type": output}

@@ -33,6 +33,10 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20},
     ),
     "T5-XXL": ("T5Config", {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "d_kv": 64}),
+    "ByT5-small": (
+        "T5Config",
+        {"d_model": 1472, "d_ff": 3584, "num_layers": 12, "num_heads": 6, "d_kv": 64, "vocab_size": 384},
+    ),
     "UMT5-XXL": (
         "UMT5Config",
         {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "d_kv": 64, "vocab_size": 256384},
@@ -153,6 +157,16 @@ MODELS = (
     Model("LTX-Video", "LTXVideoTransformer3DModel", {}, 2048, 28, 4 * 22 * 15, "480 x 704 x 25", ["T5-XXL"]),
     Model("Wan 2.1 1.3B", "WanTransformer3DModel", WAN_SMALL, 1536, 30, 9 * 15 * 26, "240 x 416 x 33", ["UMT5-XXL"]),
     Model("Wan 14B", "WanTransformer3DModel", {}, 5120, 40, 9 * 15 * 26, "240 x 416 x 33", ["UMT5-XXL"]),
+    Model(
+        "HunyuanVideo 1.5",
+        "HunyuanVideo15Transformer3DModel",
+        {},
+        2048,
+        54,
+        31 * 30 * 53 + 1000,
+        "480 x 848 x 121",
+        ["Qwen2.5-7B", "ByT5-small"],
+    ),
     Model(
         "HunyuanVideo",
         "HunyuanVideoTransformer3DModel",

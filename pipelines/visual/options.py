@@ -354,6 +354,28 @@ class SkyreelsOptions(HunyuanVideoOptions):
 
 
 @dataclass
+class HunyuanVideo15Options(VideoOptions):
+    """The model, and which of its weights are trained."""
+
+    family: str = "hunyuan_video15"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
+    """Folder or hub id."""
+    height: int = 0
+    """Height of the videos in pixels; 0 takes the model's default, 480 (720p: 720)."""
+    width: int = 0
+    """Width of the videos in pixels; 0 takes the model's default, 848 (720p: 1280)."""
+    frames: int = 0
+    """Frames of a video, 1 more than a multiple of 4; 0 means 121."""
+    fps: float = 0.0
+    """Frame rate of a video; 0 means 24."""
+    guidance: float = 6.0
+    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none, for distilled models."""
+    max_sequence_length: int = 1000
+    """Maximum prompt length in Qwen2.5-VL tokens, without the instruction before it."""
+
+
+@dataclass
 class LtxVideoOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 

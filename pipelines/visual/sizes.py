@@ -37,6 +37,7 @@ SIDES: Mapping[str, Callable[[Any, int], Sides]] = {
         lcm(32, factor * config["patch_size"][1]), factor * config["patch_size"][1] * config["rope_max_seq_len"]
     ),
     "HunyuanVideoTransformer3DModel": lambda config, factor: Sides(lcm(16, factor * config["patch_size"])),
+    "HunyuanVideo15Transformer3DModel": lambda config, factor: Sides(factor * config["patch_size"]),
     "LTXVideoTransformer3DModel": lambda config, factor: Sides(lcm(32, factor)),
     "LTX2VideoTransformer3DModel": lambda config, factor: Sides(lcm(32, factor)),
     "UVit2DModel": lambda config, factor: Sides((1 + bool(config["downsample"])) * factor),

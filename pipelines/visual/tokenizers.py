@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 from mmgrpo.types import Prompt
@@ -35,7 +36,7 @@ def tokenizers(path: str) -> Any | None:
     if any(find_spec(package) is None for package in ("diffusers", "transformers")):
         return None
     import diffusers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import ByT5Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
     try:
         index = read_json(path, "model_index.json") or {}
@@ -46,6 +47,11 @@ def tokenizers(path: str) -> Any | None:
         if kind is None or not named:
             return None
         given: dict[str, Any] = {name: None for name in parts if not name.startswith("tokenizer")}
+        if kind.__name__ == "HunyuanVideo15Pipeline":  # which asks its VAE when it is made
+            return SimpleNamespace(
+                tokenizer=read_part(Qwen2Tokenizer, path, subfolder="tokenizer"),
+                tokenizer_2=read_part(ByT5Tokenizer, path, subfolder="tokenizer_2"),
+            )
         if in_processor:
             from pipelines.visual.qwen_image_edit import edit_processor
 

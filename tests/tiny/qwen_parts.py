@@ -25,6 +25,8 @@ def tokenizer(text: str = "") -> Any:
     # A word grows from its left; those with a space at their start come first, lest a merge of others break them.
     ordered = sorted(words, key=lambda word: (word[0] != "Ġ", word))
     merges: Any = list(dict.fromkeys((word[:i], word[i]) for word in ordered for i in range(1, len(word))))
+    if any(set(word) == {"Ġ"} for word in words):  # runs of spaces grow by doubling, as in Qwen's own
+        merges = [("Ġ" * n, "Ġ" * n) for n in (1, 2, 4)] + [pair for pair in merges if set("".join(pair)) != {"Ġ"}]
     pieces = [*letters, *("".join(pair) for pair in merges)]
     return Qwen2Tokenizer(
         vocab={piece: i for i, piece in enumerate(dict.fromkeys(pieces))},

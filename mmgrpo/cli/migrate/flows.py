@@ -19,6 +19,7 @@ FAMILIES = (
     (r"qwen.?image", "qwen_image"),
     (r"sana.?video", "sana_video"),
     (r"sana", "sana"),
+    (r"hunyuan.?video.?1\W?5", "hunyuan_video15"),
     (r"hunyuan", "hunyuan_video"),
     (r"skyreels", "skyreels_i2v"),
     (r"stable-diffusion-3|sd3|embedded:visual", "sd3"),
@@ -27,7 +28,7 @@ FAMILIES = (
 )
 """Words in the name of a model or a script, and our families."""
 
-VIDEO = ("wan", "wan_i2v", "hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v", "sana_video")
+VIDEO = ("wan", "wan_i2v", "hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v", "sana_video", "hunyuan_video15")
 
 
 def matching(text: str) -> str:

@@ -165,6 +165,15 @@ OWN: Mapping[str, Example] = {
         inputs=(700, 6000),
         layers=["x_embedder.proj", "norm1.linear"],
     ),
+    "hunyuan_video15": Example(
+        TEXTS,
+        TALL,
+        FEWER,
+        latents=(4, 31, 6, 10),
+        fps=24,
+        inputs=(700, 0),
+        layers=["x_embedder.proj", "norm1.linear", "proj_in"],
+    ),
     "skyreels_i2v": Example(FIRST, {**SMALL, "frames": 5}, FEWER, latents=(4, 25, 68, 120), fps=24, inputs=(700, 1000)),
     "ltx_video": Example(
         TEXTS, TALL, FEWER, latents=(8, 41, 64, 88), fps=25, inputs=(700, 0), layers=["proj_in", "time_embed.linear"]

@@ -12,6 +12,7 @@ import torch
 from pipelines.visual.flow import image_shift, time_shift
 from pipelines.visual.flux import Flux
 from pipelines.visual.hunyuan_video import HunyuanVideo
+from pipelines.visual.hunyuan_video15 import HunyuanVideo15
 from pipelines.visual.longcat_image import LongCatImage
 from pipelines.visual.ltx_i2v import LtxImage
 from pipelines.visual.ltx_video import LtxVideo
@@ -40,6 +41,7 @@ SHIFTED = {
 
 EVEN = {name: make(FEW) for name, (_, make) in SHIFTED.items() if name != "sd3"} | {
     "hunyuan_video": HunyuanVideo(None, 1, 1.0, CPU),
+    "hunyuan_video15": HunyuanVideo15(None, 1, CPU),
     "sana": Sana(None, 1, CPU, even=True),
 }
 """Families whose pipelines state levels themselves."""

@@ -1,0 +1,164 @@
+"""HunyuanVideo 1.5: equal to diffusers' own pipeline and its guider, the instruction, quoted words, the shift."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.types import Prompt
+from pipelines.visual import hunyuan_video15
+from pipelines.visual.flow import FlowModel
+from pipelines.visual.tokenizers import word_check
+from tests.building import load
+from tests.libraries.families.examples import PICTURE, shown
+from tests.libraries.pipelines.visual.drawing import draw, drawn_by_diffusers, noise, released, shake
+from tests.tiny import maker, tiny_checkpoint
+
+WORDS = [Prompt('a sign "No 7"'), Prompt("a blue square and a circle."), Prompt("a red circle")]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return tiny_checkpoint(maker("hunyuan_video15"))
+
+
+def ours(folder: Path, **options) -> FlowModel:
+    size = {"height": 16, "width": 24, "frames": 5, "max_sequence_length": 48}
+    return load(hunyuan_video15, folder, **{**size, **options})
+
+
+def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "", **options):
+    """What diffusers' pipeline makes of the same noise, on its own noise levels."""
+    options = {"frames": 5, "scale": guidance, "lora": lora, "max_sequence_length": 48, **options}
+    return drawn_by_diffusers("hunyuan_video15", folder, x, output, size=(16, 24), prompts=WORDS, **options)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 6.0])
+def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance):
+    model = ours(folder, guidance=guidance)
+    start = noise(model)
+    end = draw(model, model.network, start, WORDS)
+    torch.testing.assert_close(end, theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
+    clips = model.decode(end)
+    frames = torch.stack([clip.frames for clip in clips])
+    torch.testing.assert_close(frames, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
+    assert frames.shape == (3, 5, 3, 16, 24) and frames.std() > 0.01 and clips[0].fps == 24.0
+
+
+def test_a_clip_with_a_negative_prompt_equals_that_of_the_pipeline(folder):
+    model = ours(folder, guidance=6.0)
+    model.negative_prompt = 'blurred, "bad"'
+    start = noise(model)
+    end = draw(model, model.network, start, WORDS)
+    wanted = theirs(folder, start, 6.0, "latent", negative_prompt='blurred, "bad"')
+    torch.testing.assert_close(end, wanted, atol=1e-5, rtol=0)
+    assert (wanted - theirs(folder, start, 6.0, "latent")).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("steps", [4, 30])
+def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
+    pipe = released("HunyuanVideo15Pipeline", folder)
+    pipe.tokenizer_max_length = 8
+    pipe(prompt="a", height=16, width=16, num_frames=1, num_inference_steps=steps, output_type="latent")
+    grid = ours(folder).grid(steps)
+    assert torch.equal(grid.levels, pipe.scheduler.sigmas)
+    if steps == 4:  # 5 s / (1 + 4 s) at s = 1, 3/4, 1/2, 1/4
+        torch.testing.assert_close(grid.levels, torch.tensor([1, 15 / 16, 5 / 6, 5 / 8, 0]), atol=1e-6, rtol=0)
+
+
+def test_the_instruction_is_cut_off_and_byt5_reads_what_is_quoted(folder):
+    model = ours(folder)
+    hidden, real, glyphs, written = model.architecture.encode(Prompt('a "7"'))
+    assert (hidden.shape, real.shape, glyphs.shape, written.shape) == ((48, 32), (48,), (256, 24), (256,))
+    # a, space, ", 7, " and <|im_end|> \n <|im_start|> assistant \n; of ByT5 'Text "7". ' and the end of a text
+    assert int(real.sum()) == 5 + 5 and int(written.sum()) == 10 + 1
+    other = model.architecture.encode(Prompt('a "8"'))
+    assert torch.equal(hidden[:3], other[0][:3]) and (hidden[3] - other[0][3]).abs().max() > 1e-3
+    assert not bool(model.architecture.encode(Prompt("a 7"))[3].any())
+    start = noise(model)[:1]
+    quoted, plain = (draw(model, model.network, start, [Prompt(text)]) for text in ('a "7"', 'a "'))
+    assert (quoted - plain).abs().max() > 1e-4
+
+
+def test_what_fills_up_texts_changes_nothing(folder):
+    model = ours(folder)
+    start = noise(model)
+    together = draw(model, model.network, start, WORDS)
+    alone = draw(model, model.network, start[2:], WORDS[2:])
+    torch.testing.assert_close(together[2:], alone, atol=1e-5, rtol=0)
+
+
+def changed(folder: Path, to: Path, file: str, **values: Any) -> Path:
+    copy = shutil.copytree(folder, to / "copy")
+    path = copy / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("guidance_rescale", 0.7), ("start", 0.1), ("use_original_formulation", True), ("enabled", False)],
+)
+def test_a_guider_that_does_more_is_refused_by_its_setting(folder, tmp_path, key, value):
+    copy = changed(folder, tmp_path, "guider/guider_config.json", **{key: value})
+    with pytest.raises(ValueError, match=f"guider.*{key}.*{value}"):
+        ours(copy)
+
+
+def test_a_guider_of_another_class_is_refused(folder, tmp_path):
+    from diffusers import AdaptiveProjectedGuidance
+
+    copy = changed(folder, tmp_path, "model_index.json", guider=["diffusers", "AdaptiveProjectedGuidance"])
+    AdaptiveProjectedGuidance().save_pretrained(copy / "guider")
+    with pytest.raises(ValueError, match="guider.*AdaptiveProjectedGuidance.*ClassifierFreeGuidance"):
+        ours(copy)
+
+
+def test_a_tokenizer_that_does_not_fit_the_instruction_is_refused(folder, tmp_path):
+    from tests.tiny import qwen_parts
+
+    copy = changed(folder, tmp_path, "model_index.json")
+    qwen_parts.tokenizer("system").save_pretrained(copy / "tokenizer")
+    with pytest.raises(ValueError, match=r"tokenizer.*\d+.*108"):
+        ours(copy)
+
+
+def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
+    model = ours(folder, lora_rank=2, lora_alpha=6)
+    shake(model.network)
+    start = noise(model)
+    end = draw(model, model.network, start, WORDS)
+    model.save(tmp_path, model.network)
+    with_adapters = theirs(folder, start, 6.0, "latent", lora=tmp_path)
+    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
+    assert (theirs(folder, start, 6.0, "latent") - with_adapters).abs().max() > 1e-3
+
+
+def test_a_prompt_that_an_encoder_would_not_read_to_its_end_is_refused(folder):
+    model = ours(folder)
+    checks = (model.check, word_check(hunyuan_video15.__name__, str(folder), 48))
+    for check in checks:
+        assert check is not None
+        check(Prompt("a" * 43))  # and 5 behind it
+        with pytest.raises(ValueError, match=r"157.*156.*Qwen2\.5-VL"):
+            check(Prompt("a" * 44))
+    long = ours(folder, max_sequence_length=400)
+    long.check(Prompt('"' + "a" * 246 + '"'))  # with 'Text "', '". ' and the end of a text
+    with pytest.raises(ValueError, match=r"257.*256.*ByT5"):
+        long.check(Prompt('"' + "a" * 247 + '"'))
+
+
+@pytest.mark.parametrize(("options", "message"), [({"width": 18}, "width.*18.*4"), ({"frames": 6}, "frames.*6.*4.*5")])
+def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        ours(folder, **options)
+
+
+def test_media_are_refused(folder):
+    with pytest.raises(ValueError, match="1 media"):
+        ours(folder).encode([shown(0, PICTURE, "a")])
