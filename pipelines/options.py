@@ -146,7 +146,7 @@ class DenoisingSampling:
     """neighbors: divisor of the squared distances, which are sums over the latent; about its size for images."""
     gradient: Annotated[str, ANY_TEXT, GRADIENTS, *SAMPLING["sampling.gradient"]] = "draft(last=1)"
     """gradients: which steps carry the gradient of a reward: draft(last=K), refl(first=.., last=..),
-    srpo(wanted=.., unwanted=..) or adjoint(scale=..)."""
+    srpo(wanted=.., unwanted=..), ascent(step=..) or adjoint(scale=..)."""
     noisy_fraction: Annotated[float, POSITIVE_FRACTION, MATCHING, needs("sampling.boundaries", False)] = 1.0
     """matching: fraction of the noise levels, from the noisiest, that are sampled (DGPO: .7 or .5 of 10 steps)."""
     solver: Annotated[str, one_of("euler", "dpmpp_2m"), MATCHING, *SAMPLING["sampling.solver"]] = "euler"

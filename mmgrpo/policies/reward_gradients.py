@@ -9,6 +9,8 @@ it (guidance 4.5, one step).
 Which steps have a gradient is a path (``sampling.gradient``):
 
     adjoint every step, by targets of its mean: Adjoint Matching (``mmgrpo.policies.adjoint_matching``)
+    ascent  the clean estimate at a late step, towards one that the reward's gradient improves: DiffusionOPSD
+            (arXiv:2608.24646)
     consistency  every step of a consistency model, and the divergence of each from the reference's: ROCM
             (arXiv:2503.06171)
     draft   the last K steps of the sampler: DRaFT-K and DRaFT-LV (arXiv:2309.17400), AlignProp (arXiv:2310.03739)
@@ -71,6 +73,8 @@ class Walk:
     """Of the path's kernel, from states at a step: that of the network and, where asked, that of the reference."""
     clean: Callable[[Tensor, Tensor], Tensor]
     """The clean estimate of states at steps."""
+    old: Callable[[Tensor, Tensor], Tensor]
+    """Those of the network named old, without gradient; of the trained one where there is no other."""
     velocity: Callable[[Tensor, Tensor], Tensor]
     """The velocity of states at noise levels."""
     reward: Callable[[Tensor, str], Tensor]
@@ -180,15 +184,37 @@ class Refl(RewardPath):
         return 1
 
     def begin(self, grid: Grid, place: Tensor, shared: float) -> Tensor:
-        low, high = (min(int(share * grid.steps), grid.steps - 1) for share in (self.first, self.last))
-        if low > high:
-            raise ValueError(
-                f"sampling.gradient: refl: got first {self.first} and last {self.last}, expected first <= last"
-            )
-        return low + (place * (high - low + 1)).long()
+        return late_steps("refl", self.first, self.last, grid, place)
 
     def rewards(self, walk: Walk) -> Tensor:
         return walk.reward(walk.clean(walk.state, walk.step), "")
+
+
+@dataclass(frozen=True)
+class Ascent(RewardPath):
+    """The clean estimate at one step, and a better one (``ascent``)."""
+
+    step: float
+    beta: float
+    first: float
+    last: float
+
+    def noises(self, steps: int) -> int:
+        return 0
+
+    def evaluations(self, steps: int) -> int:
+        return 1
+
+    def begin(self, grid: Grid, place: Tensor, shared: float) -> Tensor:
+        return late_steps("ascent", self.first, self.last, grid, place)
+
+    def rewards(self, walk: Walk) -> Tensor:
+        before = walk.old(walk.state, walk.step)
+        at = before.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(walk.reward(at, "").sum(), at)
+        gap = self.beta * (walk.clean(walk.state, walk.step) - before) - ascended(before, slope, self.step)
+        flat = gap.flatten(1)
+        return -flat.square().mean(1) / flat.detach().abs().mean(1).clamp_min(SMALL)
 
 
 @dataclass(frozen=True)
@@ -287,6 +313,22 @@ class Adjoint:
         return steps
 
 
+def late_steps(name: str, first: float, last: float, grid: Grid, place: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """Of every sample, one of the steps from the fraction ``first`` to ``last`` of all; ValueError for none."""
+    low, high = (min(int(share * grid.steps), grid.steps - 1) for share in (first, last))
+    if low > high:
+        raise ValueError(f"sampling.gradient: {name}: got first {first} and last {last}, expected first <= last")
+    return low + (place * (high - low + 1)).long()
+
+
+def ascended(
+    latents: Float[Tensor, "N *latent"], slope: Float[Tensor, "N *latent"], step: float
+) -> Float[Tensor, "N *latent"]:
+    """What to add to latents: along the slope, ``step`` times their own norm."""
+    size, norm = (one.flatten(1).norm(dim=1) for one in (latents, slope))
+    return like(step * size / norm.clamp_min(SMALL), slope) * slope
+
+
 def recovered(
     clean: Float[Tensor, "N *latent"],
     noise: Float[Tensor, "N *latent"],
@@ -357,6 +399,25 @@ def refl(first: Annotated[float, FRACTION] = 0.75, last: Annotated[float, FRACTI
     reward is logged; its loss map relu(2 - r) / 1000 is ``reward_gradient(scale=1e-3, margin=2)``.
     """
     return Refl(first, last)
+
+
+@block(PATHS)
+def ascent(
+    *,
+    step: Annotated[float, POSITIVE],
+    beta: Annotated[float, POSITIVE] = 1.0,
+    first: Annotated[float, FRACTION] = 0.75,
+    last: Annotated[float, FRACTION] = 0.975,
+) -> GradientPath:
+    """Distillation of the clean estimate y at a late step into y_old + h, h along the reward's gradient at y_old and
+    ``step`` times as long as y_old: DiffusionOPSD, arXiv:2608.24646, with one step of ascent.
+
+    ``gradient_reward`` is -mean(d^2) / mean|d| of d = ``beta`` (y - y_old) - h, the divisor without gradient, y_old that
+    of the network ``old``, a moving average. The branches towards y_old + h and away from y_old - h (DiffusionNFT's)
+    have the gaps d and -d, so that their loss 5 (w + 1 - w) L does not depend on the weight w of a sample in its group:
+    one sample per prompt does. The network is differentiated once, in y.
+    """
+    return Ascent(step, beta, first, last)
 
 
 @block(PATHS)
@@ -577,6 +638,11 @@ class RewardGradientPolicy(GradientPolicy):
             with self.networks(REFERENCE_NETWORK) as reference:
                 return own, self._step(reference, x, t, conditioning)
 
+        @torch.no_grad()
+        def old(x: Tensor, step: Tensor) -> Tensor:
+            with self.networks("old") as network:
+                return self._clean(x, step, conditioning, network)
+
         walk = Walk(
             states.state[part.rows],
             states.step[part.rows],
@@ -585,20 +651,22 @@ class RewardGradientPolicy(GradientPolicy):
             self.grid,
             lambda x, step: self._move(x, step, conditioning),
             transitions,
-            lambda x, step: self._clean(x, step, conditioning),
+            lambda x, step: self._clean(x, step, conditioning, self.network),
+            old,
             lambda x, level: self.model.predict(self.network, x, level, conditioning).float(),
             reward,
         )
         return {"log_probs": torch.zeros(len(prompts), device=self.device), **self.path.scores(walk, names)}
 
-    def _output(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
-        return self.solver.mean(self.solver.predict(self.network, x, step, conditioning, self.grid))
+    def _output(self, x: Tensor, step: Tensor, conditioning: Any, network: nn.Module) -> Tensor:
+        return self.solver.mean(self.solver.predict(network, x, step, conditioning, self.grid))
 
     def _move(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
-        return self.solver.step(x, self._output(x, step, conditioning), step, self.grid)
+        return self.solver.step(x, self._output(x, step, conditioning, self.network), step, self.grid)
 
-    def _clean(self, x: Tensor, step: Tensor, conditioning: Any) -> Tensor:
-        return clean_estimate(x, self._output(x, step, conditioning), step, self.grid, self.model.prediction)
+    def _clean(self, x: Tensor, step: Tensor, conditioning: Any, network: nn.Module) -> Tensor:
+        output = self._output(x, step, conditioning, network)
+        return clean_estimate(x, output, step, self.grid, self.model.prediction)
 
 
 def gradient_path(text: str) -> GradientPath | Adjoint:

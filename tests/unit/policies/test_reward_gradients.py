@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -122,6 +123,40 @@ def test_the_loss_of_refl_is_its_hinge():
     assert (value, float(found.sum())) == pytest.approx((0.00231444, -2.415e-5), abs=1e-8)
     value, found = loss_of(made("refl(first=0.75, last=0.75)"), "reward_gradient(margin=-1.0)")
     assert value == 0 and not found.any()  # beyond the margin
+
+
+def late_loss(step: float, beta: float = 1.0, old: nn.Module | None = None) -> tuple[float, float]:
+    """The loss of DiffusionOPSD of one state .8 x0 + .2 e at the level .2, and its gradient."""
+    policy = made(f"ascent(step={step}, beta={beta}, first=0.75, last=0.75)")
+    if old:
+        policy.networks = lambda name: nullcontext(old if name == "old" else policy.network)  # type: ignore[assignment]
+    state = 0.8 * torch.tensor([0.3, -0.2]) + 0.2 * torch.tensor(START)
+    value, found = loss_of(policy, "reward_gradient(scale=5.0)", state=state.view(1, 1, 1, 2))
+    assert found.nonzero().flatten().tolist() == [3]
+    return value, float(found.sum())
+
+
+class Constant(nn.Module):
+    """v_old = [-.6, .8]."""
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return torch.tensor([-0.6, 0.8]).view(1, 1, 1, 2).expand_as(x)
+
+
+def test_an_ascended_estimate_is_learned_as_both_branches_of_its_source_do():
+    # y_old = [.16, -.06] - .2 v_old = [.28, -.22], of norm .35609; a step of .1 along -(y - .5) is [.0292, .0956].
+    value, found = late_loss(0.1 / 0.1268**0.5, old=Constant())
+    assert (value, found) == pytest.approx((0.72777364, 0.26372456), abs=1e-5)
+
+
+def test_without_an_old_network_an_estimate_moves_along_the_slope():
+    # y = y_old = [.1336, -.0556], of norm .144708, slope along [.3664, .5556]; |d| = .05 * .144708 in its direction.
+    value, found = late_loss(0.05)
+    h = 0.05 * 0.144708 * torch.tensor([0.3664, 0.5556]) / 0.665544
+    expected = 5 * float(h.square().mean() / h.mean())
+    # dy / dtheta = -.2 z = [-.032, .012], and d = y - y_old - h.
+    slope = 5 * float((2 * -h * torch.tensor([-0.032, 0.012])).mean() / h.mean())
+    assert (value, found) == pytest.approx((expected, slope), rel=1e-4)
 
 
 @pytest.mark.parametrize(
