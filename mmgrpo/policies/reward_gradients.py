@@ -412,8 +412,8 @@ def ascent(
     """Distillation of the clean estimate y at a late step into y_old + h, h along the reward's gradient at y_old and
     ``step`` times as long as y_old: DiffusionOPSD, arXiv:2608.24646, with one step of ascent.
 
-    ``gradient_reward`` is -mean(d^2) / mean|d| of d = ``beta`` (y - y_old) - h, the divisor without gradient, y_old that
-    of the network ``old``, a moving average. The branches towards y_old + h and away from y_old - h (DiffusionNFT's)
+    ``gradient_reward`` is -mean(d^2) / mean|d| of d = ``beta`` (y - y_old) - h, where the divisor has no gradient and
+    y_old is of the network ``old``, a moving average. The branches to y_old + h and from y_old - h (DiffusionNFT's)
     have the gaps d and -d, so that their loss 5 (w + 1 - w) L does not depend on the weight w of a sample in its group:
     one sample per prompt does. The network is differentiated once, in y.
     """
