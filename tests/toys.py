@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,8 @@ class ToyModel:
     kind = "image"
     evaluations_per_row = 1
 
-    def __init__(self, size: int = 3, seed: int = 0) -> None:
+    def __init__(self, size: int = 3, seed: int = 0, streams: Mapping[str, int] | None = None) -> None:
+        self.streams = streams or {}
         self.network: nn.Module = ToyNetwork(size, seed)
         self.reference: Reference = FrozenCopy(self.network)
         self.reference.keep()
@@ -83,10 +84,11 @@ def toy_policy(
     seed: int = 0,
     completion_steps: int = 0,
     plan_per: str = "round",
+    streams: Mapping[str, int] | None = None,
 ) -> DenoisingPolicy:
-    """A denoising policy over three numbers."""
+    """A denoising policy over three numbers, which may be those of several streams."""
     return DenoisingPolicy(
-        ToyModel(seed=seed),
+        ToyModel(seed=seed, streams=streams),
         steps=steps,
         kernel_text=kernel,
         plan=plan,

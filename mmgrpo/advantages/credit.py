@@ -6,6 +6,7 @@ one depth of a tree are at one position.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import torch
@@ -719,6 +720,52 @@ def _balanced(turns: Mask, gain: Matrix, key: Key) -> Mask:
     balanced = torch.zeros_like(turns)
     balanced[turns] = kept[0] | kept[1]
     return balanced
+
+
+@block(CREDITS, level="group")
+def routed(
+    streams: Float[Tensor, "B R"],
+    weights: Float[Tensor, "R"],
+    names: Sequence[str],
+    key: Key,
+    stat: Rows,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    stream: Matrix,
+    video: Sequence[str] = (),
+    audio: Sequence[str] = (),
+    over: Annotated[str, one_of("group", "batch")] = "group",
+    eps: float = 1e-4,
+) -> Matrix:
+    """A_s = sum over the rewards of stream s of w_k (r_k - mean of the group) / (std + eps): the frames of a clip learn
+    from the rewards ``video``, its sound from ``audio``, and both from all others; the routing of OmniNFT
+    (arXiv:2605.12480), whose released std is that ``over`` the batch.
+
+    Of a family whose decisions say of which stream they are (``ltx2``). It replaces the advantages, so that baseline
+    and scale should be ``none``, without a shape. A reward that abstains from a row is left out of its sum. ValueError
+    for a name that is no reward.
+
+    Rewards of frames 1, 2, 3, 2 (mean 2, std .7071), of sound .2, .1, .4, .3 (.25, .1118) and of both .5, .7, .6, .2
+    (.5, .1871): the first row has -1.4140 of its frames, -.4468 of its sound and 0 of both.
+    """
+    for parameter, named in (("video", video), ("audio", audio)):
+        if missing := [name for name in named if name not in names]:
+            raise ValueError(
+                f"algorithm.credit: routed: {parameter}: got {missing[0]!r}, expected some of the rewards "
+                f"{', '.join(names)}"
+            )
+    credit = torch.zeros_like(node, dtype=streams.dtype)
+    for place, name in enumerate(names):
+        there = ~streams[:, place].isnan()
+        values, counted = streams[:, place].nan_to_num(0.0), stat & there
+        std = groups.group_std(values, key if over == "group" else torch.zeros_like(key), counted, 0)
+        score = (values - groups.group_mean(values, key, counted)) / (std + eps)
+        own = torch.where(there & (std > 0), weights[place] * score, 0.0)[:, None]
+        to_both = name not in video and name not in audio
+        heeds = [to_both or name in named for named in (video, audio)]
+        credit = credit + own * torch.where(stream == 0, float(heeds[0]), float(heeds[1]))
+    return mean_over_sharing_rows(credit, keep, node, decision_mask)
 
 
 @block(CREDITS, level="group")

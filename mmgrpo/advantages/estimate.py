@@ -174,7 +174,10 @@ class AdvantageRecipe:
         names = [one for parameters in given for name in ("by", "of") for one in [parameters.get(name)] if one]
         names += [name for part in self.parts for name in (*part.weights, *part.recipe.named_rewards)]
         return frozenset(names) | {
-            one for parameters in given for name in ("members", "auxiliary") for one in parameters.get(name, ())
+            one
+            for parameters in given
+            for name in ("members", "auxiliary", "video", "audio")
+            for one in parameters.get(name, ())
         }
 
     def trained(self, names: Sequence[str], weights: Sequence[float]) -> list[bool]:

@@ -50,6 +50,7 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     texts |= {"process_reward": "process_reward(alpha=1.0)"}
     of_turns = {"turn": TREE * 0, "state": TREE, "action": TREE, "answer_gain": of_tokens}
     raw = {"raw": torch.zeros(4, 1).double(), "names": ("b",), "segment": TREE * 0}
+    raw |= {"streams": torch.zeros(4, 1).double(), "weights": torch.ones(1).double(), "stream": of_tokens}
     made = credit(texts.get(name, name), [0.1, 0.2, 0.3, 0.4], made, **fields, **raw, **of_turns, token_id=TREE)
     assert made.dtype == torch.float64
 
@@ -361,3 +362,51 @@ def test_marks_are_summed_to_the_end_of_the_row():
     assert made == near(torch.tensor([[1, 1, 0, -1, -1]]) / 0.8**0.5)
     own = credit("mark_return(by='b', gamma=0)", [5.0], plain([5]), marks=marks)
     assert own == near((marks - 0.2) / 0.56**0.5)  # marks alone: mean .2, variance 3/5 - .04
+
+
+REWARDS = torch.tensor([[1, 0.2, 0.5], [2, 0.1, 0.7], [3, 0.4, 0.6], [2, 0.3, 0.2]]).double()
+"""Rewards of four clips: of the frames, of the sound and of both."""
+
+
+def routed(text, values=REWARDS, weights=(1.0, 1.0, 1.0), groups=(0, 0, 0, 0), **more):
+    """Credits of two decisions of the frames and two of the sound."""
+    made = plain([4] * 4, keys={"prompt": list(groups)}, stream=torch.tensor([[0.0, 0, 1, 1]]).expand(4, -1))
+    names, each = ("frames", "sound", "both"), torch.tensor(weights).double()
+    return credit(text, [0.0] * 4, made, streams=values, weights=each, names=names, **more)
+
+
+def test_frames_and_sound_learn_from_their_own_rewards_and_both_from_the_others():
+    # frames: mean 2, std .7071; sound .25, .1118; both .5, .1871; each std + 1e-4
+    got = routed("routed(video=['frames'], audio=['sound'])")
+    expected = [[-1.4140, -0.4468], [1.0685, -0.2720], [1.9483, 1.8747], [-1.6027, -1.1559]]
+    assert got.numpy() == near([[video, video, audio, audio] for video, audio in expected], 5e-5)
+    assert abs(float(got.sum())) < 1e-9
+
+
+def test_weights_scale_a_reward_and_one_of_both_lists_reaches_both():
+    doubled = routed("routed(video=['frames'], audio=['sound'])", weights=(2.0, 1.0, 0.0))
+    assert doubled[:, 0].numpy() == near([-2 / 0.707207 * 0.5 * 2, 0, 2 / 0.707207, 0], 1e-4)
+    named = routed("routed(video=['frames', 'both'], audio=['sound', 'both'])")
+    assert torch.equal(named, routed("routed(video=['frames'], audio=['sound'])"))
+    assert torch.equal(*routed("routed")[:, [0, 2]].unbind(1))
+
+
+def test_the_std_is_that_of_the_group_or_as_released_of_the_batch():
+    # groups (1, 2) and (3, 2): stds .5 and .5, that of all four .7071
+    only = {"weights": (1.0, 0.0, 0.0), "groups": (0, 0, 1, 1)}
+    assert routed("routed(video=['frames'], eps=0)", **only)[:, 0].numpy() == near([-1, 1, 1, -1])
+    batch = routed("routed(video=['frames'], over='batch', eps=0)", **only)[:, 0]
+    assert batch.numpy() == near([-0.5 / 0.5**0.5, 0.5 / 0.5**0.5, 0.5 / 0.5**0.5, -0.5 / 0.5**0.5])
+
+
+def test_a_reward_that_abstains_is_left_out_and_equal_rewards_teach_nothing():
+    values = REWARDS.clone()
+    values[0, 1], values[:, 2] = math.nan, 0.5
+    got = routed("routed(video=['frames'], audio=['sound'], eps=0)", values)[:, 2]
+    # .1, .4, .3: mean .26667, std .12472
+    assert got.numpy() == near([0, -1.336306, 1.069045, 0.267261])
+
+
+def test_a_name_that_is_no_reward_is_refused():
+    with pytest.raises(ValueError, match="routed.*audio.*'clap'.*frames, sound, both"):
+        routed("routed(audio=['clap'])")

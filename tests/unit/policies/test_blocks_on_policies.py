@@ -58,6 +58,7 @@ TABLES: dict[str, dict[str, Block]] = {
 }
 """Lines of an algorithm and what they may name; ``keys`` are the policies' own."""
 POLICIES = ("categorical", "gaussian", "tokens", "matching", "rendered", "completing", "few_steps", "stepped", "tools")
+POLICIES = (*POLICIES, "streams")
 REFERENCE_VALUE = {"reference_value": 0.5, "reference_rewards": {"reward": [0.0, 1.0]}, "difficulty": 1.0}
 
 
@@ -91,6 +92,8 @@ def policy_of(kind: str, answered: bool, variants: str = "") -> tuple[Policy, li
     the prompts of models of tokens."""
     if kind == "gaussian":
         policy: Policy = toy_policy("branch_tree(splits=[0,1])", steps=4)
+    elif kind == "streams":
+        policy = toy_policy(steps=4, streams={"video": 2, "audio": 1})
     elif kind == "completing":
         policy = toy_policy(steps=4, completion_steps=4)
     elif kind in ("matching", "few_steps"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
+import mmgrpo
 from mmgrpo.diffusion.kernels import Transition
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.policies.denoising import DenoisingPolicy
@@ -253,3 +255,39 @@ def test_validation_draws_the_same_frames_by_the_pipeline(folder):
     conditioning = model.encode([seed])
     end = Solver(model, 8, torch.device("cpu")).denoise(model.network, start, conditioning, model.grid(STEPS))
     torch.testing.assert_close(model.decode(end)[0].frames[None], theirs, atol=1e-5, rtol=0)
+
+
+def red(prompts, outputs):
+    """How red the frames are."""
+    return [float(one.frames[:, 0].mean()) for one in outputs]
+
+
+def loud(prompts, outputs):
+    """The power of the sound."""
+    return [float(one.sound.samples.square().mean()) for one in outputs]
+
+
+def test_in_a_run_frames_learn_from_their_reward_and_the_sound_from_its_own(folder, tmp_path):
+    one = policy(ours(folder, lora_rank=2, guidance=1.0))
+    routing = {"credit": "routed(video=['red'], audio=['loud'])", "baseline": "none", "scale": "none", "shape": []}
+    run = mmgrpo.train(
+        one,
+        ["red"],
+        [red, loud],
+        preset="flow_grpo",
+        algorithm=routing,
+        steps=2,
+        group_size=4,
+        prompts_per_step=1,
+        output_dir=str(tmp_path),
+        trackers=[],
+        groups_kept=1,
+    )
+    assert run.metrics[0]["ratio/first_minus_one"] == pytest.approx(0, abs=1e-5)
+    [file] = (run.folder / "groups").glob("*/group.json")
+    members = json.loads(file.read_text())["members"]
+    for name, places in (("red", slice(0, 3)), ("loud", slice(4, 7))):
+        values = torch.tensor([member["rewards"][name] for member in members]).double()
+        score = (values - values.mean()) / (values.std(correction=0) + 1e-4)
+        advantages = torch.tensor([member["advantages"][places] for member in members]).double()
+        torch.testing.assert_close(advantages, score[:, None].expand(-1, 3), rtol=1e-3, atol=1e-4)
