@@ -7,6 +7,8 @@ diffusers' pipeline gives zeros that nothing attends to; they are left out, and 
 
 diffusers' pipeline has a guider of its own in place of a scale. That of published checkpoints is plain classifier-free
 guidance, whose scale is ``guidance``; another one is refused.
+
+That pipeline reads no adapters: ``pipe.transformer.load_lora_adapter(folder)`` does.
 """
 
 from __future__ import annotations
