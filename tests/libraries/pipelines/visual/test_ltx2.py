@@ -263,8 +263,8 @@ def red(prompts, outputs):
 
 
 def loud(prompts, outputs):
-    """The power of the sound."""
-    return [float(one.sound.samples.square().mean()) for one in outputs]
+    """The pressure at one moment, times 1000: sounds of so small a vocoder are nearly alike."""
+    return [1000 * float(one.sound.samples[0, 1000]) for one in outputs]
 
 
 def test_in_a_run_frames_learn_from_their_reward_and_the_sound_from_its_own(folder, tmp_path):
@@ -290,4 +290,5 @@ def test_in_a_run_frames_learn_from_their_reward_and_the_sound_from_its_own(fold
         values = torch.tensor([member["rewards"][name] for member in members]).double()
         score = (values - values.mean()) / (values.std(correction=0) + 1e-4)
         advantages = torch.tensor([member["advantages"][places] for member in members]).double()
-        torch.testing.assert_close(advantages, score[:, None].expand(-1, 3), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(advantages, score[:, None].expand(-1, 3), rtol=1e-3, atol=1e-3)
+        assert score.abs().mean() > 0.5
