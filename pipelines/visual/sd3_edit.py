@@ -56,7 +56,7 @@ def load(options: EditOptions, training: Training = PLAIN) -> FlowModel:
     Raises FileNotFoundError for a folder that is no model, ValueError for one that edits nothing, and for unsupported
     sizes or settings.
     """
-    require("visual", "diffusers")
+    require("visual", "diffusers", "transformers")
     from diffusers import SD3Transformer2DModel
 
     source = locate(options.path, "embedded:visual/edits/base", "words")
