@@ -124,7 +124,7 @@ def test_a_reference_answer_is_tried_in_tags_and_as_it_stands_each_and_together(
         lambda prompts, outputs: seen.extend(texts_of(outputs)) or [1.0] * len(outputs),
     )
     gold_problem(Prompt("q", answer=["a", 2]), [(reward, 1.0)])
-    words = ["a", "2", "a,2", "a;2"]
+    words = ["a", "2", "a,2", "a;2", '["a", 2]']
     assert seen == [form for word in [*words, ""] for form in (f"<answer>{word}</answer>", word)]
     long = gold_problem(Prompt("q", answer="x" * 99), [(giving(), 1.0)])
     assert long is not None and f"'{'x' * 80}'" in long.reason
