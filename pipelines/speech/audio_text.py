@@ -35,7 +35,7 @@ from pipelines.training import PLAIN, Training
 EXAMPLE = "mistralai/Voxtral-Mini-3B-2507"
 """A hub id, for errors."""
 
-__all__ = ["AudioText", "load"]
+__all__ = ["AudioText", "check_hearing", "load", "thinker_of", "tone"]
 
 THINKERS = {"qwen2_5_omni": "Qwen2_5OmniThinker", "qwen3_omni_moe": "Qwen3OmniMoeThinker"}
 """Models that also speak, and the beginning of the class of their part that hears and writes."""
@@ -114,12 +114,11 @@ def load(options: AudioTextOptions, training: Training = PLAIN) -> AudioText:
     source = locate(options.path, EXAMPLE)
     config = read_part(transformers.AutoConfig, source, trust_remote_code=False)
     kind = str(config.model_type)
-    thinker = THINKERS.get(kind.removesuffix("_thinker"))
     listed = {
         **modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     }
-    name = f"{thinker}ForConditionalGeneration" if thinker else listed.get(kind)
+    name = thinker_of(kind) or listed.get(kind)
     network_class = getattr(transformers, str(name), None)
     if getattr(config, "is_encoder_decoder", False) or "audio" not in getattr(network_class, "input_modalities", ()):
         raise ValueError(
@@ -140,9 +139,15 @@ def load(options: AudioTextOptions, training: Training = PLAIN) -> AudioText:
         options.instruction,
         bool(getattr(config, "has_lora_adapter", False)),
     )
-    check_hearing(model, f"{source} ({kind})")
+    check_hearing(model, model.seconds, f"{source} ({kind})")
     choose_way(model, f"{source} ({kind})", example(tone(min(1.0, options.seconds))))
     return model
+
+
+def thinker_of(kind: str) -> str:
+    """The class of the part that hears and writes of a type of models that also speak; empty for another type."""
+    thinker = THINKERS.get(kind.removesuffix("_thinker"))
+    return f"{thinker}ForConditionalGeneration" if thinker else ""
 
 
 def tone(seconds: float, last: float = 0.5) -> Tensor:
@@ -159,16 +164,16 @@ def example(samples: Tensor) -> Prompt:
 
 
 @torch.no_grad()
-def check_hearing(model: AudioText, name: str) -> None:
-    """ValueError where the end of the longest clip leaves the inputs as they are, or a recording the network's
-    logits."""
-    one, other = [model.encode([example(tone(model.seconds, last))]).media[0] for last in (0.5, 0.1)]
+def check_hearing(model: OwnForward, seconds: float, name: str) -> None:
+    """ValueError where the end of a clip of ``seconds``, the longest, leaves the inputs as they are, or a recording
+    the network's logits."""
+    one, other = [model.encode([example(tone(seconds, last))]).media[0] for last in (0.5, 0.1)]
     if all(torch.equal(value, other[key]) for key, value in one.items()):
         raise ValueError(
-            f"{name}: its processor drops the end of a clip of model.seconds={model.seconds:g}, or every recording; "
+            f"{name}: its processor drops the end of a clip of model.seconds={seconds:g}, or every recording; "
             "lower model.seconds to what the model hears"
         )
-    short = min(1.0, model.seconds)
+    short = min(1.0, seconds)
     contexts = [model.encode([example(samples)]) for samples in (tone(short), tone(short).flip(0) / 3)]
     first, second = (model.own_logits(one.ids[0].to(model.device), one.media[0])[-1] for one in contexts)
     if torch.equal(first, second):

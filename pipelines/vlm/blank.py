@@ -1,7 +1,8 @@
 """Prompts with blank media: rewards that a model still obtains come from the text alone.
 
-Each image or clip is replaced by a grey one of the same size and duration, so that the prompt keeps its form, its
-number of tokens and all positions. Prompts without any media would be out of distribution for the model.
+Each image or clip is replaced by a grey one of the same size and duration, and a sound beside them by silence, so that
+the prompt keeps its form, its number of tokens and all positions. Prompts without any media would be out of
+distribution for the model.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ def with_blank_media(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def blank(media: Media) -> Media:
-    """A grey image or clip with the same size, number of frames and duration."""
+    """A grey image or clip with the same size, number of frames and duration, or a silent recording."""
     import torch
 
+    from mmgrpo.data.perturbations import Mask
     from mmgrpo.types import Image, Video
     from pipelines.vlm.media import measure
 
+    if media.kind == "audio":
+        return replace(media, options={**media.options, "mask": Mask(1.0, level=GREY)})
     size = measure(media)
     pixel = torch.full((), GREY)  # expanded, so that a long clip takes no memory
     if media.kind == "image":
         return replace(media, source=Image(pixel.expand(3, size.height, size.width)))
-    if media.kind == "video":
-        frames = pixel.expand(size.frames, 3, size.height, size.width)
-        return replace(media, source=Video(frames, size.frames / size.seconds))
-    raise ValueError(f"blank media: got a medium of kind {media.kind}, expected image or video")
+    frames = pixel.expand(size.frames, 3, size.height, size.width)
+    return replace(media, source=Video(frames, size.frames / size.seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from pipelines import language
 from pipelines.families import WITH_VLLM
 from pipelines.language import language_family, load_model, refuse_other_architectures, rows_of, token_policy
 from pipelines.tools import check_template, check_tools, schemas, tools_of, unread
-from pipelines.vlm.options import QwenVlOptions, SmolVlmOptions, VlmData, VlmEval, VlmSampling
+from pipelines.vlm.options import OmniOptions, QwenVlOptions, SmolVlmOptions, VlmData, VlmEval, VlmSampling
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -74,7 +75,8 @@ def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[S
 
     use_video_reader(config)
     IMAGE_CACHE.limit = config.data.image_cache << 20
-    usable, skipped = filter_readable(prompts, measure, title=f"media of {path}")
+    seconds = config.model.seconds if isinstance(config.model, OmniOptions) else math.inf
+    usable, skipped = filter_readable(prompts, partial(measure, max_seconds=seconds), title=f"media of {path}")
     check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "prompts have media that cannot be read")
     return usable, skipped
 
@@ -266,6 +268,14 @@ FAMILIES: Mapping[str, Family] = {
             ("smolvlm", "idefics3"),
             SmolVlmOptions,
             every_checkpoint,
+        ),
+        vlm_family(
+            "qwen_omni",
+            "Qwen2.5-Omni (its thinker): images, videos, sounds and text",
+            "pipelines.vlm.qwen_omni",
+            ("qwen2_5_omni", "qwen2_5_omni_thinker"),
+            OmniOptions,
+            None,
         ),
         vlm_family(
             "image_text",

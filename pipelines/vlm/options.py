@@ -73,6 +73,18 @@ class QwenVlOptions(SmolVlmOptions):
 
 
 @dataclass
+class OmniOptions(QwenVlOptions):
+    """The model, which of its weights are trained, and the limits of media."""
+
+    family: str = "qwen_omni"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = ""
+    """Folder or hub id, e.g. Qwen/Qwen2.5-Omni-3B."""
+    seconds: Annotated[float, within("[0.02, 1800]"), needs(MEDIA)] = 30.0
+    """Maximum duration of a recording; on loading it is tried whether the model hears the end of one."""
+
+
+@dataclass
 class VlmData(Data):
     """The data sets of prompts."""
 

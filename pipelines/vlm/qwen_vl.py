@@ -114,7 +114,7 @@ class QwenVl(Decoder):
 
     def read_shown(self, media: Sequence[Media], prompt: Prompt) -> list[Patches]:
         """The media as the vision tower reads them."""
-        return [self._read(medium, prompt) for medium in media]
+        return [read_patches(medium, prompt, self.limits, self.processor, "Qwen2.5-VL") for medium in media]
 
     def spell_shown(self, text: str, read: Sequence[Patches]) -> list[int]:
         """Ids of a text, with a placeholder for every feature of its media."""
@@ -190,31 +190,6 @@ class QwenVl(Decoder):
     def _token_count(self, patches: Patches) -> int:
         return math.prod(patches.grid) // self.processor.merge_size**2
 
-    def _read(self, medium: Media, prompt: Prompt) -> Patches:
-        """Patches of a medium at the resolution given by the limits and its own options."""
-        limits, processor = self.limits, self.processor
-        low = int(medium.options.get("min_pixels", limits.min_pixels))
-        if medium.kind == "image":
-            frames = read_image(medium).pixels[None]
-            high, seconds = int(medium.options.get("max_pixels", limits.max_pixels)), 0.0
-        elif medium.kind == "video":
-            clip = read_video(medium, fps=limits.fps, max_frames=limits.max_frames)
-            frames, seconds = clip.frames, processor.temporal_patch_size / clip.sample_fps
-            limit = frame_pixel_limit(len(frames), low, limits.frame_pixels, processor.temporal_patch_size)
-            high = int(medium.options.get("max_pixels", limit))
-        else:
-            raise ValueError(
-                f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected image or video (Qwen2.5-VL)"
-            )
-        factor = processor.patch_size * processor.merge_size
-        height, width = smart_resize(frames.shape[-2], frames.shape[-1], factor, low, high)
-        frames = resize(frames, height, width)
-        mean, std = (torch.tensor(value).view(3, 1, 1) for value in (processor.image_mean, processor.image_std))
-        patches, grid = patchify(
-            (frames - mean) / std, processor.patch_size, processor.merge_size, processor.temporal_patch_size
-        )
-        return Patches(patches, grid, seconds, (height, width))
-
 
 def grid_positions(
     ids: Sequence[int],
@@ -247,6 +222,41 @@ def grid_positions(
     return torch.cat(columns, 1)
 
 
+def read_patches(medium: Media, prompt: Prompt, limits: Limits, processor: Any, model: str) -> Patches:
+    """Patches of a medium at the resolution given by the limits and its own options; errors name the ``model``."""
+    low = int(medium.options.get("min_pixels", limits.min_pixels))
+    if medium.kind == "image":
+        frames = read_image(medium).pixels[None]
+        high, seconds = int(medium.options.get("max_pixels", limits.max_pixels)), 0.0
+    elif medium.kind == "video":
+        clip = read_video(medium, fps=limits.fps, max_frames=limits.max_frames)
+        frames, seconds = clip.frames, processor.temporal_patch_size / clip.sample_fps
+        limit = frame_pixel_limit(len(frames), low, limits.frame_pixels, processor.temporal_patch_size)
+        high = int(medium.options.get("max_pixels", limit))
+    else:
+        raise ValueError(f"prompt '{prompt.id}': got a medium of kind {medium.kind}, expected image or video ({model})")
+    factor = processor.patch_size * processor.merge_size
+    height, width = smart_resize(frames.shape[-2], frames.shape[-1], factor, low, high)
+    frames = resize(frames, height, width)
+    mean, std = (torch.tensor(value).view(3, 1, 1) for value in (processor.image_mean, processor.image_std))
+    patches, grid = patchify(
+        (frames - mean) / std, processor.patch_size, processor.merge_size, processor.temporal_patch_size
+    )
+    return Patches(patches, grid, seconds, (height, width))
+
+
+def limits_of(options: QwenVlOptions, processor: Any) -> Limits:
+    """The limits of media: 0 selects the checkpoint's for images and those of qwen-vl-utils for clips."""
+    return Limits(
+        options.min_pixels or processor.size["shortest_edge"],
+        options.max_pixels or processor.size["longest_edge"],
+        options.frame_pixels or 768 * (processor.patch_size * processor.merge_size) ** 2,
+        options.max_frames or 768,
+        options.fps or 2.0,
+        options.max_prompt_tokens,
+    )
+
+
 def patchify(
     frames: Float[Tensor, "frames 3 height width"], patch: int, merge: int, temporal: int
 ) -> tuple[Float[Tensor, "n values"], tuple[int, int, int]]:
@@ -277,21 +287,12 @@ def load(options: QwenVlOptions, training: Training = PLAIN) -> QwenVl:
     source = locate(options.path, "Qwen/Qwen2.5-VL-3B-Instruct")
     network = read_network(Qwen2_5_VLForConditionalGeneration, source, training)
     processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
-    merged = (processor.patch_size * processor.merge_size) ** 2
-    low = options.min_pixels or processor.size["shortest_edge"]
     reference = make_trainable(network, training, LORA_TARGETS, [network.model.visual] if options.freeze_vision else [])
     return QwenVl(
         network,
         load_tokenizer(source),
         processor,
-        Limits(
-            low,
-            options.max_pixels or processor.size["longest_edge"],
-            options.frame_pixels or 768 * merged,
-            options.max_frames or 768,
-            options.fps or 2.0,
-            options.max_prompt_tokens,
-        ),
+        limits_of(options, processor),
         training.compute_dtype,
         torch.device(training.device),
         reference,

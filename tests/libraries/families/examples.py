@@ -211,6 +211,7 @@ OWN: Mapping[str, Example] = {
     "amused": Example(TEXTS, SQUARE | {"guidance": 2.0}, FEW),
     "qwen_vl": Example(SEEN, sampling=SHORT),
     "smolvlm": Example(SEEN, sampling=SHORT),
+    "qwen_omni": Example([*SEEN[:2], shown(2, PICTURE, hum(2), CLIP, "what is it ?")], sampling=SHORT),
     "image_text": Example(SEEN, {"max_frames": 4}, SHORT),
     "causal_lm": Example([Prompt("how many", "0"), Prompt("red", "1"), Prompt("is the a blue", "2")], sampling=SHORT),
     "whisper": Example(HEARD, {"seconds": 4.0}, SHORT),

@@ -133,7 +133,7 @@ READ_BY_NAME = ("AutoConfig", "AutoTokenizer", "AutoProcessor", "AutoImageProces
 """Classes of transformers that would run code of a checkpoint."""
 
 
-@pytest.mark.parametrize("name", ["qwen_vl", "smolvlm", "image_text", "ctc", "qwen_audio", "audio_text"])
+@pytest.mark.parametrize("name", ["qwen_vl", "smolvlm", "qwen_omni", "image_text", "ctc", "qwen_audio", "audio_text"])
 def test_no_code_of_a_checkpoint_is_trusted(name, tmp_path, monkeypatch):
     folder, asked, inside = maker(name)(tmp_path / "tiny"), set(), []
 
