@@ -10,11 +10,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 
-from docs.site import checkpoints, migration, papers, presets, recipes, settings, validated
+from docs.site import checkpoints, families, migration, papers, presets, recipes, settings, validated
 
 TABLES: Mapping[str, Callable[[], str]] = {
     name: table
-    for module in (presets, recipes, papers, migration, settings, checkpoints, validated)
+    for module in (presets, recipes, papers, migration, settings, checkpoints, families, validated)
     for name, table in module.TABLES.items()
 }
 """Names of tables to what makes them."""
