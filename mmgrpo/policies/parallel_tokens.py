@@ -215,8 +215,8 @@ class ParallelTokenPolicy:
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` samples per prompt, each group from its own random stream, and their outputs."""
-        steps, log_probs, entropy = self._draw(self.model, request, self.temperature)
-        mask, passes = torch.ones_like(log_probs, dtype=torch.bool), self.model.passes
+        steps, log_probs, entropy, mask = self._draw(self.model, request, self.temperature)
+        passes = self.model.passes
         if self.remasking:
             steps, log_probs, entropy = self._remasked(steps, request, self.remasking)
             mask, passes = steps.order.flatten(1) > 0, passes + self.remasking.count
@@ -250,7 +250,7 @@ class ParallelTokenPolicy:
     @torch.no_grad()
     def sample(self, request: Request) -> list[Output]:
         """Outputs at the evaluation temperature, 0 for the most likely token of each place, in a drawn order."""
-        steps, _, _ = self._draw(self.evaluation, request, self.evaluation_temperature)
+        steps, *_ = self._draw(self.evaluation, request, self.evaluation_temperature)
         return self.model.render(_repeated(request), steps.tokens)
 
     def keep_reference(self) -> None:
@@ -264,8 +264,9 @@ class ParallelTokenPolicy:
 
     def _draw(
         self, model: ParallelModel, request: Request, temperature: float
-    ) -> tuple[Reveals, Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """Samples with the log-prob of each token and the entropy of its distribution."""
+    ) -> tuple[Reveals, Float[Tensor, "B T"], Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+        """Samples with the log-prob of each token, the entropy of its distribution, and whether it is a decision: the
+        only token that a model allows at a place is none."""
         orders, uniforms = [], []
         for slot in request.slots:
             random = stream(request.seed, "reveal", slot)
@@ -276,6 +277,7 @@ class ParallelTokenPolicy:
         prompt = put(torch.arange(len(request.prompts)).repeat_interleave(request.group_size), self.device)
         conditions, tokens = model.encode(request.prompts), torch.zeros_like(order)
         log_probs, entropy = (torch.zeros_like(uniform) for _ in range(2))
+        chosen = torch.zeros_like(order, dtype=torch.bool)
         for rows in torch.arange(len(order), device=self.device).split(self.batch_size):
             read = _selected(conditions, prompt[rows])
             cache: dict[str, Any] = {}
@@ -293,8 +295,9 @@ class ParallelTokenPolicy:
                 tokens[at] = drawn
                 log_probs[at] = distribution.gather(1, drawn[:, None])[:, 0]
                 entropy[at] = entropy_of(distribution)
+                chosen[at] = distribution.isfinite().sum(-1) > 1
         last = model.passes - 1 if model.causal else None
-        return Reveals(conditions, prompt, tokens, order[:, None], on_host[:, None], last), log_probs, entropy
+        return Reveals(conditions, prompt, tokens, order[:, None], on_host[:, None], last), log_probs, entropy, chosen
 
     def _remasked(
         self, steps: Reveals, request: Request, remasking: Remasking | Singles

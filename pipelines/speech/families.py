@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Engines, Family, Load
-from pipelines.families import SAMPLER, displayed, write_page, write_speech
+from pipelines.denoising import read_whole
+from pipelines.families import SAMPLER, adapters, displayed, write_page, write_speech
 from pipelines.language import Check, language_family, load_model, load_policy, refuse_model
+from pipelines.options import check_trainable
 from pipelines.speech.options import (
     AudioTextOptions,
     CaptionData,
@@ -29,12 +31,15 @@ from pipelines.speech.options import (
     FlowSpeechOptions,
     FlowSpeechSampling,
     HearingSampling,
+    HiggsAudioOptions,
+    SayingData,
     SoundSampling,
     SpeechData,
     SpeechEval,
     StableAudio3Options,
     StableAudio3Sampling,
     StableAudioOptions,
+    SteppedSampling,
     WhisperOptions,
     WindowedOptions,
 )
@@ -330,10 +335,75 @@ def refuse_codec(config: Config, path: str) -> None:
     """FileNotFoundError or ValueError for what is no model of the family, and where the vocoder is a codec and
     ``model.vocoder_path`` names none."""
     refuse_model("codec_speech", "pipelines.speech.codec_speech", CodecOptions, config, path)
+    refuse_vocoder(config)
+
+
+def refuse_vocoder(config: Config) -> None:
+    """FileNotFoundError or ValueError where the vocoder is a codec and ``model.vocoder_path`` names none."""
     if config.model.vocoder == "codec":
         from pipelines.speech.vocoders import source_of
 
         source_of(config.model.vocoder_path)
+
+
+HIGGS = ("higgs_audio", "pipelines.speech.higgs_audio")
+"""Name and module of Higgs Audio."""
+
+
+def load_stepped(
+    config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
+) -> Policy:
+    """Load Higgs Audio as a policy over codes, of which a step draws one of each codebook."""
+    from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
+
+    name, module = HIGGS
+    model, sampling = load_model(config, device, training, weights, name, module), config.sampling
+    try:
+        drawing, evaluating = (model.variant(n) for n in (sampling.steps, sampling.evaluation_steps or sampling.steps))
+    except ValueError as error:
+        raise ValueError(f"sampling.{error}") from error
+    return ParallelTokenPolicy(
+        drawing,
+        evaluation=evaluating,
+        temperature=sampling.temperature,
+        evaluation_temperature=sampling.evaluation_temperature,
+        batch_size=sampling.forward_batch_size,
+        device=device,
+    )
+
+
+def check_stepped(config: Config) -> None:
+    """ValueError for quantized weights without their package."""
+    check_trainable(config.model)
+
+
+def refuse_higgs(config: Config, path: str) -> None:
+    """FileNotFoundError or ValueError for what is no model of the family, or no codec."""
+    refuse_model(*HIGGS, HiggsAudioOptions, config, path)
+    refuse_vocoder(config)
+
+
+def read_sayings(config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
+    """The texts of a file; ValueError for recordings."""
+    return without_media(config, texts_of(config, path), path)
+
+
+def accept_sayings(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    """The texts that the loaded model can speak, and the skipped ones."""
+    return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
+
+
+def count_steps(config: Config) -> Arithmetic:
+    """Texts x samples x steps."""
+    data, steps = config.data, config.sampling.steps
+    samples = data.prompts_per_step * data.group_size
+    trained = samples * config.optim.epochs
+    lines = (
+        f"{data.prompts_per_step} texts x {data.group_size} samples = {samples:,} utterances of at most {steps} steps",
+        f"{samples * steps:,} forward passes of one step to sample, {trained:,} forward and backward of all steps",
+    )
+    totals = {"utterances": samples, "passes to sample": samples * steps, "passes to train": trained}
+    return Arithmetic(lines, groups=data.prompts_per_step, totals=totals)
 
 
 def exports_of_sounds() -> Elsewhere:
@@ -476,6 +546,36 @@ FAMILIES: Mapping[str, Family] = {
             refuse_model=refuse_codec,
             write_samples=write_speech,
             write_page=partial(write_page, write_speech),
+        ),
+        Family(
+            HIGGS[0],
+            "Higgs Audio v2: text to speech with several codebooks, one code of each at a step",
+            "speech",
+            Sections(
+                HiggsAudioOptions,
+                SteppedSampling,
+                SayingData,
+                SpeechEval,
+                ("spoken_neg_wer", "words_a_second(weight=0)"),
+                outputs="Audio",
+            ),
+            load=load_stepped,
+            decisions=tokens,
+            arithmetic=count_steps,
+            read=read_sayings,
+            write_samples=write_speech,
+            write_page=partial(write_page, write_speech),
+            module=HIGGS[1],
+            architectures=("higgs_audio_v2",),
+            check=check_stepped,
+            refuse_model=refuse_higgs,
+            has=nothing,
+            readable=without_media,
+            accept=accept_sayings,
+            displayed=displayed,
+            blocks=("HiggsAudioV2DecoderLayer",),
+            in_step=True,
+            elsewhere=adapters,
         ),
         audio_family(
             "flow_speech",

@@ -397,3 +397,56 @@ class CodecSampling(TokenSampling):
 
     max_tokens: int = 512
     """Maximum length of an utterance: 10 s of X-codec2 (50 tokens per second), 20 s of CosyVoice 2 (25)."""
+
+
+@dataclass
+class HiggsAudioOptions(ModelOptions):
+    """The model, what it is told before the text, and its codec."""
+
+    family: str = "higgs_audio"
+    """Model family; 'mmgrpo families' lists them."""
+    path: str = "eustlb/higgs-audio-v2-generation-3B-base"
+    """Folder or hub id in transformers' format."""
+    system: Annotated[str, Text(r"[^\0]*[^\0\s][^\0]*", "some words")] = "Generate audio following instruction."
+    """The system turn, which the chat template demands."""
+    scene: Annotated[str, ANY_TEXT] = "Audio is recorded from a quiet room."
+    """The turn that describes scene and speakers; empty: none."""
+    vocoder: Annotated[str, ANY_TEXT] = "codec"
+    """Vocoder: codec (one of transformers with as many codebooks), tones (a stand-in for tests), or
+    package.module:attribute for your own."""
+    vocoder_path: Annotated[str, ANY_TEXT, needs("model.vocoder", "codec")] = "eustlb/higgs-audio-v2-tokenizer"
+    """Folder or hub id of the codec."""
+
+
+@dataclass
+class SteppedSampling:
+    """Sampling of speech codes step by step, one of each codebook at a time, in rollouts and in evaluation."""
+
+    steps: Annotated[int, within("[2, 100000]")] = 256
+    """Maximum length of an utterance in steps of the network: 25 are a second of Higgs Audio v2, and one for each
+    codebook is lost to the delay. All utterances of a rollout take as many."""
+    temperature: Annotated[float, within("[0.001, 1000]")] = 1.0
+    """Temperature of rollouts; log-probabilities are those of the tempered distribution."""
+    evaluation_temperature: Annotated[float, within("0", "[0.001, 1000]")] = 1.0
+    """Temperature of evaluation samples; 0 takes the most likely code of each codebook."""
+    evaluation_steps: Annotated[int, within("[0, 100000]")] = 0
+    """Maximum length of an evaluation sample in steps; 0 means steps."""
+    forward_batch_size: Annotated[int, COUNT] = 64
+    """Memory limit: utterances of one forward pass without gradient."""
+    plan_per: ClassVar[str] = "round"
+    """Fixed: all utterances take as many steps."""
+    max_tokens: ClassVar[int] = 0
+    """Fixed: an utterance is counted in steps."""
+
+
+@dataclass
+class SayingData(CodecData):
+    """The data sets of texts."""
+
+    train: str = "embedded:speech/say_train.txt"
+    """Training texts: a text per line, or JSONL with text. Rows with recordings are refused."""
+    media_root: ClassVar[str] = ""  # type: ignore[misc]
+    """Fixed: rows have no files."""
+    skip_limit: Annotated[float, FRACTION] = 0.05
+    """The largest fraction of texts that may be skipped because the model cannot speak them; each is listed in
+    skipped.jsonl."""

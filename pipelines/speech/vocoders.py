@@ -1,7 +1,8 @@
 """Vocoders: the tokens of a speech codec to a recording. No gradient passes through them, and they are deterministic.
 
-codec    a codec of transformers with one codebook: X-codec2 (Llasa), NeuCodec (NeuTTS), DAC of one codebook
-tones    a tone for every token, which can be read back exactly; for tests
+codec    a codec of transformers with as many codebooks as the model has codes of a frame: one (X-codec2 of Llasa,
+         NeuCodec of NeuTTS, DAC of one codebook), or several (Higgs Audio's)
+tones    a tone for every token, which can be read back exactly, and for several of a frame their mean; for tests
 package.module:attribute   one of your own, e.g. around CosyVoice 2's flow and HiFT
 """
 
@@ -34,26 +35,33 @@ class Vocoder(Protocol):
         """The number of its tokens, which are 0, 1, ..., size - 1."""
         ...
 
-    def render(self, prompt: Prompt, codes: Int[Tensor, " tokens"]) -> Audio:
-        """The recording of at least one token; ``prompt`` may hold the recording of a voice. Equal codes of one prompt
-        have equal recordings."""
+    def render(self, prompt: Prompt, codes: Int[Tensor, "*codebooks frames"]) -> Audio:
+        """The recording of at least one frame, a token or one of each codebook; ``prompt`` may hold the recording of a
+        voice. Equal codes of one prompt have equal recordings."""
         ...
 
 
 class Codec:
-    """A codec of transformers with one codebook."""
+    """A codec of transformers, whose number of codebooks must be that of the model's codes of a frame."""
 
-    def __init__(self, network: Any, name: str, device: str | torch.device = "cpu") -> None:
+    def __init__(self, network: Any, name: str, device: str | torch.device = "cpu", books: int = 1) -> None:
         config = network.config
-        if (books := getattr(config, "n_codebooks", 1)) != 1:
+        given = getattr(config, "n_codebooks", None) or getattr(config, "num_quantizers", 1)
+        if books == 1 != given:
             raise ValueError(
-                f"model.vocoder_path: '{name}': got a codec of {books} codebooks, expected one, since a speech token "
+                f"model.vocoder_path: '{name}': got a codec of {given} codebooks, expected one, since a speech token "
                 "is one code; name X-codec2, NeuCodec or another codec of one codebook"
+            )
+        if given != books:
+            raise ValueError(
+                f"model.vocoder_path: '{name}': got a codec of {given} codebooks, expected {books}, the codes of a "
+                "frame of the model; name the model's own codec"
             )
         self.network = network.requires_grad_(False)
         self.device = torch.device(device)
-        # NeuCodec reads one rate and writes another.
-        self.rate = int(getattr(config, "output_sampling_rate", None) or config.sampling_rate)
+        # NeuCodec reads one rate and writes another; Higgs Audio's has its own name of it.
+        rates = (getattr(config, one, None) for one in ("output_sampling_rate", "sampling_rate", "sample_rate"))
+        self.rate = int(next(filter(None, rates)))
 
     def size(self) -> int:
         """The size of the codebook, or the product of the levels of a scalar quantizer."""
@@ -61,9 +69,10 @@ class Codec:
         return math.prod(levels) if levels else int(self.network.config.codebook_size)
 
     @torch.no_grad()
-    def render(self, prompt: Prompt, codes: Int[Tensor, " tokens"]) -> Audio:
+    def render(self, prompt: Prompt, codes: Int[Tensor, "*codebooks frames"]) -> Audio:
         """The codec's decoder; the prompt is not read."""
-        values = self.network.decode(audio_codes=codes.to(self.device)[None, None]).audio_values
+        rows = codes.to(self.device).view(1, -1, codes.shape[-1])
+        values = self.network.decode(audio_codes=rows).audio_values
         return Audio(values.reshape(1, -1).float().cpu().clamp(-1, 1), self.rate)
 
 
@@ -76,10 +85,11 @@ class Tones:
         """64: the highest tone has 3350 Hz."""
         return 64
 
-    def render(self, prompt: Prompt, codes: Int[Tensor, " tokens"]) -> Audio:
+    def render(self, prompt: Prompt, codes: Int[Tensor, "*codebooks frames"]) -> Audio:
         """One tone after the other; the prompt is not read."""
         time = torch.arange(self.hop) / self.rate
-        frames = torch.sin(2 * math.pi * (200 + 50 * codes.cpu()[:, None]) * time)
+        rows = codes.cpu().view(-1, codes.shape[-1], 1)
+        frames = torch.sin(2 * math.pi * (200 + 50 * rows) * time).mean(0)
         return Audio(0.5 * frames.reshape(1, -1), self.rate)
 
 
@@ -105,26 +115,27 @@ def source_of(path: str) -> str:
     return source
 
 
-def codec(path: str, device: str | torch.device = "cpu") -> Codec:
-    """A codec from a folder or hub id."""
+def codec(path: str, device: str | torch.device = "cpu", books: int = 1) -> Codec:
+    """A codec of ``books`` codebooks from a folder or hub id."""
     require("speech", "transformers")
     from transformers import AutoModelForAudioTokenization
 
     source = source_of(path)
     with naming():
         network = pretrained.read_network(AutoModelForAudioTokenization, source, Training(device=device))
-    return Codec(network, path, device)
+    return Codec(network, path, device, books)
 
 
-VOCODERS: dict[str, Callable[[str, str | torch.device], Vocoder]] = {
+VOCODERS: dict[str, Callable[[str, str | torch.device, int], Vocoder]] = {
     "codec": codec,
-    "tones": lambda path, device: Tones(),
+    "tones": lambda path, device, books: Tones(),
 }
-"""Name to a function of path and device that returns the vocoder."""
+"""Name to a function of path, device and number of codebooks that returns the vocoder."""
 
 
-def vocoder(name: str, path: str = "", device: str | torch.device = "cpu") -> Vocoder:
-    """A vocoder by name, or the one that ``package.module:attribute`` names, as a vocoder or as what returns one.
+def vocoder(name: str, path: str = "", device: str | torch.device = "cpu", books: int = 1) -> Vocoder:
+    """A vocoder of ``books`` codebooks by name, or the one that ``package.module:attribute`` names, as a vocoder or as
+    what returns one.
 
     A class of vocoders is called without arguments, and so is a function that is annotated to return a vocoder.
     """
@@ -136,4 +147,4 @@ def vocoder(name: str, path: str = "", device: str | torch.device = "cpu") -> Vo
             f"model.vocoder: unknown vocoder '{name}'.{nearest(name, VOCODERS)} A vocoder of your own is written "
             "package.module:attribute."
         )
-    return VOCODERS[name](path, device)
+    return VOCODERS[name](path, device, books)

@@ -219,6 +219,7 @@ OWN: Mapping[str, Example] = {
     "qwen_audio": Example(ASKED, sampling=SHORT),
     "audio_text": Example(ASKED, sampling=SHORT),
     "codec_speech": Example(TEXTS, {"vocoder": "tones"}, SHORT),
+    "higgs_audio": Example(TEXTS, {"vocoder": "tones"}, {"steps": 9, "evaluation_steps": 7}),
     "flow_speech": Example(SPOKEN, {"seconds": 1.2, "guidance": 2.0}, FEW),
     "duration": Example(TEXTS, {"renderer": "tests.speaking:hummer"}),
     "stable_audio": Example(TEXTS, {"guidance": 2.0}, FEW),

@@ -304,6 +304,7 @@ OWN = {
     "stable_audio": (options.StableAudioOptions, options.SoundSampling, options.CaptionData),
     "stable_audio3": (options.StableAudio3Options, options.StableAudio3Sampling, options.CaptionData),
     "codec_speech": (options.CodecOptions, options.CodecSampling, options.CodecData),
+    "higgs_audio": (options.HiggsAudioOptions, options.SteppedSampling, options.SayingData),
     "flow_speech": (options.FlowSpeechOptions, options.FlowSpeechSampling, options.FlowSpeechData),
 }
 """Family to its settings of the model, of sampling and of the data."""
