@@ -171,8 +171,9 @@ class Draft(RewardPath):
 
 
 @dataclass(frozen=True)
-class Refl(RewardPath):
-    """The clean estimate at one step (``refl``)."""
+class LateStep(RewardPath):
+    """What paths have in common that begin at one step, drawn for every sample from the fraction ``first`` to ``last``
+    of all."""
 
     first: float
     last: float
@@ -184,29 +185,26 @@ class Refl(RewardPath):
         return 1
 
     def begin(self, grid: Grid, place: Tensor, shared: float) -> Tensor:
-        return late_steps("refl", self.first, self.last, grid, place)
+        low, high = (min(int(share * grid.steps), grid.steps - 1) for share in (self.first, self.last))
+        if low > high:
+            raise ValueError(f"sampling.gradient: got first {self.first} and last {self.last}, expected first <= last")
+        return low + (place * (high - low + 1)).long()
+
+
+@dataclass(frozen=True)
+class Refl(LateStep):
+    """The clean estimate at one step (``refl``)."""
 
     def rewards(self, walk: Walk) -> Tensor:
         return walk.reward(walk.clean(walk.state, walk.step), "")
 
 
 @dataclass(frozen=True)
-class Ascent(RewardPath):
+class Ascent(LateStep):
     """The clean estimate at one step, and a better one (``ascent``)."""
 
     step: float
     beta: float
-    first: float
-    last: float
-
-    def noises(self, steps: int) -> int:
-        return 0
-
-    def evaluations(self, steps: int) -> int:
-        return 1
-
-    def begin(self, grid: Grid, place: Tensor, shared: float) -> Tensor:
-        return late_steps("ascent", self.first, self.last, grid, place)
 
     def rewards(self, walk: Walk) -> Tensor:
         before = walk.old(walk.state, walk.step)
@@ -313,14 +311,6 @@ class Adjoint:
         return steps
 
 
-def late_steps(name: str, first: float, last: float, grid: Grid, place: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """Of every sample, one of the steps from the fraction ``first`` to ``last`` of all; ValueError for none."""
-    low, high = (min(int(share * grid.steps), grid.steps - 1) for share in (first, last))
-    if low > high:
-        raise ValueError(f"sampling.gradient: {name}: got first {first} and last {last}, expected first <= last")
-    return low + (place * (high - low + 1)).long()
-
-
 def ascended(
     latents: Float[Tensor, "N *latent"], slope: Float[Tensor, "N *latent"], step: float
 ) -> Float[Tensor, "N *latent"]:
@@ -417,7 +407,7 @@ def ascent(
     have the gaps d and -d, so that their loss 5 (w + 1 - w) L does not depend on the weight w of a sample in its group:
     one sample per prompt does. The network is differentiated once, in y.
     """
-    return Ascent(step, beta, first, last)
+    return Ascent(first, last, step, beta)
 
 
 @block(PATHS)
