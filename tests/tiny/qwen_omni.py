@@ -40,6 +40,7 @@ def tiny(folder: str | Path) -> str:
 
     folder = Path(folder)
     tokenizer = named(letter_tokenizer((END, START, STOP, *OMNI.values())), OMNI)
+    tokenizer.add_tokens(["blue"])  # one word that is a token, as most are to Qwen's own
     ids = tokenizer.get_vocab()
     with torch.random.fork_rng():
         torch.manual_seed(0)

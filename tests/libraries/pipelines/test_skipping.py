@@ -11,11 +11,13 @@ from PIL import Image as Pil
 from mmgrpo.types import Media, Prompt, Turn
 from pipelines.readable import filter_by_length
 from pipelines.vlm.families import check_media
+from pipelines.vlm.options import QwenVlOptions
 
 
 def limited(fraction: float) -> Any:
     """A configuration that lets so many prompts be left out."""
-    return SimpleNamespace(data=SimpleNamespace(skip_limit=fraction, image_cache=1, video_reader="av"))
+    data = SimpleNamespace(skip_limit=fraction, image_cache=1, video_reader="av")
+    return SimpleNamespace(data=data, model=QwenVlOptions())
 
 
 def test_too_many_unreadable_prompts_are_an_error_and_a_few_are_left_out(tmp_path):

@@ -114,7 +114,8 @@ def tags(monkeypatch):
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("name", [name for name in OFFERED if name != "causal_lm"])
 def test_every_family_reads_what_its_tools_wrote(name, share, tags, tmp_path):
-    check(policy_of(name, str(maker(name)(tmp_path / name)), share_prefix=share), EXAMPLES[name].prompts)
+    most = {"max_tokens": 400} if name == "qwen_omni" else {}  # of letters, in which its tiny model spells results
+    check(policy_of(name, str(maker(name)(tmp_path / name)), share_prefix=share, **most), EXAMPLES[name].prompts)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "base"])
