@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-from mmgrpo.cli.settings_help import SENTENCE
+from mmgrpo.cli.settings_help import sentence as first
 
 __all__ = ["code", "escaped", "grid", "sentence"]
 
@@ -32,5 +31,4 @@ def code(names: Iterable[str]) -> str:
 
 def sentence(docstring: str) -> str:
     """The first sentence of a docstring."""
-    text = " ".join(docstring.replace("``", "`").split())
-    return re.split(SENTENCE, text, maxsplit=1)[0].rstrip(".")
+    return first(docstring.replace("``", "`"))

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from docs.site.markdown import code, grid, sentence
@@ -113,15 +114,11 @@ def commands() -> str:
 # ---- blocks
 
 
-def blocks() -> str:
-    """Every block by its kind, with its parameters and what it computes."""
-    sections = [
-        f"### {kind}\n\n"
-        + grid(("block", "computes"), [(f"`{signature(name, table[name])}`", does(table[name])) for name in ordered])
-        for kind, table in registered().items()
-        if (ordered := sorted(name for name in table if name.isidentifier()))
-    ]
-    return "\n".join(sections)
+def blocks(kind: str) -> str:
+    """The blocks of a kind, with their parameters and what they compute."""
+    table = registered()[kind]
+    rows = [(f"`{signature(name, table[name])}`", does(table[name])) for name in sorted(table) if name.isidentifier()]
+    return grid((kind, "computes"), rows)
 
 
 def signature(name: str, block: Block) -> str:
@@ -203,7 +200,7 @@ def facts(manifest: Manifest) -> Iterator[str]:
 TABLES: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "options of commands": commands,
-    "blocks": blocks,
+    **{f"blocks of {kind}": partial(blocks, kind) for kind in registered()},
     "rewards": rewards,
     "properties of rewards": properties,
 }

@@ -4,9 +4,11 @@
     mmgrpo explain kl_k3
     mmgrpo explain visual/flow_grpo
     mmgrpo explain grpo dapo
+    mmgrpo explain baseline
 
 A preset is shown block by block; a star marks what differs from the base of all presets. Of two presets only the lines
-that differ are shown. A paper is shown as its record. A name of several kinds is explained as each of them. ``mmgrpo
+that differ are shown. A paper is shown as its record. A kind of blocks is listed, a sentence each.
+A name of several kinds is explained as each of them. ``mmgrpo
 papers``, ``presets``, ``rewards``, ``recipes`` and ``families`` list names.
 """
 
@@ -23,6 +25,7 @@ from typing import Any
 
 from mmgrpo.catalogue.papers import Paper, papers
 from mmgrpo.cli.errors import enter
+from mmgrpo.cli.settings_help import sentence
 from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.names import nearest
 from mmgrpo.terminal import PROSE, columns_of, definitions, paragraph, width
@@ -42,7 +45,8 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmgrpo explain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", help="a preset, the id of a paper, a block, a reward, a task, a recipe or a family")
+    named = "a preset, the id of a paper, a block or a kind of blocks, a reward, a task, a recipe or a family"
+    parser.add_argument("name", help=named)
     parser.add_argument("other", nargs="?", default="", help="a second preset, with which the first is compared")
     return parser
 
@@ -79,6 +83,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
 def explain(name: str) -> str:
     """Everything of that name; ValueError with the nearest names where nothing has it."""
     from mmgrpo.config.plugins import present_name
+    from mmgrpo.config.registry import registered
 
     named, name = tables(), present_name(name, "mmgrpo explain")
     shown = [preset(name, named)] if name in named["preset"] else []
@@ -88,8 +93,9 @@ def explain(name: str) -> str:
         for kind in named
         if kind not in ("preset",) and name in named[kind]
     ]
+    shown += [kind_of_blocks(name)] if name in registered() else []
     if not shown:
-        known = {other for table in named.values() for other in table} | papers().keys()
+        known = {other for table in named.values() for other in table} | papers().keys() | registered().keys()
         raise ValueError(f"mmgrpo explain: unknown name '{name}'.{nearest(name, known)}")
     return "\n\n".join(shown)
 
@@ -302,6 +308,15 @@ def required_of_reward(text: str) -> str:
 
 
 # ---- blocks, rewards, recipes, families
+
+
+def kind_of_blocks(kind: str) -> str:
+    """The blocks of a kind, with the first sentence of each."""
+    from mmgrpo.config.registry import registered
+
+    table = registered()[kind]
+    rows = [(name, sentence(inspect.getdoc(table[name].fn) or "").replace("``", "")) for name in sorted(table)]
+    return "\n".join([f"{kind}: mmgrpo explain NAME shows one with its parameters", *definitions(rows, "  ", PROSE)])
 
 
 def block(kind: str, name: str, row: Any) -> str:

@@ -25,6 +25,11 @@ SENTENCE = r"(?<!\bet al)(?<!\be\.g)(?<!\bi\.e)\. "
 """Where a sentence ends."""
 
 
+def sentence(docstring: str) -> str:
+    """The first sentence of a docstring, in one line."""
+    return re.split(SENTENCE, " ".join(docstring.split()), maxsplit=1)[0].rstrip(".")
+
+
 @cache
 def described(section: type) -> dict[str, str]:
     """The fields of a class of settings to the docstrings below them, those of its bases included."""
@@ -76,7 +81,7 @@ def _rows(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if not dataclasses.is_dataclass(value):
-            text = re.split(SENTENCE, texts.get(field.name, ""), maxsplit=1)[0].rstrip(".")
+            text = sentence(texts.get(field.name, ""))
             yield f"--{prefix}{field.name}".replace("_", "-"), f"{text} (default: {_written(value)})"
 
 

@@ -112,6 +112,7 @@ def test_a_block_a_reward_a_recipe_and_a_paper_are_explained() -> None:
     assert "arXiv:2405.21046" in explain.explain("xpo")  # of a preference too
     assert "--algorithm.networks 'frozen(path=...)'" in explain.explain("va_opd")
     assert explain.explain("kl_k3").startswith("term kl_k3(")
+    assert {"group_mean", "none", "(RLOO,"} <= {*explain.explain("baseline").split()}  # of a kind, all
     assert explain.explain("jpeg_compressibility").startswith("reward jpeg_compressibility\n")
     assert "mmgrpo train --recipe visual/ddpo" in explain.explain("visual/ddpo")
     with pytest.raises(ValueError, match="'flow_gpro'.*'flow_grpo'"):
