@@ -219,6 +219,7 @@ def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, change
     assert not same(without, whole), "it had no effect"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["matching", "gaussian"])
 def test_replayed_images_are_files_of_the_run(kind, tmp_path):
     """The run is that with a buffer in memory; checkpoints name the files, and what none of them names is removed."""

@@ -162,6 +162,7 @@ def test_a_round_is_drawn_with_the_weights_of_k_rounds_before_and_its_old_log_pr
         torch.testing.assert_close(scored[mask], batch.decisions.log_probs[mask], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_round_that_is_chosen_ahead_has_the_settings_of_its_own_first_step(tmp_path):
     """Two steps a round: from step 4, that is round 2, on groups of 6 and a lower temperature."""
     changes = {"data.group_size": "stages(4, (4, 6))", "sampling.temperature": "stages(1.2, (4, 0.7))"}

@@ -234,6 +234,7 @@ def test_an_arrow_that_runs_up_is_found():
     assert floors_of(arrows | {"types": {"api"}}) == {}
 
 
+@pytest.mark.slow
 def test_scripts_are_imported_by_their_whole_names_and_paths_are_left_alone():
     scripts = {Path(module).stem for module in MODULES if module.startswith("scripts/")}
 
@@ -267,6 +268,7 @@ SANDBOXED = "reward_models/rules/sandboxed.py"
 """The one module that runs text, of models, in a process that can do nothing but compute."""
 
 
+@pytest.mark.slow
 def test_nothing_runs_code_that_came_as_data_but_the_sandbox():
     found = offenders(unsafe, *ROOMS, outermost=True)
     assert sorted(what.split(": ")[1] for what in found.pop(SANDBOXED)) == ["compile", "compile", "exec", "exec"]

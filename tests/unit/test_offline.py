@@ -246,6 +246,7 @@ def test_weights_of_groups_follow_their_losses(eta, weights):
     )
 
 
+@pytest.mark.slow
 def test_weights_begin_balanced_move_with_the_losses_and_a_resumed_run_repeats_them(tmp_path):
     def run(folder: str, eta: float = 5.0) -> Trainer:
         change = {"trackers": [f"worst_group(eta={eta})"]}

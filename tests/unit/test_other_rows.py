@@ -309,6 +309,7 @@ def test_a_run_with_rows_of_other_origins_resumes_exactly(changes, tmp_path):
     assert not same(plain_run, whole), "it had no effect"
 
 
+@pytest.mark.slow
 def test_a_replay_of_weight_zero_and_a_likelihood_of_weight_zero_change_nothing(tmp_path):
     base = run(tmp_path / "a")
     base.fit()

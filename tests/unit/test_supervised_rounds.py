@@ -140,6 +140,7 @@ def test_a_killed_run_resumes_as_one_that_was_not(kind, tmp_path):
     assert killed == whole and len(whole) == 5
 
 
+@pytest.mark.slow
 def test_what_is_taught_is_learned(tmp_path):
     run = made(tokens(), texts(3), tmp_path, steps=60, prompts_per_step=3)
     run.fit()

@@ -94,6 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
 def test_rows_that_are_read_as_they_are(project: str, folder: Path, capsys: pytest.CaptureFixture[str]):
     path = folder / f"{project}.jsonl"

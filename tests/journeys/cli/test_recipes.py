@@ -82,6 +82,7 @@ def test_data_of_a_recipe_that_are_not_there_yet_are_named_with_where_they_come_
     assert not missing_data(["--recipe", "visual/demo"], settings("--recipe", "visual/demo"))
 
 
+@pytest.mark.slow
 def test_a_recipe_of_a_vision_language_paper_names_its_task_and_a_model_of_the_hub():
     assert TASKS.keys() == set(quick.names("vlm")) - {"demo", "ttrv"}  # whose model is embedded
     assert OF_TEXT.keys() == set(quick.names("text")) - {"demo", "alphamaze"}

@@ -356,6 +356,7 @@ def test_a_server_that_dies_is_slow_refuses_or_is_another_model_is_one_clear_lin
         rolled(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("failures", "patience"), [(1, 60.0), (1000, 3.0)])
 def test_a_server_that_fails_for_a_while_is_waited_for_and_its_reason_is_printed(failures, patience, serve, capsys):
     left = [failures]

@@ -64,6 +64,7 @@ def test_of_two_runs_on_one_server_the_second_is_refused_with_the_name_of_the_fi
     assert engine.drawn_with[-1] == print_of(second.network)
 
 
+@pytest.mark.slow
 def test_two_runs_that_take_turns_never_draw_with_the_weights_of_the_other(serve):
     """Each is suspended past its lease; the other has sent weights of the same round, so near that no gap shows it."""
     engine = Watched(policy())
@@ -98,6 +99,7 @@ def test_a_run_that_was_killed_is_resumed_at_once_and_makes_room_for_another_aft
     assert other.held()
 
 
+@pytest.mark.slow
 def test_a_run_that_only_computes_keeps_its_engine(serve):
     url = serve(OwnSampler(policy()), lease_seconds=1.5)
     first = client(url, run="a", beat=0.05)
@@ -352,6 +354,7 @@ def test_weights_of_many_parts_come_whole(serve, monkeypatch):
     assert taken.keys() == dict(sent).keys() and all(torch.equal(taken[name], one) for name, one in sent)
 
 
+@pytest.mark.slow
 def test_a_body_is_read_after_the_token_and_the_run_and_within_limits_of_time_and_size(serve, monkeypatch):
     url = serve(OwnSampler(policy()), token="t" * 20, body_seconds=0.2)
     read = threading.Event()

@@ -122,6 +122,7 @@ def test_log_probs_are_those_of_a_loop_over_places_and_sum_to_one(causal):
     assert float(total.exp().sum()) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_sequences_are_drawn_with_their_probabilities(causal):
     """Of 40,000 samples of a prompt, each token of each place as often as the sum over whole sequences says."""
     made = policy(causal=causal)

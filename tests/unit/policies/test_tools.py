@@ -198,6 +198,7 @@ def flat(gradients: Sequence[Tensor]) -> Tensor:
     return torch.cat([one.to_dense().flatten() for one in gradients])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_without_calls_a_completion_is_what_it_is_without_tools(share):
     """In its ids, log-probs and loss; one turn is a completion whose calls nobody answers."""
@@ -454,6 +455,7 @@ def test_a_reset_is_declared_to_return_a_text_by_its_annotation(annotation, decl
         assert opens(Board) == declared
 
 
+@pytest.mark.slow
 def test_a_reset_that_returns_nothing_leaves_the_prompt_as_it_is():
     class Silent(Shop):
         def reset(self, prompt: Prompt, seed: int) -> str | None:
@@ -582,6 +584,7 @@ def test_a_class_rewards_each_turn_at_its_last_token(script, limits, rewards):
     assert one.reward == sum(word == PEEK for turn in script[: one.turn - (one.end != "tokens")] for word in turn)
 
 
+@pytest.mark.slow
 def test_turns_are_recorded_on_request_and_their_rewards_where_a_class_gives_some():
     asked = Request(PROMPTS, [0, 1, 2], 8, seed=3, records=frozenset({"turn"}))
     rolled = policy_of(tools=(Paid, offered_as("more", peek))).rollout(asked)

@@ -96,6 +96,7 @@ def imports_of(module: str) -> set[str]:
     return met
 
 
+@pytest.mark.slow
 def test_a_plain_policy_imports_no_other_walk(monkeypatch):
     assert "mmgrpo.policies.tools" in imports_of("mmgrpo.policies.conversation"), "the trace sees imports"
     assert imports_of("mmgrpo.policies.token") & BEYOND == set() == imports_of("mmgrpo.rollout") & BEYOND

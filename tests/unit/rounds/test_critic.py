@@ -60,6 +60,7 @@ def test_values_are_those_before_a_rounds_learning_and_returns_its_rewards(tmp_p
     assert mask.any() and (first.batch.decisions.origin == OWN).all()
 
 
+@pytest.mark.slow
 def test_a_critic_learns_what_the_prompt_tells_and_the_variance_of_advantages_falls(tmp_path):
     """Rewards 0, 1 and 2 of three prompts: a perfect critic leaves no advantage."""
     made = run(tmp_path, "critic(lr=0.02, updates=8, clip=inf)", reward=of_prompt, steps=12, lr=0.0)

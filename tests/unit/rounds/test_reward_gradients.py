@@ -45,6 +45,7 @@ def test_a_reward_states_its_differentiable_form_which_a_weight_of_zero_does_not
     assert not methods(LossRecipe.of("ppo", "per_sample"), Optim(), [Scorer("plain", level)])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scene_all", "brisque", "ocr", f"{__name__}:brightness"])
 def test_a_reward_without_one_is_refused_by_name_before_anything_is_loaded(name):
     """One of the user's own runs in a process, which has no gradients."""

@@ -95,6 +95,7 @@ def test_a_card_is_the_runs_until_a_user_writes_in_it(tmp_path):
     assert (tree(folder)["README.md"], tree(folder)["README.md.earlier"]) == (b"new", b"mine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("users", [False, True])
 def test_wherever_it_is_killed_the_next_one_ends_the_same(users, tmp_path):
     """Every operation on files in turn; the third model and its card are written after the second was cut off."""

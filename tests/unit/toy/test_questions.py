@@ -146,6 +146,7 @@ def test_directions_are_what_the_frames_show():
         assert max(moved, key=lambda way: moved[way]) == prompt.answer and max(moved.values()) >= 2
 
 
+@pytest.mark.slow
 def test_what_comes_first_is_seen_first():
     for prompt in of_kind("order"):
         names = re.findall(r"the (\w+ \w+)", prompt.text)
