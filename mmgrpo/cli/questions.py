@@ -2,6 +2,7 @@
 
     mmgrpo questions                           # data/questions: train, tune, heldout in seconds
     mmgrpo questions --train 5000 --seed 1 --output /tmp/more
+    mmgrpo questions --peek                    # data/peek: questions that need a closer look
     mmgrpo questions --easy-vqa                # data/easy_vqa: the open questions of easy-VQA
 
 The images and videos are those of mmgrpo/toy/questions.py and clips.py, which need no files; this script writes them
@@ -37,9 +38,9 @@ if TYPE_CHECKING:  # these import torch, which --help need not wait for
 class Args:
     """Which questions to write."""
 
-    output: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: data/questions or data/easy_vqa)")] = (
-        None
-    )
+    output: Annotated[
+        Path | None, tyro.conf.arg(help_behavior_hint="(default: data/questions, data/peek or data/easy_vqa)")
+    ] = None
     """Output folder: train.jsonl, tune.jsonl, heldout.jsonl and media/."""
     train: int = 4000
     """Training questions. Five of eight are about images, three about videos, all kinds equally often."""
@@ -49,6 +50,8 @@ class Args:
     """Questions for reports; no split shares an image with another."""
     seed: int = 0
     """Seed of the images."""
+    peek: bool = False
+    """Write questions about tiles whose patterns only a tool shows (tool pipelines.vlm.peek:Peek), all about images."""
     easy_vqa: bool = False
     """Convert the open questions (colours and shapes) of the package easy-vqa instead; its test images become tune
     and heldout."""
@@ -57,11 +60,12 @@ class Args:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the files."""
     args = options(Args, arguments, __doc__)
-    from mmgrpo.toy.clips import mixture
+    from mmgrpo.toy import clips, peek
 
-    folder = args.output or Path("data/easy_vqa" if args.easy_vqa else "data/questions")
+    folder = args.output or Path("data") / ("easy_vqa" if args.easy_vqa else "peek" if args.peek else "questions")
     counts = {"train": args.train, "tune": args.tune, "heldout": args.heldout}
-    parts = easy_vqa(counts) if args.easy_vqa else {split: mixture(split, n, args.seed) for split, n in counts.items()}
+    draw = peek.prompts if args.peek else clips.mixture
+    parts = easy_vqa(counts) if args.easy_vqa else {split: draw(split, n, args.seed) for split, n in counts.items()}
     for split, prompts in parts.items():
         rows = write_rows(folder, split, prompts)
         print(f"{folder / split}.jsonl: {rows} questions", flush=True)
