@@ -42,7 +42,7 @@ from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, j
 from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.scoring.isolation import column_or_nan
-from mmgrpo.scoring.remarks import marks_of
+from mmgrpo.scoring.remarks import remarked
 from mmgrpo.types import (
     CONTRAST,
     COUNTED,
@@ -314,8 +314,8 @@ def begin_rollout(
             fields["greedy_value"] = put(value, device)
             scores = replace(scores, valid=scores.valid & scored[:, None])
         if recipe.marking:
-            marks, judged = marks_of(scorers, recipe.marking, rollout)
-            fields["marks"] = marks
+            said, judged = remarked(scorers, recipe.marking, rollout, recipe.fields)
+            fields |= said
             scores = replace(scores, valid=scores.valid & judged[:, None].to(scores.valid.device))
         if "reference_value" in recipe.fields:
             fields["reference_value"] = put(torch.tensor(reference_values(rollout.prompts)), device)

@@ -33,8 +33,9 @@ CREDITS = table_of("credit")
 AT_LEAST_ONE = within("[1, inf)")
 OVER = one_of("position", "group", "batch")
 """Which decisions are compared with each other."""
-MARKS = "marks"
-"""The field of decisions with what a judge says of each (``mmgrpo/scoring/remarks.py``)."""
+MARKS, SHARES = "marks", "shares"
+"""Fields of decisions with what a judge says of each (``mmgrpo/scoring/remarks.py``)."""
+REMARKED = frozenset({MARKS, SHARES})
 Matrix: TypeAlias = Float[Tensor, "B T"]
 Node: TypeAlias = Int[Tensor, "B T"]
 Mask: TypeAlias = Bool[Tensor, "B T"]

@@ -23,7 +23,7 @@ from mmgrpo.advantages import (
 )
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.advantages.combine import COMBINE, SEPARATE, weighted
-from mmgrpo.advantages.credit import CREDITS, MARKS, any_shared
+from mmgrpo.advantages.credit import CREDITS, REMARKED, any_shared
 from mmgrpo.advantages.groups import Values
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
@@ -149,13 +149,13 @@ class AdvantageRecipe:
     @property
     def records(self) -> frozenset[str]:
         """Names of the fields that a policy records on request only."""
-        placed = frozenset({"character"}) if MARKS in self.fields else frozenset()
+        placed = frozenset({"character"}) if REMARKED & self.fields else frozenset()
         return self.fields & frozenset(RECORDS) | placed
 
     @property
     def marking(self) -> str:
-        """The reward whose judge marks parts of texts for the credit; empty where it reads none."""
-        return str(self.credit.parameters["by"]) if MARKS in self.credit.block.needs else ""
+        """The reward whose judge speaks of parts of texts for the credit; empty where it reads none."""
+        return str(self.credit.parameters["by"]) if REMARKED.intersection(self.credit.block.needs) else ""
 
     @property
     def named_rewards(self) -> frozenset[str]:

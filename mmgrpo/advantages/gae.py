@@ -17,7 +17,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.advantages.credit import CREDITS, MARKS, Mask, Matrix, Node, mean_over_sharing_rows, of_turns, turn_rewards
+from mmgrpo.advantages.credit import (
+    CREDITS,
+    MARKS,
+    SHARES,
+    Mask,
+    Matrix,
+    Node,
+    mean_over_sharing_rows,
+    of_turns,
+    turn_rewards,
+)
 from mmgrpo.advantages.groups import Rows, Values, group_first
 from mmgrpo.config.ranges import ANY_NUMBER, FRACTION
 from mmgrpo.config.registry import Bound, block
@@ -74,6 +84,33 @@ def mark_gae(
 
 
 @block(CREDITS, level="group")
+def share_gae(
+    values: Values,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    value: Matrix,
+    token_rewards: Matrix,
+    shares: Matrix,
+    *,
+    by: str,
+    beta: Annotated[float, FRACTION] = 0.5,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    lam: Annotated[float, FRACTION] = 0.95,
+    whiten: bool = True,
+) -> Matrix:
+    """``gae`` with the sample's reward R spread over its tokens, r_t = beta R alpha_t + (1 - beta) R [t = T]: ABC
+    (arXiv:2402.00782), alpha the attention of the reward model to the tokens; beta .5 as in its code.
+
+    ``by`` is the reward whose model shares it out (``text_classifier``). The sum over a row is R whatever beta is, so
+    that the best policy stays the same, and beta 0 is ``gae``. alpha .1 .2 .3 .4, R 2, V = 0, gamma and lambda 1: r .1
+    .2 .3 1.4, and 2 1.9 1.7 1.4.
+    """
+    rewards = shared_out(values, decision_mask, shares, beta) + token_rewards
+    return _credit(advantages(rewards, value, decision_mask, gamma, lam), stat, node, decision_mask, whiten)
+
+
+@block(CREDITS, level="group")
 def turn_gae(
     values: Values,
     stat: Rows,
@@ -116,6 +153,12 @@ def at_last(values: Values, decision_mask: Mask) -> Matrix:
     return torch.where(last, values[:, None], 0.0)
 
 
+def shared_out(values: Values, decision_mask: Mask, shares: Matrix, beta: float) -> Matrix:
+    """beta R alpha_t + (1 - beta) R at the last decision."""
+    spread = torch.where(decision_mask, values[:, None] * shares.to(values), 0.0)
+    return beta * spread + (1 - beta) * at_last(values, decision_mask)
+
+
 def turn_starts(decision_mask: Mask, turn: Node) -> Mask:
     """The first decision of each turn."""
     number = torch.where(decision_mask, turn, -1)
@@ -138,12 +181,15 @@ def returns_of(
 ) -> tuple[Matrix, Mask]:
     """What a critic learns for a credit of this file, A + V with a lambda of its own, and where: before every decision,
     or before the first one of every turn."""
-    gamma = credit.parameters.get("gamma", credit.block.parameters["gamma"].default)
-    value, rewards = fields["value"], fields["token_rewards"]
+    given = {name: one.default for name, one in credit.block.parameters.items()} | dict(credit.parameters)
+    gamma, value, rewards = given["gamma"], fields["value"], fields["token_rewards"]
     if "turn" not in credit.block.needs:
-        marked = MARKS in credit.block.needs
-        share = float(credit.parameters.get("outcome", 0.0)) if marked else 1.0
-        rewards = share * at_last(totals, decision_mask) + rewards + (fields[MARKS].to(rewards) if marked else 0.0)
+        if SHARES in credit.block.needs:
+            rewards = rewards + shared_out(totals, decision_mask, fields[SHARES], given["beta"])
+        elif MARKS in credit.block.needs:
+            rewards = rewards + given["outcome"] * at_last(totals, decision_mask) + fields[MARKS].to(rewards)
+        else:
+            rewards = rewards + at_last(totals, decision_mask)
         return advantages(rewards, value, decision_mask, gamma, lam) + value, decision_mask
     turn, rewards = fields["turn"].long(), rewards + fields["step_rewards"].to(rewards.dtype)
     earned, there, _ = turn_rewards(totals, decision_mask, rewards, turn, 1.0)

@@ -42,7 +42,15 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
             *("sampling.tree", "sampling.states", "sampling.variants", "sampling.contrast", BEAM),
             *("data.reference_in_group", "data.offline", "rollout.max_staleness", *FURTHER_ROWS),
             where("model.family", SUPPRESSING),
-            *reading("answer_probability", "segment", "marks", "gradient_feature", "visual_dependency", "divergence"),
+            *reading(
+                "answer_probability",
+                "segment",
+                "marks",
+                "shares",
+                "gradient_feature",
+                "visual_dependency",
+                "divergence",
+            ),
             why="its completions have turns that others wrote",
         ),
         excludes(

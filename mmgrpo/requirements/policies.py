@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.advantages.baseline import COMPARISON_FIELDS
-from mmgrpo.advantages.credit import MARKS
+from mmgrpo.advantages.credit import REMARKED
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.advantages.gae import CRITIC_FIELDS
 from mmgrpo.advantages.step_rewards import STEP_FIELDS
@@ -55,7 +55,7 @@ def refuse_mismatch(
         - COMPARISON_FIELDS
         - CRITIC_FIELDS
         - LEDGER_FIELDS
-        - {MARKS}
+        - REMARKED
         - RECORDS.keys()
     ):
         raise ValueError(

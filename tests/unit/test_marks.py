@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.remarks import marks_at, shares_at
 from mmgrpo.types import Prompt
 from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, rounds_of, token_policy_over, trainer
@@ -31,6 +32,12 @@ def marked(prompts, outputs):
 
 def judge(prompts, outputs):
     return [1.0] * len(outputs)
+
+
+def shared(prompts, outputs):
+    """Three quarters for the first letter of each text, a quarter for its last; nothing known of those with b first."""
+    parts = [[(0, 1, 0.75), (len(one.text) - 1, len(one.text), 0.25)] for one in outputs]
+    return [{} if one.text.startswith("b") else {"shares": own} for one, own in zip(outputs, parts, strict=True)]
 
 
 def round_of(folder, credit="marked_steps(by='judge', eps=0)", remarks=marked, **changes):
@@ -89,3 +96,29 @@ def test_marks_are_summed_without_a_critic(tmp_path):
     own = marks[trained]
     wanted = (own - own.mean()) / own.std(correction=0)
     assert batch.advantages[trained].tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+def test_a_share_is_spread_over_its_characters_whatever_the_tokens_of_the_judge_are():
+    """Judge: un|done with .25 and .75; policy: und|one and an end: .25 + .75 / 4, 3 of 4 of .75, and nothing."""
+    parts = [(0, 2, 0.25), (2, 6, 0.75)]
+    assert shares_at(parts, torch.tensor([0, 3, 6])).tolist() == pytest.approx([0.4375, 0.5625, 0])
+    # a judge of whole words, and a policy of letters whose first is given
+    assert shares_at([(0, 4, 1.0)], torch.tensor([1, 2, 3])).tolist() == pytest.approx([1 / 3] * 3)
+    assert shares_at([], torch.tensor([0, 3])).tolist() == [0, 1]
+    assert marks_at([(0, 3, 1.0), (2, 6, -1.0)], torch.tensor([0, 2, 3, 6])).tolist() == [1, 1, -1, 0]
+
+
+def test_a_shared_reward_trains_beside_a_critic(tmp_path):
+    """ABC, arXiv:2402.00782: V begins at 0, so that with lambda 0 the advantage is what a token earned."""
+    credit = "share_gae(by='judge', beta=.5, lam=0, whiten=False)"
+    batch = round_of(tmp_path, credit=credit, remarks=shared, networks=["critic(lr=1e-2)"])
+    [rollout] = batch.rollouts
+    rows = [row for row, output in enumerate(rollout.outputs) if len(output.text) > 6 and output.text[0] != "b"]
+    assert rows
+    for row in rows:
+        own = batch.advantages[row][batch.decisions.decision_mask[row]].tolist()
+        ends = rollout.outputs[row].text.endswith(" ")
+        assert sum(own) == pytest.approx(1.0) and own[0] == pytest.approx(0.375) and not ends
+        assert own[-1] >= 0.5 and not any(own[1:-2])
+    left = torch.tensor([output.text.startswith("b") for output in rollout.outputs])
+    assert not batch.loss_mask[left].any()

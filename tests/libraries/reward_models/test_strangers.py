@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from reward_models import last_hidden
+from reward_models import last_hidden, text_classifier
 from reward_models.clip import load
 from reward_models.judges import local
 from reward_models.vlm import clap, qwen2_vl, videoscore
@@ -20,10 +20,12 @@ LOADERS = {
     "tokenizer": (lambda folder: load.tokenizer_of.__wrapped__("a/b", 77, "r"), 1),
     "clap": (lambda folder: clap.load.__wrapped__("a/b", "cpu"), 3),
     "qwen2_vl": (lambda folder: qwen2_vl.read_base("a/b", [], "r"), 2),
+    "text_classifier": (lambda folder: text_classifier.load.__wrapped__("a/b", "cpu"), 2),
     "videoscore": (lambda folder: videoscore.load.__wrapped__(str(folder), "cpu"), 2),
 }
-CODE = ("AutoConfig", "AutoProcessor", "AutoTokenizer", "AutoModel", "AutoModelForImageTextToText")
-MODELS = ("AutoModel", "AutoModelForImageTextToText", "ClapModel")
+LANGUAGE = ("AutoModel", "AutoModelForImageTextToText", "AutoModelForSequenceClassification")
+CODE = ("AutoConfig", "AutoProcessor", "AutoTokenizer", *LANGUAGE)
+MODELS = (*LANGUAGE, "ClapModel")
 
 
 @pytest.mark.parametrize("name", LOADERS)

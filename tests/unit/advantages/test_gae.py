@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.advantages.gae import CREDITS, advantages, at_last, gae, mark_gae, returns_of, turn_gae, turn_starts
+from mmgrpo.advantages.gae import (
+    CREDITS,
+    advantages,
+    at_last,
+    gae,
+    mark_gae,
+    returns_of,
+    share_gae,
+    turn_gae,
+    turn_starts,
+)
 from mmgrpo.config.registry import bind
 
 MASK = torch.tensor([[True, True, True]])
@@ -102,6 +112,29 @@ def test_whitened_advantages_are_standardized_over_the_round():
     assert made[mask].tolist() == pytest.approx([0.0, 1.2247449, -1.2247449], abs=1e-6)
     unscored = credit(gae, value, mask, [1.0, 0.0], lam=1.0, whiten=True, stat=torch.tensor([True, False]))
     assert unscored[0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-6) and not unscored[1].any()
+
+
+@pytest.mark.parametrize(
+    ("beta", "earned"), [(0.5, [0.1, 0.2, 0.3, 1.4]), (1.0, [0.2, 0.4, 0.6, 0.8]), (0.0, [0, 0, 0, 2.0])]
+)
+def test_a_reward_is_spread_by_what_the_judge_attends_to(beta, earned):
+    """ABC, arXiv:2402.00782: beta R alpha + (1 - beta) R [t = T], whose sum is R."""
+    shares, mask = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).double(), torch.ones(1, 4, dtype=torch.bool)
+    nothing = torch.zeros(1, 4).double()
+    own = {"shares": shares, "by": "b", "beta": beta}
+    assert credit(share_gae, nothing, mask, [2.0], **own, lam=0.0)[0].tolist() == pytest.approx(earned)
+    later = [sum(earned[t:]) for t in range(4)]
+    assert credit(share_gae, nothing, mask, [2.0], **own, lam=1.0)[0].tolist() == pytest.approx(later)
+    assert later[0] == pytest.approx(2.0)
+    value = torch.tensor([[0.5, 0.25, 0.75, 1.0]]).double()
+    fields = {"value": value, "token_rewards": nothing, "shares": shares}
+    target, where = returns_of(
+        bind(f"share_gae(by='b', beta={beta})", CREDITS, "c"), torch.tensor([2.0]), mask, fields, 1.0
+    )
+    assert target[0].tolist() == pytest.approx(later) and where.all()  # what the critic learns
+    assert torch.equal(
+        credit(share_gae, value, mask, [2.0], **own | {"beta": 0.0}, lam=0.9), credit(gae, value, mask, [2.0], lam=0.9)
+    )
 
 
 def test_marks_of_a_judge_are_rewards_of_tokens():
