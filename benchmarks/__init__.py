@@ -2,6 +2,7 @@
 
     python -m benchmarks twins              # every recipe scaled down to CPU-seconds: does it learn? (minutes)
     python -m benchmarks algorithms         # 24 presets on equal budgets, three tasks, three seeds (hours)
+    python -m benchmarks critics            # PPO with a critic, GRPO, RLOO and VinePPO at equal completions (minutes)
     python -m benchmarks visual_learning    # reward against CPU time, every method, 5 seeds (days; --resume)
     python -m benchmarks scale              # bytes that sharding moves and holds, against the formulas (minutes)
     python -m benchmarks rewards            # rewards in process, in a process of their own, served; overlap
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-PROGRAMS = ("twins", "algorithms", "visual_learning", "scale", "rewards", "waits")
+PROGRAMS = ("twins", "algorithms", "critics", "visual_learning", "scale", "rewards", "waits")
 """Modules with the options of a program (``Args``) and the function ``run``."""
 
 

@@ -93,7 +93,8 @@ class Round:
     @property
     def rows(self) -> Rows:
         """What the ledger takes of it."""
-        return Rows.of(self.batch.decisions, self.totals, self.batch.advantages, self.batch.loss_mask)
+        scores = torch.where(self.reward_scores.valid, self.reward_scores.values, torch.nan)
+        return Rows.of(self.batch.decisions, self.totals, self.batch.advantages, self.batch.loss_mask, scores)
 
 
 @dataclass

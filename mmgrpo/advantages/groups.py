@@ -18,6 +18,23 @@ Key: TypeAlias = Int[Tensor, "B"]
 Rows: TypeAlias = Bool[Tensor, "B"]
 
 
+def with_moments(
+    moments: Float[Tensor, "K 3"], values: Float[Tensor, "B K"], counted: Bool[Tensor, "B K"]
+) -> Float[Tensor, "K 3"]:
+    """Number, mean and sum of squared deviations of each column with further values (Chan, Golub and LeVeque 1983).
+
+    1 and 3: 2, 2, 2; with 5 and 7: 4, 4, 20, so that the std, with n - 1, goes from 1.414 to 2.582.
+    """
+    values = torch.where(counted, values, 0.0).double()
+    number, mean, squares = moments.double().unbind(1)
+    more = counted.sum(0).double()
+    new = values.sum(0) / more.clamp(min=1)
+    spread = torch.where(counted, values - new, 0.0).square().sum(0)
+    total, distance = (number + more).clamp(min=1), new - mean
+    shifted = squares + spread + distance.square() * number * more / total
+    return torch.stack([number + more, mean + distance * more / total, shifted], 1)
+
+
 def group_index(key: Key) -> tuple[Key, int]:
     """Number the groups 0, 1, ...; returns each row's number and the number of groups."""
     names, index = torch.unique(key, return_inverse=True)

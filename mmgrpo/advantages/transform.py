@@ -47,6 +47,34 @@ def standard(
     return _changed(values, (values - mean) / std, names, of)
 
 
+@block(TRANSFORMS, level="group")
+def running(
+    values: Streams,
+    raw: Streams,
+    names: Names,
+    stat: Rows,
+    reward_moments: Float[Tensor, "B K 3"],
+    centre: bool = False,
+    of: str = "",
+) -> Streams:
+    """r / std, or (r - mean) / std with ``centre``: mean and std (n - 1) of all rewards of the run as they were scored,
+    this round's included (tracker ``reward_moments``). PPO-max (arXiv:2307.04964), whose code divides and then clips:
+    advantages are whitened later, so that a mean would be subtracted twice.
+
+    1 and 3: .707, 2.121; then 5 and 7: 1.936, 2.711. A reward without spread so far stays as it is.
+    """
+    if len(names) > reward_moments.shape[1]:
+        raise ValueError(
+            f"algorithm.trackers: reward_moments keeps {reward_moments.shape[1]} rewards and this run has {len(names)} "
+            f"({', '.join(names)}); set reward_moments(rewards={len(names)})"
+        )
+    before = reward_moments[0, : len(names)] if len(reward_moments) else reward_moments.new_zeros(len(names), 3)
+    number, mean, squares = groups.with_moments(before, raw, stat[:, None] & ~raw.isnan()).unbind(1)
+    std = (squares / (number - 1).clamp(min=1)).sqrt()
+    std = torch.where(std > 0, std, 1.0).to(values.dtype)
+    return _changed(values, (values - mean.to(values.dtype) * centre) / std, names, of)
+
+
 @block(TRANSFORMS)
 def clip(
     values: Streams,

@@ -210,15 +210,15 @@ def visual_dependency(
     return found
 
 
-GAPS = {"paragraph": r"\n\s*\n", "sentence": r"(?<=[.!?])\s+|\n+"}
-"""What divides the steps of a text."""
+GAPS = {"paragraph": r"\n\s*\n", "sentence": r"(?<=[.!?])\s+|\n+", "word": r"(?<=\S)(?=\s)"}
+"""What divides the steps of a text; words end before their spaces, since a token begins with the space before it."""
 
 
 def segments(
     sequences: Sequences, decode: Callable[[Sequence[int]], str], cut: str = "paragraph"
 ) -> Int[Tensor, "B T"]:
-    """The number of the step of each token, from 0: steps are the parts of the text between empty lines (``GAPS``),
-    which belong to the step that they end, and a token is where its first character is."""
+    """The number of the step of each token, from 0: steps are the parts of the text between empty lines, sentences
+    or words (``GAPS``). An empty line belongs to the step that it ends, and a token is where its first character is."""
     found = torch.zeros_like(sequences.ids)
     for row, (ids, real) in enumerate(zip(sequences.ids, sequences.real, strict=True)):
         own = ids[real].tolist()

@@ -1,6 +1,6 @@
 """The states of a text after each of its steps, which rewards judge for credits that read ``step_rewards``.
 
-    step k       the part of a completion up to the next empty line, or of a sentence (``records.segments``)
+    step k       the part of a completion up to the next empty line, of a sentence or a word (``records.segments``)
     V(s_k)       the reward of the text before step k (``judged``), or of completions drawn from there (``completed``)
     step_rewards V(s_(k+1)) - V(s_k) at the last token of step k, 0 elsewhere; after the last step stands the sample
     step_values  V(s_k) there
@@ -24,7 +24,7 @@ from torch import Tensor
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, one_of
 from mmgrpo.config.registry import bind, block, table_of
 from mmgrpo.policies.generation import Drawing
-from mmgrpo.policies.records import segments
+from mmgrpo.policies.records import GAPS, segments
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
 from mmgrpo.policies.walks import Addition
@@ -66,7 +66,7 @@ class States:
 def judged(
     by: Annotated[str, ANY_TEXT] = "",
     most: Annotated[int, COUNT] = 20,
-    cut: Annotated[str, one_of("paragraph", "sentence")] = "paragraph",
+    cut: Annotated[str, one_of(*GAPS)] = "paragraph",
 ) -> States:
     """The text so far, by the reward ``by``, of weight 0 if it only judges steps: a process reward model
     (arXiv:2410.15115), ``judge_last_step``, ``step_coverage``."""
@@ -80,7 +80,7 @@ def completed(
     most: Annotated[int, COUNT] = 20,
     eta: Annotated[float, ANY_NUMBER] = 0.0,
     network: Annotated[str, ANY_TEXT] = "",
-    cut: Annotated[str, one_of("paragraph", "sentence")] = "paragraph",
+    cut: Annotated[str, one_of(*GAPS)] = "paragraph",
 ) -> States:
     """The mean reward of ``count`` completions drawn from the text so far (VinePPO, arXiv:2410.01679: 9 of at most 20
     states), which never enter the loss; with ``eta`` ln(mean exp(eta r)) / eta, the value under a KL to what draws them

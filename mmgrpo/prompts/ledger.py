@@ -73,6 +73,8 @@ class Rows:
     advantage: Float[Tensor, "B"]
     own: Bool[Tensor, "B"]
     """Sampled by the policy itself, from the prompt as it is."""
+    scores: Float[Tensor, "B R"]
+    """Each reward as it was scored; NaN where it was not."""
 
     @staticmethod
     def of(
@@ -80,6 +82,7 @@ class Rows:
         totals: Float[Tensor, "B"],
         advantages: Float[Tensor, "B T"],
         loss_mask: Bool[Tensor, "B T"],
+        scores: Float[Tensor, "B R"],
     ) -> Rows:
         """The rows of a round, whose numbers are on the host; ``decisions`` have the field ``prompt_index``. Members
         are in gathered order, which is that of drawing: all members of a draw are on one rank."""
@@ -101,6 +104,7 @@ class Rows:
             log_prob=torch.where(mask, log_probs, 0.0).sum(1) / length.clamp(min=1),
             advantage=torch.where(trained, size, 0.0).sum(1) / number.clamp(min=1),
             own=torch.isin(decisions.origin, torch.tensor([OWN, REPLACED])) & (index >= 0),
+            scores=scores.double(),
         )
 
     def canonical(self) -> Rows:
@@ -111,9 +115,8 @@ class Rows:
         return Rows(**{name: value[order] for name, value in vars(self).items()})
 
     def seen(self, rows: Tensor, first: bool) -> Seen:
-        return Seen(
-            self.reward[rows], self.length[rows], self.log_prob[rows], self.advantage[rows], self.group[rows], first
-        )
+        numbers = self.reward[rows], self.length[rows], self.log_prob[rows], self.advantage[rows], self.group[rows]
+        return Seen(*numbers, first, scores=self.scores[rows])
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ class Ledger:
         values = {name: self.read(name) for name in names}
         place = prompt.clamp(min=0)
         of = {PROMPTS: lambda value: value[place], CATEGORIES: lambda value: value[self.category[place]]}
-        whole = lambda value: value.expand(len(place))  # noqa: E731
+        whole = lambda value: value.expand(len(place), *value.shape[1:])  # noqa: E731
         return {name: of.get(READS[name].table, whole)(value) for name, value in values.items()}
 
     def update(self, rows: Rows, number: int) -> None:
@@ -299,7 +302,8 @@ class Ledger:
 
     def metrics(self) -> dict[str, float]:
         """What trackers of the run and of categories hold, as metrics."""
-        run = {f"tracker/{name}": float(value[0]) for name, value in self.columns[RUN].items() if name != "rounds"}
+        single = {name: value for name, value in self.columns[RUN].items() if value.dim() == 1 and name != "rounds"}
+        run = {f"tracker/{name}": float(value[0]) for name, value in single.items()}
         arms = {name: value for name, value in self.columns[CATEGORIES].items() if name != "visits"}
         return run | {
             f"category/{name}/{column}": float(value[index])

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmgrpo.advantages.groups import papers
+from mmgrpo.advantages.groups import papers, with_moments
 from mmgrpo.advantages.scale import refuse_outside
 from mmgrpo.config.ranges import (
     ANY_NUMBER,
@@ -59,6 +59,8 @@ class Seen:
     """Whether the rows are of an evaluation before the run, so that only their rewards are known."""
     loss: float = math.nan
     """The loss of given answers of a category, where that is what is observed."""
+    scores: Float[Tensor, "B R"] | None = None
+    """Each reward as it was scored, NaN where it was not; None where only one number is known."""
 
     @property
     def mean(self) -> float:
@@ -252,6 +254,27 @@ def keep_rate(keep_rate: float, seen: Seen, *, least: Annotated[float, POSITIVE_
     return {"keep_rate": max(least, min(keep_rate, sum(spread) / len(spread)))}
 
 
+@block(TRACKERS, level="group")
+@keeps(RUN, reward_count="rewards", reward_mean="rewards", reward_squares="rewards")
+def reward_moments(
+    reward_count: Float[Tensor, "rewards"],
+    reward_mean: Float[Tensor, "rewards"],
+    reward_squares: Float[Tensor, "rewards"],
+    seen: Seen,
+    *,
+    rewards: Annotated[int, COUNT] = 8,
+) -> dict[str, Any]:
+    """Number, mean and sum of squared deviations of all scores so far, for each of the first ``rewards`` rewards of the
+    run, as they were scored (PPO-max, arXiv:2307.04964), which the transform ``running`` divides by."""
+    before = torch.stack([reward_count, reward_mean, reward_squares], 1)
+    if seen.scores is None:
+        return dict(zip(("reward_count", "reward_mean", "reward_squares"), before.unbind(1), strict=True))
+    scores = torch.full((len(seen.scores), rewards), torch.nan, dtype=torch.float64)
+    scores[:, : seen.scores.shape[1]] = seen.scores[:, :rewards]
+    after = with_moments(before, scores, ~scores.isnan())
+    return dict(zip(("reward_count", "reward_mean", "reward_squares"), after.unbind(1), strict=True))
+
+
 def _ratio(columns: Mapping[str, Tensor]) -> Tensor:
     return columns["alpha"] / (columns["alpha"] + columns["beta"])
 
@@ -283,12 +306,17 @@ READS: dict[str, Read] = {
     "quantile_high": Read(RUN, "quantiles", _where("quantile_high", lambda columns: columns["rounds"] > 0)),
     "keep_rate": Read(RUN, "keep_rate", lambda columns: columns["keep_rate"]),
     "category_weight": Read(CATEGORIES, "worst_group", lambda columns: columns["log_weight"].softmax(0)),
+    "reward_moments": Read(
+        RUN,
+        "reward_moments",
+        lambda columns: torch.stack([columns[f"reward_{name}"] for name in ("count", "mean", "squares")], -1),
+    ),
     "arm_values": Read(CATEGORIES, "arm_value", lambda columns: columns["value"]),
 }
 """What blocks read of a ledger, before the round that they are used in is entered."""
 
 LEDGER_FIELDS = frozenset(READS) - {"arm_values"}
-"""Reads that a round gives to the blocks of advantages, a number per row."""
+"""Reads that a round gives to the blocks of advantages, for each row."""
 
 
 def tracked(trackers: Sequence[Bound]) -> frozenset[str]:

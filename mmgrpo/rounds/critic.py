@@ -20,21 +20,26 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmgrpo.advantages.gae import returns_of
 from mmgrpo.config.registry import Bound
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.runtime.checkpoint import flatten_optimizer, load_checkpoint, restore_optimizer
+from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.distributed import sum_gradients, sum_over_ranks
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import is_critic, name_of
+from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import OWN, Batch, Decisions, Rollout
 from mmgrpo.update import scored
 
 HIDDEN = frozenset({"hidden_state"})
 """The hidden state before a decision, as a policy scores it."""
+
+HEADS = ("score", "reward_head")
+"""The last layer of reward models: of transformers' sequence classification with one label, and of MOSS-RLHF."""
 
 
 def value_error(
@@ -74,16 +79,41 @@ class Critic(Callback):
                 stacklevel=2,
             )
         if self.settings["start"]:
-            read = load_checkpoint(Path(self.settings["start"]))
-            values, saved = run.policy.networks.values[self.name], read.tensors.get(f"network-{self.name}", {})
-            if self.key not in read.tensors or saved.keys() != values.keys():
-                raise ValueError(
-                    f"algorithm.networks: {self.rule.text}: the checkpoint has no critic of the name '{self.name}' and "
-                    "of the weights that this run trains; name one of a run of the same model with such a critic"
-                )
-            for name, value in values.items():
-                value.copy_(saved[name])
-            self.load(None, read.tensors[self.key], 0)
+            place, values = Path(self.settings["start"]), run.policy.networks.values[self.name]
+            of_rewards = any(place.glob("*.safetensors")) and not (place / STATE).is_file()
+            trunk, head = self._reward_model(place, values) if of_rewards else self._critic(place, values)
+            for name, value in trunk.items():
+                values[name].copy_(value)
+            self.load(None, head, 0)
+
+    def _critic(self, place: Path, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """The trunk and the head of another run's critic, from a checkpoint."""
+        read = load_checkpoint(place)
+        saved = read.tensors.get(f"network-{self.name}", {})
+        if self.key not in read.tensors or saved.keys() != values.keys():
+            raise ValueError(
+                f"algorithm.networks: {self.rule.text}: the checkpoint has no critic of the name '{self.name}' and "
+                "of the weights that this run trains; name one of a run of the same model with such a critic"
+            )
+        return saved, read.tensors[self.key]
+
+    def _reward_model(
+        self, place: Path, values: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """The trunk and the scalar head of a reward model, from a folder of transformers. Of the trained weights it may
+        lack the last, those of the output layer, which no value reads."""
+        check_weight_files(place, False, "")
+        saved = {name: one for file in sorted(place.glob("*.safetensors")) for name, one in load_file(file).items()}
+        heads = [name for name in HEADS if saved.get(f"{name}.weight", torch.zeros(0)).shape[:1] == (1,)]
+        trunk = {name: saved[name] for name in values if name in saved and saved[name].shape == values[name].shape}
+        if not heads or [name for name in values if name not in trunk] not in ([], [*values][-1:]):
+            reason = "has no head of one number" if not heads else "has other weights than this run trains"
+            raise ValueError(
+                f"algorithm.networks: {self.rule.text}: '{place}' {reason}; name a reward model of the policy's own "
+                "architecture whose last layer is called " + " or ".join(HEADS) + ", and train all weights"
+            )
+        weight = saved[f"{heads[0]}.weight"].float()
+        return trunk, {"head.weight": weight, "head.bias": saved.get(f"{heads[0]}.bias", torch.zeros(1)).float()}
 
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
         decisions = rollout.decisions

@@ -156,7 +156,8 @@ def critic(
     of the rollout a value may move before its error stops pulling further (PPO's usual .2; inf for none). ``kl``: every
     token earns -kl (log pi - log pi_ref), the penalty of RLHF within the reward (2203.02155). ``warmup``:
     the first so many optimizer steps train it alone. ``start``: a checkpoint of another run of the same model, whose
-    critic it begins as; with ``updates=0`` it stays that one (DVPO, 2502.16944).
+    critic it begins as (with ``updates=0`` it stays that one: DVPO, 2502.16944), or the folder of a reward model of the
+    same architecture, whose head of one number it takes over (PPO-max, 2307.04964).
     """
     return Move()
 

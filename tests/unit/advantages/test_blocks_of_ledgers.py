@@ -34,6 +34,32 @@ def test_right_answers_are_rewarded_for_being_shorter_than_before():
     assert lengthened([1.0], [0], [100], "history_length(weight=0.5)") == [1.5]
 
 
+def over_std(rows, moments, text="running", stat=None) -> torch.Tensor:
+    values = numbers(rows)
+    moments = numbers(moments).expand(len(values), -1, -1)
+    stat = torch.ones(len(values), dtype=torch.bool) if stat is None else torch.tensor(stat)
+    inputs = {"values": values, "raw": values, "names": ["a", "b"][: values.shape[1]], "stat": stat}
+    return bind(text, TRANSFORMS, "test")({**inputs, "reward_moments": moments})
+
+
+def test_a_reward_is_divided_by_its_std_over_the_run_with_this_round():
+    """1 and 3: std sqrt(2); with 5 and 7 mean 4, squared deviations 9 + 1 + 1 + 9, std sqrt(20 / 3)."""
+    first, second = [[1.0], [3.0]], [[5.0], [7.0]]
+    root = math.sqrt(20 / 3)
+    assert over_std(first, [[0, 0, 0]])[:, 0].tolist() == pytest.approx([1 / math.sqrt(2), 3 / math.sqrt(2)])
+    assert over_std(second, [[2, 2, 2]])[:, 0].tolist() == pytest.approx([5 / root, 7 / root])
+    assert over_std(second, [[2, 2, 2]], "running(centre=True)")[:, 0].tolist() == pytest.approx([1 / root, 3 / root])
+    # a row that is not of the policy changes nothing, a reward that was always equal stays, and one that abstains too
+    assert over_std([*second, [99.0]], [[2, 2, 2]], stat=[True, True, False])[:2, 0].tolist() == pytest.approx(
+        [5 / root, 7 / root]
+    )
+    both = over_std([[5.0, 4.0], [7.0, math.nan]], [[2, 2, 2], [3, 4, 0]])
+    assert both[:, 0].tolist() == pytest.approx([5 / root, 7 / root]) and both[0, 1] == 4 and both[1, 1].isnan()
+    assert over_std([[5.0, 4.0], [7.0, 6.0]], [[2, 2, 2], [0, 0, 0]], "running(of='b')")[:, 0].tolist() == [5, 7]
+    with pytest.raises(ValueError, match=r"reward_moments.*1.*2.*a, b.*rewards=2"):
+        over_std([[5.0, 4.0]], [[2, 2, 2]])
+
+
 def risky(values, key, low, high, text) -> list[float]:
     count = len(values)
     inputs = {"values": numbers(values), "key": torch.tensor(key), "stat": torch.ones(count, dtype=torch.bool)}

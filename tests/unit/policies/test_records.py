@@ -182,6 +182,19 @@ def test_a_token_belongs_to_the_step_in_which_it_begins():
     assert one.decisions.fields["segment"].shape == one.decisions.decision_mask.shape
 
 
+@pytest.mark.parametrize("pieces", [["ab", " cd", " e", "f", " ", " g"], ["ab", " cd", " e", "f", " g", ""]])
+def test_a_word_begins_with_the_space_before_it(pieces):
+    """ab, cd, ef and g: a token of a word has the space before it, and spaces alone and the end to their neighbour."""
+
+    def decode(ids):
+        return "".join(pieces[number] for number in ids)
+
+    steps: Any = policy().rollout(Request([Prompt("say a", "0")], [0], 1, 3)).steps
+    ids, real = torch.arange(6)[None], torch.ones(1, 6, dtype=torch.bool)
+    wanted = [[0, 1, 2, 2, 3, 3]]
+    assert segments(replace(steps, ids=ids, real=real), decode, "word").tolist() == wanted
+
+
 def test_the_place_of_a_token_is_that_of_its_first_character_that_is_no_space():
     pieces = ["ab", " cd", "\n\n", "  e", ""]  # the last is an end token
 

@@ -23,6 +23,7 @@ ALL = [
     "arm_value",
     "quantiles",
     "keep_rate",
+    "reward_moments(rewards=2)",
 ]
 
 
@@ -38,7 +39,7 @@ def rows(prompt, reward, *, group=None, own=None, length=None) -> Rows:
     return Rows(
         index, groups, member, values,
         torch.tensor(length or [5] * len(index)), -values - 1.0, values.nan_to_num() + 0.5,
-        torch.tensor(own or [True] * len(index)),
+        torch.tensor(own or [True] * len(index)), values[:, None],
     )  # fmt: skip
 
 

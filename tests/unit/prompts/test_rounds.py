@@ -17,7 +17,7 @@ from mmgrpo.rollout import Round, sample_round
 from mmgrpo.runtime import distributed
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Prompt, Request, Rollout
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, rounds_of, trainer
 from tests.speaking import TableModel, table_prompts
 from tests.unit.runtime.test_ranks import Meeting, Rank
 
@@ -30,7 +30,9 @@ def hard(prompts: Sequence[Prompt], outputs: Sequence[Any]) -> list[float]:
 def made(folder: Path, preset: str = "grpo", count: int = 8, **changes: Any) -> Trainer:
     prompts = [replace(prompt, task=f"t{int(prompt.id) % 2}") for prompt in table_prompts(count)]
     blocks = {
-        name: changes.pop(name) for name in ("sampler", "trackers", "baseline", "scale", "select") if name in changes
+        name: changes.pop(name)
+        for name in ("sampler", "trackers", "transform", "baseline", "scale", "select")
+        if name in changes
     }
     blocks = algorithm_blocks(preset, terms=[], **blocks)
     settings = {"prompts_per_step": 4, "group_size": 4, "steps": 6, "lr": 0.1, **changes}
@@ -170,6 +172,19 @@ def test_a_prompt_that_was_changed_is_not_that_of_the_ledger(tmp_path):
     one.policy.rollout = changed  # type: ignore[method-assign]
     rows = drawn(one).rows
     assert rows.own.tolist() == [False] + [True] * 15 and len(rows.canonical().reward) == 15
+
+
+def test_rewards_over_their_running_std_are_those_of_all_rounds_so_far(tmp_path):
+    """The round's own rewards count, and the next round begins with them."""
+    one = made(tmp_path, trackers=["reward_moments"], transform=["running"])
+    rounds, scored = rounds_of(one), list[float]()
+    for _ in range(3):
+        one.run_round()
+        values = rounds[-1].reward_scores.values[:, 0].double()
+        scored += values.tolist()
+        std = torch.tensor(scored, dtype=torch.float64).std()
+        assert torch.allclose(rounds[-1].totals.double(), values / std, atol=1e-6)
+    assert one.ledger.columns["run"]["reward_count"][0, 0] == len(scored) == 48
 
 
 def test_the_number_of_a_sampler_may_follow_a_schedule(tmp_path):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,6 +54,20 @@ def test_rates_measured_before_count_as_eight_samples_and_with_rho_one_it_counts
     assert (counted["alpha"], counted["beta"]) == (4, 3)
     with pytest.raises(ValueError, match=r"beta.*1\.5.*\[0, 1\]"):
         step("beta", seen([1.5]))
+
+
+def test_moments_of_rewards_are_those_of_all_that_were_scored():
+    rounds = [[[1.0, 4.0], [3.0, math.nan]], [[5.0, 2.0], [7.0, 0.5]], [[math.nan, 1.0]]]
+    state: dict[str, Any] = {}
+    for scores in rounds:
+        values = torch.tensor(scores, dtype=torch.float64)
+        state = step("reward_moments(rewards=3)", replace(seen([0.0] * len(scores)), scores=values), **state)
+    for column, wanted in enumerate(([1.0, 3, 5, 7], [4.0, 2, 0.5, 1], [])):
+        values = torch.tensor(wanted, dtype=torch.float64)
+        assert state["reward_count"][column] == len(wanted)
+        assert state["reward_mean"][column] == pytest.approx(float(values.mean()) if wanted else 0)
+        assert state["reward_squares"][column] == pytest.approx(float((values - values.mean()).square().sum()))
+    assert step("reward_moments(rewards=3)", seen([1.0], offline=True), **state).keys() == state.keys()
 
 
 def test_a_window_holds_the_last_rewards():

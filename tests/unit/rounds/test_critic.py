@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import pytest
 import torch
 from torch import nn
 
 from mmgrpo.rounds.critic import Critic, value_error
 from mmgrpo.runtime.metrics import read_metrics
-from mmgrpo.types import OWN
+from mmgrpo.types import OWN, Prompt
 from tests.building import algorithm_blocks, attached, killed_and_whole, rounds_of, trainer
 from tests.unit.policies.test_token_policy import PROMPTS, token_policy
 
@@ -29,7 +31,8 @@ def has_a(prompts, outputs) -> list[float]:
 
 
 def run(folder, rule: str = "critic(lr=0.01)", preset: str = "ppo", **more):
-    blocks = algorithm_blocks(preset, networks=[rule])
+    supervised = more.pop("supervised", "none")
+    blocks = algorithm_blocks(preset, networks=[rule], supervised=supervised)
     settings = {"reward": has_a, "steps": 4, "group_size": 4, "prompts_per_step": 3, "lr": 1e-2, **blocks, **more}
     return trainer(token_policy(), folder, PROMPTS, **settings)
 
@@ -120,7 +123,7 @@ def test_the_policy_and_the_critic_have_weights_of_their_own(tmp_path):
     assert any(not torch.equal(before[name], one) for name, one in values.items())
 
 
-@pytest.mark.parametrize("preset", ["ppo"])
+@pytest.mark.parametrize("preset", ["ppo", "ppo_max"])
 def test_a_killed_run_goes_on_with_its_critic(preset, tmp_path):
     killed, whole = killed_and_whole(lambda folder: run(folder, preset=preset, save_every=1), tmp_path)
     assert killed == whole and "critic/loss" in whole[-1]
@@ -142,6 +145,60 @@ def test_a_critic_begins_as_that_of_a_checkpoint_and_may_stay_it(tmp_path):
     assert rounds[0].batch.decisions.fields["value"].any()
     with pytest.raises(ValueError, match="critic"):
         run(tmp_path / "third", f"critic(lr=0.02, start='{place}', name='other')")
+
+
+def test_a_critic_begins_as_a_reward_model(tmp_path):
+    """Its value before a token is the reward of the text up to there, as transformers computes it."""
+    from transformers import Qwen2ForSequenceClassification
+
+    torch.manual_seed(3)
+    config = copy(token_policy().network.config)
+    config.num_labels = 1
+    judge = Qwen2ForSequenceClassification(config)
+    judge.save_pretrained(tmp_path / "judge")
+    made = run(tmp_path / "run", f"critic(lr=0.01, start='{tmp_path / 'judge'}')", preset="ppo_max")
+    rounds = rounds_of(made)
+    made.run_round()
+    [round_] = rounds
+    [rollout], decisions = round_.rollouts, round_.batch.decisions
+    for row in (0, 5):
+        [prompt] = made.policy.model.encode([rollout.prompts[row]]).ids
+        own = rollout.steps.ids[row][decisions.decision_mask[row]]
+        texts = [torch.cat([prompt, own[:t]]) for t in range(len(own))]
+        with torch.no_grad():
+            wanted = [float(judge.score(judge.model(text[None]).last_hidden_state[0, -1])) for text in texts]
+        assert decisions.fields["value"][row][decisions.decision_mask[row]].tolist() == pytest.approx(wanted, abs=1e-5)
+    config.num_labels = 2
+    Qwen2ForSequenceClassification(config).save_pretrained(tmp_path / "classes")
+    with pytest.raises(ValueError, match="critic.*classes.*score"):
+        run(tmp_path / "no", f"critic(lr=0.01, start='{tmp_path / 'classes'}')")
+    config.num_labels, config.intermediate_size = 1, 8
+    Qwen2ForSequenceClassification(config).save_pretrained(tmp_path / "narrow")
+    with pytest.raises(ValueError, match="critic.*narrow.*weights"):
+        run(tmp_path / "no", f"critic(lr=0.01, start='{tmp_path / 'narrow'}')")
+
+
+def test_the_language_model_loss_is_added_to_that_of_ppo(tmp_path):
+    """The gradient of a step is that of PPO and coef times that of the mean -log p of all tokens of the answers."""
+    given, gradients = [Prompt("say d", "9", answer="d a b"), Prompt("d", "8", answer="c")], []
+    for number, supervised in enumerate(("none", "nll(coef=0.5, count=2, complement=False)")):
+        made = run(tmp_path / str(number), preset="ppo_max", supervised=supervised, given=given, lr=0.0, steps=1)
+        seen: dict[str, torch.Tensor] = {}
+        made.optimizer.register_step_pre_hook(
+            lambda *_, m=made, s=seen: s.update({n: p.grad.clone() for n, p in m.trained.items() if p.grad is not None})
+        )
+        made.run_round()
+        gradients.append(seen)
+    policy = token_policy()
+    model, losses = policy.model, []
+    context = model.encode(given)
+    for n, prompt in enumerate(given):
+        ids, answer = context.ids[n][context.real[n]], torch.tensor(model.spell(str(prompt.answer)))
+        logits = policy.network(torch.cat([ids, answer])[None]).logits[0, len(ids) - 1 : -1]
+        losses.append(nn.functional.cross_entropy(logits, answer, reduction="none"))
+    (0.5 * torch.cat(losses).mean()).backward()
+    for name, parameter in policy.network.named_parameters():
+        torch.testing.assert_close(gradients[1][name] - gradients[0][name], parameter.grad, rtol=0, atol=1e-5)
 
 
 def test_a_token_earns_less_the_likelier_it_is_than_for_the_reference(tmp_path):
