@@ -47,6 +47,7 @@ from mmgrpo.family import (
     family,
     refuse_absent_engine,
     refuse_engine,
+    refuse_undivided,
     refuse_unshardable,
 )
 from mmgrpo.files import write_text
@@ -66,12 +67,13 @@ from mmgrpo.rounds import methods, schedules
 from mmgrpo.rounds.callback import Callback, Callbacks, Hyperparameters, load_callback
 from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
+from mmgrpo.runtime.distributed import TOGETHER
 from mmgrpo.runtime.fingerprint import of_inputs
 from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder, run_id
 from mmgrpo.runtime.heartbeat import watched
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints, unstarted
-from mmgrpo.runtime.sharding import mesh_of, shard
+from mmgrpo.runtime.sharding import mesh_of, sequences_of, shard
 from mmgrpo.scoring import Scorer, rules_of
 from mmgrpo.scoring.fitting import checked_by, downloads
 from mmgrpo.trainer import Trainer
@@ -370,6 +372,9 @@ def make_trainer(
     """The trainer of a run, ready to fit, in its folder."""
     algorithm = config.algorithm
     refuse_unshardable(config, owner)
+    refuse_undivided(config, owner)
+    if accelerator.num_processes > 1:
+        TOGETHER[accelerator] = config.distributed.sequence
     refuse_engine(config, owner)
     refuse_absent_engine(config)
     run = run_id(config, accelerator)
@@ -418,6 +423,8 @@ def make_trainer(
         inputs.policy.keep_reference()
     splits, evaluation, folder = inputs.splits, config.eval, run_folder(config)
     origin = of_inputs(splits, inputs.policy.network)  # of the whole network, however many processes divide it
+    if config.distributed.sequence > 1:
+        divide_sequences(config, owner, inputs.policy, accelerator)
     if config.distributed.shard == "full":
         shard_networks(config, owner, inputs.policy, accelerator)
     if config.rollout.engine != "policy" and owner and owner.engines:
@@ -493,6 +500,17 @@ def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: 
         known = by_number(splits.train, measured_before(path, weights), path)
         ledger.start(known)
     return ledger, len(known)
+
+
+def divide_sequences(config: Config, owner: Family | None, policy: Policy, accelerator: Accelerator) -> None:
+    """Let neighbouring processes divide the tokens that the networks of a policy read; nothing by one process."""
+    assert owner is not None and owner.divide is not None  # refuse_undivided
+    if accelerator.num_processes == 1:
+        print("distributed.sequence: has no effect with one process", flush=True)
+        return
+    mesh = sequences_of(accelerator.device.type, config.distributed.sequence)
+    for network in [policy.network, *policy.networks.model.reference.copies]:
+        owner.divide(network, mesh)
 
 
 def shard_networks(config: Config, owner: Family | None, policy: Policy, accelerator: Accelerator) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.progress_bar import progress_bar
-from mmgrpo.runtime.distributed import gather_rows, gather_texts
+from mmgrpo.runtime.distributed import DataRank, gather_rows, gather_texts
 from mmgrpo.runtime.finite import refuse_tensors
 from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import Scorer, score_column, score_outputs
@@ -198,10 +198,10 @@ def draw_samples(
 ) -> Samples:
     """Draw ``samples`` outputs per prompt and score them, with the prompts divided among all processes."""
     refuse_tensors(dict(policy.network.named_parameters()), "nothing is evaluated, since the network is damaged")
-    rank, world = accelerator.process_index, accelerator.num_processes
-    each = -(-len(prompts) // world)
+    rank = DataRank.of(accelerator)
+    each = -(-len(prompts) // rank.count)
     # Where prompts do not divide evenly, the last ranks repeat the last prompt; gathering drops the copies.
-    slots = [min(slot, len(prompts) - 1) for slot in range(rank * each, (rank + 1) * each)]
+    slots = [min(slot, len(prompts) - 1) for slot in range(rank.index * each, (rank.index + 1) * each)]
     rates = {rate.name: rate for scorer in reversed(scorers) for rate in scorer.rates}  # the first of a name applies
     values, counts, texts = [], [], []
     first: list[tuple[Prompt, Output, dict[str, float]]] = []

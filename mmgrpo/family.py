@@ -14,6 +14,8 @@ from mmgrpo.config.settings import Config, Sections
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from mmgrpo.data.media import Skipped
     from mmgrpo.engines.denoising import Denoiser
@@ -222,6 +224,9 @@ class Family:
     in_step: bool = False
     """Whether equal numbers of rows make equally many calls of the network, whatever the rows are, under plans that
     are drawn once a round (``sampling.plan_per``)."""
+    divide: Callable[[nn.Module, DeviceMesh], None] | None = None
+    """Lets the processes of each line of a mesh (``mmgrpo.runtime.sharding.sequences_of``) divide the tokens of a
+    network's samples: it takes and returns whole samples, and gradients are parts that add up. None: it cannot."""
     engines: Engines | None = None
     """What may draw its rollouts in place of the policy."""
     elsewhere: Callable[[], Elsewhere] | None = None
@@ -286,6 +291,17 @@ def refuse_unshardable(config: Config, owner: Family | None) -> None:
         raise ValueError(
             f"distributed.rollout_weights: got blocks with sampling.plan_per={config.sampling.plan_per}, by which "
             "processes call the network differently often, expected whole; or set sampling.plan_per=round"
+        )
+
+
+def refuse_undivided(config: Config, owner: Family | None) -> None:
+    """ValueError, before a model is loaded, for ``distributed.sequence`` with a family whose tokens are not divided."""
+    if config.distributed.sequence > 1 and (owner is None or owner.divide is None):
+        able = ", ".join(name for name, one in families().items() if one.divide)
+        raise ValueError(
+            f"distributed.sequence: got {config.distributed.sequence}, expected 1, since family "
+            f"'{config.model.family}' has no plan by which processes divide its tokens; {able} have one. Set "
+            "distributed.shard=full, optim.micro_batch_size=1 and model.gradient_checkpointing=true instead"
         )
 
 

@@ -38,7 +38,14 @@ from mmgrpo.prompts.ledger import Ledger, Rows
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.distributed import gather_decisions, gather_reward_scores, join_decisions, row_counts, total
+from mmgrpo.runtime.distributed import (
+    DataRank,
+    gather_decisions,
+    gather_reward_scores,
+    join_decisions,
+    row_counts,
+    total,
+)
 from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
 from mmgrpo.scoring.isolation import column_or_nan
@@ -150,7 +157,7 @@ class RoundRows:
             decisions = like(rollout.decisions, first) if rollout else select_rows(first, slice(0))
         scores = self.scores[0].rows(slice(0)) if scores is None else scores
         # The gathered rows are ordered by part, then by rank: this rank's follow those of all lower ranks.
-        place = self.count + sum(row_counts(decisions.origin, self.accelerator)[: self.accelerator.process_index])
+        place = self.count + sum(row_counts(decisions.origin, self.accelerator)[: DataRank.of(self.accelerator).index])
         if rollout is not None:
             self.rollouts.append(rollout)
             self.places.append(place + torch.arange(decisions.rows))
@@ -211,16 +218,17 @@ def sample_round(
     returns metrics."""
     now = reward_weights or RewardWeights.of(scorers)
     ledger = ledger or settings.samplers.ledger(prompts)
-    drawing = drawing or Drawing(settings, ledger, order, cursor, number, seed, accelerator.num_processes)
+    rank = DataRank.of(accelerator)
+    drawing = drawing or Drawing(settings, ledger, order, cursor, number, seed, rank.count)
     plain = Request((), (), 0, derive(seed, "round", number), number, settings.sampling)
     rows = RoundRows(scorers, recipe, now, ledger, accelerator, plain)
     records = recipe.records.union(settings.records, *(scorer.records for scorer in scorers))
     draw, seconds = drawing.first(), {"rollout": 0.0, "reward": 0.0}
     while draw is not None:
-        shares = draw.parts(accelerator.num_processes, settings.prompts_at_once)
+        shares = draw.parts(rank.count, settings.prompts_at_once)
         begun: list[tuple[Rollout, Callable[[], tuple[Decisions, RewardScores]]]] = []
         with drawing_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
-            for places_of_part in shares[accelerator.process_index]:
+            for places_of_part in shares[rank.index]:
                 request = changed(
                     replace(
                         plain,

@@ -54,7 +54,7 @@ from mmgrpo.config.reading import (
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
-from mmgrpo.family import family, refuse_absent_engine, refuse_engine, refuse_unshardable
+from mmgrpo.family import family, refuse_absent_engine, refuse_engine, refuse_undivided, refuse_unshardable
 from mmgrpo.runtime.devices import processes_of, refuse_launcher
 from mmgrpo.runtime.identity import MARKER
 
@@ -350,6 +350,7 @@ def _arithmetic(config: Config, processes: int) -> str:
     config.check(processes)
     model_family.check(config)
     refuse_unshardable(config, model_family)
+    refuse_undivided(config, model_family)
     refuse_engine(config, model_family)
     refuse_preset(config.algorithm.preset, model_family.decisions(config))
     bind_blocks(config)

@@ -402,9 +402,31 @@ class Distributed:
     """Weights gathered during rollouts and evaluations with distributed.shard full. whole: all, once; blocks: one block
     at a time, for every call, which takes less memory and more time; auto: blocks for denoising models with a fixed
     number of calls, whole for all others and where an engine draws."""
+    sequence: Annotated[
+        int,
+        COUNT,
+        excludes(
+            where("rollout.engine", but="policy"),
+            where("sampling.policy", "gradients"),
+            "sampling.reward_drift",
+            "model.compile",
+            why="which is not divided",
+            but=1,
+        ),
+    ] = 1
+    """N neighbouring ranks that divide the tokens of every sample (Ulysses), in image and video networks. They work on
+    the same prompts, and each keeps 1/N of the activations. 1 divides none."""
 
     def check(self, processes: int) -> None:
-        """ValueError for copies of which so many processes cannot divide each among two or more."""
+        """ValueError for sequences that so many processes cannot divide, and for copies of which they cannot divide
+        each among two or more."""
+        lines = processes // self.replicate if self.shard == "full" else processes
+        if processes > 1 and lines and lines % self.sequence:
+            each = f" in {self.replicate} copies of the model" if self.shard == "full" and self.replicate > 1 else ""
+            raise ValueError(
+                f"distributed.sequence: got {self.sequence} with {processes} processes{each}, expected a divisor of "
+                f"{lines}"
+            )
         if self.shard == "full" and processes > 1 and (processes % self.replicate or processes == self.replicate):
             raise ValueError(
                 f"distributed.replicate: got {self.replicate} with {processes} processes, expected a divisor of "
@@ -583,10 +605,10 @@ class Config(Run):
         refuse_conflicts(sections_of(self), facts={PROCESS: self.process})
         self.optim.check()
         self.distributed.check(processes)
-        if self.data.prompts_per_step % processes:
+        if self.data.prompts_per_step % (ranks := max(1, processes // self.distributed.sequence)):
             raise ValueError(
                 f"data.prompts_per_step: got {self.data.prompts_per_step} with {processes} processes, expected a "
-                f"multiple of {processes}, since each samples equally many prompts"
+                f"multiple of {ranks}, since each samples equally many prompts"
             )
         self.rollout.check(processes)
         of_settings(self)

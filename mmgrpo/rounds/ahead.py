@@ -35,6 +35,7 @@ from mmgrpo.prompts.drawing import Draw, Drawing
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds.callback import Callback, Choices, Run
+from mmgrpo.runtime.distributed import DataRank
 from mmgrpo.runtime.sharding import drawing_weights, exchanged, stored, stored_like
 from mmgrpo.types import Request
 
@@ -114,7 +115,7 @@ class Ahead(Callback):
 
     def _drawing(self, number: int, settings: RoundSettings, cursor: int, version: int) -> Drawing:
         run = self.run
-        where = run.ledger, run.order, cursor, number, run.seed, run.accelerator.num_processes
+        where = run.ledger, run.order, cursor, number, run.seed, DataRank.of(run.accelerator).count
         drawing = Drawing(settings, *where, version=version)
         drawing.metrics["rollout/staleness"] = float(number - version)
         return drawing
@@ -132,9 +133,10 @@ class Ahead(Callback):
                 policy.engine.settle(n)
                 self.run.accelerator.wait_for_everyone()
                 settings = self.run.hyperparameters(step + (n - number) * self.run.optim.steps_per_round).rounds
-                shares = drawing.first().parts(self.run.accelerator.num_processes, settings.prompts_at_once)
+                rank = DataRank.of(self.run.accelerator)
+                shares = drawing.first().parts(rank.count, settings.prompts_at_once)
                 with drawing_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
-                    for places in shares[self.run.accelerator.process_index]:
+                    for places in shares[rank.index]:
                         policy.begin(self._request(n, drawing.first(), places, settings))
             self.begun.add(n)
 

@@ -10,6 +10,7 @@ from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
+from mmgrpo.runtime.distributed import DataRank
 from mmgrpo.types import Prompt
 
 
@@ -37,8 +38,9 @@ def decode_ahead(prompts: Sequence[Prompt], indices: Sequence[int], processes: A
     An image that cannot be read is left to the round that needs it, which raises its error.
     """
     if IMAGE_CACHE.limit:
-        each = len(indices) // processes.num_processes
-        for index in indices[processes.process_index * each :][:each]:
+        rank = DataRank.of(processes)
+        each = len(indices) // rank.count
+        for index in indices[rank.index * each :][:each]:
             WORKERS.submit(_decode, prompts, index)
 
 

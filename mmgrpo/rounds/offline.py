@@ -32,7 +32,15 @@ from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import unpacked
-from mmgrpo.runtime.distributed import RankSlice, gather_decisions, gather_rows, row_counts, sum_over_ranks, total
+from mmgrpo.runtime.distributed import (
+    DataRank,
+    RankSlice,
+    gather_decisions,
+    gather_rows,
+    row_counts,
+    sum_over_ranks,
+    total,
+)
 from mmgrpo.runtime.sharding import drawing_weights, scoring_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request, Storing
@@ -101,7 +109,7 @@ class Offline(Callback):
         several = [index for index, prompt in zip(indices, prompts, strict=True) for _ in prompt.answers]
         fields = {**rollout.decisions.fields, "prompt_index": torch.tensor(several)}
         decisions = gather_decisions(replace(rollout.decisions, fields=fields), accelerator, 0)
-        first = sum(row_counts(local, accelerator)[: accelerator.process_index])
+        first = sum(row_counts(local, accelerator)[: DataRank.of(accelerator).index])
         rows = first + torch.arange(len(local))
         scores = RewardScores(grade[:, None], torch.ones_like(grade, dtype=torch.bool)[:, None])
         if self.way == "measured":

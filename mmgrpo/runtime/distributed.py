@@ -3,6 +3,10 @@
 Networks are not wrapped (no DDP): each rank accumulates the gradient of its own micro-batches, whose number may differ
 between ranks, and gradients are reduced once per optimizer step. The loss weights sum to one over all ranks, so
 gradients are summed, never averaged.
+
+Neighbouring ranks that divide the tokens of their samples (``distributed.sequence``) are one data rank: they work on
+the same rows and compute the same numbers, and what is gathered or summed is that of the first of them, so that all
+have the same round to the bit. Gradients alone are parts, of which each rank has its own.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -29,38 +34,58 @@ Processes = Accelerator | PartialState
 """Rank, world size and device of this process."""
 
 
+TOGETHER: WeakKeyDictionary[Processes, int] = WeakKeyDictionary()
+"""How many neighbouring ranks are one data rank, where that is more than one."""
+
+
+@dataclass(frozen=True)
+class DataRank:
+    """The data rank of this process, of so many; ``first``: what it computes counts for all ranks that are this one."""
+
+    index: int
+    count: int
+    first: bool
+
+    @staticmethod
+    def of(accelerator: Processes) -> DataRank:
+        together = TOGETHER.get(accelerator, 1)
+        index, place = divmod(accelerator.process_index, together)
+        return DataRank(index, accelerator.num_processes // together, place == 0)
+
+
 @dataclass(frozen=True)
 class RankSlice:
-    """The contiguous range of ``count`` items that this rank works on; equally long on all ranks."""
+    """The contiguous range of ``count`` items that this data rank works on; equally long on all of them."""
 
     start: int
     stop: int
 
     @staticmethod
     def of(count: int, accelerator: Accelerator, what: str) -> RankSlice:
-        world = accelerator.num_processes
-        if count % world:
+        rank = DataRank.of(accelerator)
+        if count % rank.count:
             raise ValueError(
-                f"{what} must divide evenly among {world} processes, got {count}; use a multiple of {world}"
+                f"{what} must divide evenly among {rank.count} processes, got {count}; use a multiple of {rank.count}"
             )
-        each = count // world
-        return RankSlice(accelerator.process_index * each, (accelerator.process_index + 1) * each)
+        each = count // rank.count
+        return RankSlice(rank.index * each, (rank.index + 1) * each)
 
 
 def gather_rows(value: Tensor, accelerator: Processes) -> Tensor:
-    """Concatenate the rows of all ranks, in rank order, on the device by which they communicate; the number of rows may
-    differ between ranks. The rows of one process stay where they are."""
+    """Concatenate the rows of all data ranks, in their order, on the device by which they communicate; the number of
+    rows may differ between them. The rows of one process stay where they are."""
     if accelerator.num_processes == 1:
         return value
     value, counts = value.to(accelerator.device), row_counts(value, accelerator)
     longest = max(counts)
     padded = torch.cat([value, value.new_zeros((longest - len(value), *value.shape[1:]))])
-    gathered = cast(Tensor, gather(padded))
-    return torch.cat([gathered[rank * longest :][:count] for rank, count in enumerate(counts)])
+    gathered, together = cast(Tensor, gather(padded)), TOGETHER.get(accelerator, 1)
+    return torch.cat([gathered[rank * together * longest :][:count] for rank, count in enumerate(counts)])
 
 
 def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
-    """Concatenate the texts of all ranks, in rank order; they are gathered as padded rows of length and UTF-8 bytes."""
+    """Concatenate the texts of all data ranks, in their order; they are gathered as padded rows of length and UTF-8
+    bytes."""
     if accelerator.num_processes == 1:
         return list(texts)
     encoded = [text.encode() for text in texts]
@@ -74,21 +99,22 @@ def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
 
 
 def row_counts(value: Tensor, accelerator: Processes) -> list[int]:
-    """The number of rows on each rank."""
+    """The number of rows on each data rank."""
     if accelerator.num_processes == 1:
         return [len(value)]
-    return cast(Tensor, gather(torch.tensor([len(value)], device=accelerator.device))).tolist()
+    counts = cast(Tensor, gather(torch.tensor([len(value)], device=accelerator.device)))
+    return counts[:: TOGETHER.get(accelerator, 1)].tolist()
 
 
 def largest(value: float, accelerator: Processes) -> float:
-    """The maximum over ranks."""
+    """The maximum over all ranks."""
     if accelerator.num_processes == 1:
         return value
-    return float(gather_rows(torch.tensor([value]), accelerator).max())
+    return float(cast(Tensor, gather(torch.tensor([value], device=accelerator.device))).max())
 
 
 def sum_by_name(values: Mapping[str, float], names: Sequence[str], accelerator: Accelerator) -> dict[str, float]:
-    """Sums over ranks of numbers by name; a rank may lack some of ``names``, which are the same on all."""
+    """Sums over data ranks of numbers by name; a rank may lack some of ``names``, which are the same on all."""
     row = torch.tensor([values.get(name, 0.0) for name in names], dtype=torch.float64)
     if accelerator.num_processes > 1:
         row = sum_over_ranks(row.to(accelerator.device), accelerator).cpu()
@@ -96,17 +122,20 @@ def sum_by_name(values: Mapping[str, float], names: Sequence[str], accelerator: 
 
 
 def total(number: float | int, accelerator: Accelerator) -> float:
-    """The sum over ranks of a number."""
+    """The sum over data ranks of a number."""
     return sum_by_name({"": float(number)}, [""], accelerator)[""]
 
 
 def sum_over_ranks(value: Tensor, accelerator: Accelerator) -> Tensor:
-    """The sum over ranks of a tensor of equal shape on all of them."""
-    return value if accelerator.num_processes == 1 else cast(Tensor, accelerator.reduce(value, reduction="sum"))
+    """The sum over data ranks of a tensor of equal shape on all of them."""
+    if accelerator.num_processes == 1:
+        return value
+    counted = value if DataRank.of(accelerator).first else torch.zeros_like(value)
+    return cast(Tensor, accelerator.reduce(counted, reduction="sum"))
 
 
 def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) -> Decisions:
-    """Concatenate the decisions of all ranks, padded to the rank with the most decisions per row, on the host."""
+    """Concatenate the decisions of all data ranks, padded to the longest row of any, on the host."""
     longest = int(largest(float(decisions.loss_mask.shape[1]), accelerator))
     place = draw * accelerator.num_processes + accelerator.process_index
     local = pad_decisions(decisions, longest)
@@ -144,7 +173,7 @@ def join_decisions(draws: Sequence[Decisions]) -> Decisions:
 
 
 def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) -> RewardScores:
-    """Concatenate the reward scores of all ranks, on the host."""
+    """Concatenate the reward scores of all data ranks, on the host."""
     tensors = reward_scores.values, reward_scores.valid, reward_scores.abstentions
     return RewardScores(*fetched([gather_rows(one, accelerator) for one in tensors]))
 
@@ -164,7 +193,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) 
     if accelerator.num_processes == 1 or is_shard(parameters[0]):
         return
     flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])  # type: ignore[union-attr]
-    total = sum_over_ranks(flat, accelerator)
+    total = cast(Tensor, accelerator.reduce(flat, reduction="sum"))  # also of ranks that are one data rank
     offset = 0
     for parameter in parameters:
         size = parameter.numel()

@@ -12,7 +12,8 @@ divide a copy of the model (``distributed.shard`` full; else N = 1), in bytes
     gathered       two blocks, of families whose calls are in step, with their gradients; else all weights
     encoders, VAE  whole, in the precision of computation; encoders none with model.forget_encoders
     activations    the most that is alive in the backward pass of a micro batch: inputs and outputs of the matrices of
-                   all blocks, at the positions of the output or of the prompt, and gradients (``peak``); with
+                   all blocks, at the positions of the output or of the prompt, and gradients (``peak``), divided by
+                   distributed.sequence, whose processes have a part of the positions each; with
                    model.gradient_checkpointing the inputs of the blocks, and one block; of tokens also the logits of
                    sampling.logits_chunk_size positions
     cache          keys and values of language models: of the completions of a rollout on this process, or of
@@ -252,8 +253,11 @@ def needs(
     vae = STORED[getattr(model, "vae_dtype", "float32")] * folder.others.get("vae", 0)
     encoders = sum(size for name, size in frozen.items() if name != "vae")
     found |= {"encoders": 0 if getattr(model, "forget_encoders", False) else encoders, "VAE": vae}
-    samples = -(-config.data.prompts_per_step // processes) * config.data.group_size
+    together = config.distributed.sequence if processes > 1 else 1
+    samples = -(-config.data.prompts_per_step * together // processes) * config.data.group_size
     found |= _activations(learning, config, compute, samples, targets if rank else (), 1 + guided, given)
+    if "activations" in found:
+        found["activations"] /= together
     return {name: size for name, size in found.items() if size}
 
 
@@ -465,6 +469,7 @@ def report(folder: Folder, config: Any, processes: int, **known: Any) -> list[st
     total = sum(found.values()) / 1e9
     where = "on one process" if processes == 1 else f"on each of {processes} processes"
     lines = [
+        *mesh(config.distributed, processes),
         f"memory:    {total:.3g} GB {where}, distributed.shard {config.distributed.shard}: "
         + ", ".join(f"{name} {size / 1e9:.3g}" for name, size in found.items()),
         f"           {fits(total)}; activations are {'an estimate' if 'activations' in found else 'not in it'} "
@@ -474,6 +479,17 @@ def report(folder: Folder, config: Any, processes: int, **known: Any) -> list[st
     divided = {n: sum(needs(folder, full, processes=n, **known).values()) / 1e9 for n in (2, 4, 8)}
     shown = ", ".join(f"{size:.3g} GB with {n}" for n, size in divided.items())
     return [*lines, f"           divided (distributed.shard full): {shown} processes"]
+
+
+def mesh(distributed: Any, processes: int) -> list[str]:
+    """A line of what several processes divide among them; none of processes that divide nothing but prompts."""
+    if processes == 1 or (distributed.shard == "none" and distributed.sequence == 1):
+        return []
+    copies, together = distributed.replicate if distributed.shard == "full" else processes, distributed.sequence
+    return [
+        f"mesh:      {processes} processes: data {processes // together} x sequence {together}; "
+        f"weights: copies {copies} x shards {processes // copies}"
+    ]
 
 
 def fits(gigabytes: float) -> str:

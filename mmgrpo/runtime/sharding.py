@@ -100,6 +100,15 @@ def mesh_of(device: str, replicate: int = 1) -> DeviceMesh:
     return init_device_mesh(device, (replicate, world // replicate), mesh_dim_names=("replicate", "shard"))
 
 
+def sequences_of(device: str, together: int) -> DeviceMesh:
+    """The processes as lines of ``together`` neighbours that divide the tokens of their samples (``ulysses``); the
+    dimension ``ring`` is of one."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    lines = torch.distributed.get_world_size() // together
+    return init_device_mesh(device, (lines, 1, together), mesh_dim_names=("data", "ring", "ulysses"))
+
+
 def shard(
     networks: Sequence[nn.Module],
     blocks: Sequence[str],

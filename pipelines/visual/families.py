@@ -62,6 +62,7 @@ FAMILIES: Mapping[str, Family] = {
             ("FluxPipeline",),
             FluxOptions,
             guidance="true_cfg_scale",
+            planned=True,
         ),
         visual_family(
             "stable_diffusion",
@@ -211,6 +212,7 @@ FAMILIES: Mapping[str, Family] = {
             ("WanPipeline", "WanTransformer3DModel"),
             WanOptions,
             blocks=("WanTransformerBlock", "WanTransformer3DModel"),
+            planned=True,
         ),
         visual_family(
             "wan_i2v",

@@ -38,6 +38,9 @@ from pipelines.visual.options import (
 from pipelines.visual.sizes import refuse_sizes
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
     from mmgrpo.types import Policy, Prompt
@@ -82,10 +85,11 @@ def visual_family(
     blocks: tuple[str, ...] = ("*TransformerBlock",),
     in_step: bool = True,
     several_images: bool = False,
+    planned: bool = False,
 ) -> Family:
     """The record of a generator, whose ``module`` has its ``load``, and ``check_words`` where its tokenizers can be
     asked before. The others are those of ``Family``; ``in_step`` holds whatever images the prompts have,
-    of which there are ``several_images``."""
+    of which there are ``several_images``; ``planned``: diffusers has a plan by which processes divide its tokens."""
     clips = "frames" in {one.name for one in fields(options)}
     check_rows = partial(readable, name, module, image_input, several_images, guidance)
     return Family(
@@ -119,10 +123,18 @@ def visual_family(
         image_input=image_input,
         blocks=blocks,
         in_step=in_step,
+        divide=divide if planned else None,
         engines=DENOISER,
         elsewhere=partial(elsewhere, name, process),
         library=partial(library, name, architectures, guidance, process),
     )
+
+
+def divide(network: nn.Module, mesh: DeviceMesh) -> None:
+    """By the plan of diffusers."""
+    from pipelines.visual.sequences import divide_by_plan
+
+    divide_by_plan(network, mesh)
 
 
 def elsewhere(name: str, process: Process) -> Elsewhere:

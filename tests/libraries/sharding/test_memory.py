@@ -233,6 +233,20 @@ def test_a_part_of_what_is_divided_and_frozen_is_the_worked_number():
     assert needs(large, whole, processes=4, in_step=True)["gathered"] == 2 * 108
 
 
+def test_activations_are_divided_as_tokens_are_and_a_dry_run_names_the_mesh():
+    """Of eight processes, two by two: four that have prompts of their own, each with half of the activations."""
+    folder = read_folder(Path(tiny_checkpoint(maker("flux"))))
+    assert folder is not None
+    config = config_of("flux", "")
+    whole = needs(folder, config, processes=8)
+    config = replace(config, distributed=Distributed("full", 2, sequence=2))
+    found = needs(folder, config, processes=8)
+    assert found["activations"] == whole["activations"] / 2 and found["weights"] == whole["weights"] / 4
+    lines = report(folder, config, 8)
+    assert "data 4 x sequence 2; weights: copies 2 x shards 4" in lines[0]
+    assert not any("mesh" in line for line in report(folder, replace(config, distributed=Distributed()), 8))
+
+
 def test_a_further_network_is_a_copy_of_what_trains_and_one_that_learns_has_moments():
     """Ten parameters: 40 bytes of an average, 40 and 80 of moments of a critic."""
     config = config_class(families()["causal_lm"].sections)()

@@ -46,7 +46,16 @@ class Runs:
     place: Path
     folders: dict[str, Path] = field(default_factory=dict)
 
-    def start(self, name: str, world: int, cases: Sequence[str], replicate: int = 1, of: str = "") -> Path:
+    def start(
+        self,
+        name: str,
+        world: int,
+        cases: Sequence[str],
+        replicate: int = 1,
+        of: str = "",
+        mode: str = "full",
+        sequence: int = 1,
+    ) -> Path:
         """The folder of the runs ``name``; ``of`` names earlier ones, from whose first checkpoint they go on."""
         if name in self.folders:
             return self.folders[name]
@@ -60,7 +69,8 @@ class Runs:
         for case in cases:  # transformers writes a tiny model in the first process alone
             config_of(case, folder, "none", 1)
         with meeting_port() as port:
-            workers = [worker(folder, index, world, port, replicate, cases) for index in range(world)]
+            given = [folder, mode, replicate, sequence, *cases]
+            workers = [worker(given, index, world, port) for index in range(world)]
             try:
                 for one in workers:
                     printed, _ = one.communicate(timeout=900)
@@ -72,9 +82,9 @@ class Runs:
         return folder
 
 
-def worker(folder: Path, index: int, world: int, port: int, replicate: int, cases: Sequence[str]) -> Forked:
+def worker(given: Sequence[object], index: int, world: int, port: int) -> Forked:
     place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return Forked(WORKER, [folder, "full", replicate, *cases], place if world > 1 else {})
+    return Forked(WORKER, given, place if world > 1 else {})
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Runs of tiny models that must not depend on how processes divide them; ``test_sharding.py`` starts this file.
 
-RANK=0 WORLD_SIZE=2 ... python -m tests.libraries.sharding.worker FOLDER SHARD REPLICATE CASE...
+RANK=0 WORLD_SIZE=2 ... python -m tests.libraries.sharding.worker FOLDER SHARD REPLICATE SEQUENCE CASE...
 
 A case is ``family:variant``. The run of each is left in ``FOLDER/case``, with the whole trained weights as this process
 has them in ``weights-<rank>.safetensors``; where there is a run already, it is resumed from its first checkpoint.
@@ -24,12 +24,14 @@ from mmgrpo.data.splits import Splits
 from mmgrpo.family import families
 from mmgrpo.inputs import RunInputs
 from mmgrpo.runtime.checkpoint import checkpoints
+from mmgrpo.runtime.distributed import TOGETHER
 from mmgrpo.runtime.finite import is_finite
 from mmgrpo.runtime.sharding import local, mesh_of, shard, whole
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt, Text
 from pipelines.visual import wan_tiny
 from tests.libraries.families.examples import EXAMPLES, TEXTS
+from tests.libraries.sharding import gradients
 from tests.tiny import maker, tiny_checkpoint
 
 Variant = dict[str, Any]
@@ -78,7 +80,7 @@ def measured(prompts: list[Prompt], outputs: list[Output]) -> list[float]:
     return values
 
 
-def config_of(case: str, folder: Path, mode: str, replicate: int) -> Config:
+def config_of(case: str, folder: Path, mode: str, replicate: int, sequence: int = 1) -> Config:
     name, _, variant = case.partition(":")
     given, example, config = VARIANTS[variant], EXAMPLES[name], config_class(families()[name].sections)()
     path = given["path"]() if "path" in given else tiny_checkpoint(maker(name))
@@ -103,7 +105,7 @@ def config_of(case: str, folder: Path, mode: str, replicate: int) -> Config:
             config.algorithm,
             **{"preset": "rloo", "objective": "ppo(low=0.2, high=0.2)", "terms": [], **given.get("algorithm", {})},
         ),
-        distributed=replace(config.distributed, shard=mode, replicate=replicate, **divided),
+        distributed=replace(config.distributed, shard=mode, replicate=replicate, sequence=sequence, **divided),
     )
 
 
@@ -162,15 +164,20 @@ def what_a_unit_is_given(folder: Path, accelerator: Accelerator) -> None:
     (folder / f"given-{accelerator.process_index}.json").write_text(json.dumps(found))
 
 
-def run(folder: Path, shard_mode: str, replicate: int, cases: list[str]) -> None:
+def run(folder: Path, shard_mode: str, replicate: int, sequence: int, cases: list[str]) -> None:
     """Train, or resume, every case."""
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
     if accelerator.num_processes > 1 and shard_mode == "full":
         nan_in_one_shard(folder, accelerator)
         what_a_unit_is_given(folder, accelerator)
+    if sequence > 1:
+        TOGETHER[accelerator] = sequence
+        configs = {case: config_of(case, folder, "none", 1) for case in cases}
+        gradients.write(folder, accelerator, configs, (shard_mode, replicate, sequence))
     for case in cases:
-        config = config_of(case, folder, shard_mode if accelerator.num_processes > 1 else "none", replicate)
+        alone = accelerator.num_processes == 1
+        config = config_of(case, folder, *("none", 1, 1) if alone else (shard_mode, replicate, sequence))
         place = folder / config.name
         earlier = bool(checkpoints(place / "checkpoints"))
         accelerator.wait_for_everyone()
@@ -184,4 +191,4 @@ def run(folder: Path, shard_mode: str, replicate: int, cases: list[str]) -> None
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+    run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

@@ -166,6 +166,7 @@ def test_a_warm_up_may_be_longer_than_the_run():
         ({"data": Data(prompts_per_step=4)}, r"data\.prompts_per_step.*4.*3 processes"),
         ({"data": Data(prompts_per_step=3), "distributed": Distributed("full", 2)}, r"distributed\.replicate.*2.*3"),
         ({"data": Data(prompts_per_step=3), "distributed": Distributed("full", 3)}, r"distributed\.replicate.*3.*3"),
+        ({"data": Data(prompts_per_step=3), "distributed": Distributed(sequence=2)}, r"distributed\.sequence.*2.*3"),
     ],
 )
 def test_what_three_processes_cannot_share_is_refused(shares, setting):

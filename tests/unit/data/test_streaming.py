@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -125,14 +125,16 @@ def cache(monkeypatch):
     return empty, lambda: [task() for task in tasks]
 
 
-def rank(index, world):
-    return SimpleNamespace(process_index=index, num_processes=world)
+@dataclass(frozen=True)
+class Rank:
+    process_index: int
+    num_processes: int
 
 
 def test_pictures_of_the_next_round_are_decoded_ahead_each_by_the_process_that_needs_it(tmp_path, cache):
     empty, work = cache
     prompts = load_stored(questions(tmp_path), columns=COLUMNS)
-    decode_ahead(prompts, [4, 2, 0, 1], rank(1, 2))
+    decode_ahead(prompts, [4, 2, 0, 1], Rank(1, 2))
     work()
     wanted = [(prompts[index].media[0].source,) for index in (0, 1)]
     assert list(empty._pixels) == wanted
@@ -144,7 +146,7 @@ def test_pictures_in_files_are_decoded_ahead_and_nothing_else(tmp_path, cache):
     media = (Media("audio", "a.wav"), Media("image", Image(torch.zeros(3, 1, 1))))
     turn = Turn("user", (*media, Media("image", str(tmp_path / "a.png"))))
     empty.limit = 1000
-    decode_ahead([Prompt("a", turns=(turn,))], [0], rank(0, 1))
+    decode_ahead([Prompt("a", turns=(turn,))], [0], Rank(0, 1))
     work()
     assert len(empty._pixels) == 1
 
@@ -161,7 +163,7 @@ def test_a_picture_that_cannot_be_decoded_ahead_fails_where_it_is_needed(tmp_pat
     empty, work = cache
     (prompt,) = prompts = load_prompts(lines(tmp_path, [{"text": "?", "image": "a.png"}]))
     (tmp_path / "a.png").unlink()
-    decode_ahead(prompts, [0], rank(0, 1))
+    decode_ahead(prompts, [0], Rank(0, 1))
     work()
     assert not empty._pixels
     with pytest.raises(Unreadable, match="no such file"):
@@ -171,7 +173,7 @@ def test_a_picture_that_cannot_be_decoded_ahead_fails_where_it_is_needed(tmp_pat
 def test_nothing_is_decoded_ahead_without_a_cache(tmp_path, cache):
     empty, work = cache
     empty.limit = 0
-    decode_ahead(load_prompts(questions(tmp_path), columns=COLUMNS), [0], rank(0, 1))
+    decode_ahead(load_prompts(questions(tmp_path), columns=COLUMNS), [0], Rank(0, 1))
     assert work() == []
 
 

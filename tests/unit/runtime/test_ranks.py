@@ -105,6 +105,35 @@ def test_each_rank_works_on_its_own_even_share(on_ranks):
         on_ranks(3, lambda number, rank: distributed.RankSlice.of(7, rank, "rows"))
 
 
+def test_ranks_that_divide_tokens_are_one_whose_first_counts(on_ranks):
+    """Four ranks, two by two: rows, sums and shares are those of ranks 0 and 2, gradients those of all."""
+
+    def work(number: int, rank: Rank) -> dict[str, Any]:
+        distributed.TOGETHER[rank] = 2
+        rows = [torch.tensor([1.0]), torch.tensor([9.0]), torch.tensor([3.0, 4.0]), torch.tensor([9.0, 9.0])][number]
+        weight = nn.Parameter(torch.zeros(1))
+        weight.grad = torch.tensor([10.0**number])
+        share = distributed.RankSlice.of(6, rank, "rows")
+        found = {
+            "place": distributed.DataRank.of(rank),
+            "share": (share.start, share.stop),
+            "rows": distributed.gather_rows(rows, rank).tolist(),
+            "counts": distributed.row_counts(rows, rank),
+            "sum": float(distributed.sum_over_ranks(rows.sum(), rank)),
+            "largest": distributed.largest(float(number), rank),
+        }
+        distributed.sum_gradients([weight], rank)
+        return found | {"gradient": float(weight.grad)}
+
+    found = on_ranks(4, work)
+    assert [one.pop("place") for one in found] == [
+        distributed.DataRank(index, 2, first) for index, first in ((0, True), (0, False), (1, True), (1, False))
+    ]
+    assert [one.pop("share") for one in found] == [(0, 3), (0, 3), (3, 6), (3, 6)]
+    # 1 + 3 + 4 = 8; a signal that the last rank alone has received counts; 1 + 10 + 100 + 1000
+    assert found == [{"rows": [1, 3, 4], "counts": [1, 2], "sum": 8, "largest": 3, "gradient": 1111}] * 4
+
+
 def test_decisions_of_ranks_and_draws_never_share_a_node_and_are_padded_to_the_widest(on_ranks):
     made = [decisions([[0, 1], [0, 2]]), decisions([[0, 1, 2]])]
     [first, second] = [

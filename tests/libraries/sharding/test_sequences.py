@@ -1,0 +1,107 @@
+"""Runs whose processes divide the tokens of a sample equal those of one process, also beside shards and copies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mmgrpo.config.settings import Distributed, config_class
+from mmgrpo.family import families, refuse_undivided
+from mmgrpo.runtime.identity import Identity
+from tests.libraries.sharding.test_sharding import Runs, assert_close, weights
+
+CASES = ["flux:lora", "wan:checkpointed"]
+RARE = ["flux:checkpointed", "flux:reference", "wan:lora", "wan:experts"]
+EVERY = [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in RARE)]
+TOLERANCE = {"flux": 1e-12, "wan": 2e-8}
+"""Of gradients in float64, relative; norms of Wan compute in float32."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("divided"))
+
+
+@pytest.fixture(scope="module")
+def cases(collected) -> list[str]:
+    return [case for case in [*CASES, *RARE] if case in collected("case")]
+
+
+def two(runs: Runs, cases: list[str]):
+    return runs.start("two", 2, cases, mode="none", sequence=2)
+
+
+def test_a_family_without_a_plan_is_refused_before_it_is_loaded():
+    config = config_class(families()["sd3"].sections)()
+    config = replace(config, model=replace(config.model, family="sd3"), distributed=Distributed(sequence=2))
+    with pytest.raises(ValueError, match="distributed.sequence.*2.*sd3.*flux"):
+        refuse_undivided(config, families()["sd3"])
+    refuse_undivided(config, families()["flux"])
+    refuse_undivided(replace(config, distributed=Distributed()), families()["sd3"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY)
+def test_two_processes_that_divide_tokens_train_like_one(case, runs, cases):
+    one, divided = runs.start("one", 1, cases), two(runs, cases)
+    assert_close(one, divided, case, 1e-6)
+    ours, theirs = weights(divided, case), weights(divided, case, rank=1)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    lines, expected = (
+        [json.loads(line) for line in (folder / case.replace(":", "-") / "metrics.jsonl").read_text().splitlines()]
+        for folder in (divided, one)
+    )
+    assert sum(line["grad_norm"] > 1e-3 for line in lines) >= 3
+    assert all(line["ratio/first_minus_one"] < 1e-5 for line in lines)
+    for line, other in zip(lines, expected, strict=True):
+        assert line["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
+        for counted in ("rollout/rows", "rollout/evaluations"):
+            assert line[counted] == other[counted]
+    values = [
+        json.loads((folder / case.replace(":", "-") / "evaluations" / "after.json").read_text())["values"]["measured"]
+        for folder in (one, divided)
+    ]
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY)
+def test_gradients_of_divided_tokens_add_up_to_those_of_one_process(case, runs, cases):
+    for rank in range(2):
+        gap, alone, divided = json.loads((two(runs, cases) / f"gradients-{rank}.json").read_text())[case]
+        assert gap < TOLERANCE[case.partition(":")[0]] and alone == 2 * divided
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY)
+def test_a_run_of_divided_tokens_is_resumed_by_one_process_and_saves_the_same_model(case, runs, cases):
+    one, divided = runs.start("one", 1, cases), two(runs, cases)
+    alone = runs.start("alone", 1, cases, of="two")
+    assert_close(alone, divided, case, 1e-6)
+    identity = Identity.read(alone / case.replace(":", "-"))
+    assert identity is not None and identity.resumed[-1]["changed"]["distributed.sequence"] == [2, 1]
+    saved = [folder / case.replace(":", "-") / "model" for folder in (one, divided)]
+    for file in saved[0].rglob("*.safetensors"):
+        ours, theirs = load_file(file), load_file(saved[1] / file.relative_to(saved[0]))
+        assert ours.keys() == theirs.keys() and ours
+        for name, value in ours.items():
+            torch.testing.assert_close(theirs[name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_tokens_shards_and_copies_together_train_like_one_process(runs):
+    """Eight processes: two copies, each of two shards of two processes that divide tokens, or of four shards."""
+    cases = [*CASES, "wan:experts", "flux:checkpointed"]
+    eight = runs.start("eight", 8, cases, replicate=2, sequence=2)
+    again = runs.start("four", 4, cases, of="eight")
+    for case in cases:
+        assert_close(runs.start("alone-for-eight", 1, cases), eight, case, 1e-6)
+        assert_close(again, eight, case, 1e-6)
+        for rank in range(8):
+            gap, *_ = json.loads((eight / f"gradients-{rank}.json").read_text())[case]
+            assert gap < TOLERANCE[case.partition(":")[0]]
