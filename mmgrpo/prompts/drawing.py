@@ -417,9 +417,10 @@ class Drawing:
         if self.sampling.arms is not None:
             indices = self._by_category(count, allowed, generator)
         elif self.sampling.choice is not None:
-            indices = self._preferred(
-                self.sampling.choice(self._inputs(self.sampling.choice)), count, allowed, generator
-            )
+            inputs = self._inputs(self.sampling.choice)
+            if "predicted_reward" in self.sampling.choice.needs:
+                inputs["predicted_reward"] = self._predicted(count, allowed)
+            indices = self._preferred(self.sampling.choice(inputs), count, allowed, generator)
         else:
             indices = self._ordered(count, allowed)
         self.metrics["prompts/distinct_fraction"] = len({*indices}) / len(indices)
@@ -433,6 +434,15 @@ class Drawing:
             self.cursor += len(some)
             indices += [index for index in some if allowed[index]]
         return indices
+
+    def _predicted(self, count: int, allowed: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
+        """The predicted rewards of the candidates of this draw, NaN of other prompts."""
+        assert self.sampling.choice is not None and self.ledger.predict is not None
+        values, cursor = torch.full((self.order.size,), torch.nan, dtype=torch.float64), self.cursor
+        some = sorted({*self._ordered(count * _parameter(self.sampling.choice, "candidates"), allowed)})
+        self.cursor = cursor
+        values[torch.tensor(some)] = self.ledger.predict(some)
+        return values
 
     def _preferred(
         self, preference: Preference, count: int, allowed: Bool[Tensor, "N"], generator: torch.Generator

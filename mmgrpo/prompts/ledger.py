@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -172,6 +172,8 @@ class Ledger:
                 start = torch.tensor(value, dtype=torch.float64)
                 self.columns[columns.table][name] = start.expand(self.length(columns.table), *start.shape).clone()
         self.history = torch.zeros(0, len(HISTORY), dtype=torch.float64)
+        self.predict: Callable[[Sequence[int]], Float[Tensor, "N"]] | None = None
+        """The rewards of prompts, by number, as a network of the run predicts them; None where it has none."""
         self.labels: dict[int, dict[str, str]] = {}
 
     def length(self, table: str) -> int:

@@ -176,10 +176,25 @@ def nearest(
     """Of ``candidates`` times as many prompts of the seeded order those whose average reward is nearest to ``target``
     (PCL, arXiv:2510.01135: .5 and 4). Prompts never visited count as at the target.
 
-    The paper predicts the average by a value network over prompts; here it is the one tracked, in a table.
+    The paper predicts the average by a value network (``nearest_predicted``); here it is the one tracked, in a table.
     """
     distance = torch.where(average_reward.isnan(), 0.0, (average_reward - target).abs())
     return Preference(distance, how="nearest", candidates=candidates)
+
+
+@block(CHOICES, level="group")
+def nearest_predicted(
+    predicted_reward: Numbers,
+    *,
+    target: Annotated[float, ANY_NUMBER] = 0.5,
+    candidates: Annotated[int, COUNT] = 4,
+) -> Preference:
+    """Of ``candidates`` times as many prompts of the seeded order those whose reward as a value network predicts it,
+    visited or not, is nearest to ``target`` (PCL, arXiv:2510.01135: .5 and 4; network ``prompt_value``).
+
+    Values .9, .45, .1, .6, .52 and a round of two: the second and the last.
+    """
+    return Preference((predicted_reward - target).abs(), how="nearest", candidates=candidates)
 
 
 @block(ARMS, level="group")
@@ -294,8 +309,8 @@ def staged(
 SAMPLERS = REDRAWS | FILTERS | CHOICES | ARMS | SIZES | STAGES
 KINDS = {"REDRAWS": REDRAWS, "FILTERS": FILTERS, "CHOICES": CHOICES, "ARMS": ARMS, "SIZES": SIZES, "STAGES": STAGES}
 
-LOCAL = frozenset({"round", "count", "column_values", "category_names"})
-"""Inputs of samplers that are no column of the ledger."""
+LOCAL = frozenset({"round", "count", "column_values", "category_names", "predicted_reward"})
+"""Inputs of samplers that are no column of the ledger; ``predicted_reward`` is known of the candidates of a draw."""
 
 
 def checked(weights: Float[Tensor, "N"], what: str) -> Float[Tensor, "N"]:

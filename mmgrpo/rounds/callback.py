@@ -347,10 +347,12 @@ class Callbacks:
         return rollout
 
     def call(self, hook: str, run: Run, *given: Any, taken: Numbers | None = None) -> dict[str, float]:
-        """Call a hook of all callbacks; the numbers that they return. ``taken``: metrics that the run has already."""
+        """Call a hook of all callbacks; the numbers that they return, the seconds of several as a sum. ``taken``:
+        metrics that the run has already."""
         numbers: dict[str, float] = {}
         for callback in self:
-            added = getattr(callback, hook)(run, *given) or {}
+            added = dict(getattr(callback, hook)(run, *given) or {})
+            added |= {n: added[n] + numbers.pop(n) for n in [*added] if n.startswith("time/") and n in numbers}
             numbers |= _numbers(callback, hook, added, {**(taken or {}), **numbers})
         return numbers
 

@@ -4,13 +4,12 @@
     learn      mean of max((V - R)^2, (clip(V) - R)^2) / 2 over the decisions, R = A + V with the critic's own lambda
     move       no step of the policy while the critic warms up alone
 
-Its network is a named one (``algorithm.networks: critic(lr=...)``), which holds and checkpoints the trunk; the head, a
-linear function of the last hidden state before a decision that begins as 0, is here.
+Its network is a named one (``algorithm.networks: critic(lr=...)``) with a head on the last hidden state before a
+decision (``mmgrpo.rounds.values``).
 """
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Mapping
@@ -21,22 +20,17 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmgrpo.advantages.gae import returns_of
 from mmgrpo.config.registry import Bound
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
-from mmgrpo.runtime.distributed import sum_gradients, sum_over_ranks
-from mmgrpo.runtime.finite import NotFinite
-from mmgrpo.runtime.networks import is_critic, name_of
+from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
+from mmgrpo.runtime.checkpoint import STATE, load_checkpoint
+from mmgrpo.runtime.networks import is_critic
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import OWN, Batch, Decisions, Rollout
-from mmgrpo.update import scored
-
-HIDDEN = frozenset({"hidden_state"})
-"""The hidden state before a decision, as a policy scores it."""
 
 HEADS = ("score", "reward_head")
 """The last layer of reward models: of transformers' sequence classification with one label, and of MOSS-RLHF."""
@@ -59,16 +53,13 @@ class Critic(Callback):
     key: ClassVar[str] = "critic"
 
     def __init__(self, rule: Bound) -> None:
-        given = {name: one.default for name, one in rule.block.parameters.items()} | dict(rule.parameters)
-        if not given["updates"] and not given["start"]:
+        self.network = ValueNetwork(rule)
+        self.rule, self.name, self.settings = rule, self.network.name, self.network.settings
+        if not self.settings["updates"] and not self.settings["start"]:
             raise ValueError(
                 f"algorithm.networks: {rule.text}: got updates=0 without start, so that every value stays 0; name the "
                 "checkpoint of another run's critic, or set updates"
             )
-        self.rule, self.name, self.settings = rule, name_of(rule), given
-        self.head: nn.Linear | None = None
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.saved: tuple[Mapping[str, Tensor], Any] | None = None
         self.totals = torch.zeros(0)
 
     def attach(self, run: Run) -> None:
@@ -84,7 +75,7 @@ class Critic(Callback):
             trunk, head = self._reward_model(place, values) if of_rewards else self._critic(place, values)
             for name, value in trunk.items():
                 values[name].copy_(value)
-            self.load(None, head, 0)
+            self.network.load(None, head)
 
     def _critic(self, place: Path, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The trunk and the head of another run's critic, from a checkpoint."""
@@ -121,7 +112,7 @@ class Critic(Callback):
         with torch.no_grad(), run.policy.networks(self.name):
             for part in rollout.steps.split(decisions.decision_mask, run.optim.micro_batch_size):
                 state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
-                values[part.rows, part.positions] = self._value(state)
+                values[part.rows, part.positions] = self.network(state)
         added = {"value": values, "token_rewards": self._penalty(run, rollout)}
         return rollout.with_decisions(replace(decisions, fields={**decisions.fields, **added}))
 
@@ -150,39 +141,16 @@ class Critic(Callback):
         is not."""
         started, decisions = time.perf_counter(), batch.decisions
         old, target, entries = self._targets(run, decisions)
-        if not bool(entries.any()) or self.head is None or self.optimizer is None:
+        if not bool(entries.any()) or self.network.head is None:
             return {}
         returns, errors = target[entries], (target - old)[entries]
         spread, total, norm = float(returns.var(correction=0)), float(errors.square().mean()) / 2, 0.0
-        networks, count = run.policy.networks, entries.sum()
-        trunk, trained = networks.optimizers[self.name], list(networks.trained.values())
-        values, head = trunk.param_groups[0]["params"], list(self.head.parameters())
+
+        def error(at: Places, value: Tensor) -> Tensor:
+            return value_error(value, old[at], target[at], self.settings["clip"])
+
         for _ in range(self.settings["updates"]):
-            for parameter in trained:
-                parameter.grad = None
-            loss = torch.zeros((), device=old.device)
-            with networks(self.name):
-                for at, scores in scored(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
-                    error = value_error(self._value(scores["hidden_state"]), old[at], target[at], self.settings["clip"])
-                    part = error.sum() / count
-                    part.backward()
-                    loss += part.detach()
-                for parameter in trained:  # of a tied table, whose whole gradient comes from the output layer elsewhere
-                    if parameter.grad is not None and parameter.grad.is_sparse:
-                        parameter.grad = parameter.grad.to_dense()
-                sum_gradients([*trained, *head], run.accelerator)
-            for value, parameter in zip(values, trained, strict=True):
-                value.grad, parameter.grad = parameter.grad, None
-            norm = float(nn.utils.clip_grad_norm_([*values, *head], run.optim.max_grad_norm or math.inf))
-            total = float(sum_over_ranks(loss, run.accelerator))
-            if not (math.isfinite(norm) and math.isfinite(total)):
-                raise NotFinite(
-                    f"algorithm.networks: {self.rule.text}: got a loss of {total:g} and a gradient of norm {norm:g}; "
-                    "lower its lr, and go back to a checkpoint before the divergence with --resume-from"
-                )
-            for optimizer in (trunk, self.optimizer):
-                optimizer.step()
-                optimizer.zero_grad()
+            total, norm = self.network.update(run, batch, entries, error, entries.sum())
         explained = 1 - float(errors.var(correction=0)) / spread if spread else 0.0
         return {
             "critic/loss": total,
@@ -200,35 +168,14 @@ class Critic(Callback):
         target, units = returns_of(run.recipe.credit, *given, self.settings["lam"])
         return old, target, units & (~totals.isnan() & (decisions.origin == OWN))[:, None]
 
-    def _value(self, state: Float[Tensor, "N width"]) -> Float[Tensor, "N"]:
-        if self.head is None:
-            self.head = nn.Linear(state.shape[1], 1, device=state.device)
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
-            betas = (self.settings["beta1"], self.settings["beta2"])
-            parameters = self.head.parameters()
-            self.optimizer = torch.optim.AdamW(parameters, lr=self.settings["lr"], betas=betas, weight_decay=0.0)
-            if self.saved:
-                tensors, moments = self.saved
-                self.head.load_state_dict({name: tensors[f"head.{name}"] for name in ("weight", "bias")})
-                if moments is not None:  # another run's critic begins without its own
-                    named = {n.removeprefix("optimizer."): v for n, v in tensors.items() if n.startswith("optimizer.")}
-                    restore_optimizer(self.optimizer, named, moments)
-                self.saved = None
-        return self.head(state.float())[:, 0]
-
     def state(self) -> Any:
-        return flatten_optimizer(self.optimizer)[1] if self.optimizer else None
+        return self.network.state()
 
     def tensors(self) -> Mapping[str, Tensor]:
-        if self.head is None or self.optimizer is None:
-            return {}
-        moments = {f"optimizer.{name}": value for name, value in flatten_optimizer(self.optimizer)[0].items()}
-        return {f"head.{name}": value.detach() for name, value in self.head.named_parameters()} | moments
+        return self.network.tensors()
 
     def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
-        self.head, self.optimizer = None, None
-        self.saved = (tensors, state) if tensors else None
+        self.network.load(state, tensors)
 
 
 def callbacks(choices: Choices) -> list[Callback]:

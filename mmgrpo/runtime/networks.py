@@ -162,9 +162,30 @@ def critic(
     return Move()
 
 
+@block(NETWORKS, requires={"hidden_states": {}})
+def prompt_value(
+    *,
+    lr: Annotated[float, POSITIVE],
+    name: str = "prompt_value",
+    updates: Annotated[int, COUNT] = 1,
+    beta1: Annotated[float, BELOW_ONE] = 0.9,
+    beta2: Annotated[float, BELOW_ONE] = 0.999,
+) -> Move:
+    """The value network of prompts, for the sampler ``nearest_predicted``: begins as the reference, with a linear head
+    of value 0 at the end of the prompt, and learns the mean reward of every group of a round by squared error, in
+    ``updates`` steps of an AdamW of its own (PCL, 2510.01135, whose rate was not found;
+    ``mmgrpo/rounds/prompt_value.py``)."""
+    return Move()
+
+
 def is_critic(rule: Bound) -> bool:
-    """Whether a rule is the value network."""
+    """Whether a rule is the value network of decisions."""
     return rule.block.fn is critic
+
+
+def is_prompt_value(rule: Bound) -> bool:
+    """Whether a rule is the value network of prompts."""
+    return rule.block.fn is prompt_value
 
 
 def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
@@ -186,8 +207,9 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
             f"algorithm.networks: {lost[0].text}: unknown network '{lost[0].parameters['of']}'."
             f"{nearest(lost[0].parameters['of'], names)}"
         )
-    if len(critics := [bound.text for bound in bounds if is_critic(bound)]) > 1:
-        raise ValueError(f"algorithm.networks: got {' and '.join(critics)}, expected one critic")
+    for kind in (is_critic, is_prompt_value):
+        if len(several := [bound.text for bound in bounds if kind(bound)]) > 1:
+            raise ValueError(f"algorithm.networks: got {' and '.join(several)}, expected one of them")
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]
     if len(drawing) > 1:
         raise ValueError(f"algorithm.networks: got samples for {' and '.join(drawing)}, expected one that draws")

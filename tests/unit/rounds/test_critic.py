@@ -89,7 +89,7 @@ def test_its_first_update_is_a_naive_regression_of_its_head(tmp_path):
     made.run_round()
     [round_], critic = rounds, attached(made, Critic)
     rollout, decisions = round_.rollouts[0], round_.batch.decisions
-    assert critic.head is not None
+    assert critic.network.head is not None
     untouched = token_policy()
     [part] = rollout.steps.split(decisions.decision_mask, 99)
     with torch.no_grad():
@@ -101,8 +101,8 @@ def test_its_first_update_is_a_naive_regression_of_its_head(tmp_path):
     target = round_.totals[:, None].expand_as(decisions.log_probs)[part.rows, part.positions]
     ((head(states)[:, 0] - target).square().mean() / 2).backward()
     optimizer.step()
-    torch.testing.assert_close(critic.head.weight, head.weight, rtol=0, atol=1e-5)
-    torch.testing.assert_close(critic.head.bias, head.bias, rtol=0, atol=1e-5)
+    torch.testing.assert_close(critic.network.head.weight, head.weight, rtol=0, atol=1e-5)
+    torch.testing.assert_close(critic.network.head.bias, head.bias, rtol=0, atol=1e-5)
 
 
 def test_a_critic_that_warms_up_leaves_the_policy_as_it_is(tmp_path):
@@ -140,7 +140,7 @@ def test_a_critic_begins_as_that_of_a_checkpoint_and_may_stay_it(tmp_path):
     made.run_round()
     kept, own = first.policy.networks.values["critic"], made.policy.networks.values["critic"]
     assert all(torch.equal(kept[name], value) for name, value in own.items())
-    head, other = attached(first, Critic).head, attached(made, Critic).head
+    head, other = attached(first, Critic).network.head, attached(made, Critic).network.head
     assert head is not None and other is not None and torch.equal(head.weight, other.weight)
     assert rounds[0].batch.decisions.fields["value"].any()
     with pytest.raises(ValueError, match="critic"):

@@ -1,0 +1,110 @@
+"""A network of ``algorithm.networks`` that values hidden states: a trunk of the policy's own architecture, which the
+named network holds and checkpoints, and a linear head that begins as 0 and is here, with an AdamW of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mmgrpo.config.registry import Bound
+from mmgrpo.rounds.callback import Run
+from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
+from mmgrpo.runtime.distributed import sum_gradients, sum_over_ranks
+from mmgrpo.runtime.finite import NotFinite
+from mmgrpo.runtime.networks import name_of
+from mmgrpo.update import Batch, scored
+
+HIDDEN = frozenset({"hidden_state"})
+"""The hidden state before a decision, as a policy scores it."""
+
+Places = tuple[Tensor, Tensor]
+"""Rows and positions in a batch."""
+
+
+class ValueNetwork:
+    """The head of a network that learns values, and the updates of both."""
+
+    def __init__(self, rule: Bound) -> None:
+        self.rule, self.name = rule, name_of(rule)
+        self.settings: Mapping[str, Any] = {name: one.default for name, one in rule.block.parameters.items()} | dict(
+            rule.parameters
+        )
+        self.head: nn.Linear | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.saved: tuple[Mapping[str, Tensor], Any] | None = None
+
+    def __call__(self, state: Float[Tensor, "N width"]) -> Float[Tensor, "N"]:
+        """The values of hidden states, whose width the first ones tell."""
+        if self.head is None:
+            self.head = nn.Linear(state.shape[1], 1, device=state.device)
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+            betas = (self.settings["beta1"], self.settings["beta2"])
+            parameters = self.head.parameters()
+            self.optimizer = torch.optim.AdamW(parameters, lr=self.settings["lr"], betas=betas, weight_decay=0.0)
+            if self.saved:
+                tensors, moments = self.saved
+                self.head.load_state_dict({name: tensors[f"head.{name}"] for name in ("weight", "bias")})
+                if moments is not None:  # another run's network begins without its own
+                    named = {n.removeprefix("optimizer."): v for n, v in tensors.items() if n.startswith("optimizer.")}
+                    restore_optimizer(self.optimizer, named, moments)
+                self.saved = None
+        return self.head(state.float())[:, 0]
+
+    def update(
+        self,
+        run: Run,
+        batch: Batch,
+        entries: Bool[Tensor, "B T"],
+        error: Callable[[Places, Float[Tensor, "N"]], Float[Tensor, "N"]],
+        count: Tensor | int = 1,
+    ) -> tuple[float, float]:
+        """One step of both optimizers on the sum of ``error`` (of places and their values) over the entries of all
+        ranks, divided by ``count``: that loss, and the norm of its gradient. ``NotFinite`` where one of them is not."""
+        assert self.head is not None and self.optimizer is not None
+        networks = run.policy.networks
+        trunk, trained = networks.optimizers[self.name], list(networks.trained.values())
+        values, head = trunk.param_groups[0]["params"], list(self.head.parameters())
+        for parameter in trained:
+            parameter.grad = None
+        loss = torch.zeros((), device=batch.decisions.log_probs.device)
+        with networks(self.name):
+            for at, scores in scored(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
+                part = error(at, self(scores["hidden_state"])).sum() / count
+                part.backward()
+                loss += part.detach()
+            for parameter in trained:  # of a tied table, whose whole gradient comes from the output layer elsewhere
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
+            sum_gradients([*trained, *head], run.accelerator)
+        for value, parameter in zip(values, trained, strict=True):
+            value.grad, parameter.grad = parameter.grad, None
+        norm = float(nn.utils.clip_grad_norm_([*values, *head], run.optim.max_grad_norm or math.inf))
+        total = float(sum_over_ranks(loss, run.accelerator))
+        if not (math.isfinite(norm) and math.isfinite(total)):
+            raise NotFinite(
+                f"algorithm.networks: {self.rule.text}: got a loss of {total:g} and a gradient of norm {norm:g}; "
+                "lower its lr, and go back to a checkpoint before the divergence with --resume-from"
+            )
+        for optimizer in (trunk, self.optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+        return total, norm
+
+    def state(self) -> Any:
+        return flatten_optimizer(self.optimizer)[1] if self.optimizer else None
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        if self.head is None or self.optimizer is None:
+            return {}
+        moments = {f"optimizer.{name}": value for name, value in flatten_optimizer(self.optimizer)[0].items()}
+        return {f"head.{name}": value.detach() for name, value in self.head.named_parameters()} | moments
+
+    def load(self, state: Any, tensors: Mapping[str, Tensor]) -> None:
+        self.head, self.optimizer = None, None
+        self.saved = (tensors, state) if tensors else None
