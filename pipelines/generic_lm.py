@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -24,9 +27,11 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from mmgrpo.data.chat import ChatTemplate, end_tokens, turn_end
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.policies.token_scores import Packed
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt, Reference
 from pipelines.conversation import completion_ids, pad_left, suppressed_tokens
@@ -36,6 +41,8 @@ from pipelines.training import Training, autocast, checkpoint_layers, head_logit
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """Attention of the language model; all its linear layers where it has none of these names."""
+ENCODERS = ("get_image_features", "get_video_features", "get_audio_features")
+"""Methods by which networks of transformers encode media."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference of logits, relative to their largest, by which the shared way may differ from the whole one."""
 
@@ -46,6 +53,71 @@ class Whole:
 
     ids: Sequence[Int[Tensor, "_"]]
     media: Sequence[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the frozen encoders of a network made of media, so that these are encoded once: not again by every pass over
+    their prompt.
+
+    A network calls its encoders by its own ``get_image_features`` and the like, whose answers are kept as long as the
+    processor's tensor of the media is.
+    """
+
+    names: Sequence[str]
+    """The methods of the network that encode; empty where nothing is kept."""
+    kept: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
+    """By the first tensor of the media: all of them, and answers by method, place among its calls in a pass, and
+    precision of autocast."""
+
+    @staticmethod
+    def of(network: Any) -> Encoded:
+        """Of the methods of a network where nothing but its decoder trains."""
+        decoder = {id(one) for one in network.get_decoder().parameters()}
+        if any(one.requires_grad and id(one) not in decoder for one in network.base_model.parameters()):
+            return Encoded(())
+        return Encoded([name for name in dir(type(network.base_model)) if name in ENCODERS])
+
+    @contextmanager
+    def during(self, network: Any, media: Mapping[str, Tensor]) -> Iterator[None]:
+        """A ``with`` block of one pass over a prompt with these media."""
+        given = [value for value in media.values() if value.is_floating_point()]
+        if not given or not self.names:
+            yield
+            return
+        device, calls, inside = next(network.parameters()).device.type, Counter[str](), list[str]()
+        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        known, answers = self.kept.get(given[0], ((), {}))
+        if len(known) != len(given) or any(one() is not value for one, value in zip(known, given, strict=True)):
+            answers = {}
+            self.kept[given[0]] = [weakref.ref(value) for value in given], answers
+
+        def once(name: str) -> Callable[..., Any]:
+            encode = getattr(network.base_model, name)
+
+            def answer(*inputs: Any, **options: Any) -> Any:
+                if inside:  # one encoder may call another
+                    return encode(*inputs, **options)
+                place = name, calls[name], precision
+                calls[name] += 1
+                if place not in answers:
+                    inside.append(name)
+                    try:
+                        with torch.no_grad():
+                            answers[place] = encode(*inputs, **options)
+                    finally:
+                        inside.clear()
+                return answers[place]
+
+            return answer
+
+        for name in self.names:
+            setattr(network.base_model, name, once(name))
+        try:
+            yield
+        finally:
+            for name in self.names:
+                delattr(network.base_model, name)
 
 
 NO_TYPES: Mapping[str, Mapping[int, int]] = MappingProxyType({})
@@ -73,6 +145,8 @@ class OwnForward(ABC):
     """What the chat template writes of the answer itself (``ChatTemplate.prefilled``)."""
     maskable: bool = False
     """Whether the network, behind a cache, can be given which tokens each token attends to (``choose_way``)."""
+    maskable_whole: bool = False
+    """The same of prompts and completions in one row, without a cache."""
     shared: bool = True
     """Whether the members of a group share the keys and values of their prompt (``choose_way``)."""
     exact_head: bool = False
@@ -84,8 +158,9 @@ class OwnForward(ABC):
 
     @property
     def masks(self) -> bool:
-        """``maskable``, where there is a cache."""
-        return self.maskable and self.shared and not (self.checkpointing and torch.is_grad_enabled())
+        """``maskable``, and where there is no cache ``maskable_whole``."""
+        whole = self.checkpointing and torch.is_grad_enabled()
+        return self.shared and (self.maskable_whole if whole else self.maskable)
 
     @abstractmethod
     def encode(self, prompts: Sequence[Prompt]) -> Context:
@@ -107,6 +182,7 @@ class OwnForward(ABC):
         head = network.get_output_embeddings()
         self.suppress_tokens = suppressed_tokens(tokenizer, head.weight.shape[0], self.marks, self.end_ids)
         self.accepted = frozenset(inspect.signature(network.base_model.forward).parameters)
+        self.encoded = Encoded.of(network)
 
     def _context(self, read: Sequence[Read]) -> Context:
         """Prompts as they were read, padded on the left."""
@@ -137,6 +213,8 @@ class OwnForward(ABC):
         if cache is not None:
             return self._continued(network, ids, real, positions, cache)
         checkpointed = checkpoint_layers(network, self.checkpointing and torch.is_grad_enabled())
+        if real.dim() == 3:
+            return self._masked(network, ids, real, positions, features), None
         real = real.cpu()
         ends = bool(real[:, -1].all())  # else these are whole completions, which nothing follows
         rows = [_there(row, keep) for row, keep in zip(ids, real, strict=True)]
@@ -150,6 +228,24 @@ class OwnForward(ABC):
         if not ends or checkpointed:
             return states, None
         return states, _joined([own for _, own in outs], ids.shape[1]) if self.shared else Whole(rows, media)
+
+    def _masked(
+        self,
+        network: Any,
+        ids: Int[Tensor, "rows length"],
+        seen: Bool[Tensor, "rows length length"],
+        positions: Int[Tensor, "rows axes length"],
+        media: Features,
+    ) -> Float[Tensor, "rows length width"]:
+        """Hidden states of prompts with several completions each, where tokens attend to those of ``seen``; zeros on
+        the padding of prompts, to which the last token of a row attends as little as any other."""
+        config, states = network.config.get_text_config(), []
+        starts = seen[:, -1].int().argmax(1).tolist()
+        for row, (start, own) in enumerate(zip(starts, media or [{}] * len(ids), strict=True)):
+            mask = attention_mask(config, seen[row : row + 1, start:, start:], self.dtype, ids[row : row + 1])
+            state, _ = self._forward(network, ids[row, start:], own, positions[row, :, start:], mask=mask)
+            states.append(nn.functional.pad(state, (0, 0, start, 0)))
+        return torch.stack(states)
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
         """The cache of a group's prompt, repeated for each of its members."""
@@ -201,15 +297,19 @@ class OwnForward(ABC):
         media: Mapping[str, Tensor],
         positions: Int[Tensor, "axes length"] | None = None,
         share: bool = False,
+        mask: Tensor | None = None,
     ) -> tuple[Float[Tensor, "length width"], Any]:
-        """Hidden states of one row without padding, and its keys and values if they are to be shared."""
+        """Hidden states of one row without padding, and its keys and values if they are to be shared; ``mask`` says
+        which tokens each token attends to, in the form of transformers."""
         from transformers import DynamicCache
 
-        places = {} if positions is None else {"position_ids": _places(positions[None])}
-        with autocast(self.dtype, self.device):
-            out = network.base_model(
-                **self._inputs(ids, media), **places, use_cache=share, past_key_values=DynamicCache() if share else None
-            )
+        inputs = self._inputs(ids, media)
+        if positions is not None:
+            inputs["position_ids"] = _places(positions[None])
+        if mask is not None:
+            inputs["attention_mask"] = mask
+        with autocast(self.dtype, self.device), self.encoded.during(network, media):
+            out = network.base_model(**inputs, use_cache=share, past_key_values=DynamicCache() if share else None)
         return out.last_hidden_state[0], out.past_key_values if share else None
 
     def _continued(self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -250,8 +350,8 @@ def choose_way(model: OwnForward, name: str, example: Prompt) -> None:
 
     ValueError where even whole passes do not: the logits are not those of the hidden states then.
     """
-    context = model.encode([example])
-    ids, media = context.ids.to(model.device), context.media[0]
+    context = model.encode([example]).to(model.device)
+    ids, media = context.ids, context.media[0]
     answer = torch.tensor([sorted(set(range(200)) - model.suppress_tokens)[1:5]] * 2, device=model.device)
     answer[1] = answer[1].flip(0)
     start, differences = ids.shape[1] - 1, []
@@ -260,12 +360,10 @@ def choose_way(model: OwnForward, name: str, example: Prompt) -> None:
     cap = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
     for model.shared, model.cap in itertools.product((True, False), (cap, 0.0) if cap else (0.0,)):
         try:
-            state, cache = model.hidden(
-                network, ids, context.real.to(model.device), context.positions.to(model.device), [media], None
-            )
+            state, cache = model.hidden(network, ids, context.real, context.positions, [media], None)
             rows = torch.zeros(2, dtype=torch.long, device=model.device)
             real = torch.ones(2, start + 1 + answer.shape[1], dtype=torch.bool, device=model.device)
-            after = context.positions.amax((1, 2)).to(model.device) + 1
+            after = context.positions.amax((1, 2)) + 1
             places = (after[:, None] + torch.arange(answer.shape[1], device=model.device))[:, None]
             places = places.expand(2, context.positions.shape[1], -1)
             more, _ = model.hidden(network, answer, real, places, (), model.spread(cache, rows))
@@ -274,13 +372,19 @@ def choose_way(model: OwnForward, name: str, example: Prompt) -> None:
             continue
         got = model.logits(network, torch.cat([state[rows, -1:], more], 1).flatten(0, 1)).float()
         gap = float((got - wanted.flatten(0, 1)).abs().max() / wanted.abs().max())
+        if model.encoded.names and gap <= TOLERANCE[model.dtype]:
+            again, _ = model.hidden(network, ids, context.real, context.positions, [media], None)
+            if not torch.equal(again, state):
+                model.encoded = Encoded(())
         if gap <= TOLERANCE[model.dtype]:
             way = (
                 "share their prompt" if model.shared else f"are read whole, since sharing fails ({differences[0]:.200})"
             )
             print(f"{name}: the samples of a group {way}", flush=True)
             if model.shared and maskable(network.config.get_text_config()):
-                model.maskable = _takes_masks(model, cache, answer, places, wanted)
+                asked = answer, places, wanted
+                model.maskable = _takes_masks(model, context, cache, *asked)
+                model.maskable_whole = model.checkpointing and _takes_masks(model, context, None, *asked)
             return
         differences.append(f"logits differ by {gap:.1e} of the largest")
     raise ValueError(
@@ -290,19 +394,28 @@ def choose_way(model: OwnForward, name: str, example: Prompt) -> None:
 
 
 def _takes_masks(
-    model: OwnForward, cache: Any, answer: Tensor, places: Tensor, wanted: Float[Tensor, "2 length vocabulary"]
+    model: OwnForward,
+    context: Context,
+    cache: Any,
+    answer: Int[Tensor, "2 length"],
+    places: Int[Tensor, "2 axes length"],
+    wanted: Float[Tensor, "2 _ vocabulary"],
 ) -> bool:
-    """Whether two answers in one row, each of which attends to the prompt and itself, have their own logits."""
-    length, count = cache.get_seq_length(), answer.shape[1]
-    own = torch.block_diag(*[torch.ones(count, count, device=model.device).tril()] * 2) > 0
-    real = torch.cat([torch.ones(2 * count, length, dtype=torch.bool, device=model.device), own], 1)[None]
-    row, place = answer.flatten()[None], places.permute(1, 0, 2).flatten(1)[None]
-    first = torch.zeros(1, dtype=torch.long, device=model.device)
+    """Whether two answers in one row, each of which attends to the prompt and itself, have their own logits: behind the
+    prompt's cache, or without one behind the prompt."""
+    packed = Packed.of([0, 0], [answer.shape[1] + 1] * 2, 1, model.device)
+    seen = packed.seen(context.real, whole=cache is None)
+    row, place, media = answer.flatten()[None], places.permute(1, 0, 2).flatten(1)[None], ()
+    if cache is None:
+        row, place = torch.cat([context.ids, row], 1), torch.cat([context.positions, place], 2)
+        media = context.media
+    else:
+        cache = model.spread(cache, torch.zeros(1, dtype=torch.long))
     try:
-        states, _ = model.hidden(model.network, row, real, place, (), model.spread(cache, first))
+        states, _ = model.hidden(model.network, row, seen, place, media, cache)
     except Exception:  # whatever a model raises that takes no such mask
         return False
-    got = model.logits(model.network, states[0]).float().view(2, count, -1)
+    got = model.logits(model.network, states[0, -answer.numel() :]).float().view(2, answer.shape[1], -1)
     gap = (got - wanted[:, 1:]).abs().max() / wanted.abs().max()
     return bool(gap <= TOLERANCE[model.dtype])
 

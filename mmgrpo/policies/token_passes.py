@@ -47,7 +47,7 @@ from mmgrpo.policies.token_model import (
     Tokens,
     next_position,
 )
-from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
+from mmgrpo.policies.token_scores import ROW, Packed, Sampled, chosen_log_probs
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import Networks
@@ -309,7 +309,10 @@ class TokenPasses:
         else:
             features = [sequences.features[row] for row in index] if sequences.features else ()
         if self.share_prefix and self.model.masks:
-            packed = Packed.of(owners.tolist(), lengths.tolist(), len(index), self.device)
+            # A row that repeats its prompt is at least as long behind it.
+            repeats = self.model.checkpointing and torch.is_grad_enabled()
+            size = max(ROW, context.ids.shape[1]) if repeats else ROW
+            packed = Packed.of(owners.tolist(), lengths.tolist(), len(index), self.device, size)
             return self._packed_states(network, sequences.ids[chosen], packed, context, prompt, features)
         length = int(lengths.max())
         # The last token of the longest completion is a target only: no later token depends on it.

@@ -122,11 +122,11 @@ class Packed:
     """``prompt`` on the host."""
 
     @staticmethod
-    def of(owners: Sequence[int], tokens: Sequence[int], prompts: int, device: torch.device) -> Packed:
-        """First fit, the longest completions first. ``owners`` are the prompts of completions, below ``prompts``, and
-        ``tokens`` their lengths."""
+    def of(owners: Sequence[int], tokens: Sequence[int], prompts: int, device: torch.device, size: int = ROW) -> Packed:
+        """First fit, the longest completions first, into rows of ``size`` tokens where none is longer. ``owners`` are
+        the prompts of completions, below ``prompts``, and ``tokens`` their lengths."""
         lengths = [max(0, one - 1) for one in tokens]
-        width = max(*lengths, min(ROW, sum(lengths)))
+        width = max(*lengths, min(size, sum(lengths)))
         rows: list[list[int]] = []
         room: list[int] = []
         for one in sorted(range(len(owners)), key=lambda one: -lengths[one]):
@@ -153,11 +153,11 @@ class Packed:
         time = torch.arange(max(tokens))
         index = torch.where(time > 0, torch.tensor(start)[:, None] + time - 1, torch.tensor(owners)[:, None])
         index = torch.where(time < torch.tensor(tokens)[:, None], index, 0)
-        of_rows, size = [owners[row[0]] for row in rows], (len(rows), width)
+        of_rows, shape = [owners[row[0]] for row in rows], (len(rows), width)
         return Packed(
             put(torch.tensor(of_rows), device),
-            put(torch.tensor(part, dtype=torch.long).view(size), device),
-            put(torch.tensor(place, dtype=torch.long).view(size), device),
+            put(torch.tensor(part, dtype=torch.long).view(shape), device),
+            put(torch.tensor(place, dtype=torch.long).view(shape), device),
             put(index, device),
             of_rows,
         )

@@ -1,8 +1,8 @@
 """Any model that transformers knows as "image-text-to-text", through its own processor and its own forward pass.
 
-A family of its own is faster where there is one (``qwen_vl``, ``smolvlm``): it encodes frozen media once per prompt and
-batches prompts. Here every prompt is read by the network alone, and what the samples of its group share is tried when
-the model is loaded (``pipelines.generic_lm``).
+A family of its own is faster where there is one (``qwen_vl``, ``smolvlm``): it batches prompts. Here every prompt is
+read by the network alone, its frozen media are encoded once a round, and what the samples of its group share is tried
+when the model is loaded (``pipelines.generic_lm``).
 
     load(options)  an ordinary folder or hub id: Qwen/Qwen3-VL-4B-Instruct, google/gemma-3-4b-it, ...
 """

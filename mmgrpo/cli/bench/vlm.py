@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from mmgrpo.cli.bench.vlm_worker import ALONE, COMPACT, ENGINE, OURS, SENTENCE, TRL, Contest
+from mmgrpo.cli.bench.vlm_worker import ALONE, COMPACT, ENGINE, GENERIC, OURS, SENTENCE, TRL, Contest
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, one_of, within
 from mmgrpo.files import write_text
 
@@ -34,7 +34,7 @@ class Args:
 
     groups: Annotated[list[int], within("[2, 4096]")] = field(default_factory=lambda: [16, 32])
     """Group sizes (samples per prompt) to measure."""
-    contestants: Annotated[list[str], one_of(OURS, ALONE, ENGINE, TRL, COMPACT)] = field(
+    contestants: Annotated[list[str], one_of(OURS, GENERIC, ALONE, ENGINE, TRL, COMPACT)] = field(
         default_factory=lambda: [OURS, ALONE, ENGINE, TRL, COMPACT]
     )
     """Implementations to compare."""
@@ -44,6 +44,12 @@ class Args:
     """Tokens per completion, all of one length."""
     uneven: Annotated[list[int], within("[8, 1e6]")] = field(default_factory=lambda: [256])
     """Tokens of the longest completion where lengths differ; a quarter of it is their mean."""
+    images: Annotated[int, within("[1, 64]")] = 1
+    """Images per prompt."""
+    checkpointing: Annotated[list[str], one_of("off", "on")] = field(default_factory=lambda: ["off"])
+    """Whether the backward pass recomputes activations."""
+    before: Annotated[str, ANY_TEXT] = ""
+    """Checkout of another commit, whose code is measured beside this one's; its worker must know these settings."""
     side: Annotated[int, within("[28, 16384]")] = 224
     """Width and height of the images in pixels; a media token covers 28 x 28."""
     vocabulary: Annotated[int, within("[1, 1e7]")] = 32_000
@@ -61,26 +67,28 @@ class Args:
 
 
 def run(args: Args, machine: str, command: str) -> None:
-    """Measure all contestants and write ``vlm.json`` and ``vlm.md``."""
+    """Measure all contestants and write ``vlm.json`` and ``vlm.md``, or ``vlm_images`` with several images."""
     out = Path(args.output)
     out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
+    name = "vlm" if args.images == 1 else "vlm_images"
     with tempfile.TemporaryDirectory() as folder:
         parameters = prepare(args, Path(folder))
         print(f"{machine}\n{parameters / 1e6:.1f} million parameters, {args.prompts} prompts per step\n", flush=True)
         result = {"command": command, "machine": machine, "parameters": parameters, "settings": asdict(args)}
         lengths = [(tokens, False) for tokens in args.tokens] + [(tokens, True) for tokens in args.uneven]
-        for (tokens, uneven), group in itertools.product(lengths, args.groups):
-            for contestant in args.contestants:
+        commits = [args.before, ""] if args.before else [""]
+        for (tokens, uneven), group, recomputed in itertools.product(lengths, args.groups, args.checkpointing):
+            for contestant, before in itertools.product(args.contestants, commits):
                 if contestant in SLOW and (tokens, uneven) != lengths[0]:
                     continue
-                contest = Contest(contestant, group, args.prompts, tokens, args.steps, args.threads, folder, uneven)
-                rows.append(measure(contest))
+                sizes = group, args.prompts, tokens, args.steps, args.threads, folder, uneven, args.images
+                rows.append(measure(Contest(contestant, *sizes, recomputed == "on", before)))
                 print(_line(rows[-1]), flush=True)
             refuse_unequal(rows)
-            write_text(out / "vlm.json", json.dumps({**result, "rows": rows}, indent=1))
-            write_text(out / "vlm.md", report({**result, "rows": rows}))
-    print(f"\nwritten: {out / 'vlm.md'}")
+            write_text(out / f"{name}.json", json.dumps({**result, "rows": rows}, indent=1))
+            write_text(out / f"{name}.md", report({**result, "rows": rows}))
+    print(f"\nwritten: {out / name}.md")
 
 
 def prepare(args: Args, folder: Path) -> int:
@@ -104,9 +112,9 @@ def prepare(args: Args, folder: Path) -> int:
         max_pixels=args.side**2,
     )
     random = np.random.default_rng(0)
-    for number in range(args.prompts * (args.steps + 1)):  # every image is used once
+    for number in range(args.images * args.prompts * (args.steps + 1)):  # every image is used once
         colours = Image.fromarray(random.integers(0, 256, (12, 12, 3), dtype=np.uint8))
-        colours.resize((args.side, args.side), Image.Resampling.BICUBIC).save(folder / f"{number:03d}.png")
+        colours.resize((args.side, args.side), Image.Resampling.BICUBIC).save(folder / f"{number:05d}.png")
     from safetensors import safe_open
 
     with safe_open(folder / "model" / "model.safetensors", "pt") as weights:
@@ -117,9 +125,9 @@ def measure(contest: Contest) -> dict[str, Any]:
     """Measure one contestant in a separate process, so that its peak memory is its own."""
     python = python_with_vllm() if contest.contestant == ENGINE else sys.executable
     if not python:
-        return {**{name: getattr(contest, name) for name in ("contestant", *COMMON)}, "missing": MISSING}
+        return {**{name: getattr(contest, name) for name in ("contestant", "before", *COMMON)}, "missing": MISSING}
     # The environment of vLLM sees the packages of this one, but not what these install in place.
-    own = str(Path(__file__).parents[3])
+    own = str(Path(contest.before).resolve() if contest.before else Path(__file__).parents[3])
     paths = [own] if own != sysconfig.get_paths()["purelib"] else []
     paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
     process = subprocess.run(
@@ -127,6 +135,7 @@ def measure(contest: Contest) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
+        cwd=contest.before or None,  # whose modules python -m finds first
         env={
             **os.environ,
             "OMP_NUM_THREADS": str(contest.threads),
@@ -167,7 +176,7 @@ def measured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    head = f"{row['contestant']:26} {row['group']:2d} of {_length(row):11}"
+    head = f"{_name(row):26} {row['group']:2d} of {_length(row):11}"
     if "missing" in row:
         return f"{head} {row['missing']}"
     return (
@@ -183,22 +192,24 @@ def report(result: dict[str, Any]) -> str:
     """Markdown: the settings, and the speed and memory of every contestant, absolute and relative to TRL."""
     settings, rows = result["settings"], result["rows"]
     places = next(iter(measured(rows)), {"prompt tokens": "?"})["prompt tokens"]
-    names = ["processor s", "samples per processor s", "times TRL's", "drawing processor s", "tokens per processor s"]
+    base = "before's" if settings["before"] else "TRL's"
+    names = ["processor s", "samples per processor s", f"times {base}", "drawing processor s", "tokens per processor s"]
     names += ["s per step", "rollout", "reward", "update"]
-    names += ["peak MiB", "of TRL's", "peak above load MiB", "of TRL's"]
+    names += ["peak MiB", f"of {base}", "peak above load MiB", f"of {base}"]
     lines = [
         "# Vision-language benchmark",
         "",
         f"`{result['command']}` on {result['machine']}.",
         f"A random Qwen2.5-VL of {result['parameters'] / 1e6:.1f} million parameters ({settings['vocabulary']} words, "
         f"width {settings['width']}, {settings['layers']} layers), its vision tower frozen; fp32, AdamW, no LoRA, no "
-        f"KL, no gradient checkpointing; {settings['prompts']} prompts per step of {places} tokens, images of "
-        f"{settings['side']} pixels among them; one group is one forward and backward pass. Of "
+        f"KL; {settings['prompts']} prompts per step of {places} tokens, those of images of {settings['side']} pixels "
+        f"among them ({settings['images']} a prompt); one group is one forward and backward pass. Of "
         f"{settings['steps']} steps after one for warm-up, the least processor time and the median of seconds; every "
         "contestant in a separate "
         "process. A step is everything from reading the PNG files to the optimizer step; other load on the machine "
-        "affects its seconds, and its processor seconds less. *TRL's* is TRL, head on answers only. *Drawing* is what "
-        "draws the completions, without what a rollout does besides.",
+        "affects its seconds, and its processor seconds less. *TRL's* is TRL, head on answers only; *before* is "
+        "another commit, measured beside; *recomputed* is gradient checkpointing; *drawing* is what draws the "
+        "completions, without what a rollout does besides.",
         "",
         *(f"- *{name}*: {about}" for name, about in ABOUT.items() if name in settings["contestants"]),
         "",
@@ -206,17 +217,20 @@ def report(result: dict[str, Any]) -> str:
         "| --- | --- | --- |" + " --- |" * len(names),
     ]
     for row in rows:
-        head = f"| {_length(row)} | {row['group']} | {row['contestant']} | "
+        head = f"| {_length(row)} | {row['group']} | {_name(row)} | "
         if "missing" in row:
             lines.append(head + " | ".join([row["missing"], *[""] * (len(names) - 1)]) + " |")
             continue
-        trl = next((r for r in rows if r["contestant"] == COMPACT and _contest(r) == _contest(row)), None)
+        known = row["contestant"] if settings["before"] else COMPACT, settings["before"]
+        other = next(
+            (r for r in rows if (r["contestant"], r["before"]) == known and _contest(r) == _contest(row)), None
+        )
         name = "samples a processor second"
-        cells = [f"{row['processor seconds']:.2f}", f"{row[name]:.2f}", _relative(row, trl, name)]
+        cells = [f"{row['processor seconds']:.2f}", f"{row[name]:.2f}", _relative(row, other, name)]
         cells += [f"{row['drawing']:.2f}", f"{row['tokens a processor second']:.0f}"]
         cells += [f"{row[name]:.2f}" for name in ("seconds", "rollout", "reward", "update")]
         for name in ("peak", "peak above load"):
-            cells += [f"{row[name]:.0f}", _relative(row, trl, name)]
+            cells += [f"{row[name]:.0f}", _relative(row, other, name)]
         lines.append(head + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -224,6 +238,7 @@ def report(result: dict[str, Any]) -> str:
 ABOUT = {
     OURS: "a prompt and its image are processed once per group, in sampling and in training. Linear layers are "
     "multiplied by oneDNN, where torch, and so TRL, uses MKL; both are the same on a GPU.",
+    GENERIC: "the same network by the family for any architecture, whose own forward pass reads prompts.",
     ALONE: "ours with `share_prefix` off: the whole prompt is processed for every sample, in sampling and in "
     "training, and the features of the image are recomputed in every pass.",
     ENGINE: "our trainer with `rollout.engine` vllm in the trainer's process, whose processor time and memory (1 GiB "
@@ -239,7 +254,7 @@ SLOW = (ALONE, TRL)
 """Contestants that are measured at the first length only."""
 
 
-COMMON = ("group", "tokens", "uneven")
+COMMON = ("group", "tokens", "uneven", "checkpointing")
 
 MISSING = "vLLM is not installed: make engine"
 
@@ -256,5 +271,10 @@ def _length(row: dict[str, Any]) -> str:
     return f"{row['tokens'] // 4}, most {row['tokens']}" if row["uneven"] else str(row["tokens"])
 
 
-def _relative(row: dict[str, Any], trl: dict[str, Any] | None, name: str) -> str:
-    return f"{row[name] / trl[name]:.2f}" if trl else "-"
+def _name(row: dict[str, Any]) -> str:
+    """The contestant, and what is measured of it."""
+    return f"{row['contestant']}{', recomputed' * row['checkpointing']}{' (before)' * bool(row['before'])}"
+
+
+def _relative(row: dict[str, Any], other: dict[str, Any] | None, name: str) -> str:
+    return f"{row[name] / other[name]:.2f}" if other else "-"

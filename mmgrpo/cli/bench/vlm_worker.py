@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from mmgrpo.cli.bench.trainer import bench_trainer
 from mmgrpo.cli.errors import enter
 
 OURS, ALONE, ENGINE = "ours", "ours, nothing shared", "ours, drawn by vLLM"
+GENERIC = "image_text"
 TRL, COMPACT = "TRL", "TRL, head on answers only"
 
 
@@ -42,6 +44,12 @@ class Contest:
     """Folder of the model and the images."""
     uneven: bool = False
     """Completions have different lengths: ``lengths``."""
+    images: int = 1
+    """Images of a prompt."""
+    checkpointing: bool = False
+    """The backward pass computes activations again."""
+    before: str = ""
+    """Folder of the checkout whose code is measured; empty: this one."""
 
     def lengths(self) -> list[int]:
         """The length of each completion of a group, the same for all contestants: quantiles of an exponential
@@ -54,8 +62,10 @@ class Contest:
         random.Random(0).shuffle(lengths)
         return lengths
 
-    def images(self) -> list[Path]:
-        return sorted(Path(self.folder).glob("*.png"))
+    def pictures(self) -> list[list[Path]]:
+        """The files of the images of each prompt."""
+        paths = sorted(Path(self.folder).glob("*.png"))
+        return [paths[start : start + self.images] for start in range(0, len(paths), self.images)]
 
 
 SENTENCE = "the user asks what is shown in this picture ; look at all of it , think , and then answer in one sentence ."
@@ -107,16 +117,23 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     from mmgrpo.runtime.metrics import read_metrics
     from mmgrpo.scoring import Scorer
     from mmgrpo.types import Media, Prompt, Turn
-    from pipelines.vlm.options import QwenVlOptions
-    from pipelines.vlm.qwen_vl import load
+    from pipelines.training import Training
+    from pipelines.vlm import image_text, qwen_vl
+    from pipelines.vlm.options import QwenVlOptions, SmolVlmOptions
     from reward_models.rules.tags import texts
 
     shared, clock = contest.contestant != ALONE, Clock()
-    model = load(QwenVlOptions(path=str(Path(contest.folder) / "model")))
+    path, training = str(Path(contest.folder) / "model"), Training(gradient_checkpointing=contest.checkpointing)
+    model: Any
+    if contest.contestant == GENERIC:
+        with redirect_stdout(sys.stderr):  # it says how it reads groups
+            model = image_text.load(SmolVlmOptions(path=path), training)
+    else:
+        model = qwen_vl.load(QwenVlOptions(path=path), training)
+        model.frozen_media = shared
     network: Any = model.network
     last = max(set(range(network.config.text_config.vocab_size)) - model.suppress_tokens)
     model.end_ids = frozenset({last} if contest.uneven else ())
-    model.frozen_media = shared
     policy: Any = TokenPolicy(model, max_tokens=contest.tokens, memory=Memory(share_prefix=shared))
     if contest.contestant == ENGINE:
         draw_with_vllm(policy, contest, clock)
@@ -125,8 +142,8 @@ def ours(contest: Contest) -> Callable[[], Clock]:
         if contest.uneven:
             end_at(contest.lengths())
     prompts = [
-        Prompt(SENTENCE, path.stem, turns=(Turn("user", (Media("image", str(path)), SENTENCE)),))
-        for path in contest.images()
+        Prompt(SENTENCE, paths[0].stem, turns=(Turn("user", (*(Media("image", str(one)) for one in paths), SENTENCE)),))
+        for paths in contest.pictures()
     ]
     folder = Path(tempfile.mkdtemp(dir=contest.folder))
     trainer = bench_trainer(
@@ -238,9 +255,9 @@ def trl(contest: Contest) -> Callable[[], Clock]:
     path = Path(contest.folder) / "model"
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(path, use_safetensors=True)
     model.model.visual.requires_grad_(False)
-    images = [str(path) for path in contest.images()]
+    images = [[str(path) for path in paths] for paths in contest.pictures()]
     conversations = [[{"role": "user", "content": SENTENCE}] for _ in images]
-    data = Dataset.from_dict({"prompt": conversations, "image": images}).cast_column("image", Image())
+    data = Dataset.from_dict({"prompt": conversations, "images": images}).cast_column("images", [Image()])
     clock = Clock()
 
     def reward(completions: list[list[dict[str, str]]], **others: Any) -> list[float]:
@@ -263,7 +280,7 @@ def trl(contest: Contest) -> Callable[[], Clock]:
             optim="adamw_torch_fused",
             max_grad_norm=1.0,
             max_steps=contest.steps + 1,
-            gradient_checkpointing=False,
+            gradient_checkpointing=contest.checkpointing,
             bf16=False,
             use_cpu=True,
             save_strategy="no",
@@ -355,6 +372,8 @@ def compete(contest: Contest) -> dict[str, Any]:
         "group": contest.group,
         "tokens": contest.tokens,
         "uneven": contest.uneven,
+        "checkpointing": contest.checkpointing,
+        "before": contest.before,
         "seconds": seconds,
         "processor seconds": min(processor_time),
         "drawing": min(clock.drawing[1:-1]),

@@ -28,7 +28,7 @@ def row(contestant: str, seconds: float, peak: float, completion: int = 64) -> d
     memory = {"peak": peak, "peak above load": peak - 100}
     tokens = {"prompt tokens": 90, "completion tokens": completion}
     speed = {"samples a processor second": 8 / seconds, "processor seconds": seconds}
-    contest = {"group": 8, "tokens": 16, "uneven": False}
+    contest = {"group": 8, "tokens": 16, "uneven": False, "checkpointing": False, "before": ""}
     return {"contestant": contestant, **contest, **times, **speed, **memory, **tokens}
 
 
@@ -42,6 +42,18 @@ def test_every_contestant_is_reported_as_a_fraction_of_trls_speed_and_memory():
     assert ours == f"| 16 | 8 | ours | {cells} |"
     head = f"| 16 | 8 | {vlm.COMPACT} |"
     assert trl == f"{head} 8.00 | 1.00 | 1.00 | 1.00 | 64 | 8.00 | 2.00 | 0.00 | 6.00 | 500 | 1.00 | 400 | 1.00 |"
+
+
+def test_two_commits_are_compared_contestant_by_contestant():
+    rows = [row("ours", 6.0, 400) | {"before": "old"}, row("ours", 2.0, 300), row(vlm.GENERIC, 4.0, 300)]
+    rows += [row("ours", 3.0, 400) | {"before": "old", "checkpointing": True}]
+    settings = vars(vlm.Args(before="old", images=2))
+    result = {"command": "x", "machine": "y", "parameters": 1, "settings": settings, "rows": rows}
+    *_, old, now, other, again = vlm.report(result).splitlines()
+    # 8 / 2 = 4 samples a processor second, three times the 8 / 6 of the other commit; 300 of 400 MiB
+    assert "| ours (before) | 6.00 | 1.33 | 1.00 |" in old and "| ours | 2.00 | 4.00 | 3.00 |" in now
+    assert "| 300 | 0.75 |" in now and "| ours, recomputed (before) | 3.00 | 2.67 | 1.00 |" in again
+    assert f"| {vlm.GENERIC} | 4.00 | 2.00 | - |" in other
 
 
 def test_contestants_that_did_different_work_are_not_compared():

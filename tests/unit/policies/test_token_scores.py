@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.policies import token_scores
 from mmgrpo.policies.token_scores import Packed, Sampled, chosen_log_probs
 from tests.seeing import distance, gradient
 
@@ -58,10 +57,9 @@ def test_a_suppressed_word_has_no_gradient_and_hidden_states_that_are_logits_are
     assert value[0] == -torch.inf and torch.equal(states.detach(), before)
 
 
-def test_completions_of_a_prompt_share_rows(monkeypatch):
+def test_completions_of_a_prompt_share_rows():
     """Of lengths 5, 2, 4 and 2, so that 4, 1, 3 and 1 tokens are read; the third is of another prompt. A row has 4."""
-    monkeypatch.setattr(token_scores, "ROW", 1)
-    packed = Packed.of([0, 0, 1, 0], [5, 2, 4, 2], 2, torch.device("cpu"))
+    packed = Packed.of([0, 0, 1, 0], [5, 2, 4, 2], 2, torch.device("cpu"), size=1)
     assert packed.prompt.tolist() == [0, 1, 0]
     assert packed.part.tolist() == [[0, 0, 0, 0], [2, 2, 2, -1], [1, 3, -1, -1]]
     assert packed.place.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [0, 0, 0, 0]]

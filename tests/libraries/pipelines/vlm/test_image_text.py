@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,6 +81,114 @@ def test_replaying_whole_samples_gives_what_sharing_gives(kind, folders):
     torch.testing.assert_close(one.decisions.log_probs, two.decisions.log_probs, rtol=0, atol=3e-5)
     for model, options in ((shared, {}), (replayed, {}), (shared, {"share_prefix": False})):
         torch.testing.assert_close(scored(policy_of(model, **options), one), one.decisions.log_probs, rtol=0, atol=3e-5)
+
+
+def gradient(policy: TokenPolicy, rollout, limit: int = 4) -> dict[str, torch.Tensor]:
+    """Of the sum of log-probs, in parts of so many rows."""
+    policy.network.zero_grad()
+    for part in rollout.steps.split(rollout.decisions.loss_mask, limit):
+        policy.score(rollout, part, frozenset())["log_probs"].sum().backward()
+    return {name: one.grad.clone() for name, one in policy.network.named_parameters() if one.grad is not None}
+
+
+def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two gradients, relative to the largest entry."""
+    assert one.keys() == other.keys() and one
+    most = max(float(value.abs().max()) for value in other.values())
+    return max(float((one[name] - other[name]).abs().max()) for name in one) / most
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_media_are_encoded_once_a_round(kind, folders):
+    """Whatever the number of parts and networks; with the numbers of encoding them in every pass."""
+    once, again = (
+        load(image_text, folders[kind], Training(lora_rank=2), max_frames=4, lora_targets=["q_proj", "v_proj"])
+        for _ in range(2)
+    )
+    again.encoded = generic_lm.Encoded(())
+    passes, made = [], []
+    for model in (once, again):
+        policy, encoded = policy_of(model), []
+        vision = next(one for name, one in model.network.named_modules() if name.endswith(("vision_tower", "visual")))
+        vision.register_forward_hook(lambda *_, encoded=encoded: encoded.append(1))
+        for _ in range(2):
+            rollout = rolled(policy)
+        for part in rollout.steps.split(rollout.decisions.loss_mask, 4):
+            reference = policy.score(rollout, part, frozenset({"reference.log_probs"}))
+        made.append((rollout, gradient(policy, rollout), reference["reference.log_probs"]))
+        passes.append(len(encoded))
+    assert passes[0] == 2 * 3 < passes[1] / 2, "three of the prompts of each of two rounds have media"
+    for one, other in zip(*made, strict=True):
+        if isinstance(one, dict):
+            assert gap(one, other) < 1e-6
+    (one, _, before), (other, _, after) = made
+    torch.testing.assert_close(one.decisions.log_probs, other.decisions.log_probs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(before, after, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ("qwen2_vl", "qwen3_vl") if kind in KINDS])
+def test_a_picture_and_a_clip_in_one_prompt_are_told_apart(kind, folders):
+    """Qwen3-VL encodes clips by its method for pictures."""
+    once, again = (load(image_text, folders[kind], max_frames=4) for _ in range(2))
+    again.encoded = generic_lm.Encoded(())
+    both = [shown(0, PICTURE, "what is it ?", CLIP)]
+    one, other = (policy_of(model).rollout(Request(both, [0], 3, seed=2)) for model in (once, again))
+    for model in (once, again):  # a second pass, which reads what was kept
+        torch.testing.assert_close(scored(policy_of(model), one), other.decisions.log_probs, rtol=0, atol=1e-6)
+
+
+def test_what_is_kept_is_of_one_precision_and_goes_with_the_prompt(folders):
+    model = load(image_text, folders["llava"])
+    context = model.encode(MIXED[:1])
+
+    @torch.no_grad()
+    def states() -> torch.Tensor:
+        return model.hidden(model.network, context.ids, context.real, context.positions, context.media, None)[0]
+
+    wanted = states()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not torch.equal(states(), wanted)
+    assert torch.equal(states(), wanted) and len(model.encoded.kept) == 1
+    del context
+    gc.collect()
+    assert not len(model.encoded.kept)
+
+
+def test_what_is_kept_is_of_all_media_of_a_prompt(folders):
+    """Of the same first tensor with another second one, as where images stand behind a recording, nothing is known."""
+    model, asked = load(image_text, folders["llava"]), []
+    first, second, third = (torch.zeros(1) for _ in range(3))
+    body = model.network.base_model
+    body.get_image_features = lambda: asked.append(1)  # in place of the model's own
+    for media in ({"a": first, "b": second}, {"a": first, "b": second}, {"a": first, "b": third}):
+        encode = body.get_image_features
+        with model.encoded.during(model.network, media):
+            body.get_image_features()
+        body.get_image_features = encode
+    assert len(asked) == 2
+
+
+def test_encoders_that_train_are_asked_by_every_pass(folders):
+    assert load(image_text, folders["internvl"], freeze_vision=False).encoded.names == ()
+    assert load(image_text, folders["internvl"]).encoded.names == ["get_image_features"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_are_shared_where_activations_are_made_again(kind, folders):
+    """Behind one prompt, in one row, from fewer tokens; where attention takes no masks, each sample is read whole."""
+    plain, again = (load(image_text, folders[kind], max_frames=4, gradient_checkpointing=c) for c in (False, True))
+    made = rolled(policy_of(plain))
+    wanted, read = gradient(policy_of(plain), made, limit=12), []
+    for share in (True, False):
+        tokens: list[int] = []
+        hook = again.network.get_decoder().register_forward_pre_hook(
+            lambda module, args, given, tokens=tokens: tokens.append(given["inputs_embeds"].shape[1]), with_kwargs=True
+        )
+        assert gap(gradient(policy_of(again, share_prefix=share), made, limit=12), wanted) < 1e-5
+        hook.remove()
+        read.append(sum(tokens))
+    packed = kind not in ("gemma3", "qwen3_5")  # windows, states
+    assert again.maskable_whole == packed and (read[0] < 0.6 * read[1] if packed else read[0] == read[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
