@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
-from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE
+from mmgrpo.config.ranges import ANY_NUMBER, FRACTION, POSITIVE, one_of, within
 from mmgrpo.config.registry import block, table_of
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import REPLAYED, Prompt
@@ -113,6 +113,91 @@ def replayed_by_window(values: Values, window_mean: Values, key: Key, stat: Rows
     Replayed 1, 0, 1, 0 at a window mean of .25: .75, -.25, .75, -.25, by their std of .577: 1.299, -.433.
     """
     return torch.where(origin == REPLAYED, window_mean, groups.group_mean(values, key, stat))
+
+
+@block(BASELINES, level="group")
+def prefix_value(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    prefix_value: Values,
+    alpha: Annotated[float, FRACTION] = 0.5,
+    how: Annotated[str, one_of("expectation", "optimistic", "pessimistic")] = "expectation",
+) -> Values:
+    """``alpha`` V of the beginning that a sample was given (``sampling.variants: prefixes``), plus the group's mean of
+    what is left: r - alpha V, centred. Tree-OPO (arXiv:2509.09284), whose samples of a group begin differently.
+
+    V is the share of right solutions of the teacher below it, 1 where one was right (``optimistic``), or where none was
+    wrong (``pessimistic``). r 0 1 0 1, V .25 .5 .25 1, alpha .5: A = -.375 .5 -.375 .25. alpha 0 is ``group_mean``.
+    """
+    expected = {
+        "expectation": prefix_value,
+        "optimistic": (prefix_value > 0).to(values.dtype),
+        "pessimistic": (prefix_value >= 1).to(values.dtype),
+    }[how]
+    return alpha * expected + groups.group_mean(values - alpha * expected, key, stat)
+
+
+@block(BASELINES, level="group")
+def staged(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    variant: Values,
+    prefix_end: Values,
+    prefix_parent: Values,
+    delta: Annotated[float, within("[0, 0.5]")] = 0.01,
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+) -> Values:
+    """r - a, a the staged advantages of samples that begin at nodes of a tree (``sampling.variants: prefixes``): the
+    nearest to r - mean r whose sum is 0 and whose squares sum to at most their number N, with a_i + delta <= a_j for
+    every pair of ``staged_pairs``. Tree-OPO (arXiv:2509.09284), its soft quadratic program; delta .01.
+
+    A node that failed is so below its child that succeeded, and one whose child succeeds below a sibling that fails
+    too: what it wrote itself was at fault. r 0 1 0 0, pairs (0, 1) and (0, 2), delta .1: a = -.3 .75 -.2 -.25. Without
+    a pair that is violated this is ``group_mean``.
+    """
+    mean = groups.group_mean(values, key, stat)
+    centred = values - mean
+    staged = centred.clone()
+    for name in torch.unique(key[stat]):
+        rows = torch.nonzero(stat & (key == name)).flatten()
+        own = [one[rows] for one in (values >= right, variant, prefix_end, prefix_parent)]
+        staged[rows] = ordered(centred[rows], staged_pairs(*own), delta)
+    return values - staged
+
+
+def staged_pairs(
+    right: Bool[Tensor, "N"], place: Float[Tensor, "N"], end: Float[Tensor, "N"], parent: Float[Tensor, "N"]
+) -> list[tuple[int, int]]:
+    """Which samples (i, j) of a group are to be ordered, a_i below a_j: i fails and j, at a child of its node,
+    succeeds; and i and j fail at siblings, and a sample below i's node succeeds, none below j's."""
+    below = (place[None] > place[:, None]) & (place[None] <= end[:, None])
+    saved = (below & right).any(1)
+    child = (parent[None] == place[:, None]) & ~right[:, None] & right[None]
+    sibling = (parent[None] == parent[:, None]) & (place[None] != place[:, None]) & ~right[:, None] & ~right[None]
+    return [(i, j) for i, j in torch.nonzero(child | sibling & saved[:, None] & ~saved[None]).tolist()]
+
+
+def ordered(centred: Float[Tensor, "N"], pairs: Sequence[tuple[int, int]], delta: float) -> Float[Tensor, "N"]:
+    """The projection of numbers of sum 0 onto a_i + delta <= a_j for all pairs and sum a^2 <= N, by the algorithm of
+    Dykstra (Boyle and Dykstra 1986), whose steps all keep the sum."""
+    a, moved = centred.clone(), [centred.new_zeros(len(centred)) for _ in range(len(pairs) + 1)]
+    for _ in range(1000 if pairs else 1):
+        change = 0.0
+        for number, pair in enumerate((*pairs, None)):
+            y = a + moved[number]
+            a = y.clone()
+            if pair is None:
+                a = y * min(1.0, math.sqrt(len(y)) / max(float(y.norm()), 1e-300))
+            elif (excess := float(y[pair[0]] + delta - y[pair[1]])) > 0:
+                a[pair[0]] -= excess / 2
+                a[pair[1]] += excess / 2
+            change = max(change, float((y - a - moved[number]).abs().max()))
+            moved[number] = y - a
+        if change < 1e-12:
+            break
+    return a
 
 
 @block(BASELINES)

@@ -47,6 +47,8 @@ class Query:
     """The media of the placeholders in ``forced``, which tools have returned (``Showing``)."""
     opening: tuple[str, ...] = ()
     """What classes of tools have written behind the prompt, at the end of its last user turn."""
+    numbers: tuple[tuple[str, float], ...] = ()
+    """Further numbers of the form of the prompt, fields of its samples."""
 
     @property
     def stream(self) -> tuple[str | int, ...]:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmgrpo.config.registry import bind, block, table_of
+from mmgrpo.config.registry import bind, block, parse, table_of
 from mmgrpo.data.comparisons import swapped
 from mmgrpo.data.messages import appended
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
 from mmgrpo.policies.walks import Addition
+from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt, Request
 
 VARIANTS = table_of("variants")
 """Forms of a prompt among which its group is divided; all of them are trained. A block returns the forms, each with its
 number, the field ``variant`` of its samples."""
+
+
+class Form(NamedTuple):
+    """A form of a prompt."""
+
+    prompt: Prompt
+    number: float
+    """The field ``variant`` of its samples."""
+    beginning: str = ""
+    """Text that its completions begin with, which is given."""
+    numbers: Mapping[str, float] = MappingProxyType({})
+    """Further fields of its samples, of the names in ``NUMBERS``."""
 
 
 @block(VARIANTS)
@@ -28,32 +43,79 @@ def budgets(
     *,
     tokens: Sequence[int],
     text: str = "I will answer the question with {tokens} tokens.",
-) -> list[tuple[Prompt, float]]:
+) -> list[Form]:
     """The question with a budget of each of the ``tokens``, in words after it, which is the number of the form and
     ``meta.budget`` (HBPO, arXiv:2507.15844: 512, 1024, 2048, 2560; there the sentence opens the thought)."""
     if not tokens or "{tokens}" not in text:
         raise ValueError(
             f"budgets: got tokens {tokens!r} and text {text!r}, expected numbers, and text with {{tokens}}"
         )
-    return [(_asked(prompt, text.format(tokens=one), budget=one), float(one)) for one in tokens]
+    return [Form(_asked(prompt, text.format(tokens=one), budget=one), float(one)) for one in tokens]
 
 
 @block(VARIANTS)
-def instructions(prompt: Prompt, *, texts: Sequence[str]) -> list[tuple[Prompt, float]]:
+def instructions(prompt: Prompt, *, texts: Sequence[str]) -> list[Form]:
     """The question with each of the ``texts`` after it, an empty one for the question as it is; forms are numbered from
     0, which is ``meta.variant`` too. Samples asked to add auxiliary constructions and samples asked not to are GCPO's
     two halves (GeometryZero, arXiv:2506.07160; reward ``auxiliary``)."""
     if len(texts) < 2:
         raise ValueError(f"instructions: got texts {texts!r}, expected at least two")
-    return [(_asked(prompt, text, variant=place), float(place)) for place, text in enumerate(texts)]
+    return [Form(_asked(prompt, text, variant=place), float(place)) for place, text in enumerate(texts)]
 
 
 @block(VARIANTS)
-def both_orders(prompt: Prompt) -> list[tuple[Prompt, float]]:
+def both_orders(prompt: Prompt) -> list[Form]:
     """The comparison of ``data.comparison`` as it is, and with its two answers exchanged and the verdict with them: one
     group of both orders, for the reward ``order_consistency`` (J1 of Meta, arXiv:2505.10320)."""
     forms = (prompt, swapped(prompt))
-    return [(replace(one, meta={**one.meta, "variant": place}), float(place)) for place, one in enumerate(forms)]
+    return [Form(replace(one, meta={**one.meta, "variant": place}), float(place)) for place, one in enumerate(forms)]
+
+
+@block(VARIANTS)
+def prefixes(prompt: Prompt, count: int, generator: torch.Generator, column: str = "prefixes") -> list[Form]:
+    """Completions that begin with stored beginnings of a teacher's solutions, the nodes of its search tree: Tree-OPO
+    (arXiv:2509.09284). Where a prompt has more than its group has members, as many are drawn anew in every round.
+
+    ``column`` of the row is a list of {"text": the beginning, "wins": right solutions of the teacher below it,
+    "visits": all of them}; a node is below all others whose text its own continues. The number of a form is its place
+    in the order of the tree, ``prefix_end`` that of the last one below it, ``prefix_parent`` that of the node above
+    (-1: none), ``prefix_value`` wins / visits.
+    """
+    nodes = sorted(_nodes(prompt, column))
+    chosen = torch.randperm(len(nodes), generator=generator)[:count].sort().values.tolist()
+    texts = [text for text, _ in nodes]
+    forms = []
+    for place in chosen:
+        text, value = nodes[place]
+        above = [other for other in range(place) if text.startswith(texts[other])]
+        end = max(other for other in range(place, len(nodes)) if texts[other].startswith(text))
+        numbers = {"prefix_end": float(end), "prefix_parent": float(max(above, default=-1)), "prefix_value": value}
+        forms.append(Form(prompt, float(place), text, numbers))
+    return forms
+
+
+NUMBERS: Mapping[str, frozenset[str]] = {"prefixes": frozenset({"prefix_end", "prefix_parent", "prefix_value"})}
+"""Blocks to the further fields of their samples."""
+
+
+def _nodes(prompt: Prompt, column: str) -> list[tuple[str, float]]:
+    """The beginnings in a column of a row with the share of right solutions below each; ValueError for what is none."""
+    given = prompt.meta.get(column)
+    nodes: dict[str, float] = {}
+    for one in given if isinstance(given, list | tuple) else ():
+        text, wins, visits = (one.get(key) if isinstance(one, Mapping) else None for key in ("text", "wins", "visits"))
+        known = isinstance(text, str) and text not in nodes
+        if not (known and isinstance(wins, int) and isinstance(visits, int) and 0 <= wins <= visits):
+            nodes.clear()
+            break
+        nodes[str(text)] = wins / visits if visits else 0.0
+    if not nodes:
+        raise ValueError(
+            f"prompt '{prompt.id}': got {column} {given!r:.200}, expected a list of different beginnings of solutions, "
+            '{"text": ..., "wins": how many solutions of it were right, "visits": of how many}; add the column to the '
+            "data, or name another, sampling.variants: prefixes(column=...)"
+        )
+    return [*nodes.items()]
 
 
 def _asked(prompt: Prompt, text: str, **meta: int) -> Prompt:
@@ -65,23 +127,26 @@ class Variants(Addition):
     """Groups that are divided among the forms of their prompts."""
 
     setting = "sampling.variants"
-    fields = frozenset({"variant"})
 
     def __init__(self, value: str) -> None:
         super().__init__(value)
         self.forms = bind(value, VARIANTS, "sampling.variants")
+        self.further = NUMBERS.get(parse(value)[0], frozenset())
+        self.fields = frozenset({"variant"}) | self.further
 
     def queries(self, policy: TokenPasses, request: Request, queries: list[Query]) -> list[Query]:
         """One query for each form of each prompt, of equal counts as far as they divide."""
-        return [form for query in queries for form in self._divided(query)]
+        return [form for query in queries for form in self._divided(policy, request, query)]
 
     def numbers(self, queries: Sequence[Query], sequences: Sequences, drawn: Generated) -> dict[str, Tensor]:
-        """``variant``, the number of the form, Float[Tensor, "B"]."""
-        forms = torch.tensor([query.variant or 0.0 for query in queries], device=sequences.ids.device)
-        return {"variant": forms[sequences.prompt]}
+        """``variant``, the number of the form, and its further ones, Float[Tensor, "B"]."""
+        table = {"variant": [query.variant or 0.0 for query in queries]}
+        table |= {name: [dict(query.numbers).get(name, 0.0) for query in queries] for name in sorted(self.further)}
+        return {name: torch.tensor(one, device=sequences.ids.device)[sequences.prompt] for name, one in table.items()}
 
-    def _divided(self, query: Query) -> list[Query]:
-        forms = self.forms({"prompt": query.prompt})
+    def _divided(self, policy: TokenPasses, request: Request, query: Query) -> list[Query]:
+        generator = stream(request.seed, "variants", query.slot)
+        forms = self.forms({"prompt": query.prompt, "count": query.count, "generator": generator})
         if query.count < len(forms):
             raise ValueError(
                 f"sampling.variants: got {len(forms)} forms for {query.count} samples of a prompt, expected at least "
@@ -89,6 +154,13 @@ class Variants(Addition):
             )
         counts = [query.count // len(forms) + (place < query.count % len(forms)) for place in range(len(forms))]
         return [
-            replace(query, prompt=prompt, variant=number, count=count)
-            for (prompt, number), count in zip(forms, counts, strict=True)
+            replace(
+                query,
+                prompt=form.prompt,
+                variant=form.number,
+                count=count,
+                forced=tuple(policy.model.spell(form.beginning)[:-1]) if form.beginning else query.forced,
+                numbers=tuple(form.numbers.items()),
+            )
+            for form, count in zip(forms, counts, strict=True)
         ]

@@ -261,6 +261,7 @@ GROUP_SCALES = ["none", "group_std", "group_std_floor", "leave_one_out_std", "ba
 LENGTH = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5])
 VALUE = torch.full((11,), 0.3, dtype=torch.float64)
 COMPARED = ("reference_value", "greedy_value", "tracker_value", "measured_value", "window_mean")
+COMPARED += ("variant", "prefix_value", "prefix_end", "prefix_parent")
 ORIGIN = torch.tensor([OWN, REPLAYED, OWN, OWN, REPLAYED, OWN, OWN, REPLAYED, REPLAYED, OWN, OWN])
 ENTRIES = {"length": LENGTH, "origin": ORIGIN, **dict.fromkeys(COMPARED, VALUE)}
 
